@@ -1,0 +1,40 @@
+"""Two asyncio helpers: finish a clean-up whatever happens, and wait for several remote calls."""
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def run_to_completion(cleanup: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
+    """Await `cleanup` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards.
+
+    Raises:
+        TimeoutError: if `cleanup` takes longer than `timeout_s`.
+    """
+    task = asyncio.ensure_future(asyncio.wait_for(cleanup, timeout_s))
+    interrupted: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])  # never cancels `task`
+        except asyncio.CancelledError as exc:
+            interrupted = exc
+    if interrupted is not None:
+        raise interrupted from (None if task.cancelled() else task.exception())
+    return task.result()
+
+
+async def resolve(awaitable: Awaitable[T]) -> T:
+    """Make a coroutine of any awaitable, such as a Ray object reference."""
+    return await awaitable
+
+
+async def await_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
+    """Await all; the first error cancels the others and is raised alone."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(resolve(awaitable)) for awaitable in awaitables]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

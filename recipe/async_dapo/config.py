@@ -1,0 +1,173 @@
+"""The recipe's options: Hydra node `async_dapo` -> frozen dataclasses, validated once."""
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, TypeVar, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+from .core.stop_rules import StopRuleName
+
+T = TypeVar("T")
+
+
+class RolloutStrategy(StrEnum):
+    DISCARD = "discard"
+
+
+class OnRewardError(StrEnum):
+    DROP_GROUP = "drop_group"
+    RAISE = "raise"
+
+
+class ConfigError(ValueError):
+    """A bad option: names the key, the value and the remedy."""
+
+    def __init__(self, key: str, value: object, remedy: str) -> None:
+        super().__init__(f"{key}={value}: {remedy}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    timeout_s: float
+    max_retries: int
+    on_error: OnRewardError
+    check_at_start: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterConfig:
+    """`algorithm.filter_groups`; `metric` is None when filtering is off."""
+
+    metric: str | None
+    max_num_gen_batches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncDAPOConfig:
+    """Options of the recipe, and the few of verl's that its scheduling needs. The yaml documents units and ranges."""
+
+    target_valid_groups: int  # B = data.train_batch_size
+    rollout_n: int
+    num_workers: int
+    max_concurrent_prompts: int
+    max_loads_per_server: int
+    over_sampling_batch_size: int
+    stop_rule: StopRuleName
+    rollout_strategy: RolloutStrategy
+    reward: RewardConfig
+    filter: FilterConfig
+    round_timeout_s: float
+    stop_timeout_s: float
+    length_bias_window: int
+
+    @classmethod
+    def from_hydra(cls, config: DictConfig) -> "AsyncDAPOConfig":
+        """Parse and validate.
+
+        Raises:
+            ConfigError: for an option that is missing, unknown or out of range.
+        """
+        node = dict(OmegaConf.to_container(config.async_dapo, resolve=True))
+        batch_size = config.data.train_batch_size
+        if node["over_sampling_batch_size"] is None:
+            node["over_sampling_batch_size"] = 2 * batch_size
+        filter_groups = config.algorithm.filter_groups
+        parsed = cls(
+            **_parse(
+                cls,
+                node
+                | {
+                    "target_valid_groups": batch_size,
+                    "rollout_n": config.actor_rollout_ref.rollout.n,
+                    "num_workers": config.actor_rollout_ref.rollout.agent.num_workers,
+                    "reward": RewardConfig(**_parse(RewardConfig, node["reward"], "async_dapo.reward.")),
+                    "filter": FilterConfig(
+                        metric=filter_groups.metric if filter_groups.enable else None,
+                        max_num_gen_batches=filter_groups.max_num_gen_batches,
+                    ),
+                },
+                "async_dapo.",
+            )
+        )
+        parsed._check()
+        return parsed
+
+    @property
+    def drains(self) -> bool:
+        """Whether a round ends by awaiting what runs, rather than by interrupting it."""
+        return self.stop_rule is StopRuleName.DRAIN
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether interrupted trajectories are continued in the next round."""
+        return False
+
+    @property
+    def max_waiting_requests(self) -> int:
+        """Requests that can wait for a server at once [requests]."""
+        return self.num_workers * self.max_concurrent_prompts * self.rollout_n
+
+    def _check(self) -> None:
+        at_least_one = {
+            "data.train_batch_size": self.target_valid_groups,
+            "actor_rollout_ref.rollout.n": self.rollout_n,
+            "actor_rollout_ref.rollout.agent.num_workers": self.num_workers,
+            "async_dapo.max_concurrent_prompts": self.max_concurrent_prompts,
+            "async_dapo.max_loads_per_server": self.max_loads_per_server,
+            "async_dapo.over_sampling_batch_size": self.over_sampling_batch_size,
+            "async_dapo.length_bias_window": self.length_bias_window,
+        }
+        for key, value in at_least_one.items():
+            if value < 1:
+                raise ConfigError(key, value, "must be >= 1")
+        for key, seconds in {
+            "async_dapo.reward.timeout_s": self.reward.timeout_s,
+            "async_dapo.round_timeout_s": self.round_timeout_s,
+            "async_dapo.stop_timeout_s": self.stop_timeout_s,
+        }.items():
+            if seconds <= 0:
+                raise ConfigError(key, seconds, "must be > 0 seconds")
+        if self.reward.max_retries < 0:
+            raise ConfigError("async_dapo.reward.max_retries", self.reward.max_retries, "must be >= 0")
+        if self.filter.max_num_gen_batches < 0:
+            raise ConfigError(
+                "algorithm.filter_groups.max_num_gen_batches",
+                self.filter.max_num_gen_batches,
+                "must be >= 0; 0 = no limit",
+            )
+        if self.filter.metric is not None and self.rollout_n == 1:
+            raise ConfigError(
+                "actor_rollout_ref.rollout.n",
+                1,
+                "a group of one never varies, so the filter drops every group; set n >= 2 or "
+                "algorithm.filter_groups.enable=False",
+            )
+
+
+def _parse(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Convert a plain dict to constructor arguments of a dataclass, one by one."""
+    types = get_type_hints(cls)
+    names = {field.name for field in fields(cls)}
+    for key in node.keys() - names:
+        raise ConfigError(prefix + key, node[key], f"unknown option; known: {', '.join(sorted(names))}")
+    for key in names - node.keys():
+        raise ConfigError(prefix + key, "<missing>", "add it; config/async_dapo_trainer.yaml has all defaults")
+    return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}
+
+
+def _convert(kind: type[T], value: Any, key: str) -> T:
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        try:
+            return kind(value)
+        except ValueError:
+            raise ConfigError(key, value, f"must be one of {', '.join(kind)}") from None
+    if kind is bool and not isinstance(value, bool):
+        raise ConfigError(key, value, "must be True or False")
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigError(key, value, "must be a whole number")
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(key, value, "must be a number")
+        return float(value)  # type: ignore[return-value]
+    return value

@@ -1,0 +1,65 @@
+"""Does early stopping prefer short answers? Response lengths of what is trained against what was dispatched."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .trajectory import GroupOutcome, PromptGroup, Verdict
+
+
+@dataclass(slots=True)
+class _Observed:
+    mean_len_tok: float
+    is_trained: bool = False
+
+
+class LengthBiasWindow:
+    """Mean response length per group over the last groups that were started, whether or not they were trained.
+
+    Groups that the filter or a failure removed are left out of both sides: that they are not trained has nothing to do
+    with the stop. For groups that have not ended yet, the longest attempt so far counts: a lower bound.
+
+    Args:
+        size: groups remembered [count].
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._groups: OrderedDict[str, _Observed] = OrderedDict()
+
+    def observe(self, outcomes: Iterable[GroupOutcome], unfinished: Iterable[PromptGroup]) -> None:
+        """Take in a round, before unfinished groups lose their tokens."""
+        for group in unfinished:
+            self._note(group.uid, [trajectory.generated_tok for trajectory in group.trajectories])
+        for outcome in outcomes:
+            if outcome.verdict is Verdict.VALID:
+                self._note(outcome.prompt_uid, outcome.response_lens_tok)
+            else:
+                self._groups.pop(outcome.prompt_uid, None)
+
+    def mark_trained(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            if uid in self._groups:
+                self._groups[uid].is_trained = True
+
+    @property
+    def dispatched_mean_tok(self) -> float:
+        return _mean([group.mean_len_tok for group in self._groups.values()])
+
+    @property
+    def trained_mean_tok(self) -> float:
+        return _mean([group.mean_len_tok for group in self._groups.values() if group.is_trained])
+
+    def _note(self, uid: str, lens_tok: Sequence[int]) -> None:
+        mean_len_tok = sum(lens_tok) / len(lens_tok)
+        known = self._groups.get(uid)
+        if known is None:
+            self._groups[uid] = _Observed(mean_len_tok)
+            if len(self._groups) > self._size:
+                self._groups.popitem(last=False)
+        else:
+            known.mean_len_tok = max(known.mean_len_tok, mean_len_tok)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,66 @@
+"""The record of the trajectory that the running task belongs to, and how a request to the engines updates it."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from .trajectory import Segment, Trajectory, Turn
+
+
+def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
+    return blake2b(array("i", prompt_ids).tobytes(), digest_size=16).digest()
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorder:
+    """Feeds one run of an agent loop: replays recorded turns, then records new ones.
+
+    A loop that asks for another prompt than the recorded one (a tool that answers differently the second time) leaves
+    the record there: what follows is generated anew.
+    """
+
+    trajectory: Trajectory
+    next_turn: int = 0
+    diverged_tok: int = 0  # recorded tokens dropped because the loop took another way
+    in_request: bool = False  # a request is out: it will come back by itself when the engines stop
+    is_stopping: bool = False  # the round has stopped: no further step of the loop may start
+
+    def begin_turn(self, prompt_ids: Sequence[int]) -> Turn:
+        """The turn of this request, recorded earlier or new."""
+        digest = prompt_digest(prompt_ids)
+        turns = self.trajectory.turns
+        if self.next_turn < len(turns) and turns[self.next_turn].prompt_digest != digest:
+            self.diverged_tok += sum(turn.generated_tok for turn in turns[self.next_turn :])
+            del turns[self.next_turn :]
+        if self.next_turn == len(turns):
+            turns.append(Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids)))
+        self.next_turn += 1
+        return turns[self.next_turn - 1]
+
+
+def append_tokens(
+    turn: Turn, token_ids: Sequence[int], log_probs: Sequence[float], stamps: Iterable[tuple[int, int]]
+) -> None:
+    """Add what one request returned, cut into segments by policy version.
+
+    Args:
+        token_ids: new tokens.
+        log_probs: the engine's log-prob of each [nats].
+        stamps: (policy version, number of tokens) in order; sums to len(token_ids).
+    """
+    start = 0
+    for version, num_tokens in stamps:
+        end = start + num_tokens
+        ids, probs = array("i", token_ids[start:end]), array("f", log_probs[start:end])
+        last = turn.segments[-1] if turn.segments else None
+        if last is not None and last.policy_version == version:
+            ids, probs = last.token_ids + ids, last.rollout_log_probs + probs
+            turn.segments.pop()
+        turn.segments.append(Segment(policy_version=version, token_ids=ids, rollout_log_probs=probs))
+        start = end
+    assert start == len(token_ids) == len(log_probs), "segments do not cover the tokens"
+
+
+current_recorder: ContextVar[Recorder | None] = ContextVar("current_recorder", default=None)

@@ -1,0 +1,148 @@
+"""One rollout round: which groups wait, run and have ended, and when to stop. One object per step.
+
+    add_groups -> [waiting] --take--> [running] --report--> [ended]
+                                           |
+                              rule met: HALTED (nothing starts)
+                              draining: until nothing runs; else at once
+                                           v
+                                        STOPPED  -> whatever runs is interrupted and comes back unfinished
+
+The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .lanes import WorkerQueues
+from .stop_rules import StopRule
+from .trajectory import GroupOutcome, Verdict
+
+
+class StopReason(StrEnum):
+    TARGET_REACHED = "target_reached"  # the stop rule is met
+    POOL_EXHAUSTED = "pool_exhausted"  # a round without a rule (validation): every group has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSummary:
+    """What a closed round leaves behind."""
+
+    round_id: str
+    stop_reason: StopReason | None
+    outcomes: tuple[GroupOutcome, ...]  # in order of completion
+    start_order: tuple[str, ...]
+    never_started: tuple[str, ...]
+    taken_unreported: tuple[str, ...]  # started, and neither ended nor set aside: interrupted
+
+
+class Round:
+    """The groups of one round, from waiting to ended.
+
+    Args:
+        round_id: names the round; reports that carry another id are refused.
+        rule: says when the round has enough; None = it ends when every group has ended.
+        target_valid_groups: B [groups].
+        carried_valid_groups: valid groups left over from earlier rounds [groups].
+        num_workers: agent loop workers [count].
+        drains: whether running groups are awaited after the rule is met, rather than interrupted.
+    """
+
+    def __init__(
+        self,
+        round_id: str,
+        *,
+        rule: StopRule | None,
+        target_valid_groups: int,
+        carried_valid_groups: int,
+        num_workers: int,
+        drains: bool,
+    ) -> None:
+        self.round_id = round_id
+        self._rule = rule
+        self._target = target_valid_groups
+        self._valid = carried_valid_groups
+        self._drains = drains
+        self._queues = WorkerQueues(num_workers)
+        self._running: dict[str, None] = {}
+        self._start_order: list[str] = []
+        self._outcomes: list[GroupOutcome] = []
+        self._reported: set[str] = set()
+        self._stop_reason: StopReason | None = None
+        self._update()
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why the round stopped; None while it goes on. Never reverts."""
+        return self._stop_reason
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether no further group may start."""
+        return self._stop_reason is not None or (self._rule is not None and self._rule.is_met)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._queues.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def outstanding(self) -> int:
+        """Groups that are valid or can still become so [groups]."""
+        return self._valid + self.num_waiting + self.num_running
+
+    @property
+    def wants_prompts(self) -> bool:
+        """Whether the target can no longer be reached with the groups at hand."""
+        return self._rule is not None and not self.is_halted and self.outstanding < self._target
+
+    def add_groups(self, uids: Sequence[str]) -> None:
+        self._queues.extend(uids)
+        self._update()
+
+    def take(self, worker: int) -> str | None:
+        """The next group for a lane of this worker; None when nothing may start now."""
+        if self.is_halted:
+            return None
+        uid = self._queues.pop(worker)
+        if uid is not None:
+            self._running[uid] = None
+            self._start_order.append(uid)
+            if self._rule is not None:
+                self._rule.on_start(uid)
+        return uid
+
+    def report(self, outcome: GroupOutcome) -> None:
+        """Record that a running group has ended. A second report of a group is ignored."""
+        if outcome.prompt_uid in self._reported or outcome.prompt_uid not in self._running:
+            return
+        del self._running[outcome.prompt_uid]
+        self._reported.add(outcome.prompt_uid)
+        self._outcomes.append(outcome)
+        self._valid += outcome.verdict is Verdict.VALID
+        if self._rule is not None:
+            self._rule.on_end(outcome.prompt_uid, outcome.verdict)
+        self._update()
+
+    def close(self) -> RoundSummary:
+        """End the round: what still waits or runs is given back."""
+        return RoundSummary(
+            round_id=self.round_id,
+            stop_reason=self._stop_reason,
+            outcomes=tuple(self._outcomes),
+            start_order=tuple(self._start_order),
+            never_started=tuple(self._queues.clear()),
+            taken_unreported=tuple(self._running),
+        )
+
+    def _update(self) -> None:
+        if self._stop_reason is not None:
+            return
+        if self._rule is None:
+            if self._start_order and not self._running and not self.num_waiting:
+                self._stop_reason = StopReason.POOL_EXHAUSTED
+        elif self._rule.is_met and not (self._drains and self._running):
+            self._stop_reason = StopReason.TARGET_REACHED

@@ -1,0 +1,76 @@
+"""When a round has enough: the rule that turns reports of finished groups into one stop.
+
+`first_completed`  B valid groups, whichever finish first. Fast, and biased to short answers: a long group is cancelled
+                   again and again while short ones are trained on.
+`fifo`             B valid groups among a prefix of the start order that has finished whole (MiMo, arXiv:2505.07608):
+                   which groups are trained does not depend on how long they took.
+`drain`            B valid groups, then nothing new starts and everything running is awaited. Unbiased and slow.
+"""
+
+from collections import deque
+from enum import StrEnum
+from typing import Protocol
+
+from .trajectory import Verdict
+
+
+class StopRuleName(StrEnum):
+    FIRST_COMPLETED = "first_completed"
+    FIFO = "fifo"
+    DRAIN = "drain"
+
+
+class StopRule(Protocol):
+    """Fed with every start and end of a group; `is_met` never reverts to False."""
+
+    @property
+    def is_met(self) -> bool: ...
+    def on_start(self, uid: str) -> None: ...
+    def on_end(self, uid: str, verdict: Verdict) -> None: ...
+
+
+class CompletionOrder:
+    """Met with the B-th valid group in order of completion."""
+
+    def __init__(self, target_valid_groups: int, carried_valid_groups: int) -> None:
+        self._missing = target_valid_groups - carried_valid_groups
+
+    @property
+    def is_met(self) -> bool:
+        return self._missing <= 0
+
+    def on_start(self, uid: str) -> None:
+        pass
+
+    def on_end(self, uid: str, verdict: Verdict) -> None:
+        if verdict is Verdict.VALID:
+            self._missing -= 1
+
+
+class StartOrder:
+    """Met when B valid groups have ended and so has every group that was started before them."""
+
+    def __init__(self, target_valid_groups: int, carried_valid_groups: int) -> None:
+        self._missing = target_valid_groups - carried_valid_groups
+        self._started: deque[str] = deque()  # from the oldest group that still runs
+        self._ended: dict[str, Verdict] = {}
+
+    @property
+    def is_met(self) -> bool:
+        return self._missing <= 0
+
+    def on_start(self, uid: str) -> None:
+        self._started.append(uid)
+
+    def on_end(self, uid: str, verdict: Verdict) -> None:
+        self._ended[uid] = verdict
+        while self._started and self._started[0] in self._ended and not self.is_met:
+            if self._ended.pop(self._started.popleft()) is Verdict.VALID:
+                self._missing -= 1
+
+
+def make_stop_rule(name: StopRuleName, *, target_valid_groups: int, carried_valid_groups: int) -> StopRule:
+    """The rule that says when a round has enough. `drain` needs the same as `first_completed`; it ends differently."""
+    if name is StopRuleName.FIFO:
+        return StartOrder(target_valid_groups, carried_valid_groups)
+    return CompletionOrder(target_valid_groups, carried_valid_groups)

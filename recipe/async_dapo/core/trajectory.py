@@ -1,0 +1,148 @@
+"""What one prompt group has generated so far: groups of trajectories, turns and segments.
+
+A trajectory is recorded as the turns its agent loop asked the engines for. An interrupted trajectory is resumed by
+running its agent loop again over the recorded turns: finished turns are answered from the record, the unfinished one
+is continued from its tokens. A single-turn loop has one turn.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Consecutive tokens that one policy version sampled."""
+
+    policy_version: int
+    token_ids: array  # typecode "i"
+    rollout_log_probs: array  # typecode "f", nats, the engine's own, same length as token_ids
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.rollout_log_probs), "a token without its behaviour log-prob"
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One request of an agent loop to the engines, whole or interrupted."""
+
+    prompt_digest: bytes
+    prompt_len_tok: int
+    segments: list[Segment] = field(default_factory=list)
+    finish_reason: str | None = None  # the engine's own word; None while the turn is unfinished
+
+    @property
+    def generated_tok(self) -> int:
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def raw_response_ids(self) -> list[int]:
+        """Tokens generated so far, all segments."""
+        return [token for segment in self.segments for token in segment.token_ids]
+
+    @property
+    def rollout_log_probs(self) -> list[float]:
+        """Behaviour log-probs of `raw_response_ids`, concatenated over stages (CoPRIS, arXiv:2511.05589, eq. 6)."""
+        return [log_prob for segment in self.segments for log_prob in segment.rollout_log_probs]
+
+
+@dataclass(slots=True, kw_only=True)
+class Trajectory:
+    """One of the n responses of a prompt group."""
+
+    session_id: int
+    age: int = 0  # rounds it was carried over unfinished
+    turns: list[Turn] = field(default_factory=list)
+    outputs: Any = None  # the agent loop's scored outputs once finished; opaque to core
+    finished_stamps: tuple[tuple[int, int], ...] = ()  # see `stamps`, kept when the turns are gone
+
+    @property
+    def is_finished(self) -> bool:
+        return self.outputs is not None
+
+    @property
+    def stamps(self) -> tuple[tuple[int, int], ...]:
+        """(policy version, generated tokens) of every segment, in order."""
+        if self.is_finished:
+            return self.finished_stamps
+        return tuple(
+            (segment.policy_version, len(segment.token_ids)) for turn in self.turns for segment in turn.segments
+        )
+
+    @property
+    def generated_tok(self) -> int:
+        return sum(num_tokens for _, num_tokens in self.stamps)
+
+    def finish(self, outputs: Any) -> None:
+        """Keep the scored outputs, which hold all tokens, in place of the turns."""
+        self.finished_stamps = self.stamps
+        self.turns = []
+        self.outputs = outputs
+
+    @property
+    def raw_response_ids(self) -> list[int]:
+        return [token for turn in self.turns for token in turn.raw_response_ids]
+
+    def oldest_version(self) -> int | None:
+        return min((version for version, _ in self.stamps), default=None)
+
+    def restart(self) -> int:
+        """Throw away all it has generated. Returns the number of tokens lost."""
+        lost_tok = self.generated_tok
+        self.turns, self.outputs, self.finished_stamps, self.age = [], None, (), 0
+        return lost_tok
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptGroup:
+    """The n trajectories of one prompt, and the prompt's row of the data set."""
+
+    uid: str
+    prompt: dict[str, Any]
+    drawn_at_step: int
+    trajectories: list[Trajectory]
+
+    @property
+    def age(self) -> int:
+        return max(trajectory.age for trajectory in self.trajectories)
+
+    @property
+    def generated_tok(self) -> int:
+        return sum(trajectory.generated_tok for trajectory in self.trajectories)
+
+    @property
+    def has_started(self) -> bool:
+        return any(trajectory.turns or trajectory.is_finished for trajectory in self.trajectories)
+
+    @property
+    def unfinished(self) -> list[Trajectory]:
+        return [trajectory for trajectory in self.trajectories if not trajectory.is_finished]
+
+    def oldest_version(self) -> int | None:
+        versions = [trajectory.oldest_version() for trajectory in self.trajectories]
+        return min((version for version in versions if version is not None), default=None)
+
+    def restart(self) -> int:
+        """Throw away all the group has generated. Returns the number of tokens lost."""
+        return sum(trajectory.restart() for trajectory in self.trajectories)
+
+
+class Verdict(StrEnum):
+    """How a prompt group ended in a round."""
+
+    VALID = "valid"  # complete, and its metric varies: it can be trained on
+    FILTERED = "filtered"  # complete, but every trajectory has the same metric: no gradient
+    FAILED = "failed"  # a trajectory failed for good; `reason` says why
+    SET_ASIDE = "set_aside"  # interrupted by the round's limits: continued in a later round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOutcome:
+    """A worker's report that a prompt group has ended."""
+
+    prompt_uid: str
+    verdict: Verdict
+    reason: str = ""
+    response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory
+    metric_mean: float = float("nan")

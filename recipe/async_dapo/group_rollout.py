@@ -1,0 +1,150 @@
+"""One prompt group on a worker: run its trajectories, score each as it ends, judge the group with the last."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.exceptions import RayActorError
+from verl.experimental.agent_loop import AgentLoopOutput
+
+from .client import EnginesUnavailable, TrajectoryInterrupted
+from .config import ConfigError, OnRewardError, RewardConfig
+from .core.group_filter import judge_group
+from .core.recording import Recorder, current_recorder
+from .core.trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
+from .reward import RewardFailed, RewardScorer
+from .store import PackedOutput
+
+logger = logging.getLogger(__name__)
+
+RunAgentLoop = Callable[[PromptGroup, Trajectory], Awaitable[list[AgentLoopOutput]]]
+
+
+class TrajectoryFailed(Exception):
+    """A trajectory cannot be completed; `reason` is the counted kind."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class RunningTrajectories:
+    """The trajectory tasks of a round, so that the stop can end those that no engine will give back."""
+
+    _recorders: dict[asyncio.Task, Recorder] = field(default_factory=dict)
+
+    def add(self, task: asyncio.Task, recorder: Recorder) -> None:
+        self._recorders[task] = recorder
+        task.add_done_callback(lambda done: self._recorders.pop(done))
+
+    def interrupt(self) -> None:
+        """No loop takes another step; a request that is out comes back by itself when the engines stop."""
+        for task, recorder in list(self._recorders.items()):
+            recorder.is_stopping = True
+            if not recorder.in_request:
+                task.cancel()
+
+
+class GroupRollout:
+    """Runs groups with one agent loop runner and one scorer.
+
+    Args:
+        run_agent_loop: runs one trajectory to its end and returns its unscored outputs.
+        scorer: scores outputs inline.
+        reward: what to do when a reward fails for good.
+        is_filtered: whether groups whose metric does not vary are dropped.
+        keeps_failures: validation: a failed trajectory is left out, and its siblings go on.
+    """
+
+    def __init__(
+        self,
+        run_agent_loop: RunAgentLoop,
+        scorer: RewardScorer,
+        *,
+        reward: RewardConfig,
+        is_filtered: bool,
+        keeps_failures: bool,
+    ) -> None:
+        self._run_agent_loop = run_agent_loop
+        self._scorer = scorer
+        self._reward = reward
+        self._is_filtered = is_filtered
+        self._keeps_failures = keeps_failures
+        self.running = RunningTrajectories()
+        self.diverged_tok = 0
+
+    async def run(self, group: PromptGroup) -> GroupOutcome | None:
+        """Bring a group to its end. None if it was interrupted; what it has generated is in the group.
+
+        Raises:
+            RuntimeError: when a reward fails for good and the policy is `raise`.
+        """
+        failure: TrajectoryFailed | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for trajectory in group.unfinished:
+                    recorder = Recorder(trajectory=trajectory)
+                    self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
+        except* TrajectoryFailed as errors:
+            failure = next(leaves(errors))
+        if failure is not None:
+            if failure.reason.startswith("reward") and self._reward.on_error is OnRewardError.RAISE:
+                raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
+            logger.warning("prompt group %s dropped: %s", group.uid, failure)
+            return _outcome(group, Verdict.FAILED, reason=failure.reason)
+        if self._keeps_failures:
+            return _outcome(group, Verdict.VALID)
+        if group.unfinished:
+            return None
+        return self._judge(group)
+
+    async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
+        current_recorder.set(recorder)
+        trajectory = recorder.trajectory
+        try:
+            outputs = await self._run_agent_loop(group, trajectory)
+            await self._scorer.score(outputs, group.prompt)
+        except (RayActorError, EnginesUnavailable, ConfigError):
+            raise  # a part of the system is gone, or the options are wrong: training ends
+        except RewardFailed as error:
+            self._fail(group, error.reason, str(error))
+        except TrajectoryInterrupted:
+            raise
+        except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
+            self._fail(group, "generation_error", repr(error))
+        else:
+            trajectory.finish([PackedOutput.pack(output) for output in outputs])
+        finally:
+            self.diverged_tok += recorder.diverged_tok
+
+    def _fail(self, group: PromptGroup, reason: str, detail: str) -> None:
+        if not self._keeps_failures:
+            raise TrajectoryFailed(reason, detail)
+        logger.warning("a trajectory of validation prompt %s is left out: %s: %s", group.uid, reason, detail)
+
+    def _judge(self, group: PromptGroup) -> GroupOutcome:
+        if not self._is_filtered:
+            return _outcome(group, Verdict.VALID)
+        metrics = [self._scorer.metric_of(trajectory.outputs[-1].rest) for trajectory in group.trajectories]
+        return _outcome(group, judge_group(metrics), metric_mean=sum(metrics) / len(metrics))
+
+
+def _outcome(group: PromptGroup, verdict: Verdict, **details: Any) -> GroupOutcome:
+    return GroupOutcome(
+        prompt_uid=group.uid,
+        verdict=verdict,
+        response_lens_tok=tuple(trajectory.generated_tok for trajectory in group.trajectories),
+        **details,
+    )
+
+
+def leaves(errors: BaseExceptionGroup) -> Iterator[BaseException]:
+    """The exceptions of a group, nested groups flattened."""
+    for error in errors.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error

@@ -1,0 +1,185 @@
+"""Global load balancer: an actor that leases slots on vLLM servers, and stops and re-opens them all.
+
+verl creates it through `rollout.router_config_path`; it serves verl's `RequestLoadBalancer` protocol.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+
+from .aio import await_all
+from .core.leases import Grant, LeaseTable
+
+logger = logging.getLogger(__name__)
+
+# Every waiting request is a pending call of the actor; above any number of waiters, so that no release queues behind.
+MAX_PENDING_CALLS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadBalancerStats:
+    """Since the last time it was asked."""
+
+    acquired: int
+    wait_s_sum: float
+    wait_s_max: float
+    inflight_max: int
+
+
+class GlobalLoadBalancer:
+    """Total capacity = `max_loads_per_server` x servers; least load; FIFO waiters; named leases, idempotent release.
+
+    A waiting request is voided by `stop`: its `acquire_server` returns None, and the caller gives its trajectory back.
+
+    Args:
+        servers: server id -> vLLM server actor.
+        options: the router yaml: `max_loads_per_server` [requests, >= 1], `pool_size` [requests or None].
+    """
+
+    def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
+        self._table = LeaseTable(
+            max_inflight_per_server=options["max_loads_per_server"], pool_size=options.get("pool_size")
+        )
+        self._handles = dict(servers)
+        self._table.add_servers(servers)
+        self._waiters: dict[str, asyncio.Future[tuple[str, ActorHandle] | None]] = {}
+        self._is_open = True
+        self._reset_stats()
+
+    async def acquire_server(
+        self, request_id: str, lease_id: str | None = None
+    ) -> tuple[str, ActorHandle] | None:
+        """Lease a slot under `lease_id` (default: the request's id), waiting for one if need be.
+
+        Returns:
+            Server id and handle; None if generation was stopped first, or the lease was released first.
+
+        Raises:
+            RuntimeError: if there is no server at all.
+        """
+        if not self._is_open:
+            return None
+        if not self._handles:
+            raise RuntimeError("No available servers in load balancer")
+        lease_id = lease_id or request_id
+        started = time.monotonic()
+        waiter: asyncio.Future[tuple[str, ActorHandle] | None] = asyncio.get_running_loop().create_future()
+        self._waiters[lease_id] = waiter
+        try:
+            self._deliver(self._table.request(lease_id, sticky_key=request_id))
+            if not waiter.done() and not self._table.is_waiting(lease_id):
+                return None  # released before it was requested
+            server = await waiter
+        finally:
+            self._waiters.pop(lease_id, None)
+        self._note_wait(time.monotonic() - started)
+        return server
+
+    async def release_server(
+        self, server_id: str, request_id: str | None = None, lease_id: str | None = None
+    ) -> None:
+        """Give a lease back. Releasing twice, or before the request arrives, is harmless."""
+        name = lease_id or request_id
+        if name is None:
+            raise ValueError("release_server needs the lease_id, or the request_id that named the lease")
+        if (waiter := self._waiters.get(name)) is not None and not waiter.done():
+            waiter.set_result(None)
+        self._deliver(self._table.release(name))
+
+    async def stop(self) -> float:
+        """Void all waiting requests and stop every server. Returns when all engines are idle, with the seconds taken."""
+        started = time.monotonic()
+        self._is_open = False
+        for lease_id in self._table.withdraw_waiting():
+            self._waiters[lease_id].set_result(None)
+        await await_all(self._tell(server_id, "stop_generation") for server_id in list(self._handles))
+        return time.monotonic() - started
+
+    async def open(self) -> None:
+        """Let every server generate again."""
+        await await_all(self._tell(server_id, "allow_generation") for server_id in list(self._handles))
+        self._is_open = True
+
+    async def add_servers(self, servers: dict[str, ActorHandle]) -> None:
+        self._handles.update(servers)
+        if not self._is_open:
+            await await_all(self._tell(server_id, "stop_generation") for server_id in servers)
+        self._deliver(self._table.add_servers(servers))
+
+    async def remove_servers(self, server_ids: list[str]) -> None:
+        for server_id in server_ids:
+            self._handles.pop(server_id, None)
+        self._deliver(self._table.remove_servers(server_ids))
+        if not self._handles:
+            for lease_id in self._table.withdraw_waiting():
+                self._waiters[lease_id].set_exception(RuntimeError("No available servers in load balancer"))
+
+    async def take_stats(self) -> LoadBalancerStats:
+        stats = LoadBalancerStats(
+            acquired=self._acquired,
+            wait_s_sum=self._wait_s_sum,
+            wait_s_max=self._wait_s_max,
+            inflight_max=self._inflight_max,
+        )
+        self._reset_stats()
+        return stats
+
+    # ---- the rest of verl's RequestLoadBalancer protocol ----
+
+    async def require_acquire_fields(self) -> list[str]:
+        return ["lease_id"]
+
+    async def require_release_fields(self) -> list[str]:
+        return ["request_id", "lease_id"]
+
+    async def get_all_servers(self) -> list[str]:
+        return list(self._handles)
+
+    async def get_status(self) -> dict[str, Any]:
+        return {
+            "servers": self._table.inflight,
+            "total_inflight": self._table.total_inflight,
+            "active_servers": len(self._handles),
+            "waiting": self._table.num_waiting,
+            "capacity": self._table.capacity,
+            "is_open": self._is_open,
+        }
+
+    async def clear_sticky_cache(self) -> dict[str, Any]:
+        return {"cleared_entries": self._table.forget_sticky_keys(), "server_loads": self._table.inflight}
+
+    async def get_total_inflight(self) -> int:
+        return self._table.total_inflight
+
+    # ---- internals ----
+
+    def _deliver(self, grants: list[Grant]) -> None:
+        for grant in grants:
+            self._waiters[grant.lease_id].set_result((grant.server_id, self._handles[grant.server_id]))
+        self._inflight_max = max(self._inflight_max, self._table.total_inflight)
+
+    async def _tell(self, server_id: str, method: str) -> None:
+        try:
+            await getattr(self._handles[server_id], method).remote()
+        except RayActorError:
+            logger.error("server %s is dead: removed from the pool", server_id)
+            await self.remove_servers([server_id])
+
+    def _note_wait(self, waited_s: float) -> None:
+        self._acquired += 1
+        self._wait_s_sum += waited_s
+        self._wait_s_max = max(self._wait_s_max, waited_s)
+
+    def _reset_stats(self) -> None:
+        self._acquired, self._wait_s_sum, self._wait_s_max = 0, 0.0, 0.0
+        self._inflight_max = self._table.total_inflight
+
+
+# What `router_class` names: verl calls `.remote(servers, options)` on it.
+GlobalLoadBalancerActor = ray.remote(num_cpus=0, max_concurrency=MAX_PENDING_CALLS)(GlobalLoadBalancer)

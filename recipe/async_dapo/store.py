@@ -1,0 +1,132 @@
+"""TransferQueue, verl's data plane: the one module that touches it.
+
+A trained trajectory is stored under `{uid}_{session}_{output}` with the fields verl's trainer reads, and a tag of
+lengths and policy versions. Prompts never enter the training partition: the pool holds them.
+"""
+
+from array import array
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop import AgentLoopOutput
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from .core.trajectory import PromptGroup, Trajectory
+
+TRAIN, VAL = "train", "val"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedOutput:
+    """An agent loop's output with its token lists as compact arrays: 9 bytes a response token."""
+
+    rest: AgentLoopOutput
+    prompt_ids: array
+    response_ids: array
+    response_mask: bytes
+    response_logprobs: array | None
+
+    @classmethod
+    def pack(cls, output: AgentLoopOutput) -> "PackedOutput":
+        log_probs = output.response_logprobs
+        return cls(
+            rest=output.model_copy(
+                update={"prompt_ids": [], "response_ids": [], "response_mask": [], "response_logprobs": None}
+            ),
+            prompt_ids=array("i", output.prompt_ids),
+            response_ids=array("i", output.response_ids),
+            response_mask=bytes(output.response_mask),
+            response_logprobs=None if log_probs is None else array("f", log_probs),
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """The output as verl's trainer reads it: 1-d tensors, and the rest as it is."""
+        output = self.rest.model_copy(
+            update={
+                "prompt_ids": list(self.prompt_ids),
+                "response_ids": list(self.response_ids),
+                "response_mask": list(self.response_mask),
+                "response_logprobs": None if self.response_logprobs is None else list(self.response_logprobs),
+            }
+        )
+        fields = output.as_dict()
+        fields.pop("multi_modal_data", None)
+        return fields
+
+
+def connect() -> None:
+    """Join the queue that the trainer has started."""
+    tq.init()
+
+
+def _rows(
+    group: PromptGroup, trajectory: Trajectory, dispatched_at_step: int
+) -> Iterable[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """(key, fields, tag) of every output of a finished trajectory."""
+    versions = [version for version, _ in trajectory.stamps]
+    for index, packed in enumerate(trajectory.outputs):
+        fields = packed.fields() | group.prompt
+        fields["extra_fields"] = fields["extra_fields"] | {"segments": list(trajectory.stamps), "age": trajectory.age}
+        fields["uid"], fields["session_id"] = group.uid, trajectory.session_id
+        fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])
+        fields["position_ids"] = torch.arange(len(fields["input_ids"]))
+        fields["loss_mask"] = fields["response_mask"]
+        fields["multi_modal_inputs"] = {}
+        prompt_len, response_len = len(fields["prompts"]), len(fields["responses"])
+        tag = {
+            "status": "success",
+            "prompt_len": prompt_len,
+            "response_len": response_len,
+            "seq_len": prompt_len + response_len,
+            "global_steps": dispatched_at_step,
+            "min_global_steps": min(versions),
+            "max_global_steps": max(versions),
+        }
+        yield f"{group.uid}_{trajectory.session_id}_{index}", fields, tag
+
+
+async def put_group(group: PromptGroup, *, partition_id: str, dispatched_at_step: int) -> None:
+    """Store all finished trajectories of a group in one call."""
+    rows = [
+        row
+        for trajectory in group.trajectories
+        if trajectory.is_finished
+        for row in _rows(group, trajectory, dispatched_at_step)
+    ]
+    if not rows:
+        return
+    keys, fields, tags = zip(*rows, strict=True)
+    await tq.async_kv_batch_put(
+        keys=list(keys), fields=list_of_dict_to_tensordict(list(fields)), tags=list(tags), partition_id=partition_id
+    )
+
+
+def batch_of(uids: Collection[str], *, partition_id: str) -> KVBatchMeta:
+    """Keys and tags of all trajectories of the given groups, group by group in the given order."""
+    by_uid: dict[str, list[tuple[str, dict[str, Any]]]] = {uid: [] for uid in uids}
+    for key, tag in (tq.kv_list(partition_id) or {}).get(partition_id, {}).items():
+        uid = key.split("_")[0]
+        if uid in by_uid and not tag.get("is_prompt", False):
+            by_uid[uid].append((key, tag))
+    rows = [row for uid in uids for row in sorted(by_uid[uid], key=lambda row: row[0])]
+    return KVBatchMeta(partition_id=partition_id, keys=[key for key, _ in rows], tags=[tag for _, tag in rows])
+
+
+def forget_prompts(uids: Collection[str], *, partition_id: str) -> None:
+    """Drop the status markers that verl's validation registers for its prompts."""
+    if uids:
+        tq.kv_clear(keys=list(uids), partition_id=partition_id)
+
+
+def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
+    """Drop every group but the given ones: what a checkpoint's queue holds of batches that were already trained."""
+    keep = set(uids)
+    keys = [
+        key for key in (tq.kv_list(partition_id) or {}).get(partition_id, {}) if key.split("_")[0] not in keep
+    ]
+    if keys:
+        tq.kv_clear(keys=keys, partition_id=partition_id)

@@ -1,0 +1,60 @@
+"""The actor that runs the trainer on the cluster."""
+
+import logging
+import tempfile
+from pathlib import Path
+
+import ray
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.utils.logging_utils import configure_verl_logging
+
+from .manager import AsyncDAPOAgentLoopManager
+from .server import register_replica
+from .trainer import AsyncDAPOTrainer
+
+
+class AsyncDAPOTaskRunner:
+    """verl's own runner is an actor class already, which cannot be subclassed; this one has the same duty."""
+
+    def run(self, config: DictConfig) -> None:
+        """Build everything, train to the end, and close the data plane whatever happens."""
+        configure_verl_logging()
+        logging.getLogger(__package__).setLevel(logging.INFO)
+        register_replica()
+        OmegaConf.resolve(config)
+        with open_dict(config):
+            config.transfer_queue.enable = True
+            config.actor_rollout_ref.rollout.router_config_path = _write_router_config(config)
+        tq.init(config.transfer_queue)
+        trainer = None
+        succeeded = False
+        try:
+            trainer = AsyncDAPOTrainer(config=config)
+            trainer.init()
+            manager = AsyncDAPOAgentLoopManager.create(
+                config=config,
+                llm_client=trainer.get_llm_client(),
+                teacher_client=trainer.get_teacher_client(),
+                reward_loop_worker_handles=trainer.get_reward_handles(),
+            )
+            trainer.fit(manager)
+            succeeded = True
+        finally:
+            if (tracking := getattr(trainer, "logger", None)) is not None:
+                tracking.finish(exit_code=0 if succeeded else 1)
+            tq.close()
+
+
+def _write_router_config(config: DictConfig) -> str:
+    """The file through which verl creates our load balancer, on the node where it does."""
+    path = Path(tempfile.mkdtemp(prefix="async_dapo_")) / "router.yaml"
+    options = {
+        "router_class": f"{__package__}.load_balancer.GlobalLoadBalancerActor",
+        "max_loads_per_server": config.async_dapo.max_loads_per_server,
+    }
+    OmegaConf.save(options, path)
+    return str(path)
+
+
+AsyncDAPOTaskRunnerActor = ray.remote(num_cpus=1)(AsyncDAPOTaskRunner)
