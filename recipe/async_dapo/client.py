@@ -59,7 +59,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
         if turn.finish_reason is None:
             recorder.in_request = True
             try:
-                await self._continue_turn(turn, request_id, prompt_ids, sampling_params, kwargs)
+                await self._continue_turn(recorder, turn, request_id, prompt_ids, sampling_params, kwargs)
             finally:
                 recorder.in_request = False
         if recorder.is_stopping:
@@ -78,19 +78,42 @@ class AsyncDAPOLLMClient(LLMServerClient):
         )
 
     async def _continue_turn(
-        self, turn: Turn, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
+        self,
+        recorder: Recorder,
+        turn: Turn,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        kwargs: dict[str, Any],
     ) -> None:
+        """Request the turn's tokens until the engine ends it, or the budget is spent.
+
+        Raises:
+            TrajectoryInterrupted: when the engines stop, or the trajectory has had its tokens for this round.
+        """
         budget_tok = self._budget_tok(len(prompt_ids), sampling_params)
+        params = {key: value for key, value in sampling_params.items() if key not in _LIMIT_KEYS}
         while turn.finish_reason is None:
-            remaining_tok = budget_tok - turn.generated_tok
+            params["max_tokens"] = remaining_tok = budget_tok - turn.generated_tok
             if remaining_tok <= 0:
                 turn.finish_reason = "length"
                 return
-            params = {key: value for key, value in sampling_params.items() if key not in _LIMIT_KEYS}
-            params["max_tokens"] = remaining_tok
-            output = await self._request(turn, request_id, prompt_ids + turn.raw_response_ids, params, kwargs)
-            if output is not None and output.stop_reason not in ABORTED:
-                turn.finish_reason = output.extra_fields["finish_reason"]
+            if recorder.round_limit_tok is not None:
+                params["max_tokens"] = min(remaining_tok, recorder.round_limit_tok - recorder.generated_tok)
+                if params["max_tokens"] <= 0:
+                    raise TrajectoryInterrupted("has generated its tokens of this round")
+            before_tok = turn.generated_tok
+            if before_tok:
+                recorder.reprefilled_tok.append(len(prompt_ids) + before_tok)
+            try:
+                output = await self._request(turn, request_id, prompt_ids + turn.raw_response_ids, dict(params), kwargs)
+            finally:
+                recorder.generated_tok += turn.generated_tok - before_tok
+            if output is None or (
+                output.extra_fields["finish_reason"] == "length" and params["max_tokens"] < remaining_tok
+            ):
+                continue
+            turn.finish_reason = output.extra_fields["finish_reason"]
 
     async def _request(
         self,

@@ -2,17 +2,23 @@
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, TypeVar, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
 from .core.stop_rules import StopRuleName
 
-T = TypeVar("T")
-
-
 class RolloutStrategy(StrEnum):
     DISCARD = "discard"
+    PARTIAL = "partial"
+    CONSISTENT = "consistent"
+
+
+class ImportanceSampling(StrEnum):
+    BYPASS = "bypass"
+    DECOUPLED = "decoupled"
+    NONE = "none"
 
 
 class OnRewardError(StrEnum):
@@ -55,6 +61,11 @@ class AsyncDAPOConfig:
     over_sampling_batch_size: int
     stop_rule: StopRuleName
     rollout_strategy: RolloutStrategy
+    max_staleness: int | None
+    max_partial_share: float | None
+    rollout_pool_size: int | None
+    max_tokens_per_round: int | None
+    importance_sampling: ImportanceSampling | None
     reward: RewardConfig
     filter: FilterConfig
     round_timeout_s: float
@@ -72,6 +83,9 @@ class AsyncDAPOConfig:
         batch_size = config.data.train_batch_size
         if node["over_sampling_batch_size"] is None:
             node["over_sampling_batch_size"] = 2 * batch_size
+        if node["stop_rule"] is None:
+            discards = node["rollout_strategy"] == RolloutStrategy.DISCARD
+            node["stop_rule"] = StopRuleName.FIFO if discards else StopRuleName.FIRST_COMPLETED
         filter_groups = config.algorithm.filter_groups
         parsed = cls(
             **_parse(
@@ -96,17 +110,24 @@ class AsyncDAPOConfig:
     @property
     def drains(self) -> bool:
         """Whether a round ends by awaiting what runs, rather than by interrupting it."""
-        return self.stop_rule is StopRuleName.DRAIN
+        return self.stop_rule is StopRuleName.DRAIN or self.rollout_strategy is RolloutStrategy.CONSISTENT
 
     @property
     def keeps_tokens(self) -> bool:
         """Whether interrupted trajectories are continued in the next round."""
-        return False
+        return self.rollout_strategy is not RolloutStrategy.DISCARD
+
+    @property
+    def lanes_per_worker(self) -> int:
+        """Groups a worker runs at once; with a pool size, each place of the pool may be a group's last trajectory."""
+        if self.rollout_pool_size is None:
+            return self.max_concurrent_prompts
+        return -(-self.rollout_pool_size // self.num_workers)
 
     @property
     def max_waiting_requests(self) -> int:
         """Requests that can wait for a server at once [requests]."""
-        return self.num_workers * self.max_concurrent_prompts * self.rollout_n
+        return self.num_workers * self.lanes_per_worker * self.rollout_n
 
     def _check(self) -> None:
         at_least_one = {
@@ -118,6 +139,11 @@ class AsyncDAPOConfig:
             "async_dapo.over_sampling_batch_size": self.over_sampling_batch_size,
             "async_dapo.length_bias_window": self.length_bias_window,
         }
+        optional = {
+            "async_dapo.rollout_pool_size": self.rollout_pool_size,
+            "async_dapo.max_tokens_per_round": self.max_tokens_per_round,
+        }
+        at_least_one |= {key: value for key, value in optional.items() if value is not None}
         for key, value in at_least_one.items():
             if value < 1:
                 raise ConfigError(key, value, "must be >= 1")
@@ -128,6 +154,16 @@ class AsyncDAPOConfig:
         }.items():
             if seconds <= 0:
                 raise ConfigError(key, seconds, "must be > 0 seconds")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ConfigError("async_dapo.max_staleness", self.max_staleness, "must be >= 0; null = no limit")
+        if self.max_partial_share is not None and not 0 <= self.max_partial_share <= 1:
+            raise ConfigError("async_dapo.max_partial_share", self.max_partial_share, "must be in 0..1; null = no cap")
+        if self.max_tokens_per_round is not None and not self.keeps_tokens:
+            raise ConfigError(
+                "async_dapo.max_tokens_per_round",
+                self.max_tokens_per_round,
+                "needs a strategy that keeps tokens; set async_dapo.rollout_strategy=partial or leave it null",
+            )
         if self.reward.max_retries < 0:
             raise ConfigError("async_dapo.reward.max_retries", self.reward.max_retries, "must be >= 0")
         if self.filter.max_num_gen_batches < 0:
@@ -156,7 +192,11 @@ def _parse(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}
 
 
-def _convert(kind: type[T], value: Any, key: str) -> T:
+def _convert(kind: Any, value: Any, key: str) -> Any:
+    if isinstance(kind, UnionType):
+        if value is None:
+            return None
+        kind = next(option for option in kind.__args__ if option is not NoneType)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         try:
             return kind(value)
@@ -169,5 +209,5 @@ def _convert(kind: type[T], value: Any, key: str) -> T:
     if kind is float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(key, value, "must be a number")
-        return float(value)  # type: ignore[return-value]
+        return float(value)
     return value

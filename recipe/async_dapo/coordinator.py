@@ -39,6 +39,8 @@ class RoundSpec:
     carried_valid_groups: int
     num_workers: int
     drains: bool
+    must_finish: frozenset[str] = frozenset()
+    pool_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class Ticket:
     """A group for a lane to run; `payload` is its pickled PromptGroup, never looked into here."""
 
     prompt_uid: str
+    unfinished: int  # trajectories that are still to be generated
     payload: bytes
 
 
@@ -70,9 +73,11 @@ class _OpenRound:
             carried_valid_groups=spec.carried_valid_groups,
             num_workers=spec.num_workers,
             drains=spec.drains,
+            must_finish=spec.must_finish,
+            pool_size=spec.pool_size,
         )
         self.stops_engines = spec.stop_rule is not None
-        self.payloads: dict[str, bytes] = {}
+        self.tickets: dict[str, Ticket] = {}
         self.stopped = asyncio.Event()
         self.engines_idle: asyncio.Future[float] | None = None
         self.changed = asyncio.Event()
@@ -100,8 +105,8 @@ class EarlyStoppingCoordinator:
     async def add_groups(self, round_id: str, groups: Sequence[Ticket]) -> None:
         current = self._find(round_id)
         assert current is not None, f"round {round_id} is not open"
-        current.payloads.update((group.prompt_uid, group.payload) for group in groups)
-        current.state.add_groups([group.prompt_uid for group in groups])
+        current.tickets.update((group.prompt_uid, group) for group in groups)
+        current.state.add_groups({group.prompt_uid: group.unfinished for group in groups})
         self._after_change(current)
 
     async def take_group(self, round_id: str, worker: int) -> Ticket | None:
@@ -109,7 +114,7 @@ class EarlyStoppingCoordinator:
         while (current := self._find(round_id)) is not None and not current.state.is_halted:
             uid = current.state.take(worker)
             if uid is not None:
-                return Ticket(prompt_uid=uid, payload=current.payloads.pop(uid))
+                return current.tickets.pop(uid)
             await current.changed.wait()
         return None
 
@@ -121,6 +126,16 @@ class EarlyStoppingCoordinator:
             return
         current.state.report(outcome)
         self._after_change(current)
+
+    async def report_trajectory(self, round_id: str, prompt_uid: str) -> None:
+        """Count a trajectory that has been generated to its end, over all data-parallel groups (the AggregatorActor of
+        the partial rollout workflow). With a pool size, its place is free for the next group.
+        """
+        current = self._find(round_id)
+        if current is not None:
+            current.state.end_trajectory(prompt_uid)
+            if current.state.has_free_places:
+                current.notify()
 
     async def should_stop_generation(self) -> bool:
         return self._round is None or self._round.stopped.is_set()

@@ -34,6 +34,7 @@ class TrajectoryFailed(Exception):
 class RunningTrajectories:
     """The trajectory tasks of a round, so that the stop can end those that no engine will give back."""
 
+    is_stopping: bool = False
     _recorders: dict[asyncio.Task, Recorder] = field(default_factory=dict)
 
     def add(self, task: asyncio.Task, recorder: Recorder) -> None:
@@ -42,6 +43,7 @@ class RunningTrajectories:
 
     def interrupt(self) -> None:
         """No loop takes another step; a request that is out comes back by itself when the engines stop."""
+        self.is_stopping = True
         for task, recorder in list(self._recorders.items()):
             recorder.is_stopping = True
             if not recorder.in_request:
@@ -57,6 +59,8 @@ class GroupRollout:
         reward: what to do when a reward fails for good.
         is_filtered: whether groups whose metric does not vary are dropped.
         keeps_failures: validation: a failed trajectory is left out, and its siblings go on.
+        max_tokens_per_round: tokens a trajectory may generate before it is set aside until the next round; None = all.
+        on_generated: told the group's uid when one of its trajectories has been generated to its end.
     """
 
     def __init__(
@@ -67,17 +71,22 @@ class GroupRollout:
         reward: RewardConfig,
         is_filtered: bool,
         keeps_failures: bool,
+        max_tokens_per_round: int | None = None,
+        on_generated: Callable[[str], None] = lambda uid: None,
     ) -> None:
         self._run_agent_loop = run_agent_loop
         self._scorer = scorer
         self._reward = reward
         self._is_filtered = is_filtered
         self._keeps_failures = keeps_failures
+        self._max_tokens_per_round = max_tokens_per_round
+        self._on_generated = on_generated
         self.running = RunningTrajectories()
         self.diverged_tok = 0
+        self.reprefilled_tok: list[int] = []
 
     async def run(self, group: PromptGroup) -> GroupOutcome | None:
-        """Bring a group to its end. None if it was interrupted; what it has generated is in the group.
+        """Bring a group to its end. None if it was interrupted by the stop; what it has generated is in the group.
 
         Raises:
             RuntimeError: when a reward fails for good and the policy is `raise`.
@@ -86,7 +95,7 @@ class GroupRollout:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for trajectory in group.unfinished:
-                    recorder = Recorder(trajectory=trajectory)
+                    recorder = Recorder(trajectory=trajectory, round_limit_tok=self._max_tokens_per_round)
                     self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
         except* TrajectoryFailed as errors:
             failure = next(leaves(errors))
@@ -98,7 +107,7 @@ class GroupRollout:
         if self._keeps_failures:
             return _outcome(group, Verdict.VALID)
         if group.unfinished:
-            return None
+            return None if self.running.is_stopping else _outcome(group, Verdict.SET_ASIDE)
         return self._judge(group)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
@@ -106,6 +115,7 @@ class GroupRollout:
         trajectory = recorder.trajectory
         try:
             outputs = await self._run_agent_loop(group, trajectory)
+            self._on_generated(group.uid)
             await self._scorer.score(outputs, group.prompt)
         except (RayActorError, EnginesUnavailable, ConfigError):
             raise  # a part of the system is gone, or the options are wrong: training ends
@@ -119,6 +129,7 @@ class GroupRollout:
             trajectory.finish([PackedOutput.pack(output) for output in outputs])
         finally:
             self.diverged_tok += recorder.diverged_tok
+            self.reprefilled_tok += recorder.reprefilled_tok
 
     def _fail(self, group: PromptGroup, reason: str, detail: str) -> None:
         if not self._keeps_failures:
@@ -133,10 +144,13 @@ class GroupRollout:
 
 
 def _outcome(group: PromptGroup, verdict: Verdict, **details: Any) -> GroupOutcome:
+    versions = group.versions()
     return GroupOutcome(
         prompt_uid=group.uid,
         verdict=verdict,
         response_lens_tok=tuple(trajectory.generated_tok for trajectory in group.trajectories),
+        oldest_version=min(versions, default=None),
+        newest_version=max(versions, default=None),
         **details,
     )
 

@@ -30,6 +30,7 @@ class LoadBalancerStats:
     wait_s_sum: float
     wait_s_max: float
     inflight_max: int
+    busy_s: float  # sum over requests of the time they were in flight
 
 
 class GlobalLoadBalancer:
@@ -72,6 +73,7 @@ class GlobalLoadBalancer:
         waiter: asyncio.Future[tuple[str, ActorHandle] | None] = asyncio.get_running_loop().create_future()
         self._waiters[lease_id] = waiter
         try:
+            self._note_inflight()
             self._deliver(self._table.request(lease_id, sticky_key=request_id))
             if not waiter.done() and not self._table.is_waiting(lease_id):
                 return None  # released before it was requested
@@ -90,6 +92,7 @@ class GlobalLoadBalancer:
             raise ValueError("release_server needs the lease_id, or the request_id that named the lease")
         if (waiter := self._waiters.get(name)) is not None and not waiter.done():
             waiter.set_result(None)
+        self._note_inflight()
         self._deliver(self._table.release(name))
 
     async def stop(self) -> float:
@@ -121,11 +124,13 @@ class GlobalLoadBalancer:
                 self._waiters[lease_id].set_exception(RuntimeError("No available servers in load balancer"))
 
     async def take_stats(self) -> LoadBalancerStats:
+        self._note_inflight()
         stats = LoadBalancerStats(
             acquired=self._acquired,
             wait_s_sum=self._wait_s_sum,
             wait_s_max=self._wait_s_max,
             inflight_max=self._inflight_max,
+            busy_s=self._busy_s,
         )
         self._reset_stats()
         return stats
@@ -171,6 +176,12 @@ class GlobalLoadBalancer:
             logger.error("server %s is dead: removed from the pool", server_id)
             await self.remove_servers([server_id])
 
+    def _note_inflight(self) -> None:
+        """Add up the requests in flight over time; called before their number changes."""
+        now = time.monotonic()
+        self._busy_s += self._table.total_inflight * (now - self._inflight_since)
+        self._inflight_since = now
+
     def _note_wait(self, waited_s: float) -> None:
         self._acquired += 1
         self._wait_s_sum += waited_s
@@ -179,6 +190,7 @@ class GlobalLoadBalancer:
     def _reset_stats(self) -> None:
         self._acquired, self._wait_s_sum, self._wait_s_max = 0, 0.0, 0.0
         self._inflight_max = self._table.total_inflight
+        self._busy_s, self._inflight_since = 0.0, time.monotonic()
 
 
 # What `router_class` names: verl calls `.remote(servers, options)` on it.

@@ -17,6 +17,7 @@ from verl.experimental.agent_loop import AgentLoopManager
 
 from .config import AsyncDAPOConfig
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent, RoundSpec, Ticket
+from .core.pool import Dispatch
 from .core.round import RoundSummary
 from .core.trajectory import PromptGroup, Trajectory
 from .load_balancer import LoadBalancerStats
@@ -37,6 +38,7 @@ class RoundResult:
     unfinished: list[PromptGroup]
     reward_retries: int
     diverged_tok: int
+    reprefilled_tok: list[int]
     rollout_s: float
     stop_latency_s: float
     balancer: LoadBalancerStats
@@ -59,13 +61,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         for index, worker in enumerate(self.agent_loop_workers):
             await worker.attach.remote(self._coordinator, index)
 
-    def open_round(
-        self,
-        groups: Sequence[PromptGroup],
-        *,
-        step: int,
-        carried_valid_groups: int,
-    ) -> None:
+    def open_round(self, dispatch: Dispatch, *, step: int, carried_valid_groups: int) -> None:
         """Start a training round on all workers, without waiting."""
         options = self._options
         self._open(
@@ -76,8 +72,10 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 carried_valid_groups=carried_valid_groups,
                 num_workers=options.num_workers,
                 drains=options.drains,
+                must_finish=dispatch.must_finish,
+                pool_size=options.rollout_pool_size,
             ),
-            groups,
+            dispatch.groups,
             RoundOrder(round_id=f"step-{step}", step=step, validate=False),
         )
 
@@ -119,6 +117,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             unfinished=[group for report in reports for group in report.unfinished],
             reward_retries=sum(report.reward_retries for report in reports),
             diverged_tok=sum(report.diverged_tok for report in reports),
+            reprefilled_tok=[length for report in reports for length in report.reprefilled_tok],
             rollout_s=time.monotonic() - self._started,
             stop_latency_s=stop_latency_s,
             balancer=self._get(self._balancer.take_stats.remote()),
@@ -166,7 +165,10 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
 
 
 def _tickets(groups: Sequence[PromptGroup]) -> list[Ticket]:
-    return [Ticket(prompt_uid=group.uid, payload=pickle.dumps(group, protocol=5)) for group in groups]
+    return [
+        Ticket(prompt_uid=group.uid, unfinished=len(group.unfinished), payload=pickle.dumps(group, protocol=5))
+        for group in groups
+    ]
 
 
 def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:

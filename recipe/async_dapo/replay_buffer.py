@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -11,10 +12,12 @@ from . import store
 from .config import AsyncDAPOConfig, ConfigError
 from .coordinator import RoundEvent
 from .core.length_bias import LengthBiasWindow
-from .core.pool import PromptPool
+from .core.over_sampling import OverSampling
+from .core.pool import Dispatch, PromptPool
+from .core.staleness import StalenessLimit
 from .core.trajectory import PromptGroup
-from .manager import AsyncDAPOAgentLoopManager, RoundResult
-from .metrics import round_metrics
+from .manager import AsyncDAPOAgentLoopManager
+from .metrics import RoundRecord, VersionShares, round_metrics, step_line
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +35,20 @@ class RoundReplayBuffer(ReplayBuffer):
         self._draw = draw
         self._manager: AsyncDAPOAgentLoopManager | None = None
         self._num_gen_batches = 0
+        self._dispatched = Dispatch()
         self._lengths = LengthBiasWindow(options.length_bias_window)
-        self.pool = PromptPool(
+        self._over_sampling = OverSampling(
             target_valid_groups=options.target_valid_groups,
-            over_sampling_batch_size=options.over_sampling_batch_size,
+            batch_size=options.over_sampling_batch_size,
+            max_partial_share=options.max_partial_share,
+        )
+        self._staleness = StalenessLimit(max_staleness=options.max_staleness)
+        self.pool = PromptPool(
+            over_sampling=self._over_sampling,
             keeps_tokens=options.keeps_tokens,
             stop_rule=options.stop_rule,
+            staleness=self._staleness,
+            new_uid=lambda: str(uuid4()),
         )
 
     def attach(self, manager: AsyncDAPOAgentLoopManager) -> None:
@@ -50,11 +61,14 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def open_round(self, step: int) -> None:
         """Top the pool up to the over-sampling target and start the step's round."""
-        missing = self.pool.missing_for_round()
         self._num_gen_batches = 0
+        dispatch = self.pool.dispatch(step)
+        store.forget_groups(dispatch.retired_uids, partition_id=store.TRAIN)
+        missing = self.pool.missing_for_round()
         if missing:
             self._draw_batch(missing)
-        self.manager.open_round(self.pool.dispatch(), step=step, carried_valid_groups=self.pool.num_carried)
+        self._dispatched = dispatch.extended(self.pool.dispatch(step))
+        self.manager.open_round(self._dispatched, step=step, carried_valid_groups=self.pool.num_carried)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Wait for the open round to stop.
@@ -65,21 +79,35 @@ class RoundReplayBuffer(ReplayBuffer):
         if partition_id == store.VAL:
             return self._sample_validation()
         while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
-            self._refill()
+            self._refill(global_steps)
         result = self.manager.close_round()
         self._lengths.observe(result.summary.outcomes, result.unfinished)
         settlement = self.pool.settle(result.summary, result.unfinished)
         self._lengths.mark_trained(settlement.trained_uids)
         batch = store.batch_of(settlement.trained_uids, partition_id=store.TRAIN)
         self._check_batch(batch, settlement.trained_uids)
-        ledger = self.pool.check_ledger()
+        withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
+        versions = VersionShares.of(batch.tags, step=global_steps)
+        self._over_sampling.observe(versions.partial_share)
         metrics = round_metrics(
-            result, settlement, ledger, batch.tags, num_gen_batches=self._num_gen_batches, lengths=self._lengths
+            RoundRecord(
+                result=result,
+                dispatch=self._dispatched,
+                settlement=settlement,
+                ledger=self.pool.check_ledger(),
+                num_gen_batches=self._num_gen_batches,
+                groups_to_hold=self._over_sampling.groups_to_hold,
+                withheld_tok=withheld_tok,
+                versions=versions,
+                seq_lens_tok=[tag["seq_len"] for tag in batch.tags],
+                buffered=self.pool.buffered,
+                lengths=self._lengths,
+            )
         )
-        logger.info(_step_line(global_steps, result, metrics))
+        logger.info(step_line(global_steps, result, metrics))
         return batch, metrics
 
-    def _refill(self) -> None:
+    def _refill(self, step: int) -> None:
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:
             raise ConfigError(
@@ -88,8 +116,8 @@ class RoundReplayBuffer(ReplayBuffer):
                 f"drew {limit} batches and still has fewer than {self._options.target_valid_groups} valid groups: the "
                 "task is too easy, too hard, or the reward is constant; raise the limit (0 = none) or change the data",
             )
-        self._draw_batch(self.pool.refill_size)
-        self.manager.add_groups(self.pool.dispatch())
+        self._draw_batch(self._over_sampling.batch_size)
+        self.manager.add_groups(self.pool.dispatch(step).groups)
 
     def _draw_batch(self, count: int) -> None:
         self.pool.add_drawn(self._draw(count))
@@ -108,11 +136,3 @@ class RoundReplayBuffer(ReplayBuffer):
         uids = [outcome.prompt_uid for outcome in summary.outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)
         return store.batch_of(uids, partition_id=store.VAL), {}
-
-
-def _step_line(step: int, result: RoundResult, metrics: dict[str, float]) -> str:
-    ledger = {key.rsplit("/", 1)[1]: int(value) for key, value in metrics.items() if "/ledger/" in key}
-    return (
-        f"step {step}: {result.summary.stop_reason} after {result.rollout_s:.2f} s, "
-        f"stop latency {1000 * result.stop_latency_s:.1f} ms, ledger {ledger}"
-    )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -76,6 +77,7 @@ def _rows(
         fields["position_ids"] = torch.arange(len(fields["input_ids"]))
         fields["loss_mask"] = fields["response_mask"]
         fields["multi_modal_inputs"] = {}
+        fields["policy_versions"] = _policy_versions(fields["response_mask"], trajectory.stamps)
         prompt_len, response_len = len(fields["prompts"]), len(fields["responses"])
         tag = {
             "status": "success",
@@ -85,8 +87,19 @@ def _rows(
             "global_steps": dispatched_at_step,
             "min_global_steps": min(versions),
             "max_global_steps": max(versions),
+            "segments": list(trajectory.stamps),
+            "age": trajectory.age,
         }
         yield f"{group.uid}_{trajectory.session_id}_{index}", fields, tag
+
+
+def _policy_versions(response_mask_T: torch.Tensor, stamps: tuple[tuple[int, int], ...]) -> torch.Tensor:
+    """[T] int32: the policy version that sampled each token; -1 for tokens that no policy sampled."""
+    versions_T = torch.full_like(response_mask_T, -1, dtype=torch.int32)
+    generated = response_mask_T.nonzero().squeeze(-1)
+    sampled_by = torch.cat([torch.full((count,), version, dtype=torch.int32) for version, count in stamps])
+    versions_T[generated] = sampled_by[: len(generated)]
+    return versions_T
 
 
 async def put_group(group: PromptGroup, *, partition_id: str, dispatched_at_step: int) -> None:
@@ -120,6 +133,41 @@ def forget_prompts(uids: Collection[str], *, partition_id: str) -> None:
     """Drop the status markers that verl's validation registers for its prompts."""
     if uids:
         tq.kv_clear(keys=list(uids), partition_id=partition_id)
+
+
+def forget_groups(uids: Collection[str], *, partition_id: str) -> None:
+    """Drop all trajectories of the given groups."""
+    if uids:
+        batch = batch_of(uids, partition_id=partition_id)
+        if batch.keys:
+            tq.kv_clear(keys=batch.keys, partition_id=partition_id)
+
+
+def withhold(batch: KVBatchMeta, *, oldest_version: int) -> int:
+    """Take tokens of policy versions before `oldest_version` out of the loss; their trajectories keep their rewards, so
+    that the group's baseline stays what it was. Returns the number of tokens withheld.
+    """
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag["min_global_steps"] < oldest_version]
+    if not keys:
+        return 0
+    data = tq.kv_batch_get(
+        keys=keys, partition_id=batch.partition_id, select_fields=["response_mask", "policy_versions"]
+    )
+    masks, withheld_tok = [], 0
+    for mask_T, versions_T in zip(data["response_mask"].unbind(), data["policy_versions"].unbind(), strict=True):
+        is_stale_T = (versions_T >= 0) & (versions_T < oldest_version)
+        masks.append(torch.where(is_stale_T, 0, mask_T))
+        withheld_tok += int(is_stale_T.sum())
+    nested = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
+    fields = TensorDict({"response_mask": nested, "loss_mask": nested.clone()}, batch_size=len(keys))
+    tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+    return withheld_tok
+
+
+def read_padded(batch: KVBatchMeta, fields: list[str]) -> TensorDict:
+    """Fields of a batch, each padded with zeros to [B, T]."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    return data.to_padded_tensor()
 
 
 def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:

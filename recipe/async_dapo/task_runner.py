@@ -9,6 +9,7 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
+from .correction import wire_importance_sampling
 from .manager import AsyncDAPOAgentLoopManager
 from .server import register_replica
 from .trainer import AsyncDAPOTrainer
@@ -23,6 +24,7 @@ class AsyncDAPOTaskRunner:
         logging.getLogger(__package__).setLevel(logging.INFO)
         register_replica()
         OmegaConf.resolve(config)
+        wire_importance_sampling(config)
         with open_dict(config):
             config.transfer_queue.enable = True
             config.actor_rollout_ref.rollout.router_config_path = _write_router_config(config)
@@ -52,6 +54,7 @@ def _write_router_config(config: DictConfig) -> str:
     options = {
         "router_class": f"{__package__}.load_balancer.GlobalLoadBalancerActor",
         "max_loads_per_server": config.async_dapo.max_loads_per_server,
+        "pool_size": config.async_dapo.rollout_pool_size,
     }
     OmegaConf.save(options, path)
     return str(path)

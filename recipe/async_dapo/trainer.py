@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop import AgentLoopManager
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
@@ -16,6 +17,7 @@ from .client import AsyncDAPOLLMClient
 from .config import AsyncDAPOConfig
 from .core.trajectory import PromptGroup
 from .manager import AsyncDAPOAgentLoopManager, make_group, rows_of
+from .metrics import importance_metrics
 from .replay_buffer import RoundReplayBuffer
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,22 @@ class AsyncDAPOTrainer(PPOTrainer):
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.checkpoint_manager.update_weights(self.global_steps)
             self.replay_buffer.manager.open_engines()
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        if not self.config.algorithm.rollout_correction.bypass_mode:
+            data = store.read_padded(
+                batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"]
+            )
+            metrics.update(
+                importance_metrics(
+                    data["old_log_probs"] - data["rollout_log_probs"],
+                    data["policy_versions"],
+                    data["response_mask"].bool(),
+                    step=self.global_steps,
+                )
+            )
+        return batch
 
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""

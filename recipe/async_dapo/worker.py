@@ -34,6 +34,7 @@ class WorkerReport:
     unfinished: list[PromptGroup] = field(default_factory=list)
     reward_retries: int = 0
     diverged_tok: int = 0
+    reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
 
 
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
@@ -65,12 +66,14 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             reward=self._options.reward,
             is_filtered=self._options.filter.metric is not None,
             keeps_failures=order.validate,
+            max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
+            on_generated=lambda uid: self._coordinator.report_trajectory.remote(order.round_id, uid),
         )
         try:
             async with asyncio.TaskGroup() as tasks:
                 lanes = [
                     tasks.create_task(self._lane(order, rollout, report), name=f"lane-{i}")
-                    for i in range(self._options.max_concurrent_prompts)
+                    for i in range(self._options.lanes_per_worker)
                 ]
                 watcher = tasks.create_task(self._interrupt_on_stop(order, rollout), name="early-stop")
                 await asyncio.wait(lanes)
@@ -80,6 +83,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             raise RuntimeError(f"agent loop worker {self._worker}: {error}") from error
         report.reward_retries = scorer.retries
         report.diverged_tok = rollout.diverged_tok
+        report.reprefilled_tok = rollout.reprefilled_tok
         return report
 
     async def _lane(self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport) -> None:
@@ -87,8 +91,9 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         while (ticket := await self._coordinator.take_group.remote(order.round_id, self._worker)) is not None:
             group: PromptGroup = pickle.loads(ticket.payload)
             outcome = await rollout.run(group)
-            if outcome is None:
+            if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
                 report.unfinished.append(group)
+            if outcome is None:
                 continue
             await self._coordinator.report_completion.remote(order.round_id, outcome)
             if outcome.verdict is Verdict.VALID:

@@ -13,6 +13,21 @@ class _Observed:
     is_trained: bool = False
 
 
+class LengthSample:
+    """Mean response lengths of some groups [tokens]."""
+
+    def __init__(self, lens_tok: list[float]) -> None:
+        self._sorted = sorted(lens_tok)
+
+    @property
+    def mean_tok(self) -> float:
+        return sum(self._sorted) / len(self._sorted) if self._sorted else 0.0
+
+    def quantile_tok(self, q: float) -> float:
+        """The smallest length that a share q of the groups does not exceed; 0 of an empty sample."""
+        return self._sorted[min(len(self._sorted) - 1, int(q * len(self._sorted)))] if self._sorted else 0.0
+
+
 class LengthBiasWindow:
     """Mean response length per group over the last groups that were started, whether or not they were trained.
 
@@ -43,12 +58,12 @@ class LengthBiasWindow:
                 self._groups[uid].is_trained = True
 
     @property
-    def dispatched_mean_tok(self) -> float:
-        return _mean([group.mean_len_tok for group in self._groups.values()])
+    def dispatched(self) -> "LengthSample":
+        return LengthSample([group.mean_len_tok for group in self._groups.values()])
 
     @property
-    def trained_mean_tok(self) -> float:
-        return _mean([group.mean_len_tok for group in self._groups.values() if group.is_trained])
+    def trained(self) -> "LengthSample":
+        return LengthSample([group.mean_len_tok for group in self._groups.values() if group.is_trained])
 
     def _note(self, uid: str, lens_tok: Sequence[int]) -> None:
         mean_len_tok = sum(lens_tok) / len(lens_tok)
@@ -59,7 +74,3 @@ class LengthBiasWindow:
                 self._groups.popitem(last=False)
         else:
             known.mean_len_tok = max(known.mean_len_tok, mean_len_tok)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -1,20 +1,57 @@
 """The trainer's side of the rollout: which prompt groups it holds between rounds, and what becomes of them.
 
-    draw -> waiting --open_round--> in the round --settle--> trained | carried | filtered | failed | waiting | buffered
+    draw -> waiting --dispatch--> in the round --settle--> trained | carried | filtered | failed | waiting | buffered
 
 `carried` are valid groups beyond the B of a step: they are trained first in the next one. `buffered` are groups that
-were interrupted and keep their tokens (strategy `partial`). Everything else that was interrupted waits again, in front.
+were interrupted and keep their tokens. Everything else that was interrupted waits again, in front. A group that has
+become too stale is retired, and its prompt waits again under a new uid.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .ledger import Ledger
+from .over_sampling import OverSampling
 from .round import RoundSummary
+from .staleness import StalenessLimit
 from .stop_rules import StopRuleName
-from .trajectory import PromptGroup, Verdict
+from .trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedGroup:
+    """A valid group that has not been trained on; its trajectories are in the store, the prompt is kept for a retry."""
+
+    group: PromptGroup  # without tokens
+    oldest_version: int
+    newest_version: int
+
+    @property
+    def uid(self) -> str:
+        return self.group.uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """Groups to run in a round, in order of start."""
+
+    groups: list[PromptGroup] = field(default_factory=list)
+    must_finish: frozenset[str] = frozenset()  # would be too stale in the next step
+    retired_uids: tuple[str, ...] = ()
+    retired_tok: int = 0
+    resumed: int = 0
+
+    def extended(self, later: "Dispatch") -> "Dispatch":
+        """This and a later dispatch of the same round as one."""
+        return Dispatch(
+            groups=[*self.groups, *later.groups],
+            must_finish=self.must_finish | later.must_finish,
+            retired_uids=self.retired_uids + later.retired_uids,
+            retired_tok=self.retired_tok + later.retired_tok,
+            resumed=self.resumed + later.resumed,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,29 +69,34 @@ class Settlement:
 
 
 class PromptPool:
-    """Args:
-    target_valid_groups: B, valid groups that a step trains on [groups].
-    over_sampling_batch_size: groups to hold at the start of a round, and to draw at a time [groups]. Larger than B:
-        over-sampling. Smaller: rounds are filled at that granularity until B can be reached (APRIL's semantics).
-    keeps_tokens: whether interrupted groups keep what they have generated.
-    stop_rule: decides the order in which valid groups are trained.
+    """Prompt groups between rounds, and the ledger.
+
+    Args:
+        over_sampling: how many groups to hold, and to draw at a time.
+        keeps_tokens: whether interrupted groups keep what they have generated.
+        stop_rule: decides the order in which valid groups are trained.
+        staleness: how old trained tokens may be.
+        new_uid: names a group whose prompt is tried again.
     """
 
     def __init__(
         self,
         *,
-        target_valid_groups: int,
-        over_sampling_batch_size: int,
+        over_sampling: OverSampling,
         keeps_tokens: bool,
         stop_rule: StopRuleName,
+        staleness: StalenessLimit,
+        new_uid: Callable[[], str],
     ) -> None:
-        self._target = target_valid_groups
-        self._granularity = over_sampling_batch_size
+        self._over_sampling = over_sampling
+        self._target = over_sampling.target_valid_groups
         self._keeps_tokens = keeps_tokens
         self._stop_rule = stop_rule
+        self._staleness = staleness
+        self._new_uid = new_uid
         self._waiting: deque[PromptGroup] = deque()
         self._buffered: list[PromptGroup] = []
-        self._carried: list[str] = []
+        self._carried: list[CarriedGroup] = []
         self._in_round: dict[str, PromptGroup] = {}
         self.ledger = Ledger()
 
@@ -64,7 +106,11 @@ class PromptPool:
 
     @property
     def carried_uids(self) -> tuple[str, ...]:
-        return tuple(self._carried)
+        return tuple(carried.uid for carried in self._carried)
+
+    @property
+    def buffered(self) -> Sequence[PromptGroup]:
+        return tuple(self._buffered)
 
     @property
     def num_held(self) -> int:
@@ -73,26 +119,31 @@ class PromptPool:
 
     def missing_for_round(self) -> int:
         """Prompts to draw before a round opens [groups]."""
-        chunks = -(-self._target // self._granularity)
-        return max(0, chunks * self._granularity - self.num_held)
-
-    @property
-    def refill_size(self) -> int:
-        """Prompts to draw when a round can no longer reach its target [groups]."""
-        return self._granularity
+        return max(0, self._over_sampling.groups_to_hold - self.num_held)
 
     def add_drawn(self, groups: Sequence[PromptGroup]) -> None:
         self.ledger.drawn += len(groups)
         self._waiting.extend(groups)
 
-    def dispatch(self) -> list[PromptGroup]:
+    def dispatch(self, step: int) -> Dispatch:
         """All groups at hand in order of start: resumed ones first, oldest and then longest, then waiting ones."""
+        retired_uids, retired_tok = self._retire(step)
         resumed = sorted(self._buffered, key=lambda group: (-group.age, -group.generated_tok))
         groups = [*resumed, *self._waiting]
         self._buffered.clear()
         self._waiting.clear()
         self._in_round.update((group.uid, group) for group in groups)
-        return groups
+        return Dispatch(
+            groups=groups,
+            must_finish=frozenset(
+                group.uid
+                for group in resumed
+                if self._staleness.must_finish(min(group.versions(), default=None), step)
+            ),
+            retired_uids=retired_uids,
+            retired_tok=retired_tok,
+            resumed=len(resumed),
+        )
 
     def settle(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> Settlement:
         """Account for a closed round and choose the B groups to train on.
@@ -101,19 +152,19 @@ class PromptPool:
             summary: the coordinator's record of the round.
             unfinished: started groups that the workers gave back, with what they have generated.
         """
-        self._carried.extend(self._claim_valid(summary))
+        self._carry_valid(summary)
         filtered, failed = self._count_ended(summary)
         requeued, kept, discarded_tok = self._take_back(summary, unfinished)
         lost = list(self._in_round.values())
         self._in_round.clear()
         for group in lost:
-            group.restart()
+            discarded_tok += group.restart()
         self._waiting.extendleft(reversed(lost))
         assert len(self._carried) >= self._target, "settled a round that has not reached its target"
         trained, self._carried = self._carried[: self._target], self._carried[self._target :]
         self.ledger.trained += len(trained)
         return Settlement(
-            trained_uids=tuple(trained),
+            trained_uids=tuple(carried.uid for carried in trained),
             surplus=len(self._carried),
             filtered=filtered,
             failed=failed,
@@ -129,7 +180,7 @@ class PromptPool:
         return self.ledger.check(waiting=len(self._waiting), buffered=len(self._buffered) + len(self._carried))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on without losing a drawn prompt."""
+        """What a checkpoint needs to go on without losing a drawn prompt or a kept token."""
         assert not self._in_round, "a checkpoint is taken between rounds"
         return {
             "waiting": list(self._waiting),
@@ -145,14 +196,21 @@ class PromptPool:
         self.ledger = state["ledger"]
         self.check_ledger()
 
-    def _claim_valid(self, summary: RoundSummary) -> list[str]:
-        valid = [o.prompt_uid for o in summary.outcomes if o.verdict is Verdict.VALID]
+    def _carry_valid(self, summary: RoundSummary) -> None:
+        valid = [outcome for outcome in summary.outcomes if outcome.verdict is Verdict.VALID]
         if self._stop_rule is not StopRuleName.FIRST_COMPLETED:
             position = {uid: i for i, uid in enumerate(summary.start_order)}
-            valid.sort(key=position.__getitem__)
-        for uid in valid:
-            del self._in_round[uid]
-        return valid
+            valid.sort(key=lambda outcome: position[outcome.prompt_uid])
+        self._carried.extend(self._carry(outcome) for outcome in valid)
+        self._carried.sort(key=lambda carried: carried.oldest_version)  # stable: oldest policy first
+
+    def _carry(self, outcome: GroupOutcome) -> CarriedGroup:
+        group = self._in_round.pop(outcome.prompt_uid)
+        group.restart()
+        assert outcome.oldest_version is not None and outcome.newest_version is not None, "a valid group has tokens"
+        return CarriedGroup(
+            group=group, oldest_version=outcome.oldest_version, newest_version=outcome.newest_version
+        )
 
     def _count_ended(self, summary: RoundSummary) -> tuple[int, dict[str, int]]:
         failed: dict[str, int] = {}
@@ -175,15 +233,49 @@ class PromptPool:
             if self._in_round.pop(group.uid, None) is None:
                 continue
             if self._keeps_tokens and group.has_started:
-                for trajectory in group.unfinished:
-                    trajectory.age += 1
-                self._buffered.append(group)
+                self._buffer(group)
                 kept += 1
             else:
                 discarded_tok += group.restart()
                 requeued.append(group)
         position = {uid: i for i, uid in enumerate(summary.start_order)}
-        requeued.sort(key=lambda group: position.get(group.uid, len(position)))
-        never_started = [self._in_round.pop(uid) for uid in summary.never_started]
-        self._waiting.extend([*requeued, *never_started])
+        self._waiting.extend(sorted(requeued, key=lambda group: position[group.uid]))
+        for uid in summary.never_started:
+            group = self._in_round.pop(uid)
+            if group.has_started:
+                self._buffer(group)
+            else:
+                self._waiting.append(group)
         return len(requeued), kept, discarded_tok
+
+    def _buffer(self, group: PromptGroup) -> None:
+        for trajectory in group.unfinished:
+            trajectory.age += 1
+        self._buffered.append(group)
+
+    def _retire(self, step: int) -> tuple[tuple[str, ...], int]:
+        """Give up what could not be trained on any more, and queue its prompts again, in front."""
+        retired: list[PromptGroup] = []
+        for carried in self._carried:
+            if self._staleness.is_too_stale(carried.newest_version, step):
+                retired.append(carried.group)
+        for group in self._buffered:
+            if self._staleness.is_too_stale(max(group.versions(), default=None), step):
+                retired.append(group)
+        uids = {group.uid for group in retired}
+        self._carried = [carried for carried in self._carried if carried.uid not in uids]
+        self._buffered = [group for group in self._buffered if group.uid not in uids]
+        retired_tok = sum(group.restart() for group in retired)
+        again = [
+            PromptGroup(
+                uid=self._new_uid(),
+                prompt=group.prompt,
+                drawn_at_step=step,
+                trajectories=[Trajectory(session_id=t.session_id) for t in group.trajectories],
+            )
+            for group in retired
+        ]
+        self.ledger.retired += len(retired)
+        self.ledger.drawn += len(again)
+        self._waiting.extendleft(reversed(again))
+        return tuple(uids), retired_tok

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from .trajectory import Segment, Trajectory, Turn
@@ -23,6 +23,9 @@ class Recorder:
 
     trajectory: Trajectory
     next_turn: int = 0
+    round_limit_tok: int | None = None  # tokens it may generate in this round
+    generated_tok: int = 0  # tokens it has generated in this round
+    reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
     diverged_tok: int = 0  # recorded tokens dropped because the loop took another way
     in_request: bool = False  # a request is out: it will come back by itself when the engines stop
     is_stopping: bool = False  # the round has stopped: no further step of the loop may start

@@ -2,7 +2,7 @@
 
     add_groups -> [waiting] --take--> [running] --report--> [ended]
                                            |
-                              rule met: HALTED (nothing starts)
+              rule met, and all that must finish has: HALTED (nothing starts)
                               draining: until nothing runs; else at once
                                            v
                                         STOPPED  -> whatever runs is interrupted and comes back unfinished
@@ -10,7 +10,7 @@
 The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,6 +34,7 @@ class RoundSummary:
     start_order: tuple[str, ...]
     never_started: tuple[str, ...]
     taken_unreported: tuple[str, ...]  # started, and neither ended nor set aside: interrupted
+    ended_trajectories: int = 0
 
 
 class Round:
@@ -46,6 +47,9 @@ class Round:
         carried_valid_groups: valid groups left over from earlier rounds [groups].
         num_workers: agent loop workers [count].
         drains: whether running groups are awaited after the rule is met, rather than interrupted.
+        must_finish: groups that would become too stale in the next step: the round does not halt before they ended.
+        pool_size: N' of CoPRIS: a group starts only while fewer trajectories than that are unfinished
+            [trajectories]; None = only the lanes bound what runs.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class Round:
         carried_valid_groups: int,
         num_workers: int,
         drains: bool,
+        must_finish: Collection[str] = (),
+        pool_size: int | None = None,
     ) -> None:
         self.round_id = round_id
         self._rule = rule
@@ -64,7 +70,12 @@ class Round:
         self._valid = carried_valid_groups
         self._drains = drains
         self._queues = WorkerQueues(num_workers)
-        self._running: dict[str, None] = {}
+        self._must_finish = set(must_finish)
+        self._pool_size = pool_size
+        self._sizes: dict[str, int] = {}  # trajectories to generate, of waiting groups
+        self._running: dict[str, int] = {}  # trajectories that are still to end, of running groups
+        self._inflight_trajectories = 0
+        self._ended_trajectories = 0
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []
         self._reported: set[str] = set()
@@ -79,7 +90,11 @@ class Round:
     @property
     def is_halted(self) -> bool:
         """Whether no further group may start."""
-        return self._stop_reason is not None or (self._rule is not None and self._rule.is_met)
+        return self._stop_reason is not None or self._is_rule_met
+
+    @property
+    def _is_rule_met(self) -> bool:
+        return self._rule is not None and self._rule.is_met and not self._must_finish
 
     @property
     def num_waiting(self) -> int:
@@ -99,27 +114,48 @@ class Round:
         """Whether the target can no longer be reached with the groups at hand."""
         return self._rule is not None and not self.is_halted and self.outstanding < self._target
 
-    def add_groups(self, uids: Sequence[str]) -> None:
-        self._queues.extend(uids)
+    @property
+    def has_free_places(self) -> bool:
+        """Whether the pool size leaves room for a waiting group, in a round that has one."""
+        return self._pool_size is not None and self._inflight_trajectories < self._pool_size and self.num_waiting > 0
+
+    @property
+    def ended_trajectories(self) -> int:
+        """Trajectories that have been generated to their end in this round, over all workers [count]."""
+        return self._ended_trajectories
+
+    def add_groups(self, sizes: Mapping[str, int]) -> None:
+        """Add waiting groups, in order of start: uid -> trajectories that are still to be generated [count]."""
+        self._sizes.update(sizes)
+        self._queues.extend(list(sizes))
         self._update()
 
     def take(self, worker: int) -> str | None:
         """The next group for a lane of this worker; None when nothing may start now."""
-        if self.is_halted:
+        if self.is_halted or (self._pool_size is not None and self._inflight_trajectories >= self._pool_size):
             return None
         uid = self._queues.pop(worker)
         if uid is not None:
-            self._running[uid] = None
+            self._running[uid] = self._sizes.pop(uid)
+            self._inflight_trajectories += self._running[uid]
             self._start_order.append(uid)
             if self._rule is not None:
                 self._rule.on_start(uid)
         return uid
 
+    def end_trajectory(self, uid: str) -> None:
+        """A trajectory of a running group has been generated to its end; its group may still run."""
+        if self._running.get(uid, 0) > 0:
+            self._running[uid] -= 1
+            self._inflight_trajectories -= 1
+            self._ended_trajectories += 1
+
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended. A second report of a group is ignored."""
         if outcome.prompt_uid in self._reported or outcome.prompt_uid not in self._running:
             return
-        del self._running[outcome.prompt_uid]
+        self._inflight_trajectories -= self._running.pop(outcome.prompt_uid)
+        self._must_finish.discard(outcome.prompt_uid)
         self._reported.add(outcome.prompt_uid)
         self._outcomes.append(outcome)
         self._valid += outcome.verdict is Verdict.VALID
@@ -136,6 +172,7 @@ class Round:
             start_order=tuple(self._start_order),
             never_started=tuple(self._queues.clear()),
             taken_unreported=tuple(self._running),
+            ended_trajectories=self._ended_trajectories,
         )
 
     def _update(self) -> None:
@@ -144,5 +181,5 @@ class Round:
         if self._rule is None:
             if self._start_order and not self._running and not self.num_waiting:
                 self._stop_reason = StopReason.POOL_EXHAUSTED
-        elif self._rule.is_met and not (self._drains and self._running):
+        elif self._is_rule_met and not (self._drains and self._running):
             self._stop_reason = StopReason.TARGET_REACHED

@@ -84,9 +84,6 @@ class Trajectory:
     def raw_response_ids(self) -> list[int]:
         return [token for turn in self.turns for token in turn.raw_response_ids]
 
-    def oldest_version(self) -> int | None:
-        return min((version for version, _ in self.stamps), default=None)
-
     def restart(self) -> int:
         """Throw away all it has generated. Returns the number of tokens lost."""
         lost_tok = self.generated_tok
@@ -119,9 +116,9 @@ class PromptGroup:
     def unfinished(self) -> list[Trajectory]:
         return [trajectory for trajectory in self.trajectories if not trajectory.is_finished]
 
-    def oldest_version(self) -> int | None:
-        versions = [trajectory.oldest_version() for trajectory in self.trajectories]
-        return min((version for version in versions if version is not None), default=None)
+    def versions(self) -> set[int]:
+        """Policy versions that sampled any of its tokens."""
+        return {version for trajectory in self.trajectories for version, _ in trajectory.stamps}
 
     def restart(self) -> int:
         """Throw away all the group has generated. Returns the number of tokens lost."""
@@ -145,4 +142,6 @@ class GroupOutcome:
     verdict: Verdict
     reason: str = ""
     response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory
+    oldest_version: int | None = None  # of all generated tokens of the group
+    newest_version: int | None = None
     metric_mean: float = float("nan")
