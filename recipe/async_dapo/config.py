@@ -12,6 +12,7 @@ from .core.stop_rules import StopRuleName
 class RolloutStrategy(StrEnum):
     DISCARD = "discard"
     PARTIAL = "partial"
+    PARTIAL_STALE_KV = "partial_stale_kv"
     CONSISTENT = "consistent"
 
 
@@ -27,10 +28,14 @@ class OnRewardError(StrEnum):
 
 
 class ConfigError(ValueError):
-    """A bad option: names the key, the value and the remedy."""
+    """A bad option: names the key, the value and the remedy. Arrives whole from a remote actor."""
 
     def __init__(self, key: str, value: object, remedy: str) -> None:
-        super().__init__(f"{key}={value}: {remedy}")
+        super().__init__(key, value, remedy)
+
+    def __str__(self) -> str:
+        key, value, remedy = self.args
+        return f"{key}={value}: {remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +123,11 @@ class AsyncDAPOConfig:
         return self.rollout_strategy is not RolloutStrategy.DISCARD
 
     @property
+    def keeps_kv(self) -> bool:
+        """Whether interrupted requests stay in their engines over the weight update."""
+        return self.rollout_strategy is RolloutStrategy.PARTIAL_STALE_KV
+
+    @property
     def lanes_per_worker(self) -> int:
         """Groups a worker runs at once; with a pool size, each place of the pool may be a group's last trajectory."""
         if self.rollout_pool_size is None:
@@ -163,6 +173,12 @@ class AsyncDAPOConfig:
                 "async_dapo.max_tokens_per_round",
                 self.max_tokens_per_round,
                 "needs a strategy that keeps tokens; set async_dapo.rollout_strategy=partial or leave it null",
+            )
+        if self.max_tokens_per_round is not None and self.keeps_kv:
+            raise ConfigError(
+                "async_dapo.max_tokens_per_round",
+                self.max_tokens_per_round,
+                "ends a request, so its KV cache is lost; choose async_dapo.rollout_strategy=partial or leave it null",
             )
         if self.reward.max_retries < 0:
             raise ConfigError("async_dapo.reward.max_retries", self.reward.max_retries, "must be >= 0")

@@ -9,11 +9,11 @@ from typing import Any
 from ray.exceptions import RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from .client import EnginesUnavailable, TrajectoryInterrupted
 from .config import ConfigError, OnRewardError, RewardConfig
 from .core.group_filter import judge_group
 from .core.recording import Recorder, current_recorder
 from .core.trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
+from .engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from .reward import RewardFailed, RewardScorer
 from .store import PackedOutput
 

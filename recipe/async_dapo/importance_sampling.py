@@ -8,7 +8,7 @@ Let p be the target policy, q_j behaviour policy j with n_j trajectories, N = su
 go into the same estimate of E_p[f], (1/N) sum_i w_i f(x_i), and make it unbiased:
 
     uniform   w = p(x) / q_own(x)                  any mix of versions, also inside a trajectory (CoPRIS eq. 6-8)
-    balance   w = p(x) / sum_j alpha_j q_j(x)      Owen 2013, Monte Carlo theory, methods and examples, section 9.12
+    balance   w = p(x) / sum_j alpha_j q_j(x)      Owen 2013, Monte Carlo theory, methods and examples, chapter 9
 
 The balance heuristic's variance never exceeds that of uniform weights on the same data, and exceeds that of any other
 partition of unity by at most (1/min_j n_j - 1/N) mu^2 (Owen 2013, Theorem 9.8). What it needs:
@@ -16,8 +16,8 @@ partition of unity by at most (1/min_j n_j - 1/N) mu^2 (Owen 2013, Theorem 9.8).
 - The log-prob of EVERY trajectory under EVERY behaviour policy of its group. The own one is recorded when the token is
   sampled (`rollout_log_probs`); each other one is a forward pass with that version's weights.
 - Counts per prompt. Old versions hold more of the long, hard prompts; with one n_j for the whole batch a prompt's
-  weights no longer average to 1: biased. `version_counts` counts inside each group. A group may be any split made
-  without looking at the tokens; finer ones need fewer forward passes, one per (prompt, version) is uniform weighting.
+  weights do not average to 1: biased. `version_counts` counts inside groups; any split that does not look at tokens
+  will do. Finer groups need fewer forward passes; one per (prompt, version) is the uniform weighting.
 - For partial rollout: the positions at which the version changes, known up to the longest trajectory's end, as under
   `max_tokens_per_round`. A row of `log_q` is then one such schedule instead of one version.
 - A baseline with the same mean for every member. These weights are unbiased summed over the versions, not per member:
@@ -122,15 +122,13 @@ def mixture_token_log_probs(log_q_JBT: Tensor, counts: Tensor, mask_BT: Tensor) 
 
 
 def effective_sample_size(log_weights: Tensor, mask: Tensor | None = None, group: Tensor | None = None) -> Tensor:
-    """Kish's effective sample size (sum w)^2 / sum w^2 in [1, N], 0 without a positive weight; [G], or a scalar.
+    """Kish's effective sample size (sum w)^2 / sum w^2, in [1, N]; 0 without a positive weight.
 
-    Args:
-        log_weights: any shape, nats.
-        mask: same shape, bool or 0/1; None = all.
-        group: same shape, integers 0..G-1, such as version indices; None = one group and a scalar result.
+    All arguments have one shape; `mask` is bool or 0/1, `group` integers 0..G-1 such as version indices. Returns
+    float64, [G] with `group`, else a scalar.
     """
-    _, log_sum_G, log_sum_squares_G = _log_moments(log_weights, mask, group)
-    return torch.where(torch.isneginf(log_sum_G), 0.0, (2 * log_sum_G - log_sum_squares_G).exp())
+    _, log_sum_G, log_sum_squares_G = _checked_log_moments(log_weights, mask, group)
+    return _ess(log_sum_G, log_sum_squares_G)
 
 
 def renyi2_exponentiated(
@@ -138,11 +136,10 @@ def renyi2_exponentiated(
 ) -> Tensor:
     """Exponentiated Renyi-2 divergence d_2(P || Q) = E_Q[w^2] = 1 + Var_Q[w] (Metelli et al. 2020, Remark 1).
 
-    Arguments and shape as in `effective_sample_size`. The plain estimate is the mean of w^2, unbiased. The
-    self-normalised one divides by (mean w)^2, is in [1, N], and equals N / effective sample size. NaN for an empty
-    group; the self-normalised one also for weights that are all 0.
+    Arguments and shape as in `effective_sample_size`. The plain estimate is the mean of w^2, unbiased; NaN for an empty
+    group. The self-normalised one divides by (mean w)^2 and is N / effective sample size; NaN also if all w are 0.
     """
-    log_count_G, log_sum_G, log_sum_squares_G = _log_moments(log_weights, mask, group)
+    log_count_G, log_sum_G, log_sum_squares_G = _checked_log_moments(log_weights, mask, group)
     log_d2_G = log_sum_squares_G - log_count_G
     if self_normalised:
         log_d2_G = log_d2_G - 2 * (log_sum_G - log_count_G)
@@ -156,39 +153,42 @@ def version_statistics(
 
     Args:
         log_ratio_BT: [B, T] nats, log p - log q_own of each token.
-        version_BT: [B, T] integer, policy version each token was sampled by.
+        version_BT: [B, T] integer, policy version that sampled the token.
         mask_BT: [B, T] bool or 0/1, generated tokens, at least one and all finite; the rest is never read.
     """
-    shapes = [tuple(tensor.shape) for tensor in (log_ratio_BT, version_BT, mask_BT)]
-    if len(set(shapes)) != 1:
+    if len(shapes := {tuple(tensor.shape) for tensor in (log_ratio_BT, version_BT, mask_BT)}) != 1:
         raise ValueError(f"log_ratio_BT, version_BT, mask_BT: shapes must be equal, got {shapes}")
     keep_BT = mask_BT.bool()
     log_ratio_N = log_ratio_BT.detach()[keep_BT].double()
-    if log_ratio_N.numel() == 0 or not log_ratio_N.isfinite().all():
-        bad = int((~log_ratio_N.isfinite()).sum())
-        raise ValueError(f"log_ratio_BT: {log_ratio_N.numel()} tokens, {bad} not finite; must be >= 1 and 0")
+    finite = int(log_ratio_N.isfinite().sum())
+    if not 0 < finite == len(log_ratio_N):
+        raise ValueError(f"log_ratio_BT: {finite} of {len(log_ratio_N)} generated tokens finite; must be all, and >= 1")
     versions_J, version_N = torch.unique(version_BT[keep_BT], return_inverse=True)
-    per_version = _ratio_statistics(log_ratio_N, version_N, len(versions_J))
-    overall = _ratio_statistics(log_ratio_N, torch.zeros_like(version_N), 1)
-    return dict(zip([*versions_J.tolist(), "overall"], per_version + overall, strict=True))
+    rows = _ratio_statistics(log_ratio_N, version_N, len(versions_J))
+    rows += _ratio_statistics(log_ratio_N, torch.zeros_like(version_N), 1)
+    return dict(zip([*versions_J.tolist(), "overall"], rows, strict=True))
 
 
 def _ratio_statistics(log_ratio_N: Tensor, group_N: Tensor, num_groups: int) -> list[RatioStatistics]:
-    ratio_N = _saturating_exp(log_ratio_N)
+    log_count_G, log_sum_G, log_sum_squares_G = _log_moments(log_ratio_N, group_N, num_groups)
     k3_N = torch.expm1(log_ratio_N.clamp(max=MAX_LOG)) - log_ratio_N
-    zeros_G = ratio_N.new_zeros(num_groups)
-    tokens_G = torch.bincount(group_N, minlength=num_groups)
+    count_G = torch.bincount(group_N, minlength=num_groups)
+    edge_G = log_ratio_N.new_zeros(num_groups)
     columns = {
-        "tokens": tokens_G,
-        "ratio_mean": zeros_G.index_add(0, group_N, ratio_N) / tokens_G,
-        "ratio_max": zeros_G.scatter_reduce(0, group_N, ratio_N, "amax", include_self=False),
-        "ratio_min": zeros_G.scatter_reduce(0, group_N, ratio_N, "amin", include_self=False),
-        "k3_kl": zeros_G.index_add(0, group_N, k3_N) / tokens_G,
-        "ess_tok": effective_sample_size(log_ratio_N, group=group_N),
-        "renyi2": renyi2_exponentiated(log_ratio_N, group=group_N),
+        "tokens": count_G,
+        "ratio_mean": _saturating_exp(log_sum_G - log_count_G),
+        "ratio_max": _saturating_exp(edge_G.scatter_reduce(0, group_N, log_ratio_N, "amax", include_self=False)),
+        "ratio_min": _saturating_exp(edge_G.scatter_reduce(0, group_N, log_ratio_N, "amin", include_self=False)),
+        "k3_kl": torch.zeros_like(edge_G).index_add(0, group_N, k3_N) / count_G,
+        "ess_tok": _ess(log_sum_G, log_sum_squares_G),
+        "renyi2": _saturating_exp(log_sum_squares_G - log_count_G),
     }
     rows = zip(*(column_G.tolist() for column_G in columns.values()), strict=True)
     return [cast(RatioStatistics, dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _ess(log_sum_G: Tensor, log_sum_squares_G: Tensor) -> Tensor:
+    return torch.where(torch.isneginf(log_sum_G), 0.0, (2 * log_sum_G - log_sum_squares_G).exp())
 
 
 def _saturating_exp(log_values: Tensor) -> Tensor:
@@ -207,44 +207,44 @@ def _log_mixture(name: str, log_q: Tensor, shape: torch.Size, counts: Tensor, ma
     """log sum_j alpha_j q_j of trajectories, `shape` [B], or of prefixes, `shape` [B, T]."""
     expected_mask = None if len(shape) == 1 else shape
     if len(shape) > 2 or log_q.shape[1:] != shape or (None if mask_BT is None else mask_BT.shape) != expected_mask:
-        got = [None if tensor is None else tuple(tensor.shape) for tensor in (log_q, mask_BT)]
         raise ValueError(
-            f"{name}, mask_BT: shapes {got} do not fit log_p {tuple(shape)}; trajectories are [B] without "
-            "a mask, tokens [B, T] with one; log_q has one more axis in front"
+            f"{name} {tuple(log_q.shape)} does not fit log_p {tuple(shape)}, or mask_BT is missing or does not fit: "
+            "trajectories are [B] without a mask, tokens [B, T] with one; log_q has one more axis in front"
         )
     if counts.shape not in (log_q.shape[:1], log_q.shape[:2]):
         raise ValueError(f"counts {tuple(counts.shape)}: must be [J] or [J, B] of log_q {tuple(log_q.shape)}")
-    counts = counts.double().reshape(*counts.shape, *[1] * (log_q.ndim - counts.ndim))
+    counts = counts.to(log_q.device, torch.float64).reshape(*counts.shape, *[1] * (log_q.ndim - counts.ndim))
     total = counts.sum(0)
     if not (counts.isfinite().all() and (counts >= 0).all() and (total >= 1).all()):
-        raise ValueError("counts: must be >= 0, with at least one trajectory in each column")
-    known = counts > 0
-    log_q = _prefix_log_probs(name, torch.where(known, log_q, 0.0), mask_BT)
-    log_mixture = torch.logsumexp(torch.where(known, log_q, -torch.inf) + counts.log() - total.log(), dim=0)
+        raise ValueError("counts: must be >= 0 and finite, with at least one trajectory in each column")
+    log_q = _prefix_log_probs(name, torch.where(counts > 0, log_q, 0.0), mask_BT)
+    log_mixture = torch.logsumexp(log_q + counts.log() - total.log(), dim=0)
     if torch.isneginf(log_mixture).any():
         raise ValueError(f"{name}: probability 0 for a trajectory under all its behaviour policies; one generated it")
     return log_mixture
 
 
-def _log_moments(log_weights: Tensor, mask: Tensor | None, group: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Per group: log N, log sum w, log sum w^2; each [G] float64, or a scalar without `group`."""
+def _checked_log_moments(log_weights: Tensor, mask: Tensor | None, group: Tensor | None) -> tuple[Tensor, ...]:
+    """`_log_moments` of checked input; scalars without `group`."""
     group_all = torch.zeros_like(log_weights, dtype=torch.int64) if group is None else group.long()
     keep = torch.ones_like(group_all, dtype=torch.bool) if mask is None else mask.bool()
     if not log_weights.shape == group_all.shape == keep.shape:
         raise ValueError(f"mask, group: must be of log_weights' shape {tuple(log_weights.shape)}")
     if group_all.numel() == 0 or int(group_all.min()) < 0:
         raise ValueError("log_weights must not be empty, group must be >= 0")
-    num_groups = int(group_all.max()) + 1
-    group_N, values_N = group_all[keep], log_weights.detach()[keep].double()
+    values_N = log_weights.detach()[keep].double()
     if not (values_N < torch.inf).all():
         raise ValueError("log_weights: NaN or +inf under the mask")
-    terms = (torch.zeros_like(values_N), values_N, 2 * values_N)
-    moments_G = [_grouped_logsumexp(term_N, group_N, num_groups) for term_N in terms]
-    log_count_G, log_sum_G, log_sum_squares_G = moments_G if group is not None else [m.squeeze(0) for m in moments_G]
-    return log_count_G, log_sum_G, log_sum_squares_G
+    moments_G = _log_moments(values_N, group_all[keep], int(group_all.max()) + 1)
+    return moments_G if group is not None else tuple(moment_G[0] for moment_G in moments_G)
 
 
-def _grouped_logsumexp(values_N: Tensor, group_N: Tensor, num_groups: int) -> Tensor:
-    peak_G = values_N.new_full((num_groups,), -torch.inf).scatter_reduce(0, group_N, values_N, "amax")
+def _log_moments(values_N: Tensor, group_N: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Per group, [G] float64: log N, log sum w, log sum w^2 for w = e^values."""
+    zeros_G = values_N.new_zeros(num_groups)
+    peak_G = (zeros_G - torch.inf).scatter_reduce(0, group_N, values_N, "amax")
     shift_G = torch.where(peak_G.isfinite(), peak_G, 0.0)
-    return values_N.new_zeros(num_groups).index_add(0, group_N, (values_N - shift_G[group_N]).exp()).log() + shift_G
+    shifted_N = (values_N - shift_G[group_N]).exp()
+    log_count_G = torch.bincount(group_N, minlength=num_groups).double().log()
+    log_sum_G = zeros_G.index_add(0, group_N, shifted_N).log() + shift_G
+    return log_count_G, log_sum_G, zeros_G.index_add(0, group_N, shifted_N.square()).log() + 2 * shift_G

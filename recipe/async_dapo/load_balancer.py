@@ -6,6 +6,7 @@ verl creates it through `rollout.router_config_path`; it serves verl's `RequestL
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray.exceptions import RayActorError
 
 from .aio import await_all
 from .core.leases import Grant, LeaseTable
+from .core.trajectory import Attachment
 
 logger = logging.getLogger(__name__)
 
@@ -40,17 +42,20 @@ class GlobalLoadBalancer:
 
     Args:
         servers: server id -> vLLM server actor.
-        options: the router yaml: `max_loads_per_server` [requests, >= 1], `pool_size` [requests or None].
+        options: the router yaml: `max_loads_per_server` [requests, >= 1], `pool_size` [requests or None],
+            `pause_mode`: what `stop` does to running requests, `abort` or `keep` (see `AsyncDAPOServer`).
     """
 
     def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
         self._table = LeaseTable(
             max_inflight_per_server=options["max_loads_per_server"], pool_size=options.get("pool_size")
         )
+        self._pause_mode = options.get("pause_mode", "abort")
         self._handles = dict(servers)
         self._table.add_servers(servers)
         self._waiters: dict[str, asyncio.Future[tuple[str, ActorHandle] | None]] = {}
         self._is_open = True
+        self._released = asyncio.Event()  # replaced whenever a lease comes back
         self._reset_stats()
 
     async def acquire_server(
@@ -94,6 +99,26 @@ class GlobalLoadBalancer:
             waiter.set_result(None)
         self._note_inflight()
         self._deliver(self._table.release(name))
+        self._released.set()
+        self._released = asyncio.Event()
+
+    async def server_of(self, lease_id: str) -> tuple[str, ActorHandle] | None:
+        """Where a request that was frozen in its engine is; None if its server is gone."""
+        server_id = self._table.server_of(lease_id)
+        return None if server_id is None else (server_id, self._handles[server_id])
+
+    async def abandon(self, attachments: list[Attachment]) -> None:
+        """Take frozen requests out of their engines and give their leases back."""
+        for attachment in attachments:
+            if (handle := self._handles.get(attachment.server_id)) is not None:
+                handle.abort_requests.remote([attachment.lease_id], forget=True)
+            await self.release_server(attachment.server_id, lease_id=attachment.lease_id)
+
+    async def all_returned(self, kept_lease_ids: Collection[str]) -> None:
+        """Wait until no lease is out but those of frozen requests: releases are not awaited by those who send them."""
+        kept = set(kept_lease_ids)
+        while not self._table.held_lease_ids <= kept:
+            await self._released.wait()
 
     async def stop(self) -> float:
         """Void all waiting requests and stop every server. Returns when all engines are idle, with the seconds taken."""
@@ -101,7 +126,7 @@ class GlobalLoadBalancer:
         self._is_open = False
         for lease_id in self._table.withdraw_waiting():
             self._waiters[lease_id].set_result(None)
-        await await_all(self._tell(server_id, "stop_generation") for server_id in list(self._handles))
+        await await_all(self._tell(server_id, "stop_generation", self._pause_mode) for server_id in list(self._handles))
         return time.monotonic() - started
 
     async def open(self) -> None:
@@ -112,7 +137,7 @@ class GlobalLoadBalancer:
     async def add_servers(self, servers: dict[str, ActorHandle]) -> None:
         self._handles.update(servers)
         if not self._is_open:
-            await await_all(self._tell(server_id, "stop_generation") for server_id in servers)
+            await await_all(self._tell(server_id, "stop_generation", self._pause_mode) for server_id in servers)
         self._deliver(self._table.add_servers(servers))
 
     async def remove_servers(self, server_ids: list[str]) -> None:
@@ -169,9 +194,9 @@ class GlobalLoadBalancer:
             self._waiters[grant.lease_id].set_result((grant.server_id, self._handles[grant.server_id]))
         self._inflight_max = max(self._inflight_max, self._table.total_inflight)
 
-    async def _tell(self, server_id: str, method: str) -> None:
+    async def _tell(self, server_id: str, method: str, *args: Any) -> None:
         try:
-            await getattr(self._handles[server_id], method).remote()
+            await getattr(self._handles[server_id], method).remote(*args)
         except RayActorError:
             logger.error("server %s is dead: removed from the pool", server_id)
             await self.remove_servers([server_id])

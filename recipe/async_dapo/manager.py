@@ -19,7 +19,7 @@ from .config import AsyncDAPOConfig
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent, RoundSpec, Ticket
 from .core.pool import Dispatch
 from .core.round import RoundSummary
-from .core.trajectory import PromptGroup, Trajectory
+from .core.trajectory import Attachment, PromptGroup, Trajectory
 from .load_balancer import LoadBalancerStats
 from .worker import AsyncDAPOAgentLoopWorker, RoundOrder, WorkerReport
 
@@ -111,10 +111,13 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """
         reports: list[WorkerReport] = self._get(self._worker_refs, timeout_s=self._options.stop_timeout_s)
         self._worker_refs = []
+        unfinished = [group for report in reports for group in report.unfinished]
+        kept_lease_ids = [attachment.lease_id for group in unfinished for attachment in group.attachments()]
+        self._get(self._balancer.all_returned.remote(kept_lease_ids))
         summary, stop_latency_s = self._get(self._coordinator.close_round.remote(self._round_id))
         return RoundResult(
             summary=summary,
-            unfinished=[group for report in reports for group in report.unfinished],
+            unfinished=unfinished,
             reward_retries=sum(report.reward_retries for report in reports),
             diverged_tok=sum(report.diverged_tok for report in reports),
             reprefilled_tok=[length for report in reports for length in report.reprefilled_tok],
@@ -122,6 +125,11 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             stop_latency_s=stop_latency_s,
             balancer=self._get(self._balancer.take_stats.remote()),
         )
+
+    def abandon(self, attachments: Sequence[Attachment]) -> None:
+        """Take requests that nobody will continue out of their engines."""
+        if attachments:
+            self._get(self._balancer.abandon.remote(list(attachments)))
 
     def open_engines(self) -> None:
         """Let the servers generate, under the weights they now have."""

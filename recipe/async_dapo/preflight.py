@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from .config import AsyncDAPOConfig, ConfigError
+from .correction import check_importance_sampling
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,13 @@ def check_verl_options(config: DictConfig, options: AsyncDAPOConfig) -> None:
             f"must be below {limit}, the concurrent calls of a vLLM server actor: weight updates and the stop would "
             "wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs",
         )
+    if options.keeps_kv and rollout.free_cache_engine:
+        raise ConfigError(
+            "actor_rollout_ref.rollout.free_cache_engine",
+            True,
+            "an engine that sleeps loses its KV cache; set it to False for async_dapo.rollout_strategy="
+            "partial_stale_kv, or choose partial",
+        )
     overlong = config.reward.reward_kwargs.overlong_buffer_cfg
     limit_tok = config.reward.reward_kwargs.max_resp_len
     if overlong.enable and not 1 <= overlong.len <= limit_tok:
@@ -83,23 +91,7 @@ def check_verl_options(config: DictConfig, options: AsyncDAPOConfig) -> None:
             "the filter judges a raw metric of the reward function, such as acc or score: the final reward holds the "
             "overlong penalty, with which an all-wrong group can pass",
         )
-    _check_correction(config)
-
-
-def _check_correction(config: DictConfig) -> None:
-    """In bypass mode, verl's V1 trainer reads the correction from the loss's own options, and only with its own loss."""
-    correction = config.algorithm.rollout_correction
-    if not correction.bypass_mode:
-        return
-    for name in ("rollout_is", "rollout_rs"):
-        value = correction[name]
-        if value is not None:
-            raise ConfigError(
-                f"algorithm.rollout_correction.{name}",
-                value,
-                "verl's V1 trainer ignores it in bypass mode; set algorithm.rollout_correction.bypass_mode=False, or "
-                "leave it null",
-            )
+    check_importance_sampling(config)
 
 
 # (key, accepted values, why another would be wrong)

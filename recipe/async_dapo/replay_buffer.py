@@ -64,6 +64,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._num_gen_batches = 0
         dispatch = self.pool.dispatch(step)
         store.forget_groups(dispatch.retired_uids, partition_id=store.TRAIN)
+        self.manager.abandon(dispatch.retired_attachments)
         missing = self.pool.missing_for_round()
         if missing:
             self._draw_batch(missing)

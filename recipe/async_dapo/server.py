@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -10,14 +11,49 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-ABORTED = "aborted"  # verl's stop reason of an interrupted request
+from .engine_requests import ABORTED, PAUSED, UNKNOWN
+
+PAUSE_MODES = ("abort", "keep")
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request in the engine, and what of its output has not been delivered yet."""
+
+    finished: asyncio.Task[TokenOutput]
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    segments: list[tuple[int, int]] = field(default_factory=list)  # (policy version, tokens)
+    finish_reason: str | None = None
+
+    def add(self, version: int, token_ids: list[int], log_probs: list[float]) -> None:
+        if not token_ids:
+            return
+        self.token_ids += token_ids
+        self.log_probs += log_probs
+        if self.segments and self.segments[-1][0] == version:
+            self.segments[-1] = (version, self.segments[-1][1] + len(token_ids))
+        else:
+            self.segments.append((version, len(token_ids)))
+
+    def deliver(self, stop_reason: str | None, version: int | None) -> TokenOutput:
+        """Everything since the last delivery."""
+        output = TokenOutput(
+            token_ids=self.token_ids,
+            log_probs=self.log_probs,
+            stop_reason=stop_reason,
+            extra_fields={"global_steps": version, "segments": self.segments, "finish_reason": self.finish_reason},
+        )
+        self.token_ids, self.log_probs, self.segments = [], [], []
+        return output
 
 
 class StampingEngine:
-    """vLLM's engine, whose `generate` yields a request's first chunk and then its whole output once.
+    """vLLM's engine, whose `generate` yields a request's first chunk and its last one.
 
-    It reads the engine's output in increments, so that the front end's work per token does not grow with the length of
-    the response, and notes the policy version at which every increment arrived.
+    The output is read in increments, so that the front end's work per token does not grow with the length of the
+    response; every increment is noted with the policy version under which it arrived. Prompts are salted with that
+    version, so that no request meets prefix-cache entries of older weights.
     """
 
     def __init__(self, engine: Any, server: "AsyncDAPOServer") -> None:
@@ -28,56 +64,38 @@ class StampingEngine:
         return getattr(self._engine, name)
 
     async def generate(
-        self, *, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+        self, *, prompt: dict[str, Any], sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncIterator[RequestOutput]:
         sampling_params.output_kind = RequestOutputKind.DELTA
-        token_ids: list[int] = []
-        log_probs: list[Any] = []
-        stamps: list[tuple[int, int]] = []  # (policy version, tokens)
-        chunk = None
-        async for chunk in self._engine.generate(
-            sampling_params=sampling_params, request_id=request_id, **kwargs
-        ):
-            if chunk.outputs:
-                completion = chunk.outputs[0]
-                _stamp(stamps, self._server.global_steps, len(completion.token_ids))
-                token_ids.extend(completion.token_ids)
-                log_probs.extend(completion.logprobs or ())
-            if self._server.is_stopped and not chunk.finished:
+        salted = {**prompt, "cache_salt": f"policy-{self._server.global_steps}"}
+        stream = self._engine.generate(
+            prompt=salted, sampling_params=sampling_params, request_id=request_id, **kwargs
+        )
+        is_first = True
+        async for chunk in stream:
+            self._server.note_chunk(request_id, chunk)
+            if self._server.is_aborting and not chunk.finished:
                 await self._engine.abort(request_id)  # it was being admitted when the others were aborted
-            if not chunk.finished:
+            if is_first or chunk.finished:
                 yield chunk
-        assert chunk is not None, "the engine ended a request without an output"
-        if chunk.outputs:
-            completion = chunk.outputs[0]
-            completion.token_ids = token_ids
-            completion.logprobs = log_probs or None
-            self._server.note_finish(request_id, stamps, completion.finish_reason)
-        yield chunk
-
-
-def _stamp(stamps: list[tuple[int, int]], version: int, num_tokens: int) -> None:
-    if num_tokens == 0:
-        return
-    if stamps and stamps[-1][0] == version:
-        stamps[-1] = (version, stamps[-1][1] + num_tokens)
-    else:
-        stamps.append((version, num_tokens))
+            is_first = False
 
 
 class AsyncDAPOServer(vLLMHttpServer):
-    """verl's vLLM server with a gate: `stop_generation` aborts everything, `allow_generation` opens it again.
+    """verl's vLLM server with a gate: `stop_generation` interrupts everything, `allow_generation` opens it again.
 
-    An interrupted request returns what it has generated, with `stop_reason="aborted"`. Every output carries
-    `extra_fields["segments"]`, pairs of (policy version, tokens), and the engine's own `finish_reason`.
+    An output holds the tokens since the last delivery of the request, its `stop_reason` says whether the request is
+    over (`aborted`, `completed`) or still in the engine (`paused`: `reattach` goes on with it). `extra_fields` has
+    `segments`, pairs of (policy version, tokens), and the engine's own `finish_reason`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.is_stopped = False
-        self._active: set[str] = set()
+        self.is_aborting = False
+        self._is_stopped = False
+        self._is_paused = asyncio.Event()
         self._idle = asyncio.Event()
-        self._finished: dict[str, tuple[list[tuple[int, int]], str | None]] = {}
+        self._requests: dict[str, _Request] = {}
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
@@ -86,45 +104,90 @@ class AsyncDAPOServer(vLLMHttpServer):
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> TokenOutput:
-        if self.is_stopped:
-            return TokenOutput(
-                token_ids=[],
-                log_probs=[],
-                stop_reason=ABORTED,
-                extra_fields={"global_steps": self.global_steps, "segments": [], "finish_reason": "abort"},
-            )
-        self._active.add(request_id)
+        if self._is_stopped:
+            return _empty(ABORTED, self.global_steps)
+        task = asyncio.ensure_future(super().generate(prompt_ids, sampling_params, request_id, **kwargs))
+        self._requests[request_id] = _Request(task)
         self._idle.clear()
+        task.add_done_callback(lambda _: self._note_end())
+        return await self.reattach(request_id)
+
+    async def reattach(self, request_id: str) -> TokenOutput:
+        """Wait for a request that is in the engine: for its end, or for the next pause."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return _empty(UNKNOWN, self.global_steps)
+        paused = asyncio.ensure_future(self._is_paused.wait())
         try:
-            output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
-            segments, finish_reason = self._finished.get(request_id, ([], None))
-            output.extra_fields["segments"] = segments
-            output.extra_fields["finish_reason"] = finish_reason
-            return output
+            await asyncio.wait({request.finished, paused}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._finished.pop(request_id, None)
-            self._active.discard(request_id)
-            if not self._active:
-                self._idle.set()
+            paused.cancel()
+        if not request.finished.done():
+            return request.deliver(PAUSED, self.global_steps)
+        self._requests.pop(request_id, None)
+        return request.deliver(request.finished.result().stop_reason, self.global_steps)
 
-    def note_finish(self, request_id: str, stamps: list[tuple[int, int]], finish_reason: str | None) -> None:
-        self._finished[request_id] = (stamps, finish_reason)
+    async def stop_generation(self, mode: str = "abort") -> int:
+        """Interrupt every request and refuse further ones. Returns their number, when the engine is idle.
 
-    async def stop_generation(self) -> int:
-        """Abort every request and refuse further ones. Returns their number, when the engine is idle."""
-        self.is_stopped = True
-        aborted = list(self._active)
-        if aborted:
-            await self.engine.abort(aborted)
+        Args:
+            mode: `abort` ends the requests; `keep` freezes them with their KV cache until `allow_generation`.
+        """
+        assert mode in PAUSE_MODES, f"mode={mode}: must be one of {PAUSE_MODES}"
+        self._is_stopped = True
+        running = [request_id for request_id, request in self._requests.items() if not request.finished.done()]
+        if mode == "keep":
+            await self.engine.pause_generation(mode="keep", clear_cache=False)
+            self._is_paused.set()
+        elif running:
+            self.is_aborting = True
+            await self.engine.abort(running)
             await self._idle.wait()
-        return len(aborted)
-
-    async def abort_requests(self, request_ids: list[str]) -> None:
-        """Interrupt some requests; unknown ones are ignored."""
-        await self.engine.abort([request_id for request_id in request_ids if request_id in self._active])
+        return len(running)
 
     async def allow_generation(self) -> None:
-        self.is_stopped = False
+        if self._is_paused.is_set():
+            self._is_paused.clear()
+            await self.engine.resume_generation()
+        self.is_aborting = False
+        self._is_stopped = False
+
+    async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
+        """Interrupt some requests; unknown ones are ignored.
+
+        Args:
+            forget: nobody will fetch what they have generated.
+        """
+        known = [request_id for request_id in request_ids if request_id in self._requests]
+        await self.engine.abort(known)
+        if forget:
+            for request_id in known:
+                self._requests.pop(request_id, None)
+
+    def note_chunk(self, request_id: str, chunk: RequestOutput) -> None:
+        request = self._requests.get(request_id)
+        if request is None or not chunk.outputs:
+            return
+        completion = chunk.outputs[0]
+        log_probs = [
+            position[token].logprob
+            for token, position in zip(completion.token_ids, completion.logprobs or (), strict=bool(completion.logprobs))
+        ]
+        request.add(self.global_steps, list(completion.token_ids), log_probs)
+        request.finish_reason = completion.finish_reason
+
+    def _note_end(self) -> None:
+        if all(request.finished.done() for request in self._requests.values()):
+            self._idle.set()
+
+
+def _empty(stop_reason: str, version: int | None) -> TokenOutput:
+    return TokenOutput(
+        token_ids=[],
+        log_probs=[],
+        stop_reason=stop_reason,
+        extra_fields={"global_steps": version, "segments": [], "finish_reason": None},
+    )
 
 
 class AsyncDAPOReplica(vLLMReplica):

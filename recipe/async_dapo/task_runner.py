@@ -9,6 +9,7 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
+from .config import AsyncDAPOConfig
 from .correction import wire_importance_sampling
 from .manager import AsyncDAPOAgentLoopManager
 from .server import register_replica
@@ -21,13 +22,16 @@ class AsyncDAPOTaskRunner:
     def run(self, config: DictConfig) -> None:
         """Build everything, train to the end, and close the data plane whatever happens."""
         configure_verl_logging()
-        logging.getLogger(__package__).setLevel(logging.INFO)
+        _configure_logging()
         register_replica()
         OmegaConf.resolve(config)
         wire_importance_sampling(config)
+        options = AsyncDAPOConfig.from_hydra(config)
         with open_dict(config):
             config.transfer_queue.enable = True
-            config.actor_rollout_ref.rollout.router_config_path = _write_router_config(config)
+            if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
+                config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
+            config.actor_rollout_ref.rollout.router_config_path = _write_router_config(options)
         tq.init(config.transfer_queue)
         trainer = None
         succeeded = False
@@ -48,15 +52,26 @@ class AsyncDAPOTaskRunner:
             tq.close()
 
 
-def _write_router_config(config: DictConfig) -> str:
+def _configure_logging() -> None:
+    """The recipe's own log lines, shown like verl's."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
+    package_logger = logging.getLogger(__package__)
+    package_logger.handlers = [handler]
+    package_logger.setLevel(logging.INFO)
+    package_logger.propagate = False
+
+
+def _write_router_config(options: AsyncDAPOConfig) -> str:
     """The file through which verl creates our load balancer, on the node where it does."""
     path = Path(tempfile.mkdtemp(prefix="async_dapo_")) / "router.yaml"
-    options = {
+    router = {
         "router_class": f"{__package__}.load_balancer.GlobalLoadBalancerActor",
-        "max_loads_per_server": config.async_dapo.max_loads_per_server,
-        "pool_size": config.async_dapo.rollout_pool_size,
+        "max_loads_per_server": options.max_loads_per_server,
+        "pool_size": options.rollout_pool_size,
+        "pause_mode": "keep" if options.keeps_kv else "abort",
     }
-    OmegaConf.save(options, path)
+    OmegaConf.save(router, path)
     return str(path)
 
 

@@ -54,7 +54,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         return {}
 
     def on_sample_end(self) -> None:
-        self.checkpoint_manager.sleep_replicas()
+        if not self.options.keeps_kv:
+            self.checkpoint_manager.sleep_replicas()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 

@@ -5,7 +5,7 @@ Pure state machine behind `GlobalLoadBalancer`. Every call returns the leases it
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +67,16 @@ class LeaseTable:
         return len(self._held)
 
     @property
+    def held_lease_ids(self) -> Set[str]:
+        return self._held.keys()
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    def server_of(self, lease_id: str) -> str | None:
+        """The server a lease is held on."""
+        return self._held.get(lease_id)
 
     def is_waiting(self, lease_id: str) -> bool:
         return lease_id in self._waiting

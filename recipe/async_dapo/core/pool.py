@@ -17,7 +17,7 @@ from .over_sampling import OverSampling
 from .round import RoundSummary
 from .staleness import StalenessLimit
 from .stop_rules import StopRuleName
-from .trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
+from .trajectory import Attachment, GroupOutcome, PromptGroup, Trajectory, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,7 @@ class Dispatch:
     must_finish: frozenset[str] = frozenset()  # would be too stale in the next step
     retired_uids: tuple[str, ...] = ()
     retired_tok: int = 0
+    retired_attachments: tuple[Attachment, ...] = ()  # to be taken out of their engines
     resumed: int = 0
 
     def extended(self, later: "Dispatch") -> "Dispatch":
@@ -50,6 +51,7 @@ class Dispatch:
             must_finish=self.must_finish | later.must_finish,
             retired_uids=self.retired_uids + later.retired_uids,
             retired_tok=self.retired_tok + later.retired_tok,
+            retired_attachments=self.retired_attachments + later.retired_attachments,
             resumed=self.resumed + later.resumed,
         )
 
@@ -127,7 +129,9 @@ class PromptPool:
 
     def dispatch(self, step: int) -> Dispatch:
         """All groups at hand in order of start: resumed ones first, oldest and then longest, then waiting ones."""
-        retired_uids, retired_tok = self._retire(step)
+        retired = self._too_stale(step)
+        attachments = tuple(attachment for group in retired for attachment in group.attachments())
+        retired_tok = self._retire(retired, step)
         resumed = sorted(self._buffered, key=lambda group: (-group.age, -group.generated_tok))
         groups = [*resumed, *self._waiting]
         self._buffered.clear()
@@ -140,8 +144,9 @@ class PromptPool:
                 for group in resumed
                 if self._staleness.must_finish(min(group.versions(), default=None), step)
             ),
-            retired_uids=retired_uids,
+            retired_uids=tuple(group.uid for group in retired),
             retired_tok=retired_tok,
+            retired_attachments=attachments,
             resumed=len(resumed),
         )
 
@@ -194,6 +199,8 @@ class PromptPool:
         self._buffered = list(state["buffered"])
         self._carried = list(state["carried"])
         self.ledger = state["ledger"]
+        for group in self._buffered:
+            group.detach()
         self.check_ledger()
 
     def _carry_valid(self, summary: RoundSummary) -> None:
@@ -253,19 +260,21 @@ class PromptPool:
             trajectory.age += 1
         self._buffered.append(group)
 
-    def _retire(self, step: int) -> tuple[tuple[str, ...], int]:
-        """Give up what could not be trained on any more, and queue its prompts again, in front."""
-        retired: list[PromptGroup] = []
-        for carried in self._carried:
-            if self._staleness.is_too_stale(carried.newest_version, step):
-                retired.append(carried.group)
-        for group in self._buffered:
-            if self._staleness.is_too_stale(max(group.versions(), default=None), step):
-                retired.append(group)
-        uids = {group.uid for group in retired}
+    def _too_stale(self, step: int) -> list[PromptGroup]:
+        """Groups of which no token could be trained on any more."""
+        carried = [c.group for c in self._carried if self._staleness.is_too_stale(c.newest_version, step)]
+        buffered = [
+            group
+            for group in self._buffered
+            if self._staleness.is_too_stale(max(group.versions(), default=None), step)
+        ]
+        return carried + buffered
+
+    def _retire(self, groups: list[PromptGroup], step: int) -> int:
+        """Give groups up, and queue their prompts again, in front. Returns the tokens thrown away."""
+        uids = {group.uid for group in groups}
         self._carried = [carried for carried in self._carried if carried.uid not in uids]
         self._buffered = [group for group in self._buffered if group.uid not in uids]
-        retired_tok = sum(group.restart() for group in retired)
         again = [
             PromptGroup(
                 uid=self._new_uid(),
@@ -273,9 +282,9 @@ class PromptPool:
                 drawn_at_step=step,
                 trajectories=[Trajectory(session_id=t.session_id) for t in group.trajectories],
             )
-            for group in retired
+            for group in groups
         ]
-        self.ledger.retired += len(retired)
+        self.ledger.retired += len(groups)
         self.ledger.drawn += len(again)
         self._waiting.extendleft(reversed(again))
-        return tuple(uids), retired_tok
+        return sum(group.restart() for group in groups)

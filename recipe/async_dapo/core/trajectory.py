@@ -23,6 +23,14 @@ class Segment:
         assert len(self.token_ids) == len(self.rollout_log_probs), "a token without its behaviour log-prob"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """An unfinished request that is still in its engine, frozen with its KV cache, and the lease it holds."""
+
+    server_id: str
+    lease_id: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Turn:
     """One request of an agent loop to the engines, whole or interrupted."""
@@ -31,6 +39,7 @@ class Turn:
     prompt_len_tok: int
     segments: list[Segment] = field(default_factory=list)
     finish_reason: str | None = None  # the engine's own word; None while the turn is unfinished
+    attachment: Attachment | None = None
 
     @property
     def generated_tok(self) -> int:
@@ -119,6 +128,17 @@ class PromptGroup:
     def versions(self) -> set[int]:
         """Policy versions that sampled any of its tokens."""
         return {version for trajectory in self.trajectories for version, _ in trajectory.stamps}
+
+    def attachments(self) -> list[Attachment]:
+        """Its requests that are still in an engine."""
+        turns = (turn for trajectory in self.trajectories for turn in trajectory.turns)
+        return [turn.attachment for turn in turns if turn.attachment is not None]
+
+    def detach(self) -> None:
+        """Forget requests of engines that are gone: they are continued by a new prefill."""
+        for trajectory in self.trajectories:
+            for turn in trajectory.turns:
+                turn.attachment = None
 
     def restart(self) -> int:
         """Throw away all the group has generated. Returns the number of tokens lost."""

@@ -1,0 +1,132 @@
+"""One request to one engine: lease a slot, send, record what comes back, give the slot back."""
+
+import asyncio
+import logging
+from typing import Any
+from uuid import uuid4
+
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+from verl.workers.rollout.replica import TokenOutput
+
+from .aio import resolve, run_to_completion
+from .core.recording import append_tokens
+from .core.trajectory import Attachment, Turn
+
+logger = logging.getLogger(__name__)
+
+# Stop reasons of our servers (`server.AsyncDAPOServer`).
+ABORTED = "aborted"  # ended before its time; also verl's word
+PAUSED = "paused"  # still in the engine, with its KV cache
+UNKNOWN = "unknown"  # no such request in this engine
+
+
+class TrajectoryInterrupted(asyncio.CancelledError):
+    """The round stopped under a trajectory; what it has generated is in its record.
+
+    A cancellation, so that agent loops that catch `Exception` do not swallow it and siblings are left alone.
+    """
+
+
+class EnginesUnavailable(RuntimeError):
+    """No server is left to generate on: training cannot go on."""
+
+
+class EngineRequests:
+    """Sends requests through the load balancer and records their tokens, whatever happens to the caller.
+
+    Args:
+        balancer: the load balancer actor.
+        cleanup_timeout_s: longest wait for an interrupted request to come back [s].
+    """
+
+    def __init__(self, balancer: ActorHandle, *, cleanup_timeout_s: float) -> None:
+        self._balancer = balancer
+        self._cleanup_timeout_s = cleanup_timeout_s
+
+    async def advance(
+        self, turn: Turn, request_id: str, prompt_ids: list[int], params: dict[str, Any], options: dict[str, Any]
+    ) -> str | None:
+        """Continue an unfinished turn: by the request that is still in its engine, or by a new one.
+
+        Args:
+            request_id: the trajectory's name, for sticky routing.
+            prompt_ids: the prompt and what the turn has generated.
+            params: sampling parameters with `max_tokens`.
+            options: further arguments of the server's `generate`.
+
+        Returns:
+            The engine's finish reason; None if the request was lost with its server: the caller tries again.
+
+        Raises:
+            TrajectoryInterrupted: when the engines stop. The tokens so far are in `turn`.
+            EnginesUnavailable: when no server is left.
+        """
+        attachment, turn.attachment = turn.attachment, None
+        lease_id = uuid4().hex if attachment is None else attachment.lease_id
+        server_id, is_kept = "", False
+        try:
+            leased = await self._lease(request_id, lease_id, attachment)
+            if leased is None and attachment is None:
+                raise TrajectoryInterrupted("stopped before the request was sent")
+            if leased is None:
+                return None
+            server_id, server = leased
+            if attachment is None:
+                call = server.generate.remote(
+                    prompt_ids=prompt_ids, sampling_params=params, request_id=lease_id, **options
+                )
+            else:
+                call = server.reattach.remote(lease_id)
+            output = await self._receive(call, server, lease_id, turn)
+            is_kept = output.stop_reason == PAUSED
+        except RayActorError:
+            if not server_id:
+                raise  # the load balancer itself is gone
+            logger.error("server %s died under a request; trying another", server_id)
+            self._balancer.remove_servers.remote([server_id])
+            return None
+        finally:
+            if not is_kept:
+                self._balancer.release_server.remote(server_id, None, lease_id)
+        if is_kept:
+            turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
+        if output.stop_reason == UNKNOWN:
+            return None
+        if output.stop_reason in (ABORTED, PAUSED):
+            raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")
+        return output.extra_fields["finish_reason"]
+
+    async def _lease(
+        self, request_id: str, lease_id: str, attachment: Attachment | None
+    ) -> tuple[str, ActorHandle] | None:
+        if attachment is not None:
+            return await self._balancer.server_of.remote(lease_id)
+        try:
+            return await self._balancer.acquire_server.remote(request_id, lease_id)
+        except RayTaskError as error:
+            raise EnginesUnavailable(str(error.cause)) from error
+
+    async def _receive(self, ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:
+        """Await an output and record it, also when the caller is cancelled meanwhile."""
+        call = asyncio.ensure_future(resolve(ref))
+        try:
+            output = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            server.abort_requests.remote([lease_id])
+            try:
+                await run_to_completion(_record_result(turn, call), timeout_s=self._cleanup_timeout_s)
+            except Exception as error:  # the server died or hangs: its tokens are lost, the cancellation is not
+                logger.warning("what a cancelled request has generated is lost: %r", error)
+            raise
+        _record(turn, output)
+        return output
+
+
+async def _record_result(turn: Turn, call: asyncio.Future[TokenOutput]) -> None:
+    _record(turn, await call)
+
+
+def _record(turn: Turn, output: TokenOutput) -> None:
+    append_tokens(turn, output.token_ids, output.log_probs or [], output.extra_fields["segments"])

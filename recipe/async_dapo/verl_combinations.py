@@ -1,0 +1,248 @@
+"""Combinations of verl options that would be ignored in part, or that fail only after the first rollout."""
+
+import math
+
+from omegaconf import DictConfig, OmegaConf
+
+from .config import AsyncDAPOConfig, ConfigError, ImportanceSampling
+from .correction import check_importance_sampling
+
+_ROLLOUT = "actor_rollout_ref.rollout."
+_ACTOR = "actor_rollout_ref.actor."
+
+# They need a field that the V1 trainer never computes, and fail after the first rollout.
+UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
+
+# Made of the final reward, which holds the overlong penalty.
+PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")
+
+# Calls that verl adds to max_num_seqs for the concurrency of a server actor, and that actor's least.
+_CONTROL_CALLS, _MIN_CONCURRENCY = 16, 1000
+
+
+def check_combinations(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """Check options against each other.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    _check_algorithm(config, options)
+    _check_reward_model(config)
+    _check_overlong_penalty(config)
+    _check_engines(config, options)
+    _check_mini_batch(config, options)
+    _check_micro_batches(config, options)
+    _check_validation(config)
+    _check_trainer(config)
+
+
+def _check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    algorithm = config.algorithm
+    if algorithm.adv_estimator in UNSUPPORTED_ESTIMATORS:
+        raise ConfigError(
+            "algorithm.adv_estimator", algorithm.adv_estimator, "the V1 trainer lacks what it needs; use grpo"
+        )
+    if algorithm.use_pf_ppo and algorithm.adv_estimator != "gae":
+        raise ConfigError("algorithm.use_pf_ppo", True, "acts with adv_estimator=gae only; set it to False")
+    if options.filter.metric in PENALISED_METRICS:
+        raise ConfigError(
+            "algorithm.filter_groups.metric",
+            options.filter.metric,
+            "the filter judges a raw metric of the reward function, such as acc or score: the final reward holds the "
+            "overlong penalty, with which an all-wrong group can pass",
+        )
+    check_importance_sampling(config)
+    mode = options.importance_sampling
+    is_bypass = mode is ImportanceSampling.BYPASS or (mode is None and algorithm.rollout_correction.bypass_mode)
+    loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if loss_mode == "bypass_mode" and not is_bypass:
+        raise ConfigError(
+            _ACTOR + "policy_loss.loss_mode",
+            loss_mode,
+            "would take recomputed log-probs for the behaviour policy's; set async_dapo.importance_sampling=bypass, or "
+            "leave it at vanilla",
+        )
+
+
+def _check_reward_model(config: DictConfig) -> None:
+    reward = config.reward
+    model = reward.reward_model
+    if model.enable and not model.enable_resource_pool:
+        raise ConfigError(
+            "reward.reward_model.enable_resource_pool",
+            False,
+            "a reward model on the trainer's GPUs scores only after the rollout, so groups cannot be judged inline; "
+            "set it to True or use a rule-based reward",
+        )
+    if model.enable_resource_pool and not model.enable:
+        raise ConfigError(
+            "reward.reward_model.enable_resource_pool",
+            True,
+            "would reserve GPUs for nothing: reward.reward_model.enable=False; set both or neither",
+        )
+    if reward.num_workers < 1:
+        raise ConfigError("reward.num_workers", reward.num_workers, "must be >= 1: they compute the rewards")
+
+
+def _check_overlong_penalty(config: DictConfig) -> None:
+    reward = config.reward
+    overlong = reward.reward_kwargs.overlong_buffer_cfg
+    if not overlong.enable:
+        return
+    prefix = "reward.reward_kwargs."
+    manager = reward.reward_manager
+    if manager.source == "register" and manager.name != "dapo":
+        raise ConfigError(
+            prefix + "overlong_buffer_cfg.enable",
+            True,
+            f"is ignored by reward.reward_manager.name={manager.name}; use dapo, or disable it",
+        )
+    max_resp_len, max_response_length = reward.reward_kwargs.max_resp_len, config.data.max_response_length
+    if max_resp_len != max_response_length:
+        raise ConfigError(
+            prefix + "max_resp_len",
+            max_resp_len,
+            f"must equal data.max_response_length={max_response_length}, where responses end",
+        )
+    if not 1 <= overlong.len <= max_resp_len:
+        raise ConfigError(
+            prefix + "overlong_buffer_cfg.len",
+            overlong.len,
+            f"must be in 1..{max_resp_len}; set overlong_buffer_cfg.enable=False to disable",
+        )
+    if overlong.penalty_factor <= 0:
+        raise ConfigError(prefix + "overlong_buffer_cfg.penalty_factor", overlong.penalty_factor, "must be > 0")
+
+
+def _check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    limit = max(_MIN_CONCURRENCY, rollout.max_num_seqs + _CONTROL_CALLS)
+    if options.max_loads_per_server >= limit:
+        raise ConfigError(
+            "async_dapo.max_loads_per_server",
+            options.max_loads_per_server,
+            f"must be below {limit}, the concurrent calls of a vLLM server actor: weight updates and the stop would "
+            "wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs",
+        )
+    for key in ("trainer.nnodes", "trainer.n_gpus_per_node"):
+        if OmegaConf.select(config, key) < 1:
+            raise ConfigError(key, OmegaConf.select(config, key), "must be >= 1")
+    per_engine = (
+        rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    )
+    if per_engine < 1 or _num_gpus(config) % per_engine:
+        raise ConfigError(
+            _ROLLOUT + "tensor_model_parallel_size",
+            rollout.tensor_model_parallel_size,
+            f"an engine takes {per_engine} GPUs, which does not divide the {_num_gpus(config)} of trainer.nnodes x "
+            "trainer.n_gpus_per_node",
+        )
+    longest_tok = config.data.max_prompt_length + config.data.max_response_length
+    if rollout.max_model_len is not None and rollout.max_model_len < longest_tok:
+        raise ConfigError(
+            _ROLLOUT + "max_model_len",
+            rollout.max_model_len,
+            f"must be >= {longest_tok} = data.max_prompt_length + data.max_response_length: responses would be cut "
+            "short; null = what the model allows",
+        )
+
+
+def _check_mini_batch(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """verl fills a batch up with padding rows to a common multiple of ranks and mini batch, without a word."""
+    actor = config.actor_rollout_ref.actor
+    prompts = actor.ppo_mini_batch_size
+    if prompts < 1 or options.target_valid_groups % prompts:
+        raise ConfigError(
+            _ACTOR + "ppo_mini_batch_size",
+            prompts,
+            f"must divide data.train_batch_size={options.target_valid_groups}: verl would fill the last mini batch up "
+            "with padding",
+        )
+    ranks = _num_ranks(config)
+    if prompts * options.rollout_n % ranks:
+        raise ConfigError(
+            _ACTOR + "ppo_mini_batch_size",
+            prompts,
+            f"times rollout.n={options.rollout_n} trajectories must be a multiple of the {ranks} data-parallel ranks; "
+            f"set a multiple of {ranks // math.gcd(ranks, options.rollout_n)}",
+        )
+
+
+def _check_micro_batches(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """A micro batch must hold the longest trajectory (dynamic), or divide what a rank gets (fixed)."""
+    actor = config.actor_rollout_ref.actor
+    if actor.use_dynamic_bsz:
+        longest_tok = config.data.max_prompt_length + config.data.max_response_length
+        parallel = _sequence_parallel(config)
+        for key in (_ACTOR + "ppo_max_token_len_per_gpu", _ROLLOUT + "log_prob_max_token_len_per_gpu"):
+            value = OmegaConf.select(config, key)
+            if value * parallel < longest_tok:
+                raise ConfigError(
+                    key,
+                    value,
+                    f"must be >= {-(-longest_tok // parallel)}: a trajectory can have {longest_tok} tokens, over "
+                    f"{parallel} sequence-parallel ranks; training would fail at the first long one",
+                )
+        return
+    ranks = _num_ranks(config)
+    per_rank = {
+        _ACTOR + "ppo_micro_batch_size_per_gpu": actor.ppo_mini_batch_size * options.rollout_n // ranks,
+        _ROLLOUT + "log_prob_micro_batch_size_per_gpu": options.target_valid_groups * options.rollout_n // ranks,
+    }
+    for key, rows in per_rank.items():
+        value = OmegaConf.select(config, key)
+        if value is None or value < 1 or rows % value:
+            raise ConfigError(
+                key,
+                value,
+                f"must divide the {rows} trajectories that a rank gets; or set "
+                "actor_rollout_ref.actor.use_dynamic_bsz=True",
+            )
+
+
+def _check_validation(config: DictConfig) -> None:
+    trainer = config.trainer
+    if trainer.val_only and not trainer.val_before_train:
+        raise ConfigError("trainer.val_only", True, "is ignored without trainer.val_before_train=True")
+    sampling = config.actor_rollout_ref.rollout.val_kwargs
+    if sampling.n < 1:
+        raise ConfigError(_ROLLOUT + "val_kwargs.n", sampling.n, "must be >= 1")
+    if sampling.temperature == 0 and (sampling.n > 1 or sampling.do_sample):
+        raise ConfigError(
+            _ROLLOUT + "val_kwargs.temperature",
+            sampling.temperature,
+            f"gives the same answer {sampling.n} times, do_sample={sampling.do_sample} is ignored; set a temperature "
+            "> 0, or n=1 and do_sample=False",
+        )
+
+
+def _check_trainer(config: DictConfig) -> None:
+    from verl.trainer.ppo.utils import need_critic
+
+    trainer, actor = config.trainer, config.actor_rollout_ref.actor
+    if trainer.critic_warmup > 0 and not need_critic(config):
+        raise ConfigError(
+            "trainer.critic_warmup", trainer.critic_warmup, "there is no critic, and the actor would not train; set 0"
+        )
+    if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
+        raise ConfigError("trainer.resume_from_path", None, "set it to a checkpoint folder, or resume_mode=auto")
+    if actor.strategy != "megatron" and actor.checkpoint.async_save:
+        raise ConfigError(
+            _ACTOR + "checkpoint.async_save", True, f"with strategy {actor.strategy} no run could resume; set False"
+        )
+
+
+def _num_gpus(config: DictConfig) -> int:
+    return config.trainer.n_gpus_per_node * config.trainer.nnodes
+
+
+def _sequence_parallel(config: DictConfig) -> int:
+    sizes = (_ACTOR + "ulysses_sequence_parallel_size", _ACTOR + "fsdp_config.ulysses_sequence_parallel_size")
+    return max(OmegaConf.select(config, key) or 1 for key in sizes)
+
+
+def _num_ranks(config: DictConfig) -> int:
+    """Data-parallel ranks of FSDP; 1 for other strategies, which divide the GPUs in other ways."""
+    if config.actor_rollout_ref.actor.strategy not in ("fsdp", "fsdp2"):
+        return 1
+    return max(1, _num_gpus(config) // _sequence_parallel(config))
