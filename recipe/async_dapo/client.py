@@ -102,7 +102,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
         """Tokens the turn may generate in all, as verl's server counts them for a fresh request."""
         for key in _LIMIT_KEYS:
             if key in sampling_params:
-                return int(sampling_params[key])
+                return max(1, int(sampling_params[key]))
         rollout = self.config.actor_rollout_ref.rollout
         limit = min(rollout.response_length, rollout.prompt_length + rollout.response_length - prompt_len_tok)
         if rollout.max_model_len is not None:

@@ -85,25 +85,31 @@ class AsyncDAPOConfig:
             ConfigError: for an option that is missing, unknown or out of range.
         """
         node = dict(OmegaConf.to_container(config.async_dapo, resolve=True))
-        batch_size = config.data.train_batch_size
+        batch_size = _whole_number(config, "data.train_batch_size")
         if node["over_sampling_batch_size"] is None:
             node["over_sampling_batch_size"] = 2 * batch_size
         if node["stop_rule"] is None:
             discards = node["rollout_strategy"] == RolloutStrategy.DISCARD
             node["stop_rule"] = StopRuleName.FIFO if discards else StopRuleName.FIRST_COMPLETED
         filter_groups = config.algorithm.filter_groups
+        if filter_groups.enable and not filter_groups.metric:
+            raise ConfigError(
+                "algorithm.filter_groups.metric",
+                filter_groups.metric,
+                "name a metric of the reward function's result, such as acc, or set algorithm.filter_groups.enable=False",
+            )
         parsed = cls(
             **_parse(
                 cls,
                 node
                 | {
                     "target_valid_groups": batch_size,
-                    "rollout_n": config.actor_rollout_ref.rollout.n,
-                    "num_workers": config.actor_rollout_ref.rollout.agent.num_workers,
+                    "rollout_n": _whole_number(config, "actor_rollout_ref.rollout.n"),
+                    "num_workers": _whole_number(config, "actor_rollout_ref.rollout.agent.num_workers"),
                     "reward": RewardConfig(**_parse(RewardConfig, node["reward"], "async_dapo.reward.")),
                     "filter": FilterConfig(
                         metric=filter_groups.metric if filter_groups.enable else None,
-                        max_num_gen_batches=filter_groups.max_num_gen_batches,
+                        max_num_gen_batches=_whole_number(config, "algorithm.filter_groups.max_num_gen_batches"),
                     ),
                 },
                 "async_dapo.",
@@ -206,6 +212,10 @@ def _parse(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
     for key in names - node.keys():
         raise ConfigError(prefix + key, "<missing>", "add it; config/async_dapo_trainer.yaml has all defaults")
     return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}
+
+
+def _whole_number(config: DictConfig, key: str) -> int:
+    return _convert(int, OmegaConf.select(config, key), key)
 
 
 def _convert(kind: Any, value: Any, key: str) -> Any:

@@ -32,13 +32,22 @@ _BATCH_ROWS = 65_536
 
 @dataclass(slots=True)
 class Census:
-    """What one option's files hold, all files together."""
+    """What one option's files hold, all files together.
 
+    Args:
+        enough_short: number of short prompts from which on long ones no longer matter; None: they always do.
+    """
+
+    enough_short: int | None
     rows: int = 0
     surely_short: int = 0
     suspects: dict[str, int] = field(default_factory=dict)  # prompt as JSON -> rows, for prompts that may be too long
     dropped_suspects: int = 0  # distinct ones, shorter than all that are kept
     row_of_source: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def has_enough(self) -> bool:
+        return self.enough_short is not None and self.surely_short >= self.enough_short
 
     def add_suspect(self, prompt: list[dict[str, Any]]) -> None:
         text = json.dumps(prompt)
@@ -72,7 +81,7 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
         ("train_files", config.data.train_max_samples, options.target_valid_groups, "one batch"),
         ("val_files", config.data.val_max_samples, 1, "one prompt"),
     ):
-        census = Census()
+        census = Census(enough_short=wanted if config.data.filter_overlong_prompts else None)
         for file in files[key]:
             _take_census(f"data.{key}", file, config.data.prompt_key, meter, census)
         row_of_source = census.row_of_source | row_of_source
@@ -192,17 +201,18 @@ def _count_batch(key: str, file: Path, batch: pa.RecordBatch, meter: PromptMeter
     long_rows = (bound_tok > meter.limit_tok).nonzero()[0]
     census.rows += len(batch)
     census.surely_short += len(batch) - len(long_rows)
-    for prompt in prompts.take(pa.array(long_rows)).to_pylist():
-        census.add_suspect(prompt)
+    if not census.has_enough:
+        for prompt in prompts.take(pa.array(long_rows)).to_pylist():
+            census.add_suspect(prompt)
 
 
 def _check_lengths(
     config: DictConfig, key: str, census: Census, meter: PromptMeter, *, wanted: int, unit: str
 ) -> None:
     """Tokenize what may be too long. With `filter_overlong_prompts`, see that enough remains; else refuse the first."""
-    filters = config.data.filter_overlong_prompts
-    if filters and census.surely_short >= wanted:
+    if census.has_enough:
         return
+    filters = config.data.filter_overlong_prompts
     census.keep_longest_suspects()
     fitting = census.surely_short
     for text, rows in census.suspects.items():

@@ -103,11 +103,11 @@ class GroupRollout:
             if failure.reason.startswith("reward") and self._reward.on_error is OnRewardError.RAISE:
                 raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
             logger.warning("prompt group %s dropped: %s", group.uid, failure)
-            return _outcome(group, Verdict.FAILED, reason=failure.reason)
+            return GroupOutcome.of(group, Verdict.FAILED, reason=failure.reason)
         if self._keeps_failures:
-            return _outcome(group, Verdict.VALID)
+            return GroupOutcome.of(group, Verdict.VALID)
         if group.unfinished:
-            return None if self.running.is_stopping else _outcome(group, Verdict.SET_ASIDE)
+            return None if self.running.is_stopping else GroupOutcome.of(group, Verdict.SET_ASIDE)
         return self._judge(group)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
@@ -138,21 +138,9 @@ class GroupRollout:
 
     def _judge(self, group: PromptGroup) -> GroupOutcome:
         if not self._is_filtered:
-            return _outcome(group, Verdict.VALID)
+            return GroupOutcome.of(group, Verdict.VALID)
         metrics = [self._scorer.metric_of(trajectory.outputs[-1].rest) for trajectory in group.trajectories]
-        return _outcome(group, judge_group(metrics), metric_mean=sum(metrics) / len(metrics))
-
-
-def _outcome(group: PromptGroup, verdict: Verdict, **details: Any) -> GroupOutcome:
-    versions = group.versions()
-    return GroupOutcome(
-        prompt_uid=group.uid,
-        verdict=verdict,
-        response_lens_tok=tuple(trajectory.generated_tok for trajectory in group.trajectories),
-        oldest_version=min(versions, default=None),
-        newest_version=max(versions, default=None),
-        **details,
-    )
+        return GroupOutcome.of(group, judge_group(metrics), metric_mean=sum(metrics) / len(metrics))
 
 
 def leaves(errors: BaseExceptionGroup) -> Iterator[BaseException]:

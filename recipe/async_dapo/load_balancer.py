@@ -76,15 +76,19 @@ class GlobalLoadBalancer:
         lease_id = lease_id or request_id
         started = time.monotonic()
         waiter: asyncio.Future[tuple[str, ActorHandle] | None] = asyncio.get_running_loop().create_future()
+        self._note_inflight()
+        grants = self._table.request(lease_id, sticky_key=request_id)
         self._waiters[lease_id] = waiter
         try:
-            self._note_inflight()
-            self._deliver(self._table.request(lease_id, sticky_key=request_id))
+            self._deliver(grants)
             if not waiter.done() and not self._table.is_waiting(lease_id):
                 return None  # released before it was requested
             server = await waiter
+        except asyncio.CancelledError:
+            self._take_back(lease_id)
+            raise
         finally:
-            self._waiters.pop(lease_id, None)
+            del self._waiters[lease_id]
         self._note_wait(time.monotonic() - started)
         return server
 
@@ -95,12 +99,9 @@ class GlobalLoadBalancer:
         name = lease_id or request_id
         if name is None:
             raise ValueError("release_server needs the lease_id, or the request_id that named the lease")
-        if (waiter := self._waiters.get(name)) is not None and not waiter.done():
-            waiter.set_result(None)
-        self._note_inflight()
-        self._deliver(self._table.release(name))
-        self._released.set()
-        self._released = asyncio.Event()
+        if name in self._waiters:
+            self._answer(name, None)
+        self._take_back(name)
 
     async def server_of(self, lease_id: str) -> tuple[str, ActorHandle] | None:
         """Where a request that was frozen in its engine is; None if its server is gone."""
@@ -125,7 +126,7 @@ class GlobalLoadBalancer:
         started = time.monotonic()
         self._is_open = False
         for lease_id in self._table.withdraw_waiting():
-            self._waiters[lease_id].set_result(None)
+            self._answer(lease_id, None)
         await await_all(self._tell(server_id, "stop_generation", self._pause_mode) for server_id in list(self._handles))
         return time.monotonic() - started
 
@@ -136,17 +137,21 @@ class GlobalLoadBalancer:
 
     async def add_servers(self, servers: dict[str, ActorHandle]) -> None:
         self._handles.update(servers)
-        if not self._is_open:
-            await await_all(self._tell(server_id, "stop_generation", self._pause_mode) for server_id in servers)
-        self._deliver(self._table.add_servers(servers))
+        order = ("allow_generation",) if self._is_open else ("stop_generation", self._pause_mode)
+        await await_all(self._tell(server_id, *order) for server_id in servers)
+        self._note_inflight()
+        self._deliver(self._table.add_servers(server_id for server_id in servers if server_id in self._handles))
 
     async def remove_servers(self, server_ids: list[str]) -> None:
         for server_id in server_ids:
             self._handles.pop(server_id, None)
+        self._note_inflight()
         self._deliver(self._table.remove_servers(server_ids))
+        self._note_release()
         if not self._handles:
             for lease_id in self._table.withdraw_waiting():
-                self._waiters[lease_id].set_exception(RuntimeError("No available servers in load balancer"))
+                if not self._waiters[lease_id].done():
+                    self._waiters[lease_id].set_exception(RuntimeError("No available servers in load balancer"))
 
     async def take_stats(self) -> LoadBalancerStats:
         self._note_inflight()
@@ -191,12 +196,28 @@ class GlobalLoadBalancer:
 
     def _deliver(self, grants: list[Grant]) -> None:
         for grant in grants:
-            self._waiters[grant.lease_id].set_result((grant.server_id, self._handles[grant.server_id]))
+            self._answer(grant.lease_id, (grant.server_id, self._handles[grant.server_id]))
         self._inflight_max = max(self._inflight_max, self._table.total_inflight)
 
+    def _answer(self, lease_id: str, server: tuple[str, ActorHandle] | None) -> None:
+        if not self._waiters[lease_id].done():  # a call that was cancelled gives its lease back itself
+            self._waiters[lease_id].set_result(server)
+
+    def _take_back(self, lease_id: str) -> None:
+        self._note_inflight()
+        self._deliver(self._table.release(lease_id))
+        self._note_release()
+
+    def _note_release(self) -> None:
+        self._released.set()
+        self._released = asyncio.Event()
+
     async def _tell(self, server_id: str, method: str, *args: Any) -> None:
+        handle = self._handles.get(server_id)
+        if handle is None:
+            return  # removed meanwhile
         try:
-            await getattr(self._handles[server_id], method).remote(*args)
+            await getattr(handle, method).remote(*args)
         except RayActorError:
             logger.error("server %s is dead: removed from the pool", server_id)
             await self.remove_servers([server_id])

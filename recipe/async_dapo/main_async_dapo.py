@@ -1,25 +1,44 @@
 """Entry point: `python -m recipe.async_dapo.main_async_dapo <hydra overrides>`."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import hydra
 from omegaconf import DictConfig
 
+from .config import ConfigError
+from .preflight import check_all, check_versions
+
+
+def main() -> None:
+    """Check everything that can be checked, then train with verl on Ray."""
+    with _explained():
+        check_versions()  # before verl's own configuration is looked for
+    _run()
+
 
 @hydra.main(config_path="config", config_name="async_dapo_trainer", version_base=None)
-def main(config: DictConfig) -> None:
-    """Check versions, configuration, data and reward function; then train with verl on Ray."""
-    from .preflight import check_all, check_versions
+def _run(config: DictConfig) -> None:
+    with _explained():
+        check_all(config)
+        from verl.trainer.main_ppo import run_ppo
 
-    check_versions()
-    from verl.trainer.main_ppo import run_ppo
-    from verl.utils.device import auto_set_device
+        from .shipping import shipped
+        from .task_runner import AsyncDAPOTaskRunnerActor
 
-    auto_set_device(config)
-    check_all(config)
-    from .shipping import ship_recipe
-    from .task_runner import AsyncDAPOTaskRunnerActor
+        with shipped(config):
+            run_ppo(config, task_runner_class=AsyncDAPOTaskRunnerActor)
 
-    ship_recipe(config)
-    run_ppo(config, task_runner_class=AsyncDAPOTaskRunnerActor)
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """A bad option ends the process with one message, not with a traceback of Hydra or Ray."""
+    try:
+        yield
+    except ConfigError as error:
+        bare = getattr(error, "cause", error)  # one that was raised in an actor comes with that actor's traceback
+        sys.exit(f"\nasync_dapo: {bare}")
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from .core.length_bias import LengthBiasWindow
 from .core.pool import Dispatch, Settlement
 from .core.trajectory import PromptGroup, Verdict
+from .core.version_shares import VersionShares
 from .importance_sampling import version_statistics
 
 if TYPE_CHECKING:
@@ -100,30 +101,6 @@ METRICS: dict[str, str] = {
         }.items()
     },
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionShares:
-    """From which policy versions a batch comes, by staleness [versions]."""
-
-    tokens: Counter = field(default_factory=Counter)
-    trajectories: Counter = field(default_factory=Counter)
-    ages: Counter = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, tags: Sequence[Mapping[str, Any]], *, step: int) -> "VersionShares":
-        shares = cls()
-        for tag in tags:
-            for version, num_tokens in tag["segments"]:
-                shares.tokens[step - 1 - version] += num_tokens
-            shares.trajectories[step - 1 - tag["min_global_steps"]] += 1
-            shares.ages[tag["age"]] += 1
-        return shares
-
-    @property
-    def partial_share(self) -> float:
-        """Share of tokens from older versions than the one being trained [0-1]."""
-        return _ratio(sum(count for staleness, count in self.tokens.items() if staleness > 0), self.tokens.total())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,13 @@
 """Start-up checks: everything that can be known to be wrong before a cluster starts ends in a clear error."""
 
-import asyncio
-import inspect
-import logging
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from .config import AsyncDAPOConfig, ConfigError
-from .correction import check_importance_sampling
-
-logger = logging.getLogger(__name__)
 
 REQUIRED_VERL_FILE = Path(__file__).with_name("REQUIRED_VERL.txt")
 
@@ -33,131 +28,45 @@ def check_versions() -> None:
 
 
 def check_all(config: DictConfig) -> AsyncDAPOConfig:
-    """Check options, data and reward function, in that order.
+    """Check options, data and reward function: cheap checks first, and nothing that starts Ray.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
+    try:
+        return _check_all(config)
+    except OmegaConfBaseException as error:
+        what = str(error).split("\n")[0]
+        raise ConfigError(error.full_key or "config", "<unreadable>", f"{what}; correct the override") from error
+
+
+def _check_all(config: DictConfig) -> AsyncDAPOConfig:
     options = AsyncDAPOConfig.from_hydra(config)
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
-    check_verl_options(config, options)
-    validate_config(
-        config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
-    )
+    _check_options(config, options)
     from .data_check import check_data
+    from .reward_check import check_reward
 
-    first_row = check_data(config, options)
+    rows = check_data(config, options)
     if options.reward.check_at_start:
-        check_reward(config, options, first_row)
+        check_reward(config, options, rows)
     return options
 
 
-def check_verl_options(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """Refuse verl options that this recipe, or verl's V1 trainer, would silently ignore."""
-    for key, wanted, why in _FIXED_OPTIONS:
-        value = OmegaConf.select(config, key)
-        if value not in wanted:
-            raise ConfigError(key, value, f"must be {' or '.join(map(str, wanted))}: {why}")
-    rollout = config.actor_rollout_ref.rollout
-    limit = max(1000, rollout.max_num_seqs + 16)
-    if options.max_loads_per_server >= limit:
-        raise ConfigError(
-            "async_dapo.max_loads_per_server",
-            options.max_loads_per_server,
-            f"must be below {limit}, the concurrent calls of a vLLM server actor: weight updates and the stop would "
-            "wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs",
-        )
-    if options.keeps_kv and rollout.free_cache_engine:
-        raise ConfigError(
-            "actor_rollout_ref.rollout.free_cache_engine",
-            True,
-            "an engine that sleeps loses its KV cache; set it to False for async_dapo.rollout_strategy="
-            "partial_stale_kv, or choose partial",
-        )
-    overlong = config.reward.reward_kwargs.overlong_buffer_cfg
-    limit_tok = config.reward.reward_kwargs.max_resp_len
-    if overlong.enable and not 1 <= overlong.len <= limit_tok:
-        raise ConfigError(
-            "reward.reward_kwargs.overlong_buffer_cfg.len",
-            overlong.len,
-            f"must be in 1..{limit_tok}; set overlong_buffer_cfg.enable=False to disable",
-        )
-    if options.filter.metric in ("reward", "seq_reward", "seq_final_reward"):
-        raise ConfigError(
-            "algorithm.filter_groups.metric",
-            options.filter.metric,
-            "the filter judges a raw metric of the reward function, such as acc or score: the final reward holds the "
-            "overlong penalty, with which an all-wrong group can pass",
-        )
-    check_importance_sampling(config)
+def _check_options(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    from .verl_options import check_verl_options
 
+    check_verl_options(config)
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+    from verl.utils.device import auto_set_device
 
-# (key, accepted values, why another would be wrong)
-_FIXED_OPTIONS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("trainer.use_v1", (True,), "the recipe is a plugin of verl's V1 trainer"),
-    ("trainer.v1.trainer_mode", ("async_dapo",), "it selects this recipe's trainer"),
-    ("actor_rollout_ref.hybrid_engine", (True,), "trainer and engines share their GPUs here"),
-    ("actor_rollout_ref.rollout.name", ("vllm",), "stopping an engine at once is implemented for vLLM"),
-    ("actor_rollout_ref.rollout.mode", ("async",), "trajectories are generated by agent loops"),
-    ("actor_rollout_ref.rollout.calculate_log_probs", (True,), "behaviour log-probs are the engine's own"),
-    ("actor_rollout_ref.rollout.over_sample_rate", (0,), "ignored; use async_dapo.over_sampling_batch_size"),
-    ("actor_rollout_ref.rollout.router_config_path", (None,), "the recipe brings its own load balancer"),
-    ("actor_rollout_ref.rollout.agent.agent_loop_manager_class", (None,), "the recipe brings its own manager"),
-    ("actor_rollout_ref.rollout.agent.custom_async_server.path", (None,), "ignored by verl 0.9.1"),
-    ("actor_rollout_ref.rollout.disaggregation.enabled", (False,), "not supported with early stopping"),
-    ("data.gen_batch_size", (None, 1), "ignored; use async_dapo.over_sampling_batch_size"),
-    ("trainer.v1.sampler.custom_sampler.path", (None,), "the recipe brings its own sampler"),
-    ("trainer.v1.sampler.max_off_policy_threshold", (None,), "ignored; staleness is bounded by async_dapo"),
-    ("trainer.v1.sampler.sync_refill_failed_groups", (False,), "ignored; see async_dapo.reward.on_error"),
-    ("algorithm.filter_groups.max_inflight_gen_batches", (1,), "ignored; use async_dapo.over_sampling_batch_size"),
-    ("reward.reward_model.enable_resource_pool", (True, False), "must be set"),
-    ("distillation.enabled", (False, None), "not supported: teacher log-probs are not computed inline"),
-    ("skip.rollout.enable", (False,), "ignored by this recipe's sampler"),
-    ("skip.rollout_tq.enable", (False,), "ignored by this recipe's sampler"),
-    ("skip.async_rollout.enable", (False,), "ignored by this recipe's sampler"),
-)
+    from .verl_combinations import check_combinations
 
-
-def check_reward(config: DictConfig, options: AsyncDAPOConfig, row: dict[str, Any]) -> None:
-    """Call a custom reward function once with an empty answer, and see that it returns the filter's metric."""
-    reward = config.reward
-    if reward.reward_model.enable and not reward.reward_model.enable_resource_pool:
-        raise ConfigError(
-            "reward.reward_model.enable_resource_pool",
-            False,
-            "a reward model on the trainer's GPUs scores only after the rollout, so groups cannot be judged inline; "
-            "set it to True or use a rule-based reward",
-        )
-    path = reward.custom_reward_function.path
-    if path is None or options.filter.metric is None or reward.reward_manager.source != "register":
-        return
-    from verl.trainer.ppo.reward import get_custom_reward_fn
-
-    from .reward import metric_missing
-
-    function = get_custom_reward_fn(config)
+    auto_set_device(config)
+    check_combinations(config, options)
     try:
-        result = function(
-            data_source=row[config.data.reward_fn_key],
-            solution_str="",
-            ground_truth=row["reward_model"]["ground_truth"],
-            extra_info=row.get("extra_info"),
+        validate_config(
+            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
-        if inspect.isawaitable(result):
-            result = asyncio.run(_await_within(result, options.reward.timeout_s))
-    except Exception as error:
-        raise ConfigError(
-            "reward.custom_reward_function.path",
-            path,
-            f"raised {error!r} on an empty answer; make it return a score for any answer, or set "
-            "async_dapo.reward.check_at_start=False",
-        ) from error
-    returned = result if isinstance(result, dict) else {"acc": result}
-    if options.filter.metric not in returned:
-        raise metric_missing(options.filter.metric, returned)
-
-
-async def _await_within(awaitable: Any, timeout_s: float) -> Any:
-    return await asyncio.wait_for(awaitable, timeout_s)
+    except (ValueError, AssertionError, HydraException) as error:
+        raise ConfigError("verl", "validate_config", f"verl refuses these options: {error}") from error

@@ -16,8 +16,9 @@ from .core.over_sampling import OverSampling
 from .core.pool import Dispatch, PromptPool
 from .core.staleness import StalenessLimit
 from .core.trajectory import PromptGroup
+from .core.version_shares import VersionShares
 from .manager import AsyncDAPOAgentLoopManager
-from .metrics import RoundRecord, VersionShares, round_metrics, step_line
+from .metrics import RoundRecord, round_metrics, step_line
 
 logger = logging.getLogger(__name__)
 

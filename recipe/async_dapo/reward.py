@@ -73,10 +73,17 @@ class RewardScorer:
         return float(output.extra_fields["reward_extra_info"][self._metric])
 
     def _is_finite(self, output: AgentLoopOutput) -> bool:
-        if self._metric is not None and self._metric not in output.extra_fields["reward_extra_info"]:
-            raise metric_missing(self._metric, output.extra_fields["reward_extra_info"])
-        numbers = [output.reward_score] if self._metric is None else [output.reward_score, self.metric_of(output)]
-        return all(number is not None and math.isfinite(number) for number in numbers)
+        extra = output.extra_fields.setdefault("reward_extra_info", {})  # absent if the agent loop scored itself
+        if self._metric is not None and self._metric not in extra:
+            raise metric_missing(self._metric, extra)
+        return _is_finite(output.reward_score) and (self._metric is None or _is_finite(extra[self._metric]))
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def metric_missing(metric: str, returned: dict[str, Any]) -> ConfigError:

@@ -94,16 +94,16 @@ async def _finish(awaitable: Any) -> Any:
 def _check_result(result: Any, metric: str | None, *, key: str, value: str) -> None:
     from .reward import metric_missing
 
-    returned = result if isinstance(result, dict) else {"score": result, "acc": result}
-    if "score" not in returned:
-        raise ConfigError(key, value, f"the reward function returns {sorted(returned)} without `score`; add it")
-    if metric is not None and not isinstance(result, dict):
-        returned = {"acc": result}  # what verl makes of a bare number
-    for name in ("score", metric):
-        if name in returned and not _is_finite(returned[name]):
-            raise ConfigError(key, value, f"the reward function returns {name}={returned[name]!r}; return a finite number")
+    returned = result if isinstance(result, dict) else {"acc": result}  # what verl makes of a bare number
+    if isinstance(result, dict) and "score" not in result:
+        raise ConfigError(key, value, f"the reward function returns {sorted(result)} without `score`; add it")
     if metric is not None and metric not in returned:
         raise metric_missing(metric, returned)
+    for name in {"score", "acc", metric} & returned.keys():
+        if not _is_finite(returned[name]):
+            raise ConfigError(
+                key, value, f"the reward function returns {name}={returned[name]!r}; return a finite number"
+            )
 
 
 def _is_finite(number: Any) -> bool:

@@ -1,17 +1,22 @@
 """A vLLM server that can be stopped at once and that says which policy version sampled each token."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.actor import exit_actor
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from .engine_requests import ABORTED, PAUSED, UNKNOWN
+
+logger = logging.getLogger(__name__)
 
 PAUSE_MODES = ("abort", "keep")
 
@@ -25,6 +30,7 @@ class _Request:
     log_probs: list[float] = field(default_factory=list)
     segments: list[tuple[int, int]] = field(default_factory=list)  # (policy version, tokens)
     finish_reason: str | None = None
+    is_aborted: bool = False
 
     def add(self, version: int, token_ids: list[int], log_probs: list[float]) -> None:
         if not token_ids:
@@ -73,12 +79,20 @@ class StampingEngine:
         )
         is_first = True
         async for chunk in stream:
+            _trim_log_probs(chunk)
             self._server.note_chunk(request_id, chunk)
-            if self._server.is_aborting and not chunk.finished:
-                await self._engine.abort(request_id)  # it was being admitted when the others were aborted
+            if not chunk.finished and self._server.must_abort(request_id):
+                await self._engine.abort(request_id)  # it was being admitted when it was to be aborted
             if is_first or chunk.finished:
                 yield chunk
             is_first = False
+
+
+def _trim_log_probs(chunk: RequestOutput) -> None:
+    """vLLM hands an aborted request's last chunk, when it has no tokens, all earlier log-probs again (`[-0:]`)."""
+    for completion in chunk.outputs:
+        if completion.logprobs is not None:
+            completion.logprobs = completion.logprobs[: len(completion.token_ids)]
 
 
 class AsyncDAPOServer(vLLMHttpServer):
@@ -91,7 +105,7 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.is_aborting = False
+        self._is_aborting = False
         self._is_stopped = False
         self._is_paused = asyncio.Event()
         self._idle = asyncio.Event()
@@ -125,7 +139,12 @@ class AsyncDAPOServer(vLLMHttpServer):
         if not request.finished.done():
             return request.deliver(PAUSED, self.global_steps)
         self._requests.pop(request_id, None)
-        return request.deliver(request.finished.result().stop_reason, self.global_steps)
+        try:
+            stop_reason = request.finished.result().stop_reason
+        except EngineDeadError:
+            logger.critical("the engine died, and this server with it: clients try another one")
+            exit_actor()
+        return request.deliver(stop_reason, self.global_steps)
 
     async def stop_generation(self, mode: str = "abort") -> int:
         """Interrupt every request and refuse further ones. Returns their number, when the engine is idle.
@@ -140,7 +159,7 @@ class AsyncDAPOServer(vLLMHttpServer):
             await self.engine.pause_generation(mode="keep", clear_cache=False)
             self._is_paused.set()
         elif running:
-            self.is_aborting = True
+            self._is_aborting = True
             await self.engine.abort(running)
             await self._idle.wait()
         return len(running)
@@ -149,7 +168,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         if self._is_paused.is_set():
             self._is_paused.clear()
             await self.engine.resume_generation()
-        self.is_aborting = False
+        self._is_aborting = False
         self._is_stopped = False
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
@@ -159,10 +178,17 @@ class AsyncDAPOServer(vLLMHttpServer):
             forget: nobody will fetch what they have generated.
         """
         known = [request_id for request_id in request_ids if request_id in self._requests]
+        for request_id in known:
+            self._requests[request_id].is_aborted = True
         await self.engine.abort(known)
         if forget:
             for request_id in known:
                 self._requests.pop(request_id, None)
+
+    def must_abort(self, request_id: str) -> bool:
+        """Whether this request is unwanted; one that is not known any more was forgotten."""
+        request = self._requests.get(request_id)
+        return self._is_aborting or request is None or request.is_aborted
 
     def note_chunk(self, request_id: str, chunk: RequestOutput) -> None:
         request = self._requests.get(request_id)

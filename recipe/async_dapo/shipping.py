@@ -1,38 +1,163 @@
-"""The recipe's code reaches every node of the cluster through Ray's runtime environment."""
+"""What other nodes need of this one reaches them through Ray's runtime environment.
 
+Shipped: the recipe, the CPU plugin where it is active, the user's own code and option files, and a few environment
+variables. Not shipped, but made absolute, so that they mean the same on every node: model, data and output folders.
+"""
+
+import hashlib
+import importlib
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+
+from .config import ConfigError
 
 RECIPE_DIR = Path(__file__).resolve().parent
 CPU_PLUGIN_DIR = RECIPE_DIR / "cpu" / "plugin"
 
+# Python files that verl loads by path, on any node. They become modules of `USER_PACKAGE`.
+CODE_OPTIONS = ("reward.custom_reward_function.path", "reward.reward_manager.module.path", "data.custom_cls.path")
+# Files that agent loop workers and the data set open.
+FILE_OPTIONS = (
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path",
+    "data.tool_config_path",
+    "data.function_tool_path",
+)
+# Places that every node reaches, or that only one node uses.
+PLACE_OPTIONS = (
+    "data.train_files",
+    "data.val_files",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.tokenizer_path",
+    "actor_rollout_ref.model.hf_config_path",
+    "reward.reward_model.model_path",
+)
+OUTPUT_OPTIONS = (
+    "trainer.default_local_dir",
+    "trainer.resume_from_path",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+)
+# No secrets: verl prints the runtime environment.
+ENVIRONMENT = (
+    "VERL_PLATFORM",
+    "VERL_LOGGING_LEVEL",
+    "VERL_FILE_LOGGER_PATH",
+    "VERL_FILE_LOGGER_ROOT",
+    "TENSORBOARD_DIR",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "HF_DATASETS_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)
 
-def stage_recipe() -> list[str]:
-    """Copy this package, alone, under its dotted name. Returns the folders for Ray's `py_modules`.
+USER_PACKAGE = "async_dapo_user_files"
 
-    The parent packages are staged as namespace packages, so that whatever else lives beside this recipe on a node
-    stays importable.
+# A parent package may exist on a node already, with other recipes in it: join with it rather than hide it or be hidden.
+_JOINED_PACKAGE = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
+
+
+@contextmanager
+def shipped(config: DictConfig) -> Iterator[None]:
+    """While it is open, `ray.init` with `ray_kwargs.ray_init` ships what other nodes need. Changes `config` in place.
+
+    Raises:
+        ConfigError: for a file that does not exist.
     """
-    package = __package__ or RECIPE_DIR.name
-    staging = Path(tempfile.mkdtemp(prefix="async_dapo_"))
-    target = staging.joinpath(*package.split("."))
-    shutil.copytree(RECIPE_DIR, target, ignore=shutil.ignore_patterns("__pycache__", "assets"))
-    modules = [str(staging / package.split(".")[0])]
-    if os.environ.get("VERL_PLATFORM") == "cpu":
-        modules += [str(path) for path in sorted(CPU_PLUGIN_DIR.iterdir()) if path.is_dir()]
-    return modules
+    with tempfile.TemporaryDirectory(prefix="async_dapo_") as folder:
+        staging = Path(folder)
+        _make_absolute(config)
+        modules = [_stage_recipe(staging), *_cpu_plugin()]
+        _ship_user_files(config, staging / USER_PACKAGE)
+        if (staging / USER_PACKAGE).exists():
+            modules.append(staging / USER_PACKAGE)
+        _add_to_runtime_env(config, modules)
+        yield
 
 
-def ship_recipe(config: DictConfig) -> None:
-    """Add the recipe, and the environment that selects the CPU platform, to `ray_kwargs.ray_init.runtime_env`."""
-    runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env) or {}
+def localise(config: DictConfig) -> None:
+    """Point the options of shipped files to this node's copies, in place. For the processes that open them."""
+    for key in FILE_OPTIONS:
+        value = OmegaConf.select(config, key)
+        if value is not None and Path(value).parent.name == USER_PACKAGE:
+            folder = importlib.import_module(USER_PACKAGE).__path__[0]
+            OmegaConf.update(config, key, str(Path(folder) / Path(value).name))
+
+
+def _stage_recipe(staging: Path) -> Path:
+    """Copy this package, alone, under its dotted name. Returns the top folder of that name."""
+    package = (__package__ or RECIPE_DIR.name).split(".")
+    shutil.copytree(
+        RECIPE_DIR, staging.joinpath(*package), ignore=shutil.ignore_patterns("__pycache__", "*.sh", "assets")
+    )
+    for depth in range(1, len(package)):
+        staging.joinpath(*package[:depth], "__init__.py").write_text(_JOINED_PACKAGE)
+    return staging / package[0]
+
+
+def _cpu_plugin() -> list[Path]:
+    if os.environ.get("VERL_PLATFORM") != "cpu":
+        return []
+    return sorted(path for path in CPU_PLUGIN_DIR.iterdir() if path.is_dir())
+
+
+def _ship_user_files(config: DictConfig, folder: Path) -> None:
+    for key in CODE_OPTIONS:
+        value = OmegaConf.select(config, key)
+        if value is not None and not value.startswith("pkg://"):
+            name = _copy_file(key, value, folder).removesuffix(".py")
+            OmegaConf.update(config, key, f"pkg://{USER_PACKAGE}.{name}")
+    for key in FILE_OPTIONS:
+        value = OmegaConf.select(config, key)
+        if value is not None and Path(value).parent.name != USER_PACKAGE:
+            OmegaConf.update(config, key, f"{USER_PACKAGE}/{_copy_file(key, value, folder)}")
+
+
+def _copy_file(key: str, value: str, folder: Path) -> str:
+    source = Path(value.removeprefix("file://")).expanduser()
+    if not source.is_file():
+        raise ConfigError(key, value, "no such file; correct the path")
+    content = source.read_bytes()
+    stem = re.sub(r"\W", "_", source.stem)
+    name = f"{stem}_{hashlib.sha256(content).hexdigest()[:8]}{source.suffix}"
+    folder.mkdir(exist_ok=True)
+    (folder / "__init__.py").touch()
+    (folder / name).write_bytes(content)
+    return name
+
+
+def _make_absolute(config: DictConfig) -> None:
+    for key in PLACE_OPTIONS:
+        value = OmegaConf.select(config, key)
+        if isinstance(value, ListConfig):
+            OmegaConf.update(config, key, [_absolute(item) for item in value])
+        elif value is not None:
+            OmegaConf.update(config, key, _absolute(value))
+    for key in OUTPUT_OPTIONS:
+        value = OmegaConf.select(config, key)
+        if value is not None and "://" not in value:
+            OmegaConf.update(config, key, str(Path(value).expanduser().absolute()))
+
+
+def _absolute(value: str) -> str:
+    """A name that is no file here, such as one of the Hugging Face hub, stays as it is."""
+    path = Path(value).expanduser()
+    return str(path.absolute()) if path.exists() else value
+
+
+def _add_to_runtime_env(config: DictConfig, modules: list[Path]) -> None:
+    runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env, resolve=True) or {}
     assert isinstance(runtime_env, dict)
-    runtime_env["py_modules"] = [*runtime_env.get("py_modules", []), *stage_recipe()]
-    if "VERL_PLATFORM" in os.environ:
-        runtime_env.setdefault("env_vars", {})["VERL_PLATFORM"] = os.environ["VERL_PLATFORM"]
+    runtime_env["py_modules"] = [*(runtime_env.get("py_modules") or []), *map(str, modules)]
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    runtime_env["env_vars"] = environment | (runtime_env.get("env_vars") or {})
     with open_dict(config):
         config.ray_kwargs.ray_init.runtime_env = runtime_env

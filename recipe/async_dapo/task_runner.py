@@ -19,6 +19,8 @@ from .trainer import AsyncDAPOTrainer
 class AsyncDAPOTaskRunner:
     """verl's own runner is an actor class already, which cannot be subclassed; this one has the same duty."""
 
+    trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTrainer
+
     def run(self, config: DictConfig) -> None:
         """Build everything, train to the end, and close the data plane whatever happens."""
         configure_verl_logging()
@@ -36,7 +38,7 @@ class AsyncDAPOTaskRunner:
         trainer = None
         succeeded = False
         try:
-            trainer = AsyncDAPOTrainer(config=config)
+            trainer = self.trainer_cls(config=config)
             trainer.init()
             manager = AsyncDAPOAgentLoopManager.create(
                 config=config,

@@ -14,8 +14,8 @@ class WorkerQueues:
     def __init__(self, num_workers: int) -> None:
         if num_workers < 1:
             raise ValueError(f"num_workers={num_workers}: must be >= 1")
-        self._queues: list[deque[str]] = [deque() for _ in range(num_workers)]
-        self._next_queue = 0
+        self._queues: list[deque[tuple[int, str]]] = [deque() for _ in range(num_workers)]  # (position dealt, uid)
+        self._num_dealt = 0
 
     @property
     def num_waiting(self) -> int:
@@ -24,17 +24,17 @@ class WorkerQueues:
     def extend(self, uids: Sequence[str]) -> None:
         """Deal groups to the workers in turn, so that they start in nearly the given order."""
         for uid in uids:
-            self._queues[self._next_queue].append(uid)
-            self._next_queue = (self._next_queue + 1) % len(self._queues)
+            self._queues[self._num_dealt % len(self._queues)].append((self._num_dealt, uid))
+            self._num_dealt += 1
 
     def pop(self, worker: int) -> str | None:
         """The oldest group of this worker's queue, or of the fullest one when its own is empty."""
         queue = self._queues[worker] or max(self._queues, key=len)
-        return queue.popleft() if queue else None
+        return queue.popleft()[1] if queue else None
 
     def clear(self) -> list[str]:
         """Take every waiting group out, in the order they were dealt."""
-        rest = []
-        while any(self._queues):
-            rest.extend(queue.popleft() for queue in self._queues if queue)
-        return rest
+        rest = sorted(entry for queue in self._queues for entry in queue)
+        for queue in self._queues:
+            queue.clear()
+        return [uid for _, uid in rest]

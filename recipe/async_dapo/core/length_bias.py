@@ -49,7 +49,7 @@ class LengthBiasWindow:
         for outcome in outcomes:
             if outcome.verdict is Verdict.VALID:
                 self._note(outcome.prompt_uid, outcome.response_lens_tok)
-            else:
+            elif outcome.verdict is not Verdict.SET_ASIDE:
                 self._groups.pop(outcome.prompt_uid, None)
 
     def mark_trained(self, uids: Iterable[str]) -> None:

@@ -70,6 +70,15 @@ class Settlement:
     lost_reports: int  # groups a worker neither finished nor gave back; re-queued
 
 
+def training_order(summary: RoundSummary, stop_rule: StopRuleName) -> list[GroupOutcome]:
+    """The valid groups of a round, those to be trained on first in front."""
+    valid = [outcome for outcome in summary.outcomes if outcome.verdict is Verdict.VALID]
+    if stop_rule is not StopRuleName.FIRST_COMPLETED:
+        position = {uid: i for i, uid in enumerate(summary.start_order)}
+        valid.sort(key=lambda outcome: position[outcome.prompt_uid])
+    return valid
+
+
 class PromptPool:
     """Prompt groups between rounds, and the ledger.
 
@@ -204,11 +213,7 @@ class PromptPool:
         self.check_ledger()
 
     def _carry_valid(self, summary: RoundSummary) -> None:
-        valid = [outcome for outcome in summary.outcomes if outcome.verdict is Verdict.VALID]
-        if self._stop_rule is not StopRuleName.FIRST_COMPLETED:
-            position = {uid: i for i, uid in enumerate(summary.start_order)}
-            valid.sort(key=lambda outcome: position[outcome.prompt_uid])
-        self._carried.extend(self._carry(outcome) for outcome in valid)
+        self._carried.extend(self._carry(outcome) for outcome in training_order(summary, self._stop_rule))
         self._carried.sort(key=lambda carried: carried.oldest_version)  # stable: oldest policy first
 
     def _carry(self, outcome: GroupOutcome) -> CarriedGroup:

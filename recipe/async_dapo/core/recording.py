@@ -59,7 +59,7 @@ def append_tokens(
         ids, probs = array("i", token_ids[start:end]), array("f", log_probs[start:end])
         last = turn.segments[-1] if turn.segments else None
         if last is not None and last.policy_version == version:
-            ids, probs = last.token_ids + ids, last.rollout_log_probs + probs
+            ids, probs = array("i", last.token_ids) + ids, array("f", last.rollout_log_probs) + probs
             turn.segments.pop()
         turn.segments.append(Segment(policy_version=version, token_ids=ids, rollout_log_probs=probs))
         start = end

@@ -5,7 +5,7 @@ running its agent loop again over the recorded turns: finished turns are answere
 is continued from its tokens. A single-turn loop has one turn.
 """
 
-from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,8 +16,8 @@ class Segment:
     """Consecutive tokens that one policy version sampled."""
 
     policy_version: int
-    token_ids: array  # typecode "i"
-    rollout_log_probs: array  # typecode "f", nats, the engine's own, same length as token_ids
+    token_ids: Sequence[int]  # array of typecode "i"; a range where only the number of tokens matters
+    rollout_log_probs: Sequence[float]  # array of typecode "f", nats, the engine's own, same length as token_ids
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.rollout_log_probs), "a token without its behaviour log-prob"
@@ -165,3 +165,16 @@ class GroupOutcome:
     oldest_version: int | None = None  # of all generated tokens of the group
     newest_version: int | None = None
     metric_mean: float = float("nan")
+
+    @classmethod
+    def of(cls, group: PromptGroup, verdict: Verdict, **details: Any) -> "GroupOutcome":
+        """The report of a group with what it has generated so far."""
+        versions = group.versions()
+        return cls(
+            prompt_uid=group.uid,
+            verdict=verdict,
+            response_lens_tok=tuple(trajectory.generated_tok for trajectory in group.trajectories),
+            oldest_version=min(versions, default=None),
+            newest_version=max(versions, default=None),
+            **details,
+        )

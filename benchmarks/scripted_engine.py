@@ -1,0 +1,67 @@
+"""A server actor that speaks our server protocol without a model: requests wait until they are told to end."""
+
+import asyncio
+from typing import Any
+
+from verl.workers.rollout.replica import TokenOutput
+
+from recipe.async_dapo.engine_requests import ABORTED
+
+TOKENS_PER_REQUEST = 64
+
+
+class ScriptedServer:
+    """Holds every request until the stop, or for `decode_s` seconds."""
+
+    def __init__(self, decode_s: float | None = None) -> None:
+        self._decode_s = decode_s
+        self._stopped = asyncio.Event()
+        self._active = 0
+        self._idle = asyncio.Event()
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
+    ) -> TokenOutput:
+        if self._stopped.is_set():
+            return _output([], ABORTED)
+        self._active += 1
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(self._decode_s):
+                await self._stopped.wait()
+            return _output(list(range(TOKENS_PER_REQUEST)), ABORTED)
+        except TimeoutError:
+            return _output(list(range(TOKENS_PER_REQUEST)), "completed")
+        finally:
+            self._active -= 1
+            if self._active == 0:
+                self._idle.set()
+
+    async def stop_generation(self, mode: str = "abort") -> int:
+        stopped = self._active
+        self._stopped.set()
+        if self._active:
+            await self._idle.wait()
+        return stopped
+
+    async def allow_generation(self) -> None:
+        self._stopped.clear()
+
+    async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
+        pass
+
+    async def num_running(self) -> int:
+        return self._active
+
+
+def _output(token_ids: list[int], stop_reason: str) -> TokenOutput:
+    return TokenOutput(
+        token_ids=token_ids,
+        log_probs=[-1.0] * len(token_ids),
+        stop_reason=stop_reason,
+        extra_fields={
+            "global_steps": 0,
+            "segments": [(0, len(token_ids))] if token_ids else [],
+            "finish_reason": "abort" if stop_reason == ABORTED else "stop",
+        },
+    )

@@ -1,0 +1,120 @@
+"""Hydra overrides that fit verl, and this recipe, to two CPU cores and the quick start's task."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import task
+from .assets import Assets
+
+PROMPTS_PER_STEP = 8
+RESPONSES_PER_PROMPT = 8
+# Solves the task in about 100 steps; three times as much does in 20 and leaves DAPO without valid groups.
+LEARNING_RATE = 1.5e-4
+
+# Lengths between sequences are padded to, so that few shapes occur.
+_MODEL_LEN_TOK = 384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    assets: Assets
+    output: Path
+    ray_folder: Path  # short: Ray puts Unix sockets below it, whose paths end at 107 characters
+    steps: int
+    seed: int
+
+
+def verl_overrides(run: RunSettings) -> Iterator[str]:
+    """What any of verl's own trainer modes needs here; benchmarks use it without the recipe as well."""
+    yield from _machine(run)
+    yield from _task(run.assets)
+    yield from _actor()
+    yield from _rollout(run.seed)
+    yield from _trainer(run)
+
+
+def recipe_overrides(*, strategy: str, stop_rule: str | None) -> Iterator[str]:
+    """This recipe's own options: each step starts twice the groups that it trains on."""
+    yield "trainer.v1.trainer_mode=async_dapo"
+    yield f"async_dapo.rollout_strategy={strategy}"
+    yield f"async_dapo.stop_rule={stop_rule or 'null'}"
+    yield f"async_dapo.over_sampling_batch_size={2 * PROMPTS_PER_STEP}"
+    yield f"async_dapo.max_concurrent_prompts={2 * PROMPTS_PER_STEP}"
+    yield f"async_dapo.max_loads_per_server={2 * PROMPTS_PER_STEP * RESPONSES_PER_PROMPT}"
+    yield "async_dapo.round_timeout_s=300"
+
+
+def _machine(run: RunSettings) -> Iterator[str]:
+    """Ray's resources are logical: they have to suffice for verl's actors, not to exist."""
+    yield "trainer.device=cpu"
+    yield "trainer.nnodes=1"
+    yield "trainer.n_gpus_per_node=1"
+    yield "ray_kwargs.ray_init.num_cpus=16"
+    yield "++ray_kwargs.ray_init.num_gpus=1"
+    yield "++ray_kwargs.ray_init.include_dashboard=False"
+    yield "++ray_kwargs.ray_init.object_store_memory=500000000"
+    yield f"++ray_kwargs.ray_init._temp_dir={run.ray_folder}"
+    yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
+    yield "reward.num_workers=1"
+    yield "data.dataloader_num_workers=0"
+
+
+def _task(assets: Assets) -> Iterator[str]:
+    yield f"actor_rollout_ref.model.path={assets.model}"
+    yield f"data.train_files={assets.train_file}"
+    yield f"data.val_files={assets.validation_file}"
+    yield f"data.train_batch_size={PROMPTS_PER_STEP}"
+    yield f"data.max_prompt_length={task.MAX_PROMPT_TOK}"
+    yield f"data.max_response_length={task.MAX_RESPONSE_TOK}"
+    yield f"reward.custom_reward_function.path=pkg://{task.__name__}"
+    yield "reward.custom_reward_function.name=compute_score"
+
+
+def _actor() -> Iterator[str]:
+    """FSDP2 in fp32 throughout; FSDP1 and flash attention need a GPU."""
+    actor = "actor_rollout_ref.actor"
+    yield "actor_rollout_ref.model.use_remove_padding=False"
+    yield "actor_rollout_ref.model.enable_gradient_checkpointing=False"
+    yield "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    yield f"{actor}.strategy=fsdp2"
+    yield f"{actor}.fsdp_config.dtype=float32"
+    yield f"++{actor}.fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}"
+    yield f"{actor}.fsdp_config.use_torch_compile=False"
+    yield f"{actor}.use_torch_compile=False"
+    yield f"{actor}.ppo_mini_batch_size={PROMPTS_PER_STEP}"
+    yield f"{actor}.ppo_micro_batch_size_per_gpu={PROMPTS_PER_STEP * RESPONSES_PER_PROMPT}"
+    yield f"{actor}.optim.lr={LEARNING_RATE}"
+
+
+def _rollout(seed: int) -> Iterator[str]:
+    rollout = "actor_rollout_ref.rollout"
+    yield f"{rollout}.name=vllm"
+    yield f"{rollout}.n={RESPONSES_PER_PROMPT}"
+    yield f"{rollout}.seed={seed}"
+    yield f"{rollout}.dtype=float32"
+    yield f"{rollout}.tensor_model_parallel_size=1"
+    yield f"{rollout}.enforce_eager=True"
+    yield f"{rollout}.free_cache_engine=False"
+    yield f"++{rollout}.enable_sleep_mode=False"
+    yield f"{rollout}.gpu_memory_utilization=0.1"
+    yield f"{rollout}.max_model_len={_MODEL_LEN_TOK}"
+    yield f"{rollout}.max_num_seqs={2 * PROMPTS_PER_STEP * RESPONSES_PER_PROMPT}"
+    yield f"{rollout}.max_num_batched_tokens=4096"
+    yield f"{rollout}.log_prob_micro_batch_size_per_gpu={PROMPTS_PER_STEP * RESPONSES_PER_PROMPT}"
+    yield f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=16"
+    yield f"{rollout}.agent.num_workers=1"
+    yield f"{rollout}.val_kwargs.do_sample=True"
+    yield f"{rollout}.val_kwargs.temperature=1.0"
+
+
+def _trainer(run: RunSettings) -> Iterator[str]:
+    """Accuracy is that of sampling at temperature 1, as in training."""
+    yield f"trainer.total_training_steps={run.steps}"
+    yield "trainer.total_epochs=1000"
+    yield "trainer.val_before_train=True"
+    yield f"trainer.test_freq={max(1, run.steps // 3)}"
+    yield "trainer.save_freq=-1"
+    yield "trainer.resume_mode=disable"
+    yield f"trainer.default_local_dir={run.output / 'checkpoints'}"
+    yield "trainer.logger=[console,file,tensorboard]"

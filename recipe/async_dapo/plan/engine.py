@@ -1,0 +1,263 @@
+"""One inference server with continuous batching, in closed form between events.
+
+All running requests get one token per step, so the server needs no event per token: it counts steps, a request is due
+when the count reaches its number, and the time of a stretch of steps is a parabola (`StepCost.decode_s`). A stretch ends
+when a request is due, when the KV cache is full, or when a newcomer can be admitted; then the batch changes:
+
+    due requests leave -> the last admitted are preempted while the cache is too full -> waiting ones are admitted
+
+Pure state machine: time arrives as `now_s`, `next_boundary_s` says when the batch changes next.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, fields
+from math import inf
+from typing import Any
+
+from .costs import StepCost
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """A trajectory in a server. `owner` is the caller's, never looked into here."""
+
+    owner: Any
+    context_tok: int  # prompt and what has been generated, before admission
+    remaining_tok: int
+    prefill_tok: int  # of the context, to be computed on admission
+    is_recompute: bool = False  # preempted: its context was computed before
+    generated_tok: int = 0  # in this server, over preemptions
+    delivered_tok: int = 0  # of these: handed to the owner
+    order: int = 0  # of admission
+    start_step: int = 0
+    due_step: int = 0
+
+    def deliver(self) -> int:
+        """The number of tokens since the last delivery."""
+        new_tok, self.delivered_tok = self.generated_tok - self.delivered_tok, self.generated_tok
+        return new_tok
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """What a server has done since it was made."""
+
+    generated_tok: int = 0
+    prefilled_tok: int = 0
+    recomputed_tok: int = 0  # of these: after a preemption
+    preemptions: int = 0
+    busy_s: float = 0.0  # with at least one running request
+    prefill_s: float = 0.0  # of these: computing contexts
+    request_s: float = 0.0  # sum over running requests
+
+    def __add__(self, other: "EngineCounters") -> "EngineCounters":
+        return EngineCounters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: "EngineCounters") -> "EngineCounters":
+        return EngineCounters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+
+class Engine:
+    """Args:
+    cost: seconds of a step and of a prefill, and the room of the KV cache.
+    max_num_seqs: requests that run at once [requests, >= 1].
+    """
+
+    def __init__(self, cost: StepCost, *, max_num_seqs: int) -> None:
+        self._cost = cost
+        self._max_num_seqs = max_num_seqs
+        self._waiting: deque[Request] = deque()
+        self._due: list[tuple[int, int, Request]] = []  # heap of (due step, order, request)
+        self._admitted: list[Request] = []  # in order of admission; those that left linger at the end
+        self._running = 0
+        self._step = 0  # at the start of this stretch
+        self._kv_tok = 0
+        self._stretch_s = 0.0  # start of this stretch
+        self._prefill_s = 0.0  # part of its first step
+        self._boundary = 0  # steps of this stretch until the batch changes
+        self._orders = 0
+        self._is_paused = False
+        self.next_boundary_s = inf
+        self.counters = EngineCounters()
+
+    @property
+    def num_requests(self) -> int:
+        return self._running + len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return self._running
+
+    @property
+    def kv_tok(self) -> int:
+        """Tokens in the cache at the start of this stretch."""
+        return self._kv_tok
+
+    def submit(self, request: Request, now_s: float) -> None:
+        """Queue a request. It is admitted at the first step boundary from now on that has room for it."""
+        self._waiting.append(request)
+        if len(self._waiting) == 1 and self._running < self._max_num_seqs and not self._is_paused:
+            self._interrupt(now_s)
+
+    def run_boundary(self) -> list[Request]:
+        """Change the batch at `next_boundary_s`. Returns the requests that have got all their tokens."""
+        self._advance(self._boundary)
+        finished = []
+        while self._due and self._due[0][0] <= self._step:
+            _, order, request = heapq.heappop(self._due)
+            if _is_running(request, order):
+                self._leave(request)
+                finished.append(request)
+        self._rebatch()
+        return finished
+
+    def abort(self, now_s: float) -> list[Request]:
+        """Take everything out. Tokens of the step under way are lost."""
+        self.settle(now_s)
+        taken = [request for request in self._admitted if request.due_step] + list(self._waiting)
+        for request in taken:
+            if request.due_step:
+                self._leave(request)
+        self._waiting.clear()
+        self._plan()
+        return taken
+
+    def cancel(self, request: Request) -> None:
+        """Take one request out of a paused engine."""
+        assert self._is_paused, "a single request is only taken out between rounds"
+        if request.due_step:
+            self._leave(request)
+        else:
+            self._waiting.remove(request)
+
+    def pause(self, now_s: float) -> list[Request]:
+        """Freeze all requests with their KV cache. Returns them, with the tokens they have so far."""
+        self.settle(now_s)
+        self._is_paused = True
+        self.next_boundary_s = inf
+        running = [request for request in self._admitted if request.due_step]
+        for request in running:
+            self._note_tokens(request)
+        return running + list(self._waiting)
+
+    def resume(self, now_s: float) -> None:
+        """Go on with what is in the engine."""
+        self._is_paused = False
+        self._stretch_s = now_s
+        self._rebatch()
+
+    def settle(self, now_s: float) -> None:
+        """End the stretch now; the step under way is lost."""
+        if self._running and not self._is_paused:
+            self._advance(min(self._boundary, self._steps_by(now_s)))
+            self._spend(now_s - self._stretch_s)
+
+    # ---- the stretch ----
+
+    def _time_of(self, steps: int) -> float:
+        if steps == 0:
+            return self._stretch_s
+        return self._stretch_s + self._prefill_s + self._cost.decode_s(steps, self._running, self._kv_tok)
+
+    def _steps_by(self, now_s: float) -> int:
+        seconds = now_s - self._stretch_s - self._prefill_s
+        return self._cost.steps_within(seconds, self._running, self._kv_tok) if seconds > 0 else 0
+
+    def _interrupt(self, now_s: float) -> None:
+        """End the stretch at the first step boundary that is not before now."""
+        if not self._running:
+            self._stretch_s, self._boundary = now_s, 0
+        elif now_s > self._stretch_s:
+            steps = self._steps_by(now_s)
+            self._boundary = min(self._boundary, steps if self._time_of(steps) >= now_s else steps + 1)
+        else:
+            self._boundary = 0
+        self.next_boundary_s = self._time_of(self._boundary)
+
+    def _advance(self, steps: int) -> None:
+        if steps == 0:
+            return
+        self._spend(self._time_of(steps) - self._stretch_s)
+        self.counters.prefill_s += self._prefill_s
+        self.counters.generated_tok += steps * self._running
+        self._prefill_s = 0.0
+        self._step += steps
+        self._kv_tok += steps * self._running
+        self._boundary -= steps
+
+    def _spend(self, seconds: float) -> None:
+        self._stretch_s += seconds
+        self.counters.busy_s += seconds
+        self.counters.request_s += seconds * self._running
+
+    # ---- the batch ----
+
+    def _rebatch(self) -> None:
+        has_preempted = False
+        while self._kv_tok + self._running > self._cost.kv_room_tok:
+            self._preempt_last()
+            has_preempted = True
+        while self._waiting and not has_preempted and self._running < self._max_num_seqs:
+            if self._kv_tok + self._waiting[0].context_tok + self._running + 1 > self._cost.kv_room_tok:
+                break
+            self._admit(self._waiting.popleft())
+        self._plan()
+
+    def _plan(self) -> None:
+        """When does the batch change next, if nobody comes?"""
+        while self._due and not _is_running(self._due[0][2], self._due[0][1]):
+            heapq.heappop(self._due)
+        if not self._running or self._is_paused:
+            self.next_boundary_s = inf
+            return
+        until_due = self._due[0][0] - self._step
+        until_full = (self._cost.kv_room_tok - self._kv_tok) // self._running
+        self._boundary = min(until_due, until_full)
+        self.next_boundary_s = self._time_of(self._boundary)
+
+    def _admit(self, request: Request) -> None:
+        self._orders += 1
+        request.order = self._orders
+        request.start_step = self._step
+        request.due_step = self._step + request.remaining_tok
+        heapq.heappush(self._due, (request.due_step, request.order, request))
+        self._running += 1
+        self._kv_tok += request.context_tok
+        self._prefill_s += self._cost.prefill_s(request.prefill_tok)
+        self.counters.prefilled_tok += request.prefill_tok
+        self.counters.recomputed_tok += request.prefill_tok if request.is_recompute else 0
+        while self._admitted and not self._admitted[-1].due_step:
+            self._admitted.pop()
+        self._admitted.append(request)
+        if len(self._admitted) > 64 + 2 * self._running:
+            self._admitted = [one for one in self._admitted if one.due_step]
+
+    def _preempt_last(self) -> None:
+        while not self._admitted[-1].due_step:
+            self._admitted.pop()
+        request = self._admitted.pop()
+        self._leave(request)
+        request.prefill_tok = request.context_tok
+        request.is_recompute = True
+        self.counters.preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _leave(self, request: Request) -> None:
+        """Take a running request out, its tokens noted."""
+        self._note_tokens(request)
+        self._running -= 1
+        self._kv_tok -= request.context_tok
+        request.due_step = 0
+
+    def _note_tokens(self, request: Request) -> None:
+        new_tok = self._step - request.start_step
+        request.start_step = self._step
+        request.generated_tok += new_tok
+        request.context_tok += new_tok
+        request.remaining_tok -= new_tok
+
+
+def _is_running(request: Request, order: int) -> bool:
+    """Whether the heap's entry of this admission still holds."""
+    return request.due_step > 0 and request.order == order

@@ -1,0 +1,116 @@
+"""The servers of a run, their engines in virtual time, and the leases on them."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import inf
+
+from ..core.leases import Grant, LeaseTable
+from ..core.trajectory import Attachment
+from .clock import VirtualClock
+from .costs import StepCost
+from .engine import Engine, EngineCounters, Request
+
+
+class Fleet:
+    """What the load balancer and the servers are to the recipe: leases from the production `LeaseTable`, engines.
+
+    Engines live on over rounds, since a strategy may leave requests in them; the clock starts anew with each round.
+
+    Args:
+        max_loads_per_server, pool_size: as of the load balancer.
+    """
+
+    def __init__(
+        self,
+        cost: StepCost,
+        *,
+        num_servers: int,
+        max_num_seqs: int,
+        max_loads_per_server: int,
+        pool_size: int | None,
+    ) -> None:
+        self.engines = {f"server-{i}": Engine(cost, max_num_seqs=max_num_seqs) for i in range(num_servers)}
+        self.leases = LeaseTable(max_inflight_per_server=max_loads_per_server, pool_size=pool_size)
+        self.leases.add_servers(self.engines)
+        self.inflight_max = 0
+        self.lease_s = 0.0  # sum over leases of the time they were held
+        self._noted_s = 0.0
+        self.frozen: dict[str, Request] = {}  # lease id -> request left in its engine, nobody waiting for it
+        self._unsent: dict[str, Request] = {}  # lease id -> request that waits for a server
+        self._wake_s: dict[str, float] = {}
+
+    def open(self, clock: VirtualClock, on_end: Callable[[Request], None]) -> None:
+        """Let the engines run on this clock; `on_end` is told every request that has got its tokens."""
+        self._clock = clock
+        self._on_end = on_end
+        self._wake_s = {}
+        self.inflight_max, self.lease_s, self._noted_s = self.leases.total_inflight, 0.0, clock.now_s
+        for server_id, engine in self.engines.items():
+            engine.resume(clock.now_s)
+            self._plan(server_id)
+
+    def send(self, lease_id: str, request: Request) -> None:
+        """Lease a server for a request, and send it as soon as there is one."""
+        self._unsent[lease_id] = request
+        self._note_inflight()
+        self._deliver(self.leases.request(lease_id))
+
+    def release(self, lease_id: str) -> None:
+        self._note_inflight()
+        self._deliver(self.leases.release(lease_id))
+
+    def stop(self, *, keep: bool) -> list[Request]:
+        """Void waiting requests and stop all engines.
+
+        Args:
+            keep: running requests stay in their engines with their leases.
+
+        Returns:
+            All requests that were out, those that never reached a server included.
+        """
+        self._note_inflight()
+        self.leases.withdraw_waiting()
+        out = list(self._unsent.values())
+        self._unsent.clear()
+        for engine in self.engines.values():
+            out += engine.pause(self._clock.now_s) if keep else engine.abort(self._clock.now_s)
+        return out
+
+    def abandon(self, attachment: Attachment) -> None:
+        """Take a frozen request out of its engine, between rounds."""
+        request = self.frozen.pop(attachment.lease_id)
+        if request.remaining_tok:
+            self.engines[attachment.server_id].cancel(request)
+        self.leases.release(attachment.lease_id)
+
+    def counters(self) -> EngineCounters:
+        """Of all engines together, since the run began."""
+        return sum((engine.counters for engine in self.engines.values()), start=EngineCounters())
+
+    def _deliver(self, grants: Iterable[Grant]) -> None:
+        for grant in grants:
+            self.engines[grant.server_id].submit(self._unsent.pop(grant.lease_id), self._clock.now_s)
+            self._plan(grant.server_id)
+        self.inflight_max = max(self.inflight_max, self.leases.total_inflight)
+
+    def _plan(self, server_id: str) -> None:
+        """Be woken when the engine's batch changes next; earlier plans go stale by themselves."""
+        time_s = self.engines[server_id].next_boundary_s
+        if time_s < inf and self._wake_s.get(server_id) != time_s:
+            self._wake_s[server_id] = time_s
+            self._clock.at(time_s, partial(self._wake, server_id, time_s))
+
+    def _wake(self, server_id: str, time_s: float) -> None:
+        engine = self.engines[server_id]
+        if self._wake_s.get(server_id) != time_s or engine.next_boundary_s != time_s:
+            return
+        del self._wake_s[server_id]
+        finished = engine.run_boundary()
+        self._plan(server_id)
+        for request in finished:
+            self._on_end(request)
+
+    def _note_inflight(self) -> None:
+        now_s = self._clock.now_s
+        self.lease_s += self.leases.total_inflight * (now_s - self._noted_s)
+        self._noted_s = now_s

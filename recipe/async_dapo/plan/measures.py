@@ -1,0 +1,96 @@
+"""What a simulated step came to, and the mean of steps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeasure:
+    """One step. Tokens are generated ones unless the name says otherwise."""
+
+    step_s: float
+    rollout_s: float
+    log_prob_s: float
+    train_s: float
+    trained_tok: int
+    generated_tok: int
+    filtered_tok: int
+    wasted_tok: int  # thrown away: interrupted without being kept, surplus, retired
+    withheld_tok: int  # trained trajectories' tokens that are too stale for the loss
+    buffered_tok: int  # kept for later steps, at the end of the step
+    off_policy_tok: int  # trained, from older policy versions than the one trained
+    staleness_tok: int  # sum over trained tokens of their staleness [versions x tokens]
+    staleness_max: int
+    trained_trajectories: int
+    resumed_trajectories: int  # trained, carried over at least once
+    trained_groups: int
+    valid_groups: int  # that ended in this step
+    drawn_groups: int
+    retired_groups: int
+    prefilled_tok: int
+    reprefilled_tok: int  # of these: contexts of continued trajectories
+    recomputed_tok: int  # of these: after a preemption
+    preemptions: int
+    inflight_max: int
+    lease_s: float
+    server_busy_s: float
+    prefill_s: float
+    num_servers: int
+    num_gpus: int
+    events: int
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Trained tokens over the whole step."""
+        return self.trained_tok / (self.step_s * self.num_gpus)
+
+    @property
+    def rollout_tokens_per_s_per_gpu(self) -> float:
+        """Trained tokens over the rollout alone."""
+        return self.trained_tok / (self.rollout_s * self.num_gpus)
+
+    @property
+    def idle_ratio(self) -> float:
+        """As `async_dapo/load_balancer/idle_ratio`: empty places, of those used at the round's peak [0-1]."""
+        return max(0.0, 1 - _ratio(self.lease_s, self.inflight_max * self.rollout_s))
+
+    @property
+    def server_idle_ratio(self) -> float:
+        """Share of the rollout in which a server had no request at all [0-1]."""
+        return max(0.0, 1 - _ratio(self.server_busy_s, self.num_servers * self.rollout_s))
+
+    @property
+    def waste_ratio(self) -> float:
+        """As `async_dapo/tokens/waste_ratio`: thrown-away tokens over thrown-away plus trained ones [0-1]."""
+        return _ratio(self.wasted_tok, self.wasted_tok + self.trained_tok)
+
+    @property
+    def off_policy_ratio(self) -> float:
+        return _ratio(self.off_policy_tok, self.trained_tok)
+
+    @property
+    def staleness_mean(self) -> float:
+        return _ratio(self.staleness_tok, self.trained_tok)
+
+    @property
+    def trained_len_tok(self) -> float:
+        return _ratio(self.trained_tok, self.trained_trajectories)
+
+    @property
+    def prefill_ratio(self) -> float:
+        """Share of the servers' busy time that went into prefill [0-1]."""
+        return _ratio(self.prefill_s, self.server_busy_s)
+
+
+def mean_of(steps: Sequence[StepMeasure]) -> StepMeasure:
+    """The mean step; maxima are the largest."""
+    assert steps, "no step was measured"
+    values = {}
+    for field in fields(StepMeasure):
+        column = [getattr(step, field.name) for step in steps]
+        values[field.name] = max(column) if field.name.endswith("_max") else sum(column) / len(column)
+    return StepMeasure(**values)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,82 @@
+"""A setting to simulate: model, hardware, workload and batch, checked."""
+
+from dataclasses import dataclass
+
+from ..config import ConfigError
+from .costs import ServerConstants, StepCost, TrainingCost, step_cost
+from .hardware import Accelerator
+from .lengths import LengthModel
+from .model_shape import ModelShape
+from .workload import PassRates, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that does not depend on the system that is simulated."""
+
+    model: ModelShape
+    accelerator: Accelerator
+    num_servers: int
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.85
+    max_num_seqs: int = 1024
+    train_batch_size: int  # B
+    rollout_n: int
+    max_response_length: int
+    prompt_len_tok: int = 200
+    lengths: LengthModel
+    pass_rates: PassRates
+    reward_s: float = 0.0
+    training_s: float | None = None  # None: by arithmetic
+    training_flop_share: float = 0.35  # of peak, in training and in recomputing log-probs
+    update_s: float = 5.0  # engines to sleep and back, and their new weights
+    constants: ServerConstants = ServerConstants()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("num_servers", "tensor_parallel_size", "max_num_seqs", "train_batch_size", "rollout_n"):
+            if getattr(self, key) < 1:
+                raise ConfigError(key, getattr(self, key), "must be >= 1")
+        for key in ("max_response_length", "prompt_len_tok"):
+            if getattr(self, key) < 1:
+                raise ConfigError(key, getattr(self, key), "must be >= 1 token")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be in 0..1")
+        for key in ("reward_s", "update_s", "training_s"):
+            if (getattr(self, key) or 0) < 0:
+                raise ConfigError(key, getattr(self, key), "must be >= 0 seconds")
+        self.step_cost()
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_servers * self.tensor_parallel_size
+
+    def step_cost(self) -> StepCost:
+        """
+        Raises:
+            ConfigError: when the model, or one whole trajectory, does not fit on a server.
+        """
+        return step_cost(
+            self.model,
+            self.accelerator,
+            self.constants,
+            tensor_parallel_size=self.tensor_parallel_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            longest_context_tok=self.prompt_len_tok + self.max_response_length,
+        )
+
+    def training_cost(self) -> TrainingCost:
+        return TrainingCost(
+            model=self.model,
+            flop_per_s=self.training_flop_share * self.accelerator.bf16_tflop_s * 1e12 * self.num_gpus,
+            fixed_s=self.training_s,
+        )
+
+    def workload(self) -> Workload:
+        return Workload(
+            self.lengths,
+            self.pass_rates,
+            n=self.rollout_n,
+            limit_tok=self.max_response_length,
+            seed=self.seed,
+        )

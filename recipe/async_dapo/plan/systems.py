@@ -1,0 +1,160 @@
+"""What is simulated: this recipe under some options, and other systems as settings of the same machinery."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ..config import AsyncDAPOConfig
+
+DEFAULTS_FILE = Path(__file__).parent.parent / "config" / "async_dapo_trainer.yaml"
+UNBOUNDED = 1_000_000  # requests or groups
+
+
+class Refill(StrEnum):
+    """When a system draws further prompts in a step."""
+
+    ON_DEMAND = "on_demand"  # this recipe: as soon as those at hand cannot reach the target
+    PER_FILTERED = "per_filtered"  # verl 0.9: some for every group that was filtered
+    NEXT_BATCH = "next_batch"  # 2025's dynamic sampling: another batch when the last has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """Where a system behaves otherwise than this recipe, around the same scheduler."""
+
+    poll_s: float = 0.0  # between two looks of the trainer at what has finished; 0 = it waits on events
+    resume_delay_s: float = 0.0  # until a continued trajectory is sent
+    refill: Refill = Refill.ON_DEMAND
+    refill_factor: int = 1  # prompts for each filtered one
+    max_inflight_batches: int | None = None  # of B groups, for refills; None = no limit
+    drops_surplus: bool = False  # valid groups beyond B are thrown away
+    drops_interrupted: bool = False  # prompts that the stop cancelled are lost
+    scores_buffer: bool = False  # log-probs of interrupted trajectories are recomputed by the trainer in every step
+    scores_batch: bool = True  # old log-probs of the batch are recomputed by the trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A name for the table, overrides of this recipe's yaml (full key -> value), and habits."""
+
+    name: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    habits: Habits = field(default_factory=Habits)
+
+    def options(self, *, train_batch_size: int, rollout_n: int) -> AsyncDAPOConfig:
+        """The recipe's own options, parsed and validated by its own code.
+
+        Raises:
+            ConfigError: for an override that the recipe would refuse.
+        """
+        config = _defaults().copy()
+        base = {"data.train_batch_size": train_batch_size, "actor_rollout_ref.rollout.n": rollout_n}
+        for key, value in (base | dict(self.overrides)).items():
+            OmegaConf.update(config, key, value, force_add=True)
+        return AsyncDAPOConfig.from_hydra(config)
+
+
+@cache
+def _defaults() -> DictConfig:
+    config = OmegaConf.load(DEFAULTS_FILE)
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def recipe(name: str, **async_dapo: Any) -> System:
+    """This recipe with some options of the `async_dapo` node."""
+    return System(name=name, overrides={f"async_dapo.{key}": value for key, value in async_dapo.items()})
+
+
+def _everything_at_once(num_workers: int = 1) -> dict[str, Any]:
+    """No limit on what runs: verl submits all prompts it has drawn."""
+    return {
+        "async_dapo.max_concurrent_prompts": UNBOUNDED,
+        "async_dapo.max_loads_per_server": UNBOUNDED,
+        "actor_rollout_ref.rollout.agent.num_workers": num_workers,
+    }
+
+
+def verl_sync(*, groups: int, poll_s: float = 2.0) -> System:
+    """verl 0.9's V1 trainer, mode sync: drains all in flight, draws two prompts for each filtered one."""
+    return System(
+        name="verl sync",
+        overrides=_everything_at_once(groups, stop_rule="drain", rollout_strategy="discard"),
+        habits=Habits(
+            poll_s=poll_s, refill=Refill.PER_FILTERED, refill_factor=2, max_inflight_batches=1, drops_surplus=True
+        ),
+    )
+
+
+def verl_colocate_async(*, groups: int, warmup_batches: int = 1) -> System:
+    """verl 0.9's V1 trainer, mode colocate_async: stops at B groups, resumes after 1 s, submits without bound.
+
+    Every step submits B prompts on top of the `trainer.v1.colocate_async.num_warmup_batches` batches in flight.
+    """
+    in_flight = (1 + warmup_batches) * groups
+    return System(
+        name="verl colocate_async",
+        overrides=_everything_at_once(in_flight, stop_rule="first_completed", rollout_strategy="partial"),
+        habits=Habits(poll_s=2.0, resume_delay_s=1.0, refill=Refill.PER_FILTERED),
+    )
+
+
+def async_dapo_2025(*, over_sampling: int, max_concurrent_prompts: int = 16) -> System:
+    """The 2025 recipe: B valid groups in order of completion, the rest thrown away and forgotten, polled every 0.1 s."""
+    options = {
+        "stop_rule": "first_completed",
+        "rollout_strategy": "discard",
+        "over_sampling_batch_size": over_sampling,
+        "max_concurrent_prompts": max_concurrent_prompts,
+    }
+    return replace(
+        recipe("async DAPO 2025", **options), habits=Habits(poll_s=0.1, drops_interrupted=True, drops_surplus=True)
+    )
+
+
+def dynamic_sampling(*, batch: int) -> System:
+    """DAPO's dynamic sampling as of 2025: whole batches, each awaited to its last response, until B groups are valid."""
+    return System(
+        name="dynamic sampling",
+        overrides=_everything_at_once(batch, stop_rule="drain", rollout_strategy="discard"),
+        habits=Habits(refill=Refill.NEXT_BATCH, drops_surplus=True),
+    )
+
+
+def april(*, over_sampling: int) -> System:
+    """APRIL: over-sample, stop at B in order of completion, keep and resume the rest, drop complete surplus."""
+    return System(
+        name="APRIL",
+        overrides=_everything_at_once(over_sampling, stop_rule="first_completed", rollout_strategy="partial"),
+        habits=Habits(drops_surplus=True),
+    )
+
+
+def copris(*, pool_size: int, over_sampling: int) -> System:
+    """CoPRIS: a fixed number of trajectories in flight; the trainer recomputes log-probs of the whole buffer."""
+    options = {
+        "stop_rule": "first_completed",
+        "rollout_strategy": "partial",
+        "rollout_pool_size": pool_size,
+        "max_loads_per_server": UNBOUNDED,
+        "over_sampling_batch_size": over_sampling,
+        "max_staleness": None,
+    }
+    return replace(recipe(f"CoPRIS {pool_size}", **options), habits=Habits(scores_buffer=True))
+
+
+def _everything_at_once(over_sampling: int, **async_dapo: Any) -> dict[str, Any]:
+    """No limit on what runs: all prompts that were drawn are submitted at once."""
+    options = {
+        "max_concurrent_prompts": UNBOUNDED,
+        "max_loads_per_server": UNBOUNDED,
+        "over_sampling_batch_size": over_sampling,
+        "max_staleness": None,
+    }
+    workers = {"actor_rollout_ref.rollout.agent.num_workers": 1}
+    return workers | {f"async_dapo.{key}": value for key, value in (options | async_dapo).items()}

@@ -1,0 +1,205 @@
+"""Steps of a run: open a round, let it stop, train, update the weights. Plays the trainer and its replay buffer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..core.over_sampling import OverSampling
+from ..core.pool import Dispatch, PromptPool, Settlement, training_order
+from ..core.staleness import StalenessLimit
+from ..core.stop_rules import StopRuleName
+from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
+from ..core.version_shares import VersionShares
+from .engine import EngineCounters
+from .fleet import Fleet
+from .measures import StepMeasure
+from .round_simulation import RoundSimulation, SimulatedRound
+from .scenario import Scenario
+from .systems import Habits, System
+from .workload import ANSWERS
+
+Tag = Mapping[str, Any]  # of one trajectory, with the keys of the production store
+
+
+class TrainingRun:
+    """One system in one scenario, step by step. Decisions are those of the recipe's own `core/`."""
+
+    def __init__(self, scenario: Scenario, system: System) -> None:
+        self._scenario = scenario
+        self._habits = system.habits
+        self.options = system.options(train_batch_size=scenario.train_batch_size, rollout_n=scenario.rollout_n)
+        self._fleet = Fleet(
+            scenario.step_cost(),
+            num_servers=scenario.num_servers,
+            max_num_seqs=scenario.max_num_seqs,
+            max_loads_per_server=self.options.max_loads_per_server,
+            pool_size=self.options.rollout_pool_size,
+        )
+        self._workload = scenario.workload()
+        self._training = scenario.training_cost()
+        self._over_sampling = OverSampling(
+            target_valid_groups=self.options.target_valid_groups,
+            batch_size=self.options.over_sampling_batch_size,
+            max_partial_share=self.options.max_partial_share,
+        )
+        self._staleness = StalenessLimit(max_staleness=self.options.max_staleness)
+        self._retries = 0
+        self.pool = PromptPool(
+            over_sampling=self._over_sampling,
+            keeps_tokens=self.options.keeps_tokens,
+            stop_rule=self.options.stop_rule,
+            staleness=self._staleness,
+            new_uid=self._new_uid,
+        )
+        self._stored: dict[str, list[Tag]] = {}  # valid groups, as in the production store
+        self._step = 0
+
+    def step(self) -> StepMeasure:
+        """Run one training step."""
+        self._step += 1
+        before, drawn = self._fleet.counters(), self.pool.ledger.drawn
+        dispatch, lost_tok = self._open_round()
+        simulated = self._simulate(dispatch)
+        missing = self.options.target_valid_groups - self.pool.num_carried
+        lost_tok += _throw_away(simulated, self._habits, missing=missing, stop_rule=self.options.stop_rule)
+        settlement = self.pool.settle(simulated.summary, simulated.unfinished)
+        self.pool.check_ledger()
+        if not self.options.keeps_tokens:
+            for group in simulated.unfinished:
+                self._workload.answer_anew(group.prompt[ANSWERS])
+        return self._measure(
+            simulated,
+            settlement,
+            wasted_tok=lost_tok + settlement.discarded_tok + dispatch.retired_tok,
+            retired_groups=len(dispatch.retired_uids),
+            drawn_groups=self.pool.ledger.drawn - drawn,
+            before=before,
+        )
+
+    def _open_round(self) -> tuple[Dispatch, int]:
+        """As `RoundReplayBuffer.open_round`. Also returns the tokens of stored groups that were retired."""
+        dispatch = self.pool.dispatch(self._step)
+        for attachment in dispatch.retired_attachments:
+            self._fleet.abandon(attachment)
+        lost_tok = sum(_length(self._stored.pop(uid)) for uid in dispatch.retired_uids if uid in self._stored)
+        missing = self.pool.missing_for_round()
+        return (dispatch.extended(self._draw(missing)) if missing else dispatch), lost_tok
+
+    def _draw(self, count: int) -> Dispatch:
+        self.pool.add_drawn(self._workload.draw(count, self._step))
+        return self.pool.dispatch(self._step)
+
+    def _simulate(self, dispatch: Dispatch) -> SimulatedRound:
+        simulation = RoundSimulation(
+            self._fleet,
+            self.options,
+            self._habits,
+            step=self._step,
+            draw=lambda count: self._draw(count).groups,
+            on_valid=self._store,
+            prompt_len_tok=self._scenario.prompt_len_tok,
+            reward_s=self._scenario.reward_s,
+        )
+        return simulation.run(dispatch, carried_valid_groups=self.pool.num_carried)
+
+    def _store(self, group: PromptGroup) -> None:
+        self._stored[group.uid] = [
+            {"segments": one.stamps, "min_global_steps": min(v for v, _ in one.stamps), "age": one.age}
+            for one in group.trajectories
+        ]
+
+    def _new_uid(self) -> str:
+        self._retries += 1
+        return f"retry-{self._retries}"
+
+    def _measure(
+        self,
+        simulated: SimulatedRound,
+        settlement: Settlement,
+        *,
+        wasted_tok: int,
+        retired_groups: int,
+        drawn_groups: int,
+        before: EngineCounters,
+    ) -> StepMeasure:
+        """As the metrics of `RoundReplayBuffer.sample`, and the time that training takes."""
+        batch = [tag for uid in settlement.trained_uids for tag in self._stored.pop(uid)]
+        self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
+        versions = VersionShares.of(batch, step=self._step)
+        self._over_sampling.observe(versions.partial_share)
+        oldest_version = self._staleness.oldest_trainable(self._step)
+        buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
+        log_prob_s, train_s = self._training_s([_length([tag]) for tag in batch], buffered_tok)
+        done = self._fleet.counters() - before
+        outcomes = simulated.summary.outcomes
+        rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
+        return StepMeasure(
+            step_s=rollout_s + log_prob_s + train_s + self._scenario.update_s,
+            rollout_s=rollout_s,
+            log_prob_s=log_prob_s,
+            train_s=train_s,
+            trained_tok=versions.tokens.total(),
+            generated_tok=done.generated_tok,
+            filtered_tok=sum(sum(o.response_lens_tok) for o in outcomes if o.verdict is Verdict.FILTERED),
+            wasted_tok=wasted_tok,
+            withheld_tok=sum(n for tag in batch for version, n in tag["segments"] if version < oldest_version),
+            buffered_tok=sum(buffered_tok) + sum(map(_length, self._stored.values())),
+            off_policy_tok=versions.tokens.total() - versions.tokens[0],
+            staleness_tok=sum(staleness * n for staleness, n in versions.tokens.items()),
+            staleness_max=max(versions.tokens),
+            trained_trajectories=len(batch),
+            resumed_trajectories=len(batch) - versions.ages[0],
+            trained_groups=len(settlement.trained_uids),
+            valid_groups=sum(outcome.verdict is Verdict.VALID for outcome in outcomes),
+            drawn_groups=drawn_groups,
+            retired_groups=retired_groups,
+            prefilled_tok=done.prefilled_tok,
+            reprefilled_tok=simulated.reprefilled_tok,
+            recomputed_tok=done.recomputed_tok,
+            preemptions=done.preemptions,
+            inflight_max=self._fleet.inflight_max,
+            lease_s=self._fleet.lease_s,
+            server_busy_s=done.busy_s,
+            prefill_s=done.prefill_s,
+            num_servers=self._scenario.num_servers,
+            num_gpus=self._scenario.num_gpus,
+            events=simulated.events,
+        )
+
+    def _training_s(self, batch_tok: Sequence[int], buffered_tok: Sequence[int]) -> tuple[float, float]:
+        """Seconds to recompute log-probs, and to train."""
+        scored = list(batch_tok) if self._habits.scores_batch else []
+        scored += [n for n in buffered_tok if n] if self._habits.scores_buffer else []
+        return self._training.log_prob_s(*self._sums(scored)), self._training.train_s(*self._sums(batch_tok))
+
+    def _sums(self, lens_tok: Sequence[int]) -> tuple[float, float]:
+        """Sum of the sequences' lengths, prompt included, and of their squares."""
+        whole = [self._scenario.prompt_len_tok + n for n in lens_tok]
+        return sum(whole), sum(n * n for n in whole)
+
+
+def _throw_away(simulated: SimulatedRound, habits: Habits, *, missing: int, stop_rule: StopRuleName) -> int:
+    """Take out of a round what another system throws away and this recipe keeps. Returns its tokens."""
+    summary, lost_tok = simulated.summary, 0
+    if habits.drops_surplus:
+        surplus = {outcome.prompt_uid for outcome in training_order(summary, stop_rule)[missing:]}
+        dropped = [outcome for outcome in summary.outcomes if outcome.prompt_uid in surplus]
+        kept = [outcome for outcome in summary.outcomes if outcome.prompt_uid not in surplus]
+        failed = [replace(outcome, verdict=Verdict.FAILED, reason="surplus") for outcome in dropped]
+        summary = replace(summary, outcomes=(*kept, *failed))
+        lost_tok += sum(sum(outcome.response_lens_tok) for outcome in dropped)
+    if habits.drops_interrupted:
+        interrupted = [GroupOutcome.of(group, Verdict.FAILED, reason="interrupted") for group in simulated.unfinished]
+        never_started = [
+            GroupOutcome(prompt_uid=uid, verdict=Verdict.FAILED, reason="never started") for uid in summary.never_started
+        ]
+        summary = replace(summary, outcomes=(*summary.outcomes, *interrupted, *never_started), never_started=())
+        lost_tok += sum(group.generated_tok for group in simulated.unfinished)
+        simulated.unfinished = []
+    simulated.summary = summary
+    return lost_tok
+
+
+def _length(tags: Sequence[Tag]) -> int:
+    """Generated tokens of trajectories."""
+    return sum(n for tag in tags for _, n in tag["segments"])

@@ -1,0 +1,130 @@
+"""The prompts of a run, with what the model will answer: lengths and metrics, fixed by the seed and the prompt's number.
+
+Whatever a system does, prompt 17 gets the same answers at its first attempt, so that two systems are compared on the
+same data; a restarted group is answered anew.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..config import ConfigError
+from ..core.trajectory import PromptGroup, Trajectory
+from .lengths import LengthModel
+
+BLOCK = 1024  # prompts drawn from the random generator at a time
+ANSWERS = "answers"  # key of a PromptGroup's data row
+
+
+@dataclass(slots=True)
+class Answers:
+    """What the model answers to one prompt, per trajectory; the simulated data set's row."""
+
+    number: int
+    level: float  # normal score of the prompt's length, common to its trajectories
+    response_lens_tok: list[int]
+    metrics: list[float]
+    attempt: int = 0
+
+
+class PassRates(Protocol):
+    """Raw metrics of groups, as the reward function would return them."""
+
+    def draw(self, rng: np.random.Generator, groups: int, n: int) -> np.ndarray:
+        """[groups, n] metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidShare:
+    """A share of groups is valid, whatever their lengths."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError("valid_share", self.share, "must be in 0..1, above 0: no group would ever be trained on")
+
+    def draw(self, rng: np.random.Generator, groups: int, n: int) -> np.ndarray:
+        metrics = np.zeros((groups, n))
+        metrics[:, 0] = rng.random(groups) < self.share
+        return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class BetaPassRates:
+    """Every prompt has a pass rate, Beta(a, b) over prompts."""
+
+    a: float
+    b: float
+
+    def __post_init__(self) -> None:
+        if self.a <= 0 or self.b <= 0:
+            raise ConfigError("pass_rate_beta", [self.a, self.b], "both numbers must be > 0")
+
+    def draw(self, rng: np.random.Generator, groups: int, n: int) -> np.ndarray:
+        rates = rng.beta(self.a, self.b, size=(groups, 1))
+        return (rng.random((groups, n)) < rates).astype(float)
+
+
+class Workload:
+    """Draws prompt groups of n trajectories.
+
+    Args:
+        limit_tok: responses end there at the latest [tokens].
+        seed: decides everything.
+    """
+
+    def __init__(self, lengths: LengthModel, pass_rates: PassRates, *, n: int, limit_tok: int, seed: int) -> None:
+        self._lengths = lengths
+        self._pass_rates = pass_rates
+        self._n = n
+        self._limit_tok = limit_tok
+        self._seed = seed
+        self._block: list[Answers] = []
+        self._drawn = 0
+
+    def draw(self, count: int, step: int) -> list[PromptGroup]:
+        """Fresh groups of the next prompts."""
+        groups = []
+        for _ in range(count):
+            if self._drawn % BLOCK == 0:
+                self._block = self._draw_block(self._drawn // BLOCK)
+            answers = self._block[self._drawn % BLOCK]
+            self._drawn += 1
+            groups.append(
+                PromptGroup(
+                    uid=f"prompt-{answers.number}",
+                    prompt={ANSWERS: answers},
+                    drawn_at_step=step,
+                    trajectories=[Trajectory(session_id=i) for i in range(self._n)],
+                )
+            )
+        return groups
+
+    def answer_anew(self, answers: Answers) -> None:
+        """Give a restarted prompt other answers, as long on average."""
+        answers.attempt += 1
+        rng = np.random.default_rng((self._seed, answers.number, answers.attempt))
+        answers.response_lens_tok = self._cut(np.full((1, 1), answers.level), rng)[0].tolist()
+
+    def mean_valid_tok(self, blocks: int = 8) -> float:
+        """Mean response length of the valid groups that the data set holds, for comparison with what is trained on."""
+        answers = [one for block in range(blocks) for one in self._draw_block(block)]
+        means = [np.mean(one.response_lens_tok) for one in answers if min(one.metrics) < max(one.metrics)]
+        return float(np.mean(means)) if means else 0.0
+
+    def _draw_block(self, block: int) -> list[Answers]:
+        rng = np.random.default_rng((self._seed, block))
+        levels = rng.standard_normal((BLOCK, 1))
+        lens_tok = self._cut(levels, rng).tolist()
+        metrics = self._pass_rates.draw(rng, BLOCK, self._n).tolist()
+        return [
+            Answers(block * BLOCK + i, float(levels[i, 0]), lens_tok[i], metrics[i]) for i in range(BLOCK)
+        ]
+
+    def _cut(self, levels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Lengths of n responses for each level, at least 1 token and at most the limit."""
+        shared, own = self._lengths.correlation**0.5, (1 - self._lengths.correlation) ** 0.5
+        z = shared * levels + own * rng.standard_normal((len(levels), self._n))
+        return np.clip(np.rint(self._lengths.of_normal(z)), 1, self._limit_tok).astype(int)

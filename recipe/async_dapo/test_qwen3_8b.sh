@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Trains Qwen3-8B-Base with DAPO and early-stopped rollouts, on one or several nodes of 8 GPUs with 80 GB:
+#
+#   DATA_HOME=$HOME/data bash test_qwen3_8b.sh
+#   DATA_HOME=/shared/data NNODES=4 RAY_ADDRESS=10.0.0.1:6379 bash test_qwen3_8b.sh async_dapo.stop_rule=first_completed
+#
+# Prepare the data with prepare_dapo_data.sh first. Arguments are further Hydra overrides. The environment decides:
+#
+#   DATA_HOME    folder with dapo-math-17k.parquet and aime-2024.parquet, the same on every node; required
+#   MODEL_PATH   model folder, the same on every node, or name on the Hugging Face hub [Qwen/Qwen3-8B-Base]
+#   NNODES       nodes to train on [1]
+#   RAY_ADDRESS  running Ray cluster to join; required if NNODES > 1, else a local one is started []
+set -euo pipefail
+
+: "${DATA_HOME:?set DATA_HOME to the folder that prepare_dapo_data.sh has filled, for example DATA_HOME=\$HOME/data}"
+model_path=${MODEL_PATH:-Qwen/Qwen3-8B-Base}
+nnodes=${NNODES:-1}
+if [[ ! $nnodes =~ ^[1-9][0-9]*$ ]]; then
+  echo "test_qwen3_8b: NNODES=$nnodes: must be a number >= 1" >&2
+  exit 1
+fi
+if ((nnodes > 1)); then
+  : "${RAY_ADDRESS:?set RAY_ADDRESS to the head of a Ray cluster with NNODES nodes, for example 10.0.0.1:6379}"
+fi
+
+# The recipe may have been copied anywhere, under any parent: it is started as PARENT.FOLDER.main_async_dapo.
+data_home=$(cd -- "$DATA_HOME" && pwd)
+if [[ -d $model_path ]]; then model_path=$(cd -- "$model_path" && pwd); fi
+recipe_dir=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+parent_dir=$(dirname -- "$recipe_dir")
+cd -- "$(dirname -- "$parent_dir")"
+
+max_prompt_tok=1024
+max_response_tok=8192
+max_trajectory_tok=$((max_prompt_tok + max_response_tok))
+
+overrides=(
+  # Data: the prompts of DAPO; AIME 2024 is validated 32 times per problem, as DAPO reports it.
+  data.train_files="$data_home/dapo-math-17k.parquet"
+  data.val_files="$data_home/aime-2024.parquet"
+  data.max_prompt_length="$max_prompt_tok"
+  data.max_response_length="$max_response_tok"
+  data.train_batch_size=512
+
+  # Early stop: twice the prompts are started; 16 prompts x 16 responses x 8 workers run at once.
+  async_dapo.over_sampling_batch_size=1024
+  async_dapo.max_concurrent_prompts=16
+  actor_rollout_ref.rollout.agent.num_workers=8
+  actor_rollout_ref.rollout.n=16
+  algorithm.filter_groups.enable=True
+  algorithm.filter_groups.metric=acc
+  algorithm.filter_groups.max_num_gen_batches=10
+
+  # Reward: rule-based, with DAPO's soft overlong punishment over the last 4096 tokens.
+  reward.reward_manager.name=dapo
+  reward.reward_kwargs.overlong_buffer_cfg.enable=True
+  reward.reward_kwargs.overlong_buffer_cfg.len=4096
+  reward.reward_kwargs.overlong_buffer_cfg.penalty_factor=1.0
+
+  # Loss: GRPO advantage, token mean, clip higher, no KL, no entropy bonus.
+  algorithm.adv_estimator=grpo
+  algorithm.use_kl_in_reward=False
+  actor_rollout_ref.actor.use_kl_loss=False
+  actor_rollout_ref.actor.loss_agg_mode=token-mean
+  actor_rollout_ref.actor.clip_ratio_low=0.2
+  actor_rollout_ref.actor.clip_ratio_high=0.28
+  actor_rollout_ref.actor.clip_ratio_c=10.0
+  actor_rollout_ref.actor.entropy_coeff=0
+
+  # Optimizer: 512 / 32 = 16 updates per step.
+  actor_rollout_ref.actor.ppo_mini_batch_size=32
+  actor_rollout_ref.actor.optim.lr=1e-6
+  actor_rollout_ref.actor.optim.lr_warmup_steps=10
+  actor_rollout_ref.actor.optim.weight_decay=0.1
+  actor_rollout_ref.actor.optim.clip_grad=1.0
+
+  # Training memory: fp32 weights and Adam state are 98 GB over all GPUs, in host memory while engines generate. A
+  # micro batch packs two of the longest trajectories; entropy is computed in chunks, for the 152k words of the head.
+  actor_rollout_ref.model.path="$model_path"
+  actor_rollout_ref.model.use_remove_padding=True
+  actor_rollout_ref.model.enable_gradient_checkpointing=True
+  actor_rollout_ref.actor.strategy=fsdp2
+  actor_rollout_ref.actor.fsdp_config.param_offload=True
+  actor_rollout_ref.actor.fsdp_config.optimizer_offload=True
+  actor_rollout_ref.actor.use_dynamic_bsz=True
+  actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$((2 * max_trajectory_tok))"
+  actor_rollout_ref.actor.entropy_from_logits_with_chunking=True
+
+  # Engines: one per GPU, as 16 GB of weights leave room for about 300k tokens of KV cache; all of it is freed while the
+  # actor trains. What the load balancer admits fits into an engine's running batch: it waits in one queue, in order.
+  actor_rollout_ref.rollout.tensor_model_parallel_size=1
+  actor_rollout_ref.rollout.gpu_memory_utilization=0.8
+  actor_rollout_ref.rollout.free_cache_engine=True
+  actor_rollout_ref.rollout.max_model_len="$max_trajectory_tok"
+  actor_rollout_ref.rollout.max_num_seqs=256
+  async_dapo.max_loads_per_server=256
+
+  # Sampling.
+  actor_rollout_ref.rollout.temperature=1.0
+  actor_rollout_ref.rollout.top_p=1.0
+  actor_rollout_ref.rollout.val_kwargs.n=32
+  actor_rollout_ref.rollout.val_kwargs.temperature=1.0
+  actor_rollout_ref.rollout.val_kwargs.top_p=0.7
+  actor_rollout_ref.rollout.val_kwargs.do_sample=True
+
+  # Run: 33 steps are an epoch.
+  trainer.nnodes="$nnodes"
+  trainer.n_gpus_per_node=8
+  trainer.total_epochs=10
+  trainer.val_before_train=True
+  trainer.test_freq=5
+  trainer.save_freq=10
+  trainer.max_actor_ckpt_to_keep=3
+  trainer.project_name=async_dapo
+  trainer.experiment_name=qwen3-8b-base
+)
+
+exec python3 -m "$(basename -- "$parent_dir").$(basename -- "$recipe_dir").main_async_dapo" "${overrides[@]}" "$@"

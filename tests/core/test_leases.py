@@ -1,0 +1,191 @@
+"""Leases: capacity, no idle slot while someone waits, FIFO, least load, and no leak in any order of calls."""
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from recipe.async_dapo.core.leases import Grant, LeaseTable
+
+SERVERS = ["a", "b", "c"]
+STICKY_KEYS = ["x", "y", None]
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Drives a table and, beside it, plain lists that say what must be true."""
+
+    @initialize(capacity=st.integers(1, 3), pool_size=st.none() | st.integers(1, 6))
+    def open(self, capacity: int, pool_size: int | None) -> None:
+        self.capacity, self.pool_size = capacity, pool_size
+        self.table = LeaseTable(max_inflight_per_server=capacity, pool_size=pool_size)
+        self.servers: set[str] = set()
+        self.waiting: list[tuple[str, str | None]] = []
+        self.held: dict[str, str] = {}
+        self.overtaken: set[str] = set()
+        self.over: list[str] = []
+        self.last_server: dict[str, str] = {}
+        self.names = (f"lease-{k}" for k in count())
+
+    def expect(self, grants: list[Grant]) -> None:
+        """Grants are those of the longest waiting, each on a server that was the right one at that moment."""
+        for grant in grants:
+            lease_id, sticky_key = self.waiting.pop(0)
+            assert grant.lease_id == lease_id
+            inflight = {server: list(self.held.values()).count(server) for server in self.servers}
+            assert inflight[grant.server_id] < self.capacity
+            preferred = self.last_server.get(sticky_key) if sticky_key else None
+            if preferred in self.servers and inflight[preferred] < self.capacity:
+                assert grant.server_id == preferred
+            else:
+                assert inflight[grant.server_id] == min(inflight.values())
+            self.held[lease_id] = grant.server_id
+            if sticky_key:
+                self.last_server[sticky_key] = grant.server_id
+
+    @rule(sticky_key=st.sampled_from(STICKY_KEYS))
+    def request(self, sticky_key: str | None) -> None:
+        lease_id = next(self.names)
+        self.waiting.append((lease_id, sticky_key))
+        self.expect(self.table.request(lease_id, sticky_key))
+
+    @rule()
+    def release_before_request(self) -> None:
+        lease_id = next(self.names)
+        self.expect(self.table.release(lease_id))
+        self.overtaken.add(lease_id)
+
+    @precondition(lambda self: self.overtaken)
+    @rule(data=st.data())
+    def request_what_was_released(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.overtaken)))
+        self.overtaken.remove(lease_id)
+        assert self.table.request(lease_id, "x") == []
+        assert not self.table.is_waiting(lease_id)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.held)))
+        del self.held[lease_id]
+        self.over.append(lease_id)
+        self.expect(self.table.release(lease_id))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def withdraw_one(self, data: st.DataObject) -> None:
+        position = data.draw(st.integers(0, len(self.waiting) - 1))
+        lease_id, _ = self.waiting.pop(position)
+        self.over.append(lease_id)
+        self.expect(self.table.release(lease_id))
+
+    @precondition(lambda self: self.over)
+    @rule(data=st.data())
+    def release_again(self, data: st.DataObject) -> None:
+        before = dict(self.table.inflight)
+        self.expect(self.table.release(data.draw(st.sampled_from(self.over))))
+        assert self.table.inflight == before
+
+    @rule()
+    def withdraw_all(self) -> None:
+        assert self.table.withdraw_waiting() == [lease_id for lease_id, _ in self.waiting]
+        self.waiting.clear()
+
+    @rule(server_ids=st.lists(st.sampled_from(SERVERS), unique=True))
+    def add_servers(self, server_ids: list[str]) -> None:
+        self.servers.update(server_ids)
+        self.expect(self.table.add_servers(server_ids))
+
+    @rule(server_ids=st.lists(st.sampled_from(SERVERS), unique=True))
+    def remove_servers(self, server_ids: list[str]) -> None:
+        self.servers.difference_update(server_ids)
+        lost = [lease_id for lease_id, server in self.held.items() if server in server_ids]
+        for lease_id in lost:
+            del self.held[lease_id]
+        self.over += lost
+        self.expect(self.table.remove_servers(server_ids))
+
+    @rule()
+    def forget_sticky_keys(self) -> None:
+        assert self.table.forget_sticky_keys() == len(self.last_server)
+        self.last_server.clear()
+
+    @invariant()
+    def the_table_knows_what_is_held(self) -> None:
+        inflight = {server: list(self.held.values()).count(server) for server in self.servers}
+        assert self.table.inflight == inflight
+        assert self.table.total_inflight == len(self.held)
+        assert all(self.table.server_of(lease_id) == server for lease_id, server in self.held.items())
+        assert [self.table.is_waiting(lease_id) for lease_id, _ in self.waiting] == [True] * len(self.waiting)
+
+    @invariant()
+    def capacity_is_never_exceeded(self) -> None:
+        assert all(inflight <= self.capacity for inflight in self.table.inflight.values())
+        assert self.table.total_inflight <= self.table.capacity
+        assert self.pool_size is None or self.table.total_inflight <= self.pool_size
+
+    @invariant()
+    def no_slot_is_idle_while_someone_waits(self) -> None:
+        assert self.table.num_waiting == len(self.waiting)
+        assert not self.waiting or self.table.total_inflight == self.table.capacity
+
+    def teardown(self) -> None:
+        if hasattr(self, "table"):
+            while self.held or self.waiting:
+                lease_id = next(iter(self.held), None) or self.waiting[0][0]
+                self.held.pop(lease_id, None)
+                self.waiting = [entry for entry in self.waiting if entry[0] != lease_id]
+                self.expect(self.table.release(lease_id))
+            assert set(self.table.inflight.values()) <= {0}
+
+
+TestLeaseMachine = LeaseMachine.TestCase
+
+
+@given(st.permutations([(op, k) for op in ("request", "release") for k in range(6)]))
+def test_given_any_call_order_when_every_lease_is_released_then_no_slot_leaks(calls: list[tuple[str, int]]) -> None:
+    table = LeaseTable(max_inflight_per_server=1)
+    table.add_servers(["a", "b"])
+    for op, k in calls:
+        getattr(table, op)(f"lease-{k}")
+    assert table.inflight == {"a": 0, "b": 0}
+    assert table.num_waiting == 0
+
+
+def test_given_equal_loads_when_leases_come_and_go_then_servers_take_turns() -> None:
+    table = LeaseTable(max_inflight_per_server=1)
+    table.add_servers("abc")
+    servers = []
+    for k in range(6):
+        (grant,) = table.request(f"lease-{k}")
+        servers.append(grant.server_id)
+        table.release(grant.lease_id)
+    assert sorted(servers[:3]) == ["a", "b", "c"] and servers[:3] == servers[3:]
+
+
+def test_given_the_same_lease_when_requested_twice_then_it_is_refused() -> None:
+    table = LeaseTable(max_inflight_per_server=2)
+    table.add_servers(["a"])
+    table.request("lease")
+    with pytest.raises(AssertionError, match="requested twice"):
+        table.request("lease")
+    assert table.total_inflight == 1
+
+
+def test_given_many_stray_releases_when_remembered_then_memory_is_bounded_and_the_newest_are_kept() -> None:
+    table = LeaseTable(max_inflight_per_server=1, remembered=10)
+    table.add_servers(["a"])
+    for k in range(1000):
+        table.release(f"stray-{k}")
+        table.request(f"lease-{k}", sticky_key=f"key-{k}")
+        table.release(f"lease-{k}")
+    assert len(table._overtaken) == len(table._sticky) == 10
+    assert table.request("stray-999") == []
+    assert len(table._by_load) <= 100
+
+
+@pytest.mark.parametrize("arguments", [{"max_inflight_per_server": 0}, {"max_inflight_per_server": 1, "pool_size": 0}])
+def test_given_no_capacity_when_created_then_it_is_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be >= 1"):
+        LeaseTable(**arguments)

@@ -1,0 +1,110 @@
+"""Recording: segments are the tokens, whatever the interruptions; replay; divergence."""
+
+import pickle
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.recording import Recorder, append_tokens, prompt_digest
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
+
+tokens = st.integers(0, 2**31 - 1)
+log_probs = st.floats(-100, 0, width=32)
+chunks = st.lists(st.lists(st.tuples(tokens, log_probs, st.integers(0, 3)), max_size=6), max_size=6)
+
+
+def stamps_of(versions: list[int]) -> list[tuple[int, int]]:
+    return [(version, len(list(same))) for version, same in groupby(versions)]
+
+
+@given(chunks)
+def test_given_any_requests_when_recorded_then_segments_concatenate_to_exactly_what_was_generated(chunks) -> None:
+    turn = Turn(prompt_digest=b"", prompt_len_tok=1)
+    for chunk in chunks:
+        append_tokens(turn, [t for t, _, _ in chunk], [p for _, p, _ in chunk], stamps_of([v for _, _, v in chunk]))
+    everything = [entry for chunk in chunks for entry in chunk]
+    assert turn.raw_response_ids == [token for token, _, _ in everything]
+    assert turn.rollout_log_probs == [log_prob for _, log_prob, _ in everything]
+    stamps = [(segment.policy_version, len(segment.token_ids)) for segment in turn.segments]
+    assert stamps == stamps_of([version for _, _, version in everything])
+    assert turn.generated_tok == len(everything)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "probs", "stamps"),
+    [([1, 2], [0.0, 0.0], [(0, 1)]), ([1, 2], [0.0], [(0, 2)]), ([1], [0.0], [(0, 2)]), ([1], [], [])],
+)
+def test_given_stamps_or_log_probs_that_do_not_cover_the_tokens_then_it_is_an_error(token_ids, probs, stamps) -> None:
+    with pytest.raises(AssertionError):
+        append_tokens(Turn(prompt_digest=b"", prompt_len_tok=1), token_ids, probs, stamps)
+
+
+def play(trajectory: Trajectory, prompts: list[list[int]], generated_tok: list[int]) -> Recorder:
+    """One run of an agent loop that generates `generated_tok[k]` tokens in turn k, if they are not recorded."""
+    recorder = Recorder(trajectory=trajectory)
+    for prompt, count in zip(prompts, generated_tok, strict=True):
+        turn = recorder.begin_turn(prompt)
+        if turn.finish_reason is None:
+            append_tokens(turn, [7] * count, [-1.0] * count, [(0, count)] if count else [])
+            turn.finish_reason = "stop"
+    return recorder
+
+
+prompts = st.lists(st.lists(tokens, min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+@given(prompts=prompts, data=st.data())
+def test_given_an_interrupted_loop_when_run_again_then_recorded_turns_are_replayed_and_the_rest_is_new(
+    prompts, data
+) -> None:
+    counts = [data.draw(st.integers(0, 4)) for _ in prompts]
+    trajectory = Trajectory(session_id=0)
+    interrupted_after = data.draw(st.integers(0, len(prompts)))
+    play(trajectory, prompts[:interrupted_after], counts[:interrupted_after])
+    before = [turn.raw_response_ids for turn in trajectory.turns]
+    trajectory = pickle.loads(pickle.dumps(trajectory))
+    recorder = play(trajectory, prompts, [count + 10 for count in counts])
+    lens = [turn.generated_tok for turn in trajectory.turns]
+    assert [turn.raw_response_ids for turn in trajectory.turns][:interrupted_after] == before
+    assert lens == counts[:interrupted_after] + [count + 10 for count in counts[interrupted_after:]]
+    assert recorder.diverged_tok == 0
+
+
+@given(prompts=prompts, data=st.data())
+def test_given_a_loop_that_asks_something_else_when_run_again_then_the_record_ends_there_and_the_loss_is_counted(
+    prompts, data
+) -> None:
+    counts = [data.draw(st.integers(0, 4)) for _ in prompts]
+    trajectory = Trajectory(session_id=0)
+    play(trajectory, prompts, counts)
+    parted_at = data.draw(st.integers(0, len(prompts) - 1))
+    other = [*prompts[:parted_at], [*prompts[parted_at], 1]]
+    recorder = play(trajectory, other, [*counts[:parted_at], 9])
+    assert [turn.generated_tok for turn in trajectory.turns] == [*counts[:parted_at], 9]
+    assert recorder.diverged_tok == sum(counts[parted_at:])
+
+
+@given(st.lists(tokens, max_size=5), st.lists(tokens, max_size=5))
+def test_digests_tell_prompts_apart(left: list[int], right: list[int]) -> None:
+    assert (prompt_digest(left) == prompt_digest(right)) == (left == right)
+
+
+@given(chunks)
+def test_given_a_trajectory_when_finished_or_restarted_then_its_lengths_and_versions_follow(chunks) -> None:
+    trajectory = Trajectory(session_id=0)
+    turn = Recorder(trajectory=trajectory).begin_turn([1])
+    for chunk in chunks:
+        append_tokens(turn, [t for t, _, _ in chunk], [p for _, p, _ in chunk], stamps_of([v for _, _, v in chunk]))
+    count, stamps = trajectory.generated_tok, trajectory.stamps
+    group = PromptGroup(uid="u", prompt={}, drawn_at_step=1, trajectories=[trajectory, Trajectory(session_id=1)])
+    assert group.has_started and len(group.unfinished) == 2
+    trajectory.finish(["output"])
+    assert (trajectory.generated_tok, trajectory.stamps, trajectory.turns) == (count, stamps, [])
+    assert group.unfinished == group.trajectories[1:]
+    assert group.versions() == {version for version, _ in stamps}
+    group.trajectories[1].age = 3
+    assert group.age == 3
+    assert group.restart() == count
+    assert not group.has_started and group.generated_tok == group.age == 0 and not group.versions()

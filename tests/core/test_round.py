@@ -1,0 +1,202 @@
+"""A round under any interleaving: every group is in exactly one place, and the stop never reverts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from recipe.async_dapo.core.round import Round, RoundSummary, StopReason
+from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
+from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
+
+VERDICTS = st.sampled_from([Verdict.VALID, Verdict.FILTERED, Verdict.FAILED, Verdict.SET_ASIDE])
+
+
+def make_round(
+    name: StopRuleName | None,
+    *,
+    target: int = 2,
+    carried: int = 0,
+    workers: int = 2,
+    must_finish: tuple[str, ...] = (),
+    pool_size: int | None = None,
+) -> Round:
+    return Round(
+        "round",
+        rule=name and make_stop_rule(name, target_valid_groups=target, carried_valid_groups=carried),
+        target_valid_groups=target,
+        carried_valid_groups=carried,
+        num_workers=workers,
+        drains=name in (StopRuleName.DRAIN, None),
+        must_finish=must_finish,
+        pool_size=pool_size,
+    )
+
+
+def outcome(uid: str, verdict: Verdict = Verdict.VALID) -> GroupOutcome:
+    return GroupOutcome(prompt_uid=uid, verdict=verdict)
+
+
+class RoundMachine(RuleBasedStateMachine):
+    @initialize(
+        name=st.sampled_from([*StopRuleName, None]),
+        enough=st.integers(1, 3),
+        carried=st.integers(0, 3),
+        workers=st.integers(1, 3),
+        num_must_finish=st.integers(0, 2),
+        pool_size=st.none() | st.integers(1, 5),
+    )
+    def open(self, name, enough, carried, workers, num_must_finish, pool_size) -> None:
+        self.name, self.target, self.carried, self.pool_size = name, enough, carried, pool_size
+        must_finish = tuple(f"group-{k}" for k in range(num_must_finish if name else 0))
+        self.round = make_round(
+            name, target=enough, carried=carried, workers=workers, must_finish=must_finish, pool_size=pool_size
+        )
+        self.must_finish = set(must_finish)
+        self.workers = workers
+        self.waiting: list[str] = []
+        self.running: dict[str, int] = {}
+        self.ended: list[GroupOutcome] = []
+        self.start_order: list[str] = []
+        self.num_added = 0
+        self.was_halted = self.was_stopped = False
+        if must_finish:
+            self.add(num_must_finish, 1)
+
+    @rule(count=st.integers(1, 4), size=st.integers(0, 3))
+    def add(self, count: int, size: int) -> None:
+        sizes = {f"group-{self.num_added + k}": size for k in range(count)}
+        self.num_added += count
+        self.waiting += sizes
+        self.sizes = getattr(self, "sizes", {}) | sizes
+        self.round.add_groups(sizes)
+
+    @rule(worker=st.integers(0, 2))
+    def take(self, worker: int) -> None:
+        halted, free = self.round.is_halted, self.pool_size is None or self.inflight < self.pool_size
+        uid = self.round.take(worker % self.workers)
+        assert (uid is not None) == (not halted and free and bool(self.waiting))
+        if uid is not None:
+            self.waiting.remove(uid)
+            self.running[uid] = self.sizes[uid]
+            self.start_order.append(uid)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), verdict=VERDICTS)
+    def report(self, data: st.DataObject, verdict: Verdict) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.running)))
+        del self.running[uid]
+        self.must_finish.discard(uid)
+        self.ended.append(outcome(uid, verdict))
+        self.round.report(self.ended[-1])
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end_trajectory(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.running)))
+        self.running[uid] = max(0, self.running[uid] - 1)
+        self.round.end_trajectory(uid)
+
+    @rule(data=st.data(), verdict=VERDICTS)
+    def report_what_is_not_running(self, data: st.DataObject, verdict: Verdict) -> None:
+        strays = [*self.waiting, *(o.prompt_uid for o in self.ended), "group of another round"]
+        uid = data.draw(st.sampled_from(strays))
+        self.round.report(outcome(uid, verdict))
+        self.round.end_trajectory(uid)
+
+    @property
+    def inflight(self) -> int:
+        return sum(self.running.values())
+
+    @property
+    def num_valid(self) -> int:
+        return self.carried + sum(o.verdict is Verdict.VALID for o in self.ended)
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        assert self.round.num_waiting == len(self.waiting)
+        assert self.round.num_running == len(self.running)
+        assert self.round.outstanding == self.num_valid + len(self.waiting) + len(self.running)
+        assert self.round.wants_prompts == (
+            self.name is not None and not self.round.is_halted and self.round.outstanding < self.target
+        )
+        assert self.round.has_free_places == (
+            self.pool_size is not None and self.inflight < self.pool_size and bool(self.waiting)
+        )
+
+    @invariant()
+    def halt_and_stop_never_revert(self) -> None:
+        halted, stopped = self.round.is_halted, self.round.stop_reason is not None
+        assert halted or not self.was_halted
+        assert stopped or not self.was_stopped
+        assert halted or not stopped
+        self.was_halted, self.was_stopped = halted, stopped
+
+    @invariant()
+    def it_stops_when_it_has_enough_and_not_before(self) -> None:
+        if self.name is None:
+            if self.start_order and not self.running and not self.waiting:
+                assert self.round.stop_reason is StopReason.POOL_EXHAUSTED
+            return
+        if self.round.is_halted:
+            assert self.num_valid >= self.target and not self.must_finish
+            assert (self.round.stop_reason is not None) or (self.name is StopRuleName.DRAIN and self.running)
+        elif self.name is not StopRuleName.FIFO:
+            assert self.num_valid < self.target or self.must_finish
+        if not self.running and self.num_valid >= self.target and not self.must_finish:
+            assert self.round.stop_reason is StopReason.TARGET_REACHED
+
+    def teardown(self) -> None:
+        if hasattr(self, "round"):
+            assert_every_group_is_in_one_place(self.round.close(), self)
+
+
+def assert_every_group_is_in_one_place(summary: RoundSummary, machine: RoundMachine) -> None:
+    assert list(summary.outcomes) == machine.ended
+    assert list(summary.never_started) == machine.waiting
+    assert list(summary.taken_unreported) == list(machine.running)
+    assert list(summary.start_order) == machine.start_order
+    everywhere = [*summary.never_started, *summary.taken_unreported, *(o.prompt_uid for o in summary.outcomes)]
+    assert sorted(everywhere) == sorted(f"group-{k}" for k in range(machine.num_added))
+
+
+TestRoundMachine = RoundMachine.TestCase
+
+
+@given(name=st.sampled_from(StopRuleName), target=st.integers(1, 4), extra=st.integers(0, 2))
+def test_given_enough_carried_groups_when_opened_then_nothing_starts(name: StopRuleName, target: int, extra: int) -> None:
+    opened = make_round(name, target=target, carried=target + extra)
+    opened.add_groups({"group": 1})
+    assert opened.stop_reason is StopReason.TARGET_REACHED
+    assert opened.take(0) is None
+    assert opened.close().never_started == ("group",)
+
+
+def test_given_draining_when_the_target_is_reached_then_it_halts_at_once_and_stops_with_the_last_running_group() -> None:
+    opened = make_round(StopRuleName.DRAIN, target=1)
+    opened.add_groups(dict.fromkeys("abc", 1))
+    assert [opened.take(0), opened.take(1)] == ["a", "b"]
+    opened.report(outcome("b"))
+    assert opened.is_halted and opened.stop_reason is None and opened.take(0) is None
+    opened.report(outcome("a", Verdict.FILTERED))
+    assert opened.stop_reason is StopReason.TARGET_REACHED
+
+
+def test_given_a_group_that_must_finish_when_the_target_is_reached_then_others_go_on_until_it_has() -> None:
+    opened = make_round(StopRuleName.FIRST_COMPLETED, target=1, must_finish=("old",))
+    opened.add_groups(dict.fromkeys(["old", "a", "b"], 1))
+    assert [opened.take(0), opened.take(1)] == ["old", "a"]
+    opened.report(outcome("a"))
+    assert not opened.is_halted and opened.take(0) == "b"
+    opened.report(outcome("old", Verdict.FAILED))
+    assert opened.stop_reason is StopReason.TARGET_REACHED
+
+
+@pytest.mark.parametrize("late", [Verdict.VALID, Verdict.FAILED])
+def test_given_a_stopped_round_when_a_running_group_still_ends_then_it_counts(late: Verdict) -> None:
+    opened = make_round(StopRuleName.FIRST_COMPLETED, target=1)
+    opened.add_groups(dict.fromkeys("ab", 1))
+    opened.take(0), opened.take(1)
+    opened.report(outcome("a"))
+    opened.report(outcome("b", late))
+    assert [o.verdict for o in opened.close().outcomes] == [Verdict.VALID, late]

@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from .runs import ComposeRun, compose_run, override, valid_overrides, write_files
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_files(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="session")
+def run(files: Path) -> ComposeRun:
+    """Composes the valid run with further overrides."""
+    valid = compose_run(valid_overrides(files))
+
+    def with_overrides(*overrides: str) -> DictConfig:
+        return override(valid, overrides)
+
+    return with_overrides
+
+
+@pytest.fixture(autouse=True)
+def no_cluster():
+    yield
+    import ray
+
+    assert not ray.is_initialized(), "start-up checks must not start Ray"

@@ -1,0 +1,52 @@
+"""When no group is ever valid, a step ends with an error after `max_num_gen_batches` batches."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import pytest
+
+from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
+from recipe.async_dapo.coordinator import RoundEvent
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.replay_buffer import RoundReplayBuffer
+
+
+class InsatiableManager:
+    """A manager whose rounds never have enough valid groups."""
+
+    def __init__(self) -> None:
+        self.events = 0
+
+    def open_round(self, *args: object, **kwargs: object) -> None: ...
+
+    def add_groups(self, groups: Sequence[PromptGroup]) -> None: ...
+
+    def abandon(self, attachments: Sequence[object]) -> None: ...
+
+    def next_event(self) -> RoundEvent:
+        self.events += 1
+        assert self.events < 100, "the step does not end"
+        return RoundEvent.NEEDS_PROMPTS
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_given_only_filtered_groups_when_the_limit_is_reached_then_the_step_ends_with_an_error(run, limit):
+    drawn: list[int] = []
+
+    def draw(count: int) -> list[PromptGroup]:
+        drawn.append(count)
+        return [
+            PromptGroup(uid=uuid4().hex, prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=i) for i in range(4)])
+            for _ in range(count)
+        ]
+
+    config = run(f"algorithm.filter_groups.max_num_gen_batches={limit}", "async_dapo.over_sampling_batch_size=12")
+    buffer = RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), draw)
+    buffer.attach(InsatiableManager())
+    buffer.open_round(1)
+    with pytest.raises(ConfigError) as refused:
+        buffer.sample(global_steps=1, partition_id="train", batch_size=8)
+    assert drawn == [12] * limit
+    assert str(refused.value).startswith(
+        f"algorithm.filter_groups.max_num_gen_batches={limit}: drew {limit} batches and still has fewer than 8 valid groups"
+    )

@@ -1,0 +1,198 @@
+"""Bad data, a bad model path and a bad reward function are refused before Ray starts."""
+
+import json
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import DictConfig
+
+from recipe.async_dapo import data_check
+from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.data_check import check_data
+from recipe.async_dapo.preflight import check_all
+
+from .runs import ComposeRun, row, rows, write_lines, write_parquet
+from .test_options import refusal
+
+
+# Left after the chat template with its generation prompt (8 tokens of the tiny model), one token a character.
+LONGEST_PROMPT = 24
+
+
+def check(config: DictConfig) -> list[dict]:
+    return check_data(config, AsyncDAPOConfig.from_hydra(config))
+
+
+def test_given_a_missing_file_when_checked_then_it_is_named(run, tmp_path):
+    message = refusal(run, f"data.train_files={tmp_path}/none.parquet")
+    assert message == (
+        f"data.train_files={tmp_path}/none.parquet: no such file; make it with prepare_dapo_data.sh, or correct the path"
+    )
+
+
+def test_given_a_missing_validation_file_in_a_list_when_checked_then_it_is_named(run, files, tmp_path):
+    message = refusal(run, f"data.val_files=[{files}/val.parquet,{tmp_path}/none.parquet]")
+    assert message.startswith(f"data.val_files={tmp_path}/none.parquet: no such file")
+
+
+@pytest.mark.parametrize("value", ["null", "[]", "[null]"])
+def test_given_no_file_at_all_when_checked_then_the_option_is_named(run, value):
+    assert "must be a file or a list of files" in refusal(run, f"data.train_files={value}")
+
+
+def test_given_another_format_when_checked_then_the_known_ones_are_named(run, tmp_path):
+    (tmp_path / "train.csv").write_text("prompt\n")
+    assert "must end in .parquet, .json or .jsonl" in refusal(run, f"data.train_files={tmp_path}/train.csv")
+
+
+@pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
+def test_given_a_missing_column_when_checked_then_it_is_named(run, tmp_path, column):
+    content = [{key: value for key, value in line.items() if key != column} for line in rows(16)]
+    path = write_parquet(tmp_path / "train.parquet", content)
+    message = refusal(run, f"data.train_files={path}")
+    assert message.startswith(f"data.train_files={path}: lacks the columns ['{column}'], it has [")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": "1+1="}, "column prompt must hold [{'role': ..., 'content': ...}, ...], it holds string"),
+        ({"prompt": [{"text": "1+1="}]}, "column prompt must hold [{'role': ..., 'content': ...}, ...]"),
+        ({"reward_model": "2"}, "column reward_model must hold {'ground_truth': ...}, it holds string"),
+        ({"reward_model": {"answer": "2"}}, "column reward_model must hold {'ground_truth': ...}"),
+        ({"__rollout_n__": 8}, "has the columns ['__rollout_n__'], which this recipe does not read"),
+    ],
+    ids=str,
+)
+def test_given_a_column_of_another_kind_when_checked_then_the_wanted_one_is_shown(run, tmp_path, change, message):
+    path = write_parquet(tmp_path / "train.parquet", [line | change for line in rows(16)])
+    assert message in refusal(run, f"data.train_files={path}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": []}, "row 13 has no prompt"),
+        ({"data_source": None}, "row 13 has no data_source"),
+        ({"reward_model": {"style": "rule", "ground_truth": None}}, "row 13 has no ground truth"),
+    ],
+    ids=str,
+)
+def test_given_a_missing_value_when_checked_then_its_row_is_named(run, tmp_path, change, message):
+    content = [row(number) | (change if number == 13 else {}) for number in range(16)]
+    path = write_parquet(tmp_path / "train.parquet", content)
+    assert message in refusal(run, f"data.train_files={path}")
+
+
+@pytest.mark.parametrize("key", ["train_files", "val_files"])
+def test_given_a_file_without_rows_when_checked_then_it_is_called_empty(run, files, tmp_path, key):
+    path = tmp_path / "empty.parquet"
+    pq.write_table(pq.read_table(files / "train.parquet").slice(0, 0), path)
+    assert refusal(run, f"data.{key}={path}") == f"data.{key}={path}: is empty; prepare the data again"
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.json"])
+def test_given_an_empty_file_when_checked_then_it_is_refused(run, tmp_path, name):
+    (tmp_path / name).touch()
+    assert refusal(run, f"data.train_files={tmp_path}/{name}").endswith("; prepare the data again")
+
+
+def test_given_a_truncated_file_when_checked_then_it_is_refused(run, files, tmp_path):
+    path = tmp_path / "train.parquet"
+    path.write_bytes((files / "train.parquet").read_bytes()[:-100])
+    assert f"data.train_files={path}: cannot be read: " in refusal(run, f"data.train_files={path}")
+
+
+def test_given_fewer_prompts_than_a_batch_when_checked_then_both_numbers_are_named(run, tmp_path):
+    path = write_parquet(tmp_path / "train.parquet", rows(7))
+    assert refusal(run, f"data.train_files={path}") == (
+        f"data.train_files={path}: has 7 prompts, fewer than one batch; lower data.train_batch_size=8 or add data"
+    )
+
+
+def test_given_too_small_a_sample_of_the_prompts_when_checked_then_it_is_refused(run):
+    assert "has 7 prompts, fewer than one batch" in refusal(run, "data.train_max_samples=7")
+
+
+def test_given_several_files_when_checked_then_their_prompts_are_counted_together(run, tmp_path):
+    paths = [write_parquet(tmp_path / f"{i}.parquet", rows(4)) for i in range(2)]
+    check_all(run(f"data.train_files=[{paths[0]},{paths[1]}]"))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_given_json_lines_when_checked_then_they_are_read_as_verl_does(run, tmp_path, suffix):
+    path = write_lines(tmp_path / f"train.{suffix}", rows(16))
+    check_all(run(f"data.train_files={path}"))
+    write_lines(path, rows(7))
+    assert "has 7 prompts, fewer than one batch" in refusal(run, f"data.train_files={path}")
+
+
+def test_given_a_json_array_when_checked_then_it_is_read_as_verl_does(run, tmp_path):
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(rows(16)))
+    check_all(run(f"data.train_files={path}"))
+
+
+def test_given_a_custom_dataset_when_checked_then_only_the_files_existence_is(run, files, tmp_path):
+    path = write_parquet(tmp_path / "train.parquet", [{"anything": 1}])
+    assert check(run(f"data.train_files={path}", f"data.custom_cls.path={files}/reward.py")) == []
+
+
+def test_given_a_prompt_at_the_limit_when_checked_then_it_is_accepted(run, tmp_path):
+    content = [*rows(15), row(15, prompt="x" * LONGEST_PROMPT)]
+    path = write_parquet(tmp_path / "train.parquet", content)
+    check_all(run(f"data.train_files={path}", "data.filter_overlong_prompts=False"))
+
+
+def test_given_a_prompt_over_the_limit_when_checked_then_limit_length_and_prompt_are_named(run, tmp_path):
+    path = write_parquet(tmp_path / "train.parquet", [*rows(15), row(15, prompt="x" * (LONGEST_PROMPT + 1))])
+    message = refusal(run, f"data.train_files={path}", "data.filter_overlong_prompts=False")
+    assert message.startswith("data.max_prompt_length=32: data.train_files has a prompt of 33 tokens")
+    assert "'xxx" in message and "set data.filter_overlong_prompts=True" in message
+
+
+def test_given_overlong_prompts_that_verl_leaves_out_when_too_few_remain_then_they_are_counted(run, tmp_path):
+    content = [*rows(7), *rows(9, prompt="x" * (LONGEST_PROMPT + 1))]
+    path = write_parquet(tmp_path / "train.parquet", content)
+    assert "has 7 prompts of at most data.max_prompt_length=32 tokens (of 16 in all), fewer than one batch" in refusal(
+        run, f"data.train_files={path}"
+    )
+
+
+def test_given_more_long_prompts_than_are_tokenized_when_checked_then_nothing_is_claimed(run, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(data_check, "MAX_TOKENIZED", 2)
+    content = [row(number, prompt="x" * (30 + number)) for number in range(16)]
+    path = write_parquet(tmp_path / "train.parquet", content)
+    check_all(run(f"data.train_files={path}"))
+    assert "data.train_files: 14 long prompts are not checked, only longer ones" in caplog.text
+
+
+def test_given_a_million_rows_when_checked_then_it_takes_seconds_and_little_memory(run, tmp_path):
+    path = tmp_path / "train.parquet"
+    table = pa.Table.from_pylist(rows(1000))
+    with pq.ParquetWriter(path, table.schema) as writer:
+        for _ in range(1000):
+            writer.write_table(table)
+    before = pa.total_allocated_bytes()
+    started = time.process_time()
+    check(run(f"data.train_files={path}"))
+    assert time.process_time() - started < 20
+    assert pa.total_allocated_bytes() - before < 1e6
+
+
+@pytest.mark.parametrize("name", ["/no/such/model", "./no/such/model"])
+def test_given_a_missing_model_folder_when_checked_then_it_is_named(run, name):
+    assert refusal(run, f"actor_rollout_ref.model.path={name}").startswith(f"actor_rollout_ref.model.path={name}: no such")
+
+
+def test_given_a_tokenizer_without_chat_template_when_checked_then_the_remedy_is_named(run, files, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in (files / "model").iterdir():
+        if path.name != "chat_template.jinja":
+            (folder / path.name).write_bytes(path.read_bytes())
+    message = refusal(run, f"actor_rollout_ref.model.path={folder}")
+    assert "its chat template fails" in message and "custom_chat_template" in message

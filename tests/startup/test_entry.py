@@ -1,0 +1,83 @@
+"""The entry point as a user starts it: a bad run ends in one message, without a cluster."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.main_async_dapo import _explained
+
+from .runs import RECIPE, valid_overrides
+
+REPOSITORY = RECIPE.parents[1]
+
+
+def start(folder: Path, *overrides: str, python_path: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the entry point in an empty folder; Ray's files would appear in `folder`/ray."""
+    paths = [*python_path, RECIPE / "cpu" / "plugin", REPOSITORY]
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "recipe.async_dapo.main_async_dapo",
+            f"hydra.run.dir={folder}/hydra",
+            f"+ray_kwargs.ray_init._temp_dir={folder}/ray",
+            *overrides,
+        ],
+        cwd=folder,
+        env={
+            **os.environ,
+            "VERL_PLATFORM": "cpu",
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "HYDRA_FULL_ERROR": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], folder: Path, message: str) -> None:
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.rstrip().splitlines()[-1] == f"async_dapo: {message}"
+    assert "Traceback" not in done.stderr + done.stdout
+    assert not (folder / "ray").exists(), "Ray was started"
+
+
+def test_given_a_bad_option_when_started_then_the_process_ends_with_its_message(files, tmp_path):
+    done = start(tmp_path, *valid_overrides(files), "async_dapo.stop_rule=soon")
+    assert_refused(done, tmp_path, "async_dapo.stop_rule=soon: must be one of first_completed, fifo, drain")
+
+
+def test_given_a_missing_file_when_started_then_the_process_ends_with_its_message(files, tmp_path):
+    done = start(tmp_path, *valid_overrides(files), "data.train_files=none.parquet")
+    message = "data.train_files=none.parquet: no such file; make it with prepare_dapo_data.sh, or correct the path"
+    assert_refused(done, tmp_path, message)
+
+
+def test_given_another_verl_when_started_then_the_process_ends_with_the_remedy(files, tmp_path):
+    installed = tmp_path / "site" / "verl-0.7.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.7.0\n")
+    done = start(tmp_path, *valid_overrides(files), python_path=(tmp_path / "site",))
+    message = "verl=verl==0.7.0: this recipe needs verl==0.9.1; run: pip install 'verl==0.9.1'"
+    assert_refused(done, tmp_path, message)
+
+
+def test_given_an_undeclared_option_when_started_then_hydra_names_it(files, tmp_path):
+    done = start(tmp_path, *valid_overrides(files), "async_dapo.stop_rules=fifo")
+    assert done.returncode == 1
+    assert "Could not override 'async_dapo.stop_rules'" in done.stderr
+    assert not (tmp_path / "ray").exists()
+
+
+def test_given_an_error_from_an_actor_when_it_arrives_then_its_traceback_is_left_out():
+    cause = ConfigError("algorithm.filter_groups.max_num_gen_batches", 3, "raise it")
+    remote = RayTaskError("run", "Traceback ...", cause).as_instanceof_cause()
+    with pytest.raises(SystemExit) as ended, _explained():
+        raise remote
+    assert ended.value.code == "\nasync_dapo: algorithm.filter_groups.max_num_gen_batches=3: raise it"

@@ -1,0 +1,188 @@
+"""Bad options are refused before Ray starts, with a message that names key, value and remedy."""
+
+import pickle
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.async_dapo import preflight
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.preflight import check_all, check_versions
+from recipe.async_dapo.verl_options import FIXED, IGNORED, SHADOWED
+
+from .runs import ComposeRun
+
+
+# (override, what the message must contain)
+BAD_OPTIONS = [
+    ("async_dapo.max_concurrent_prompts=0", "async_dapo.max_concurrent_prompts=0: must be >= 1"),
+    ("async_dapo.max_loads_per_server=-1", "async_dapo.max_loads_per_server=-1: must be >= 1"),
+    ("async_dapo.over_sampling_batch_size=0", "async_dapo.over_sampling_batch_size=0: must be >= 1"),
+    ("async_dapo.max_concurrent_prompts=many", "async_dapo.max_concurrent_prompts=many: must be a whole number"),
+    ("async_dapo.max_concurrent_prompts=null", "async_dapo.max_concurrent_prompts=None: must be a whole number"),
+    ("async_dapo.stop_rule=soon", "async_dapo.stop_rule=soon: must be one of first_completed, fifo, drain"),
+    ("async_dapo.rollout_strategy=greedy", "async_dapo.rollout_strategy=greedy: must be one of discard"),
+    ("+async_dapo.stop_rules=fifo", "async_dapo.stop_rules=fifo: unknown option; known: "),
+    ("+async_dapo.reward.retries=2", "async_dapo.reward.retries=2: unknown option; known: "),
+    ("~async_dapo.stop_timeout_s", "async_dapo.stop_timeout_s=<missing>: add it"),
+    ("async_dapo.reward.timeout_s=0", "async_dapo.reward.timeout_s=0.0: must be > 0 seconds"),
+    ("async_dapo.reward.on_error=ignore", "async_dapo.reward.on_error=ignore: must be one of drop_group, raise"),
+    ("data.train_batch_size=0", "data.train_batch_size=0: must be >= 1"),
+    ("data.train_batch_size=null", "data.train_batch_size=None: must be a whole number"),
+    ("actor_rollout_ref.rollout.n=0", "actor_rollout_ref.rollout.n=0: must be >= 1"),
+    ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n=1: a group of one never varies"),
+    ("actor_rollout_ref.rollout.agent.num_workers=0", "actor_rollout_ref.rollout.agent.num_workers=0: must be >= 1"),
+    ("algorithm.filter_groups.max_num_gen_batches=-1", "algorithm.filter_groups.max_num_gen_batches=-1: must be >= 0"),
+    ("algorithm.filter_groups.metric=reward", "algorithm.filter_groups.metric=reward: the filter judges a raw metric"),
+    ("algorithm.adv_estimator=remax", "algorithm.adv_estimator=remax: the V1 trainer lacks what it needs"),
+    ("algorithm.use_pf_ppo=True", "algorithm.use_pf_ppo=True: acts with adv_estimator=gae only"),
+    ("trainer.nnodes=0", "trainer.nnodes=0: must be >= 1"),
+    ("trainer.critic_warmup=5", "trainer.critic_warmup=5: there is no critic"),
+    ("trainer.resume_mode=resume_path", "trainer.resume_from_path=None: set it to a checkpoint folder"),
+    ("reward.num_workers=0", "reward.num_workers=0: must be >= 1"),
+    (
+        "reward.reward_model.enable=True",
+        "reward.reward_model.enable_resource_pool=False: a reward model on the trainer's GPUs scores only after",
+    ),
+    ("reward.reward_model.enable_resource_pool=True", "reward.reward_model.enable_resource_pool=True: would reserve GPUs"),
+    (
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2: an engine takes 2 GPUs, which does not divide the 1",
+    ),
+    ("actor_rollout_ref.rollout.max_model_len=63", "actor_rollout_ref.rollout.max_model_len=63: must be >= 64"),
+    (
+        "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=0: gives the same answer 4 times",
+    ),
+    (
+        "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode: would take recomputed log-probs",
+    ),
+    (
+        "actor_rollout_ref.actor.checkpoint.async_save=True",
+        "actor_rollout_ref.actor.checkpoint.async_save=True: with strategy fsdp2 no run could resume",
+    ),
+    (
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=null",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=None: must divide the 32 trajectories",
+    ),
+    (
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=5",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=5: must divide the 32 trajectories",
+    ),
+    ("actor_rollout_ref.actor.loss_agg_mode=mean", "verl refuses these options: "),
+    ("data.val_max_samples=${nowhere}", "data.val_max_samples=<unreadable>: "),
+]
+
+BAD_COMBINATIONS = [
+    (
+        ["trainer.val_only=True", "trainer.val_before_train=False"],
+        "trainer.val_only=True: is ignored without trainer.val_before_train=True",
+    ),
+    (
+        ["data.train_batch_size=12"],
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8: must divide data.train_batch_size=12",
+    ),
+    (
+        ["actor_rollout_ref.actor.ppo_mini_batch_size=1", "trainer.n_gpus_per_node=8"],
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1: times rollout.n=4 trajectories must be a multiple of the 8 "
+        "data-parallel ranks; set a multiple of 2",
+    ),
+    (
+        ["actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=63"],
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=63: must be >= 64",
+    ),
+    (
+        ["async_dapo.max_loads_per_server=1000", "actor_rollout_ref.rollout.max_num_seqs=512"],
+        "async_dapo.max_loads_per_server=1000: must be below 1000",
+    ),
+    (
+        ["async_dapo.max_loads_per_server=2016", "actor_rollout_ref.rollout.max_num_seqs=2000"],
+        "async_dapo.max_loads_per_server=2016: must be below 2016",
+    ),
+    (
+        ["reward.reward_kwargs.overlong_buffer_cfg.enable=True", "reward.reward_kwargs.overlong_buffer_cfg.len=0"],
+        "reward.reward_kwargs.overlong_buffer_cfg.len=0: must be in 1..32; set overlong_buffer_cfg.enable=False",
+    ),
+    (
+        ["reward.reward_kwargs.overlong_buffer_cfg.enable=True", "reward.reward_manager.name=naive"],
+        "reward.reward_kwargs.overlong_buffer_cfg.enable=True: is ignored by reward.reward_manager.name=naive",
+    ),
+    (
+        ["reward.reward_kwargs.overlong_buffer_cfg.enable=True", "reward.reward_kwargs.max_resp_len=64"],
+        "reward.reward_kwargs.max_resp_len=64: must equal data.max_response_length=32",
+    ),
+    (
+        ["algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_is=token"],
+        "algorithm.rollout_correction.rollout_is=token: PPO's ratio is the importance weight in bypass mode",
+    ),
+    (["custom_reward_function.path=reward.py"], "custom_reward_function.path=reward.py: verl's V1 trainer does not read"),
+    (["reward_model.reward_manager=dapo"], "reward_model.reward_manager=dapo: verl's V1 trainer does not read"),
+    (["sandbox_fusion.url=http://sandbox"], "sandbox_fusion.url=http://sandbox: verl's V1 trainer does not read"),
+    (["reward_model.rollout.name=vllm"], "reward_model.rollout.name=vllm: verl's V1 trainer does not read"),
+]
+
+
+def refusal(run: ComposeRun, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_all(run(*overrides))
+    return str(caught.value)
+
+
+def test_given_the_valid_run_when_checked_then_its_options_are_returned(run):
+    options = check_all(run())
+    assert (options.target_valid_groups, options.rollout_n) == (8, 4)
+
+
+@pytest.mark.parametrize(("override", "message"), BAD_OPTIONS, ids=[override for override, _ in BAD_OPTIONS])
+def test_a_bad_option_is_refused_with_key_value_and_remedy(run, override, message):
+    assert message in refusal(run, override)
+
+
+@pytest.mark.parametrize(("overrides", "message"), BAD_COMBINATIONS, ids=[" ".join(o) for o, _ in BAD_COMBINATIONS])
+def test_a_bad_combination_is_refused_with_key_value_and_remedy(run, overrides, message):
+    assert message in refusal(run, *overrides)
+
+
+def another_value(accepted):
+    """A value of the accepted one's kind that is not accepted."""
+    if any(isinstance(value, bool) for value in accepted):
+        return next(value for value in (True, False) if value not in accepted)
+    number = next((value for value in accepted if isinstance(value, int | float)), None)
+    if number is not None:
+        return number + 3
+    return "{other:1}" if any(isinstance(value, dict) for value in accepted) else "other"
+
+
+@pytest.mark.parametrize("key", [key for key, _, _ in (*FIXED, *IGNORED)])
+def test_every_option_that_would_be_ignored_is_refused(run, key):
+    accepted, why = next((accepted, why) for name, accepted, why in (*FIXED, *IGNORED) if name == key)
+    value = another_value(accepted)
+    message = refusal(run, f"++{key}={value}")
+    assert message.startswith(f"{key}=") and why in message
+
+
+@pytest.mark.parametrize(("key", "read"), SHADOWED)
+def test_an_option_that_another_one_shadows_must_agree_with_it(run, key, read):
+    value = not OmegaConf.select(run(), read)
+    assert f"{key}={value}: is ignored, verl reads {read}" in refusal(run, f"{key}={value}")
+
+
+def test_given_another_verl_when_checked_then_the_required_one_is_named(monkeypatch):
+    monkeypatch.setattr(preflight, "version", lambda name: "0.7.0")
+    with pytest.raises(ConfigError, match=r"^verl=verl==0\.7\.0: .*pip install 'verl==0\.9\.1'$"):
+        check_versions()
+
+
+def test_given_no_verl_when_checked_then_the_required_one_is_named(monkeypatch):
+    def not_installed(name: str) -> str:
+        raise preflight.PackageNotFoundError(name)
+
+    monkeypatch.setattr(preflight, "version", not_installed)
+    with pytest.raises(ConfigError, match=r"^verl=no verl: .*pip install 'verl==0\.9\.1'$"):
+        check_versions()
+
+
+def test_an_error_raised_in_an_actor_arrives_whole():
+    error = pickle.loads(pickle.dumps(ConfigError("a.key", 1, "must be 2")))
+    assert str(error) == "a.key=1: must be 2"

@@ -1,0 +1,139 @@
+"""test_qwen3_8b.sh: what it starts, with which options, and what it refuses."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+
+from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.preflight import check_all
+from recipe.async_dapo.verl_combinations import check_combinations
+from recipe.async_dapo.verl_options import check_verl_options
+
+from .runs import RECIPE, compose_run, rows, write_model, write_parquet
+
+SCRIPT = RECIPE / "test_qwen3_8b.sh"
+AT_ROOT = RECIPE.parents[1] / "test_qwen3_8b.sh"
+
+
+@pytest.fixture
+def data_home(tmp_path: Path) -> Path:
+    folder = tmp_path / "data home"
+    folder.mkdir()
+    write_parquet(folder / "dapo-math-17k.parquet", rows(600, source="math_dapo"))
+    write_parquet(folder / "aime-2024.parquet", rows(30, source="aime_2024"))
+    return folder
+
+
+def run_script(script: Path, *arguments: str, folder: Path, **environment: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run it with a python3 that prints its working folder and its arguments, one per line."""
+    stub = folder / "bin" / "python3"
+    stub.parent.mkdir(exist_ok=True)
+    stub.write_text("#!/bin/sh\npwd\nprintf '%s\\n' \"$@\"\n")
+    stub.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if name not in ("NNODES", "DATA_HOME", "MODEL_PATH", "RAY_ADDRESS")}
+    return subprocess.run(
+        ["bash", str(script), *arguments],
+        cwd=folder,
+        env={**kept, "PATH": f"{stub.parent}:{os.environ['PATH']}", **{k: str(v) for k, v in environment.items()}},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def composed(done: subprocess.CompletedProcess[str]) -> DictConfig:
+    assert done.returncode == 0, done.stderr
+    _, flag, module, *overrides = done.stdout.splitlines()
+    assert (flag, module) == ("-m", "recipe.async_dapo.main_async_dapo")
+    assert not [override for override in overrides if override.startswith("+")]
+    return compose_run(overrides)
+
+
+def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe(data_home, tmp_path):
+    config = composed(run_script(AT_ROOT, folder=tmp_path, DATA_HOME=data_home))
+    options = AsyncDAPOConfig.from_hydra(config)
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen3-8B-Base"
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (1, 8)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8192)
+    assert (options.rollout_n, options.target_valid_groups, options.over_sampling_batch_size) == (16, 512, 1024)
+    assert (options.num_workers, options.max_concurrent_prompts, options.filter.metric) == (8, 16, "acc")
+    assert (actor.ppo_mini_batch_size, actor.optim.lr) == (32, 1e-6)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.loss_agg_mode) == (0.2, 0.28, "token-mean")
+    assert (actor.use_kl_loss, config.algorithm.use_kl_in_reward, config.algorithm.adv_estimator) == (False, False, "grpo")
+    overlong = config.reward.reward_kwargs.overlong_buffer_cfg
+    assert (config.reward.reward_manager.name, overlong.enable, overlong.len, overlong.penalty_factor) == ("dapo", True, 4096, 1.0)
+    servers = 8 // rollout.tensor_model_parallel_size
+    assert options.max_loads_per_server * servers >= options.max_waiting_requests, "some trajectories always wait"
+    assert options.max_loads_per_server <= rollout.max_num_seqs, "requests wait inside the engine, out of order"
+
+
+@pytest.mark.parametrize("nnodes", [1, 2, 4])
+def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_and_ours(data_home, tmp_path, nnodes):
+    done = run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES=str(nnodes), RAY_ADDRESS="10.0.0.1:6379")
+    config = composed(done)
+    assert config.trainer.nnodes == nnodes
+    check_verl_options(config)
+    check_combinations(config, AsyncDAPOConfig.from_hydra(config))
+    validate_config(
+        config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+    )
+
+
+def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, tmp_path):
+    write_model(tmp_path / "model")
+    check_all(composed(run_script(SCRIPT, folder=tmp_path, DATA_HOME="data home", MODEL_PATH="model")))
+
+
+def test_given_arguments_when_run_then_they_override_the_scripts_own(data_home, tmp_path):
+    done = run_script(SCRIPT, "data.train_batch_size=64", "async_dapo.stop_rule=drain", folder=tmp_path, DATA_HOME=data_home)
+    assert done.stdout.splitlines()[-2:] == ["data.train_batch_size=64", "async_dapo.stop_rule=drain"]
+    assert composed(done).data.train_batch_size == 64
+
+
+@pytest.mark.parametrize("place", ["recipe/async_dapo", "experiments/my_dapo"])
+def test_given_a_copied_folder_when_run_then_the_copy_is_started(data_home, tmp_path, place):
+    copy = tmp_path / "verl" / place
+    shutil.copytree(RECIPE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    done = run_script(copy / "test_qwen3_8b.sh", folder=tmp_path, DATA_HOME=data_home)
+    assert done.stdout.splitlines()[:3] == [str(tmp_path / "verl"), "-m", f"{place.replace('/', '.')}.main_async_dapo"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "DATA_HOME: set DATA_HOME to the folder that prepare_dapo_data.sh has filled"),
+        ({"DATA_HOME": "/no/such/folder"}, "/no/such/folder: No such file or directory"),
+        ({"DATA_HOME": "/tmp", "NNODES": "0"}, "NNODES=0: must be a number >= 1"),
+        ({"DATA_HOME": "/tmp", "NNODES": "two"}, "NNODES=two: must be a number >= 1"),
+        ({"DATA_HOME": "/tmp", "NNODES": "2"}, "RAY_ADDRESS: set RAY_ADDRESS to the head of a Ray cluster"),
+    ],
+    ids=str,
+)
+def test_given_a_bad_environment_when_run_then_it_is_refused_before_python_starts(tmp_path, environment, message):
+    done = run_script(SCRIPT, folder=tmp_path, **environment)
+    assert done.returncode != 0 and not done.stdout
+    assert message in done.stderr
+
+
+def test_every_variable_is_used():
+    text = "\n".join(line for line in SCRIPT.read_text().splitlines() if not line.startswith("#"))
+    for name in re.findall(r"^([a-z_]+)=", text, flags=re.MULTILINE):
+        assert re.search(rf"\$\{{?{name}\b|\b{name}\b(?=[^=\n]*\)\))", text), f"{name} is not used"
+
+
+@pytest.mark.parametrize("script", [SCRIPT, AT_ROOT], ids=["recipe", "root"])
+def test_shellcheck_has_nothing_to_say(script):
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run([shellcheck, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
