@@ -8,7 +8,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from .core.recording import Recorder, current_recorder
-from .core.trajectory import Trajectory, Turn
+from .core.trajectory import Attachment, Trajectory, Turn
 from .engine_requests import EngineRequests, TrajectoryInterrupted
 
 _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
@@ -97,6 +97,10 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 recorder.generated_tok += turn.generated_tok - before_tok
             if finish_reason != "length" or limit_tok == remaining_tok:
                 turn.finish_reason = finish_reason
+
+    def abandon(self, attachments: list[Attachment]) -> None:
+        """Take requests that nobody will continue out of their engines."""
+        self._requests.abandon(attachments)
 
     def _budget_tok(self, prompt_len_tok: int, sampling_params: dict[str, Any]) -> int:
         """Tokens the turn may generate in all, as verl's server counts them for a fresh request."""

@@ -87,6 +87,11 @@ class _OpenRound:
         self.changed.set()
         self.changed = asyncio.Event()
 
+    def release(self) -> None:
+        """Nobody waits in a round that is over."""
+        self.stopped.set()
+        self.notify()
+
 
 class EarlyStoppingCoordinator:
     """Args:
@@ -99,7 +104,9 @@ class EarlyStoppingCoordinator:
 
     async def open_round(self, spec: RoundSpec, groups: Sequence[Ticket]) -> None:
         """Start a round. What belongs to an earlier one is refused from now on."""
-        self._round = _OpenRound(spec)
+        earlier, self._round = self._round, _OpenRound(spec)
+        if earlier is not None:
+            earlier.release()
         await self.add_groups(spec.round_id, groups)
 
     async def add_groups(self, round_id: str, groups: Sequence[Ticket]) -> None:
@@ -163,8 +170,7 @@ class EarlyStoppingCoordinator:
         assert current is not None, f"round {round_id} is not open"
         self._round = None
         latency_s = await current.engines_idle if current.engines_idle is not None else 0.0
-        current.stopped.set()
-        current.notify()
+        current.release()
         return current.state.close(), latency_s
 
     def _find(self, round_id: str) -> _OpenRound | None:

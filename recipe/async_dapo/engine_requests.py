@@ -87,6 +87,10 @@ class EngineRequests:
             logger.error("server %s died under a request; trying another", server_id)
             self._balancer.remove_servers.remote([server_id])
             return None
+        except asyncio.CancelledError:
+            if attachment is not None and not server_id:  # nobody has asked its engine yet: it stays there
+                turn.attachment, is_kept = attachment, True
+            raise
         finally:
             if not is_kept:
                 self._balancer.release_server.remote(server_id, None, lease_id)
@@ -97,6 +101,11 @@ class EngineRequests:
         if output.stop_reason in (ABORTED, PAUSED):
             raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")
         return output.extra_fields["finish_reason"]
+
+    def abandon(self, attachments: list[Attachment]) -> None:
+        """Take requests that nobody will continue out of their engines."""
+        if attachments:
+            self._balancer.abandon.remote(attachments)
 
     async def _lease(
         self, request_id: str, lease_id: str, attachment: Attachment | None

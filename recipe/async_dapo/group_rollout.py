@@ -12,7 +12,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from .config import ConfigError, OnRewardError, RewardConfig
 from .core.group_filter import judge_group
 from .core.recording import Recorder, current_recorder
-from .core.trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
+from .core.trajectory import Attachment, GroupOutcome, PromptGroup, Trajectory, Verdict
 from .engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from .reward import RewardFailed, RewardScorer
 from .store import PackedOutput
@@ -40,6 +40,9 @@ class RunningTrajectories:
     def add(self, task: asyncio.Task, recorder: Recorder) -> None:
         self._recorders[task] = recorder
         task.add_done_callback(lambda done: self._recorders.pop(done))
+        if self.is_stopping:  # its group was handed out just before the stop
+            recorder.is_stopping = True
+            task.cancel()
 
     def interrupt(self) -> None:
         """No loop takes another step; a request that is out comes back by itself when the engines stop."""
@@ -61,6 +64,7 @@ class GroupRollout:
         keeps_failures: validation: a failed trajectory is left out, and its siblings go on.
         max_tokens_per_round: tokens a trajectory may generate before it is set aside until the next round; None = all.
         on_generated: told the group's uid when one of its trajectories has been generated to its end.
+        abandon: takes requests that nobody will continue out of their engines.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class GroupRollout:
         keeps_failures: bool,
         max_tokens_per_round: int | None = None,
         on_generated: Callable[[str], None] = lambda uid: None,
+        abandon: Callable[[list[Attachment]], None] = lambda attachments: None,
     ) -> None:
         self._run_agent_loop = run_agent_loop
         self._scorer = scorer
@@ -81,6 +86,7 @@ class GroupRollout:
         self._keeps_failures = keeps_failures
         self._max_tokens_per_round = max_tokens_per_round
         self._on_generated = on_generated
+        self._abandon = abandon
         self.running = RunningTrajectories()
         self.diverged_tok = 0
         self.reprefilled_tok: list[int] = []
@@ -103,6 +109,7 @@ class GroupRollout:
             if failure.reason.startswith("reward") and self._reward.on_error is OnRewardError.RAISE:
                 raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
             logger.warning("prompt group %s dropped: %s", group.uid, failure)
+            self._abandon(group.attachments())
             return GroupOutcome.of(group, Verdict.FAILED, reason=failure.reason)
         if self._keeps_failures:
             return GroupOutcome.of(group, Verdict.VALID)
@@ -128,6 +135,7 @@ class GroupRollout:
         else:
             trajectory.finish([PackedOutput.pack(output) for output in outputs])
         finally:
+            self._abandon(recorder.diverged_attachments)
             self.diverged_tok += recorder.diverged_tok
             self.reprefilled_tok += recorder.reprefilled_tok
 

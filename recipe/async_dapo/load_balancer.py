@@ -109,11 +109,13 @@ class GlobalLoadBalancer:
         return None if server_id is None else (server_id, self._handles[server_id])
 
     async def abandon(self, attachments: list[Attachment]) -> None:
-        """Take frozen requests out of their engines and give their leases back."""
+        """Take requests that nobody will continue out of their engines, then give their leases back."""
+        by_server: dict[str, list[str]] = {}
         for attachment in attachments:
-            if (handle := self._handles.get(attachment.server_id)) is not None:
-                handle.abort_requests.remote([attachment.lease_id], forget=True)
-            await self.release_server(attachment.server_id, lease_id=attachment.lease_id)
+            by_server.setdefault(attachment.server_id, []).append(attachment.lease_id)
+        await await_all(self._tell(server_id, "abort_requests", ids, True) for server_id, ids in by_server.items())
+        for attachment in attachments:
+            self._take_back(attachment.lease_id)
 
     async def all_returned(self, kept_lease_ids: Collection[str]) -> None:
         """Wait until no lease is out but those of frozen requests: releases are not awaited by those who send them."""

@@ -55,6 +55,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer)
         self._round_id = ""
         self._worker_refs: list[ray.ObjectRef] = []
+        self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
 
     async def _init_agent_loop_workers(self) -> None:
         await super()._init_agent_loop_workers()
@@ -80,6 +81,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         )
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
+        self._frozen |= {group.uid: _leases(group) for group in groups}
         self._get(self._coordinator.add_groups.remote(self._round_id, _tickets(groups)))
 
     def next_event(self) -> RoundEvent:
@@ -111,10 +113,11 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """
         reports: list[WorkerReport] = self._get(self._worker_refs, timeout_s=self._options.stop_timeout_s)
         self._worker_refs = []
-        unfinished = [group for report in reports for group in report.unfinished]
-        kept_lease_ids = [attachment.lease_id for group in unfinished for attachment in group.attachments()]
-        self._get(self._balancer.all_returned.remote(kept_lease_ids))
         summary, stop_latency_s = self._get(self._coordinator.close_round.remote(self._round_id))
+        unfinished = [group for report in reports for group in report.unfinished]
+        kept_lease_ids = [lease_id for group in unfinished for lease_id in _leases(group)]
+        kept_lease_ids += [lease_id for uid in summary.never_started for lease_id in self._frozen[uid]]
+        self._get(self._balancer.all_returned.remote(kept_lease_ids))
         return RoundResult(
             summary=summary,
             unfinished=unfinished,
@@ -158,6 +161,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         assert not self._worker_refs, f"round {self._round_id} is still open"
         self._round_id = spec.round_id
         self._started = time.monotonic()
+        self._frozen = {group.uid: _leases(group) for group in groups}
         self._get(self._coordinator.open_round.remote(spec, _tickets(groups)))
         self._worker_refs = [worker.run_round.remote(order) for worker in self.agent_loop_workers]
 
@@ -170,6 +174,10 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             ) from error
         except RayError as error:
             raise RolloutError(f"round {self._round_id}: {error}") from error
+
+
+def _leases(group: PromptGroup) -> list[str]:
+    return [attachment.lease_id for attachment in group.attachments()]
 
 
 def _tickets(groups: Sequence[PromptGroup]) -> list[Ticket]:

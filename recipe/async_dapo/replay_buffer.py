@@ -109,6 +109,10 @@ class RoundReplayBuffer(ReplayBuffer):
         logger.info(step_line(global_steps, result, metrics))
         return batch, metrics
 
+    def free_engines(self) -> None:
+        """Take what is frozen in the engines out of them: validation needs their places."""
+        self.manager.abandon(self.pool.detach())
+
     def _refill(self, step: int) -> None:
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:

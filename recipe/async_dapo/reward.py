@@ -57,7 +57,7 @@ class RewardScorer:
             except Exception as error:  # the user's function may raise anything: policy `reward.on_error`
                 failure = RewardFailed("reward_error", repr(error))
             else:
-                if self._is_finite(outputs[-1]):
+                if self._has_finite_score(outputs[-1]):
                     for output in outputs[:-1]:
                         output.reward_score = outputs[-1].reward_score
                         output.extra_fields["reward_extra_info"] = outputs[-1].extra_fields["reward_extra_info"]
@@ -72,7 +72,7 @@ class RewardScorer:
         assert self._metric is not None, "the filter is off"
         return float(output.extra_fields["reward_extra_info"][self._metric])
 
-    def _is_finite(self, output: AgentLoopOutput) -> bool:
+    def _has_finite_score(self, output: AgentLoopOutput) -> bool:
         extra = output.extra_fields.setdefault("reward_extra_info", {})  # absent if the agent loop scored itself
         if self._metric is not None and self._metric not in extra:
             raise metric_missing(self._metric, extra)

@@ -13,6 +13,7 @@ from .config import AsyncDAPOConfig
 from .correction import wire_importance_sampling
 from .manager import AsyncDAPOAgentLoopManager
 from .server import register_replica
+from .shipping import localise
 from .trainer import AsyncDAPOTrainer
 
 
@@ -27,6 +28,7 @@ class AsyncDAPOTaskRunner:
         _configure_logging()
         register_replica()
         OmegaConf.resolve(config)
+        localise(config)
         wire_importance_sampling(config)
         options = AsyncDAPOConfig.from_hydra(config)
         with open_dict(config):

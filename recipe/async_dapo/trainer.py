@@ -64,6 +64,9 @@ class AsyncDAPOTrainer(PPOTrainer):
             self.checkpoint_manager.update_weights(self.global_steps)
             self.replay_buffer.manager.open_engines()
 
+    def on_validate_begin(self) -> None:
+        self.replay_buffer.free_engines()
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
         if not self.config.algorithm.rollout_correction.bypass_mode:

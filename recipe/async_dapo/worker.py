@@ -6,6 +6,7 @@ import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
+from omegaconf import DictConfig
 from ray.actor import ActorHandle
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 
@@ -14,6 +15,7 @@ from .config import AsyncDAPOConfig
 from .core.trajectory import PromptGroup, Trajectory, Verdict
 from .group_rollout import GroupRollout, leaves
 from .reward import RewardScorer
+from .shipping import localise
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +44,9 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     a group finish close together. When `run_round` returns, every task of the round is over.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
+        localise(config)
+        super().__init__(config, *args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
         store.connect()
 
@@ -68,6 +71,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             keeps_failures=order.validate,
             max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
             on_generated=lambda uid: self._coordinator.report_trajectory.remote(order.round_id, uid),
+            abandon=self.llm_client.abandon,
         )
         try:
             async with asyncio.TaskGroup() as tasks:

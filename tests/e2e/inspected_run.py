@@ -5,6 +5,7 @@
 
 import json
 import os
+import threading
 import urllib.request
 from itertools import cycle, islice
 from typing import Any
@@ -32,12 +33,19 @@ NUM_PROBED = 8  # log-probs of so many unfinished trajectories are computed in a
 class InspectedTrainer(AsyncDAPOTrainer):
     """Records, per step: engines and leases after the stop, the batch's composition, and log-probs by version."""
 
+    def prepare_step(self) -> dict[str, Any]:
+        self._at_start = [_describe(group) for group in self.replay_buffer.pool.buffered]
+        self._gauge = _Gauge(self.llm_server_manager.get_addresses())
+        return super().prepare_step()
+
     def on_sample_end(self) -> None:
         super().on_sample_end()
         balancer = self.replay_buffer.manager._balancer
         status = ray.get(balancer.get_status.remote())
         self._record = {
             "step": self.global_steps,
+            "restored": self._at_start,
+            "most_running_in_vllm": self._gauge.stop(),
             "running_in_vllm": [_running_requests(address) for address in self.llm_server_manager.get_addresses()],
             "leases_out": status["total_inflight"],
             "waiting_for_lease": status["waiting"],
@@ -120,6 +128,25 @@ def _running_requests(address: str) -> float:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
         lines = page.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running"))
+
+
+class _Gauge:
+    """The most requests that vLLM counted as running while a round was open."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self._most = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(addresses,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> float:
+        self._stopped.set()
+        self._thread.join()
+        return self._most
+
+    def _watch(self, addresses: list[str]) -> None:
+        while not self._stopped.wait(0.1):
+            self._most = max(self._most, *(_running_requests(address) for address in addresses))
 
 
 def _describe(group: PromptGroup) -> dict[str, Any]:

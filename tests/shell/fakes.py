@@ -28,6 +28,10 @@ class RemoteCall(Awaitable[Any]):
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._result().__await__()
 
+    @property
+    def is_done(self) -> bool:
+        return self._task.done()
+
     async def _result(self) -> Any:
         await asyncio.wait([self._task])
         return copy.deepcopy(self._task.result())
@@ -76,7 +80,7 @@ class FakeHandle:
         args, kwargs = copy.deepcopy((args, kwargs))
         self.calls.append((method, args, kwargs))
         latency_s = self._latency_s(method) if callable(self._latency_s) else self._latency_s
-        loop = asyncio.get_running_loop()
+        loop = asyncio.get_event_loop()  # also set while it is not running: a trainer is synchronous
         starts_s = loop.time() + latency_s
         if self._in_order:
             self._starts_s = starts_s = max(self._starts_s, starts_s)

@@ -47,10 +47,9 @@ def write_lines(path: Path, content: Iterable[dict[str, Any]]) -> Path:
 
 
 def write_model(folder: Path) -> Path:
-    """A model without weights: start-up reads the tokenizer, verl's checks read the configuration."""
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)
-    build_model(tokenizer, seed=0).config.save_pretrained(folder)
+    build_model(tokenizer, seed=0).save_pretrained(folder)
     return folder
 
 

@@ -188,6 +188,13 @@ class PromptPool:
             lost_reports=len(lost),
         )
 
+    def detach(self) -> list[Attachment]:
+        """Let go of every request that is still in an engine. Returns them; their trajectories keep their tokens."""
+        attachments = [attachment for group in self._buffered for attachment in group.attachments()]
+        for group in self._buffered:
+            group.detach()
+        return attachments
+
     def check_ledger(self) -> dict[str, int]:
         """All terms of the ledger; see `Ledger.check`."""
         assert not self._in_round, "the ledger is checked between rounds"
@@ -208,8 +215,7 @@ class PromptPool:
         self._buffered = list(state["buffered"])
         self._carried = list(state["carried"])
         self.ledger = state["ledger"]
-        for group in self._buffered:
-            group.detach()
+        self.detach()
         self.check_ledger()
 
     def _carry_valid(self, summary: RoundSummary) -> None:

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from .trajectory import Segment, Trajectory, Turn
+from .trajectory import Attachment, Segment, Trajectory, Turn
 
 
 def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
@@ -27,6 +27,7 @@ class Recorder:
     generated_tok: int = 0  # tokens it has generated in this round
     reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
     diverged_tok: int = 0  # recorded tokens dropped because the loop took another way
+    diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
     in_request: bool = False  # a request is out: it will come back by itself when the engines stop
     is_stopping: bool = False  # the round has stopped: no further step of the loop may start
 
@@ -35,7 +36,9 @@ class Recorder:
         digest = prompt_digest(prompt_ids)
         turns = self.trajectory.turns
         if self.next_turn < len(turns) and turns[self.next_turn].prompt_digest != digest:
-            self.diverged_tok += sum(turn.generated_tok for turn in turns[self.next_turn :])
+            for turn in turns[self.next_turn :]:
+                self.diverged_tok += turn.generated_tok
+                self.diverged_attachments += [] if turn.attachment is None else [turn.attachment]
             del turns[self.next_turn :]
         if self.next_turn == len(turns):
             turns.append(Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids)))

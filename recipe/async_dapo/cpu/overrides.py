@@ -12,7 +12,8 @@ RESPONSES_PER_PROMPT = 8
 # Solves the task in about 100 steps; three times as much does in 20 and leaves DAPO without valid groups.
 LEARNING_RATE = 1.5e-4
 
-# Lengths between sequences are padded to, so that few shapes occur.
+_OVER_SAMPLING = 4
+_CONCURRENT_PROMPTS = 12
 _MODEL_LEN_TOK = 384
 
 
@@ -35,13 +36,13 @@ def verl_overrides(run: RunSettings) -> Iterator[str]:
 
 
 def recipe_overrides(*, strategy: str, stop_rule: str | None) -> Iterator[str]:
-    """This recipe's own options: each step starts twice the groups that it trains on."""
+    """This recipe's own options. About half of the groups are filtered, so four times B leaves some to interrupt."""
     yield "trainer.v1.trainer_mode=async_dapo"
     yield f"async_dapo.rollout_strategy={strategy}"
     yield f"async_dapo.stop_rule={stop_rule or 'null'}"
-    yield f"async_dapo.over_sampling_batch_size={2 * PROMPTS_PER_STEP}"
-    yield f"async_dapo.max_concurrent_prompts={2 * PROMPTS_PER_STEP}"
-    yield f"async_dapo.max_loads_per_server={2 * PROMPTS_PER_STEP * RESPONSES_PER_PROMPT}"
+    yield f"async_dapo.over_sampling_batch_size={_OVER_SAMPLING * PROMPTS_PER_STEP}"
+    yield f"async_dapo.max_concurrent_prompts={_CONCURRENT_PROMPTS}"
+    yield f"async_dapo.max_loads_per_server={_CONCURRENT_PROMPTS * RESPONSES_PER_PROMPT}"
     yield "async_dapo.round_timeout_s=300"
 
 
@@ -54,16 +55,16 @@ def _machine(run: RunSettings) -> Iterator[str]:
     yield "++ray_kwargs.ray_init.num_gpus=1"
     yield "++ray_kwargs.ray_init.include_dashboard=False"
     yield "++ray_kwargs.ray_init.object_store_memory=500000000"
-    yield f"++ray_kwargs.ray_init._temp_dir={run.ray_folder}"
+    yield f"++ray_kwargs.ray_init._temp_dir={_quoted(run.ray_folder)}"
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
     yield "reward.num_workers=1"
     yield "data.dataloader_num_workers=0"
 
 
 def _task(assets: Assets) -> Iterator[str]:
-    yield f"actor_rollout_ref.model.path={assets.model}"
-    yield f"data.train_files={assets.train_file}"
-    yield f"data.val_files={assets.validation_file}"
+    yield f"actor_rollout_ref.model.path={_quoted(assets.model)}"
+    yield f"data.train_files={_quoted(assets.train_file)}"
+    yield f"data.val_files={_quoted(assets.validation_file)}"
     yield f"data.train_batch_size={PROMPTS_PER_STEP}"
     yield f"data.max_prompt_length={task.MAX_PROMPT_TOK}"
     yield f"data.max_response_length={task.MAX_RESPONSE_TOK}"
@@ -99,7 +100,7 @@ def _rollout(seed: int) -> Iterator[str]:
     yield f"++{rollout}.enable_sleep_mode=False"
     yield f"{rollout}.gpu_memory_utilization=0.1"
     yield f"{rollout}.max_model_len={_MODEL_LEN_TOK}"
-    yield f"{rollout}.max_num_seqs={2 * PROMPTS_PER_STEP * RESPONSES_PER_PROMPT}"
+    yield f"{rollout}.max_num_seqs={_CONCURRENT_PROMPTS * RESPONSES_PER_PROMPT}"
     yield f"{rollout}.max_num_batched_tokens=4096"
     yield f"{rollout}.log_prob_micro_batch_size_per_gpu={PROMPTS_PER_STEP * RESPONSES_PER_PROMPT}"
     yield f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=16"
@@ -116,5 +117,11 @@ def _trainer(run: RunSettings) -> Iterator[str]:
     yield f"trainer.test_freq={max(1, run.steps // 3)}"
     yield "trainer.save_freq=-1"
     yield "trainer.resume_mode=disable"
-    yield f"trainer.default_local_dir={run.output / 'checkpoints'}"
+    yield f"trainer.default_local_dir={_quoted(run.output / 'checkpoints')}"
+    yield f"hydra.run.dir={_quoted(run.output / 'hydra')}"
     yield "trainer.logger=[console,file,tensorboard]"
+
+
+def _quoted(path: Path) -> str:
+    """A path may hold characters that Hydra's grammar gives a meaning."""
+    return "'{}'".format(str(path).replace("'", r"\'"))

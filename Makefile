@@ -1,0 +1,17 @@
+.PHONY: quickstart test fast-test format clean
+
+quickstart:
+	bash quickstart.sh
+
+test:
+	bash run_tests.sh
+
+fast-test:
+	bash run_tests.sh -m "core or shell"
+
+format:
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+clean:
+	rm -rf .venv outputs .hypothesis .mypy_cache .pytest_cache .ruff_cache

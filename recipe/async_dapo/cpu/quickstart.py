@@ -1,0 +1,191 @@
+"""The recipe on the real stack, without a GPU: `python -m recipe.async_dapo.cpu.quickstart --steps 60`.
+
+Makes a tiny model and a task for it, trains it through the recipe's own entry point, and reports what
+happened. Hydra overrides for the entry point follow after `--`.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from .activation import cpu_environment
+from .assets import Assets, prepare_assets
+from .overrides import RunSettings, recipe_overrides, verl_overrides
+from .progress import Progress
+from .report import summarise, write_report
+from .run_metrics import RunMetrics
+from .supervision import RayFolder, TrainingProcess
+
+STOP_RULES = ("first_completed", "fifo", "drain")
+STRATEGIES = ("discard", "partial", "partial_stale_kv", "consistent")
+
+_RECIPE_PACKAGE = __package__.rpartition(".")[0]
+_CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
+_WATCH_S = 1.0
+_LOG_TAIL_LINES = 40
+
+console = Console()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    steps: int
+    stop_rule: str | None
+    strategy: str
+    seed: int
+    output: Path
+    timeout_s: float
+    stall_s: float
+    overrides: tuple[str, ...]
+
+
+class QuickStartFailed(Exception):
+    """Training ended without its steps; the message says how."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parse(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit_on_signal)
+    try:
+        _run(options)
+    except QuickStartFailed as failure:
+        _show_log_tail(options.output / "train.log")
+        console.print(f"[bold red]failed:[/] {failure}\nfull log: {options.output / 'train.log'}", soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        console.print("interrupted; everything it started has been ended")
+        sys.exit(128 + signal.SIGINT)
+
+
+def _run(options: Options) -> None:
+    started = time.monotonic()
+    metrics = RunMetrics(file=options.output / "metrics.jsonl")
+    metrics.file.unlink(missing_ok=True)
+    with Progress(console, steps=options.steps) as progress:
+        assets = prepare_assets(options.output.parent, seed=options.seed, on_progress=progress.preparing)
+        with RayFolder() as ray:
+            command = _command(options, assets, ray.path)
+            process = TrainingProcess(
+                command, environment=_environment(options.output), log_file=options.output / "train.log"
+            )
+            try:
+                with process:
+                    _follow(process, metrics, progress, options)
+            except QuickStartFailed:
+                ray.save_logs(options.output / "ray_logs")
+                raise
+    summary = summarise(
+        metrics,
+        options=_printable(options),
+        wall_s=time.monotonic() - started,
+        peak_memory_bytes=process.peak_memory_bytes,
+    )
+    console.print(write_report(summary, metrics, options.output))
+
+
+def _follow(process: TrainingProcess, metrics: RunMetrics, progress: Progress, options: Options) -> None:
+    """Until training has ended.
+
+    Raises:
+        QuickStartFailed: it ended with an error, ran into a time limit, or trained too few steps.
+    """
+    started = last_news = time.monotonic()
+    while True:
+        exit_code = process.exit_code
+        for step in metrics.read_new():
+            last_news = time.monotonic()
+            progress.logged(step, metrics.by_step[step])
+        if exit_code is not None:
+            break
+        now = time.monotonic()
+        if now - started > options.timeout_s:
+            raise QuickStartFailed(f"not done after {options.timeout_s:.0f} s (--timeout-s); ended it")
+        if now - last_news > options.stall_s:
+            raise QuickStartFailed(f"no step was finished for {options.stall_s:.0f} s (--stall-s): it hangs; ended it")
+        process.watch(_WATCH_S)
+    if exit_code != 0:
+        raise QuickStartFailed(f"training ended with exit code {exit_code}")
+    if metrics.trained_steps == 0:
+        raise QuickStartFailed("training ended without a step in its metrics file (is `file` in trainer.logger?)")
+
+
+def _command(options: Options, assets: Assets, ray_folder: Path) -> list[str]:
+    run = RunSettings(
+        assets=assets, output=options.output, ray_folder=ray_folder, steps=options.steps, seed=options.seed
+    )
+    return [
+        sys.executable,
+        "-m",
+        f"{_RECIPE_PACKAGE}.main_async_dapo",
+        *verl_overrides(run),
+        *recipe_overrides(strategy=options.strategy, stop_rule=options.stop_rule),
+        *options.overrides,
+    ]
+
+
+def _environment(output: Path) -> dict[str, str]:
+    environment = cpu_environment(os.environ, code_path=_CODE_PATH)
+    environment.pop("RAY_ADDRESS", None)  # a cluster of its own
+    return environment | {
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "VERL_FILE_LOGGER_PATH": str(output / "metrics.jsonl"),
+        "TENSORBOARD_DIR": str(output / "tensorboard"),
+    }
+
+
+def _parse(arguments: Sequence[str] | None) -> Options:
+    own, overrides = _split(list(sys.argv[1:] if arguments is None else arguments))
+    parser = argparse.ArgumentParser(
+        prog="quickstart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--stop-rule", choices=STOP_RULES, help="default: the strategy's own")
+    parser.add_argument("--strategy", choices=STRATEGIES, default="discard")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--output", type=Path, default=Path("outputs", "quickstart", time.strftime("%Y%m%d-%H%M%S")), metavar="DIR"
+    )
+    parser.add_argument("--timeout-s", type=float, default=3600.0, help="end a run that takes longer")
+    parser.add_argument("--stall-s", type=float, default=600.0, help="end a run that finishes no step for so long")
+    parsed = parser.parse_args(own)
+    if parsed.steps < 1:
+        parser.error(f"--steps={parsed.steps}: must be at least 1")
+    parsed.output = parsed.output.absolute()
+    return Options(**vars(parsed), overrides=tuple(overrides))
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        return arguments, []
+    index = arguments.index("--")
+    return arguments[:index], arguments[index + 1 :]
+
+
+def _printable(options: Options) -> dict[str, Any]:
+    return asdict(options) | {"output": str(options.output)}
+
+
+def _show_log_tail(log: Path) -> None:
+    if log.exists():
+        lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        console.print(f"last lines of {log}:", *lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def _exit_on_signal(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What a run's metrics file says: verl's file logger writes one JSON object per step."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .task import DATA_SOURCE
+
+ACCURACY = f"val-core/{DATA_SOURCE}/acc/mean@1"
+REWARD = "critic/score/mean"
+STEP_S = "timing_s/step"
+STOPPED_EARLY = "async_dapo/early_stop/stopped_early"
+INTERRUPTED = "async_dapo/early_stop/interrupted_groups"
+REQUEUED = "async_dapo/early_stop/requeued_groups"
+REJECTED_RATIO = "async_dapo/filter/rejected_ratio"
+LEDGER = "async_dapo/ledger/"
+LENGTH_TRAINED = "async_dapo/length/trained/mean"
+LENGTH_DISPATCHED = "async_dapo/length/dispatched/mean"
+
+
+@dataclass(slots=True)
+class RunMetrics:
+    """Grows as the file does. The validation before training is step 0 and no training step."""
+
+    file: Path
+    by_step: dict[int, dict[str, float]] = field(default_factory=dict)
+    _read_bytes: int = 0
+
+    def read_new(self) -> list[int]:
+        """Read the lines that have been completed since the last call; returns their steps."""
+        if not self.file.exists():
+            return []
+        with self.file.open("rb") as stream:
+            stream.seek(self._read_bytes)
+            complete, newline, _ = stream.read().rpartition(b"\n")
+        self._read_bytes += len(complete) + len(newline)
+        steps = []
+        for line in complete.splitlines():
+            record = json.loads(line)
+            self.by_step.setdefault(record["step"], {}).update(record["data"])
+            steps.append(record["step"])
+        return steps
+
+    @property
+    def trained_steps(self) -> int:
+        return sum(STEP_S in values for values in self.by_step.values())
+
+    def series(self, key: str) -> Iterator[tuple[int, float]]:
+        for step, values in sorted(self.by_step.items()):
+            if key in values:
+                yield step, values[key]
+
+    def last(self, key: str) -> float | None:
+        """The newest value; None where the run never logged it."""
+        return max(self.series(key), default=(0, None))[1]

@@ -1,0 +1,145 @@
+"""A training process with everything it starts: watched, ended together, nothing left behind. Linux only."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+_SHARED_MEMORY = Path("/dev/shm")
+_SEGMENT_PREFIX = "psm_"  # names that Python's `multiprocessing.shared_memory` gives
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class TrainingProcess:
+    """Runs a command; leaving the context ends it, its Ray cluster and its engines.
+
+    Ray daemonises and kills its workers hard, so neither the process group nor Python's resource tracker
+    is enough: orphans are adopted by this process, and shared memory is recognised by who held it open.
+    """
+
+    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log_file: Path) -> None:
+        self._command = command
+        self._environment = environment
+        self._log_file = log_file
+        self._segments: set[Path] = set()
+        self.peak_memory_bytes = 0
+
+    def __enter__(self) -> Self:
+        _adopt_orphans()
+        self._not_ours = {child.pid for child in psutil.Process().children()}
+        with self._log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def watch(self, seconds: float) -> None:
+        """Wait, at most until the process ends, and note what it uses."""
+        processes = self._descendants()
+        self._segments.update(segment for process in processes for segment in _open_segments(process.pid))
+        self.peak_memory_bytes = max(self.peak_memory_bytes, sum(map(_memory_bytes, processes)))
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+
+    def end(self, *, grace_s: float = 10.0) -> None:
+        """Ask the process to end and give Ray time to follow, then kill what is left. Idempotent."""
+        self.watch(0)
+        if self.exit_code is None:
+            self._process.terminate()
+            try:
+                self._process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        psutil.wait_procs(self._descendants(), timeout=grace_s)
+        while remaining := self._descendants():
+            for process in remaining:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    pass
+            psutil.wait_procs(remaining, timeout=grace_s)
+        self._process.wait()
+        for segment in self._segments:
+            segment.unlink(missing_ok=True)
+
+    def _descendants(self) -> list[psutil.Process]:
+        children = [child for child in psutil.Process().children() if child.pid not in self._not_ours]
+        return children + [process for child in children for process in _children(child)]
+
+
+class RayFolder:
+    """A folder for Ray's sessions, with a path short enough for the Unix sockets in it; removed on exit."""
+
+    def __enter__(self) -> Self:
+        self.path = Path(tempfile.mkdtemp(prefix="ad-"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def save_logs(self, target: Path) -> None:
+        """Copy the logs of the processes, which say more about a crash than the driver's output."""
+        logs = self.path / "session_latest" / "logs"
+        if logs.is_dir():
+            shutil.copytree(logs, target, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+
+
+def _adopt_orphans() -> None:
+    """Processes whose parent dies become children of this process instead of the system's first one."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    """Resident memory, without the pages that are shared with other processes."""
+    try:
+        memory = process.memory_info()
+        return memory.rss - memory.shared
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _open_segments(pid: int) -> list[Path]:
+    folder = f"/proc/{pid}/fd"
+    segments = []
+    try:
+        for descriptor in os.listdir(folder):
+            target = Path(os.readlink(f"{folder}/{descriptor}").removesuffix(" (deleted)"))
+            if target.parent == _SHARED_MEMORY and target.name.startswith(_SEGMENT_PREFIX):
+                segments.append(target)
+    except OSError:  # the process, or the descriptor, is gone by now
+        pass
+    return segments

@@ -1,0 +1,107 @@
+"""Runs of the real stack on CPU for the tests: started, watched, killed and read."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipe.async_dapo.cpu.activation import cpu_environment
+from recipe.async_dapo.cpu.assets import Assets
+from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
+from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+INSPECTED = "tests.e2e.inspected_run"
+VERL = "verl.trainer.main_ppo"
+TIMEOUT_S = 600.0
+_LOG_TAIL_CHARS = 6000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a run has left in its folder."""
+
+    folder: Path
+    exit_code: int
+
+    @property
+    def steps(self) -> list[dict[str, float]]:
+        """Metrics of every trained step, in order."""
+        records = [json.loads(line) for line in _lines(self.folder / "metrics.jsonl")]
+        return [record["data"] for record in records if "timing_s/step" in record["data"]]
+
+    @property
+    def inspections(self) -> list[dict[str, Any]]:
+        """What `inspected_run` wrote down, in order."""
+        return [json.loads(line) for line in _lines(self.folder / "inspection.jsonl")]
+
+    def metric(self, name: str) -> list[float]:
+        return [step[name] for step in self.steps]
+
+    @property
+    def log_tail(self) -> str:
+        return (self.folder / "train.log").read_text(errors="replace")[-_LOG_TAIL_CHARS:]
+
+
+def train(
+    assets: Assets,
+    folder: Path,
+    *,
+    steps: int,
+    strategy: str | None = "discard",
+    stop_rule: str | None = None,
+    module: str = INSPECTED,
+    overrides: Sequence[str] = (),
+    kill_when: Callable[[Run], bool] | None = None,
+) -> Run:
+    """Train and wait for the end.
+
+    Args:
+        strategy: None for verl's own trainer.
+        kill_when: asked after every second; when it says so, every process of the run is killed at once (SIGKILL).
+
+    Raises:
+        AssertionError: with the end of the log, if the run fails, or takes longer than `TIMEOUT_S`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with RayFolder() as ray_folder:
+        settings = RunSettings(assets=assets, output=folder, ray_folder=ray_folder.path, steps=steps, seed=0)
+        own = [] if strategy is None else recipe_overrides(strategy=strategy, stop_rule=stop_rule)
+        command = [sys.executable, "-m", module, *verl_overrides(settings), *own, *_QUICK, *overrides]
+        process = TrainingProcess(command, environment=_environment(folder), log_file=folder / "train.log")
+        with process:
+            waited_s = 0
+            while process.exit_code is None:
+                process.watch(1.0)
+                waited_s += 1
+                if kill_when is not None and kill_when(Run(folder=folder, exit_code=0)):
+                    process.end(grace_s=0)
+                    return Run(folder=folder, exit_code=-9)
+                assert waited_s < TIMEOUT_S, f"not done after {TIMEOUT_S} s:\n{Run(folder=folder, exit_code=1).log_tail}"
+    run = Run(folder=folder, exit_code=process.exit_code)
+    assert run.exit_code == 0, f"exit code {run.exit_code}:\n{run.log_tail}"
+    return run
+
+
+# Validation only where a test asks for it; no TensorBoard.
+_QUICK = ("trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.logger=[console,file]")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    environment = cpu_environment(os.environ, code_path=ROOT)
+    environment.pop("RAY_ADDRESS", None)
+    return environment | {
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "INSPECTION_FILE": str(folder / "inspection.jsonl"),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+    }
+
+
+def _lines(file: Path) -> list[str]:
+    """Complete lines: the last one of a run that was killed may be cut."""
+    return file.read_text().split("\n")[:-1] if file.exists() else []

@@ -1,0 +1,104 @@
+"""Partial rollout on the real stack: behaviour log-probs, engines at rest, and a checkpoint that loses nothing."""
+
+import pytest
+
+from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
+
+from .harness import Run, train
+
+SAVED_STEP, KILLED_STEP, LAST_STEP = 4, 5, 8
+TOLERANCE = 1e-4  # nats, float32
+
+OVERRIDES = (
+    "async_dapo.importance_sampling=decoupled",
+    "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
+    "actor_rollout_ref.rollout.disable_log_stats=False",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",  # the probes are one micro-batch
+    f"trainer.save_freq={SAVED_STEP}",
+    "trainer.resume_mode=auto",
+)
+
+
+@pytest.fixture(scope="module")
+def killed_and_resumed(assets, tmp_path_factory) -> Run:
+    folder = tmp_path_factory.mktemp("partial")
+    killed = train(
+        assets,
+        folder,
+        steps=LAST_STEP,
+        strategy="partial",
+        overrides=OVERRIDES,
+        kill_when=lambda run: len(run.inspections) >= KILLED_STEP,
+    )
+    assert killed.exit_code == -9, "the run ended before it could be killed"
+    return train(assets, folder, steps=LAST_STEP, strategy="partial", overrides=OVERRIDES)
+
+
+@pytest.fixture(scope="module")
+def first_life(killed_and_resumed) -> list[dict]:
+    """Steps up to the checkpoint; what came after it was lost with the process."""
+    inspections = killed_and_resumed.inspections
+    second_start = next(i for i in range(1, len(inspections)) if inspections[i]["step"] <= inspections[i - 1]["step"])
+    return [record for record in inspections[:second_start] if record["step"] <= SAVED_STEP]
+
+
+@pytest.fixture(scope="module")
+def second_life(killed_and_resumed) -> list[dict]:
+    return killed_and_resumed.inspections[-(LAST_STEP - SAVED_STEP) :]
+
+
+def test_given_a_step_when_it_trains_then_it_has_exactly_b_groups_of_n_and_none_twice(first_life, second_life):
+    steps = first_life + second_life
+    assert [record["step"] for record in steps] == list(range(1, LAST_STEP + 1))
+    for record in steps:
+        assert len(record["uids"]) == PROMPTS_PER_STEP
+        assert record["trajectories"] == PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
+    uids = [uid for record in steps for uid in record["uids"]]
+    assert len(uids) == len(set(uids))
+
+
+def test_given_a_stop_when_the_step_trains_then_no_request_runs_in_vllm_and_no_lease_is_out(first_life, second_life):
+    for record in first_life + second_life:
+        assert record["running_in_vllm"] == [0.0]
+        assert record["leases_out"] == record["waiting_for_lease"] == 0
+    assert max(record["most_running_in_vllm"] for record in first_life) > 0, "the gauge never counted a request"
+
+
+def test_given_tokens_of_the_newest_version_when_the_trainer_computes_them_then_log_probs_are_the_engines(
+    first_life, second_life
+):
+    assert all(record["max_diff_newest"] < TOLERANCE for record in first_life + second_life)
+
+
+def test_given_a_resumed_trajectory_when_each_version_computes_its_segment_then_log_probs_are_the_engines(
+    first_life, second_life
+):
+    probes = [probe for record in first_life + second_life for probe in record["probes"]]
+    resumed = [probe["spans"] for probe in probes if len(probe["spans"]) > 1]
+    assert resumed, "no trajectory was resumed over a weight update"
+    assert all(probe["spans"][-1]["max_diff"] < TOLERANCE for probe in probes)
+    assert max(span["max_diff"] for spans in resumed for span in spans[:-1]) > 10 * TOLERANCE
+    assert max(record["max_diff_older"] for record in first_life + second_life) > 10 * TOLERANCE
+
+
+def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_the_buffer_goes_on_where_it_was(
+    first_life, second_life
+):
+    saved, restored = first_life[-1]["buffered"], second_life[0]["restored"]
+    assert saved, "nothing was unfinished at the checkpoint: the test shows nothing"
+    assert restored == saved
+    continued = [uid for record in second_life for uid in record["uids"] if uid in {group["uid"] for group in saved}]
+    assert continued, "no buffered group was trained on after the resume"
+
+
+def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_the_ledger_closes(killed_and_resumed):
+    terms = ("trained", "filtered", "failed", "retired", "waiting", "buffered")
+    for step in killed_and_resumed.steps:
+        assert step["async_dapo/ledger/drawn"] == sum(step[f"async_dapo/ledger/{term}"] for term in terms)
+    assert killed_and_resumed.steps[-1]["async_dapo/ledger/trained"] == LAST_STEP * PROMPTS_PER_STEP
+
+
+def test_given_partial_rollout_when_it_trains_then_no_token_is_thrown_away(killed_and_resumed):
+    assert set(killed_and_resumed.metric("async_dapo/tokens/discarded")) == {0.0}
+    assert max(killed_and_resumed.metric("async_dapo/partial/resumed_ratio")) > 0
+    assert max(killed_and_resumed.metric("async_dapo/staleness/max")) <= 4

@@ -1,0 +1,43 @@
+"""The quick start, whole: it learns, it stops early, and it says so."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .harness import ROOT
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("quickstart") / "run"
+    command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--steps", str(STEPS), "--output", str(folder)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    for name in ("train.log", "training.png", "metrics.jsonl"):
+        assert Path(folder, name).stat().st_size > 0
+    return json.loads(Path(folder, "summary.json").read_text())
+
+
+def test_given_the_quick_start_when_it_trains_then_the_model_learns(summary):
+    assert 0.2 <= summary["accuracy_before"] <= 0.6
+    assert summary["accuracy_after"] >= summary["accuracy_before"] + 0.2
+
+
+def test_given_the_quick_start_when_it_trains_then_filter_and_stop_act(summary):
+    assert summary["steps"] == STEPS
+    assert summary["groups"]["filtered"] > 0
+    assert summary["groups"]["requeued"] > 0

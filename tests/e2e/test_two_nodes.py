@@ -1,0 +1,203 @@
+"""A second Ray node that starts in an empty folder, without this repository: it gets everything through Ray."""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from recipe.async_dapo.cpu.activation import cpu_environment
+from recipe.async_dapo.cpu.assets import Assets
+from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
+from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
+
+from ..startup.runs import rows, write_model, write_parquet
+from .harness import ROOT, Run
+
+STEPS = 2
+TIMEOUT_S = 600.0
+RAY = Path(sys.executable).with_name("ray")
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+
+# Each process that loads it leaves a note: where it runs, and which files it has its code from.
+WITNESS = '''
+import json, os, sys
+
+def leave_note(role):
+    note = {{"role": role, "folder": os.getcwd(), "file": __file__, "path": sys.path}}
+    note["recipe"] = getattr(sys.modules.get("recipe.async_dapo.worker"), "__file__", None)
+    with open(f"{notes}/{{role}}-{{os.getpid()}}.json", "w") as file:
+        json.dump(note, file)
+'''
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    leave_note("reward")
+    score = float(sum(map(ord, solution_str)) % 2)  # half of the answers are right: most groups are valid
+    return {{"score": score, "acc": score}}
+"""
+DATASET = """
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+class WitnessedDataset(RLHFDataset):
+    @classmethod
+    async def process_multi_modal_info(cls, *args, **kwargs):  # called by the agent loop of every trajectory
+        leave_note("agent_loop")
+        return await super().process_multi_modal_info(*args, **kwargs)
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as sockets:
+        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in bound:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in bound]
+
+
+def start_node(stack: ExitStack, folder: Path, *arguments: str) -> TrainingProcess:
+    """A Ray node whose processes run in `folder` and know nothing of this repository."""
+    folder.mkdir()
+    hidden = ("PYTHONPATH", "VERL_PLATFORM", "RAY_ADDRESS")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    shell = f'cd "{folder}" && exec "{RAY}" start --block "$@"'
+    return stack.enter_context(
+        TrainingProcess(
+            ["bash", "-c", shell, "ray", *arguments],
+            environment=environment | RAY_ENVIRONMENT,
+            log_file=folder.with_suffix(".log"),
+        )
+    )
+
+
+def await_node(node: TrainingProcess, log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while "Ray runtime started" not in log.read_text():
+        node.watch(0.2)
+        assert node.exit_code is None and time.monotonic() < deadline, log.read_text()[-3000:]
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
+    """An untrained model: what it answers does not matter here."""
+    assets = Assets(folder=tmp_path_factory.mktemp("untrained"))
+    write_model(assets.model)
+    write_parquet(assets.train_file, rows(64))
+    write_parquet(assets.validation_file, rows(8))
+    return assets
+
+
+@pytest.fixture(scope="module")
+def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("nodes")
+    (folder / "notes").mkdir()
+    driver = folder / "driver"
+    driver.mkdir()
+    (driver / "my_reward.py").write_text((WITNESS + REWARD).format(notes=folder / "notes"))
+    (driver / "my_dataset.py").write_text((WITNESS + DATASET).format(notes=folder / "notes"))
+    gcs, client, agent_1, agent_2 = free_ports(4)
+    address = f"127.0.0.1:{gcs}"
+    with ExitStack() as stack:
+        ray_folder = stack.enter_context(RayFolder())
+        head = start_node(
+            stack,
+            folder / "head",
+            "--head",
+            "--node-ip-address=127.0.0.1",
+            f"--port={gcs}",
+            f"--ray-client-server-port={client}",
+            f"--dashboard-agent-listen-port={agent_1}",
+            "--include-dashboard=false",
+            f"--temp-dir={ray_folder.path}",
+            "--num-cpus=8",
+            "--num-gpus=1",
+            "--object-store-memory=300000000",
+        )
+        await_node(head, folder / "head.log")
+        second = start_node(
+            stack,
+            folder / "second",
+            f"--address={address}",
+            "--node-ip-address=127.0.0.2",
+            f"--dashboard-agent-listen-port={agent_2}",
+            "--num-cpus=8",
+            "--num-gpus=0",
+            "--object-store-memory=300000000",
+        )
+        await_node(second, folder / "second.log")
+        exit_code = train(stack, assets, driver, address, ray_folder.path)
+    run = Run(folder=driver, exit_code=exit_code)
+    assert exit_code == 0, run.log_tail
+    yield run
+
+
+def train(stack: ExitStack, assets: Assets, driver: Path, address: str, ray_folder: Path) -> int:
+    settings = RunSettings(assets=assets, output=driver, ray_folder=ray_folder, steps=STEPS, seed=0)
+    overrides = [line for line in verl_overrides(settings) if not line.lstrip("+").startswith("ray_kwargs.ray_init")]
+    command = [
+        *overrides,
+        *recipe_overrides(strategy="discard", stop_rule=None),
+        "actor_rollout_ref.rollout.agent.num_workers=2",
+        "async_dapo.max_concurrent_prompts=2",
+        "reward.num_workers=2",
+        "reward.custom_reward_function.path=my_reward.py",
+        "data.custom_cls.path=my_dataset.py",
+        "data.custom_cls.name=WitnessedDataset",
+        "data.max_response_length=64",
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.logger=[console,file]",
+    ]
+    shell = f'cd "{driver}" && exec "{sys.executable}" -m recipe.async_dapo.main_async_dapo "$@"'
+    process = stack.enter_context(
+        TrainingProcess(
+            ["bash", "-c", shell, "train", *command],
+            environment=cpu_environment(os.environ, code_path=ROOT)
+            | RAY_ENVIRONMENT
+            | {
+                "RAY_ADDRESS": address,
+                "HF_HUB_OFFLINE": "1",
+                "PYTHONUNBUFFERED": "1",
+                "VERL_FILE_LOGGER_PATH": str(driver / "metrics.jsonl"),
+            },
+            log_file=driver / "train.log",
+        )
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while process.exit_code is None:
+        assert time.monotonic() < deadline, Run(folder=driver, exit_code=1).log_tail
+        process.watch(2.0)
+    return process.exit_code
+
+
+def notes(run: Run, role: str, node: str) -> list[dict]:
+    """What the processes of that role on that node have left."""
+    every = [json.loads(path.read_text()) for path in (run.folder.parent / "notes").glob(f"{role}-*.json")]
+    return [note for note in every if Path(note["folder"]) == run.folder.parent / node]
+
+
+def test_given_a_second_node_when_trained_then_all_steps_are_done(run):
+    assert len(run.steps) == STEPS
+
+
+@pytest.mark.parametrize("node", ["head", "second"])
+def test_given_a_second_node_when_trained_then_trajectories_run_on_both_with_shipped_code(run, node):
+    [note] = notes(run, "agent_loop", node)
+    for file in (note["recipe"], note["file"]):
+        assert "py_modules_files" in Path(file).parts, "not from Ray's runtime environment"
+    assert not [path for path in note["path"] if Path(path).is_relative_to(ROOT)], "the repository could be imported"
+
+
+@pytest.mark.parametrize("node", ["head", "second"])
+def test_given_a_reward_function_in_a_file_when_trained_then_it_is_computed_on_both_nodes(run, node):
+    [note] = notes(run, "reward", node)
+    assert "py_modules_files" in Path(note["file"]).parts
+
+
+def test_given_relative_output_folders_when_trained_then_they_are_the_drivers(run):
+    assert (run.folder / "metrics.jsonl").exists()
+    assert not (run.folder.parent / "second" / "outputs").exists()

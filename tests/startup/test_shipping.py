@@ -1,0 +1,161 @@
+"""What other nodes get of this one: code and option files through Ray's runtime environment, places as absolute paths."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from verl.utils.import_utils import load_extern_object
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.shipping import USER_PACKAGE, localise, shipped
+
+
+@pytest.fixture(autouse=True)
+def no_user_package_from_another_test():
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == USER_PACKAGE]:
+        del sys.modules[name]
+
+
+def modules_of(config: DictConfig) -> list[Path]:
+    return [Path(path) for path in config.ray_kwargs.ray_init.runtime_env.py_modules]
+
+
+def run_elsewhere(code: str, modules: list[Path], folder: Path, *more: Path) -> str:
+    """Run code as a Ray worker on another node would: with the shipped modules, and nothing of this repository."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VERL_PLATFORM")}
+    paths = [*(module.parent for module in modules), *more]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_given_a_node_without_the_repository_when_shipped_then_it_can_import_the_recipe(run, tmp_path):
+    config = run()
+    with shipped(config):
+        code = "import recipe.async_dapo.config as module; print(module.__file__)"
+        origin = run_elsewhere(code, modules_of(config), tmp_path)
+        assert Path(origin).is_relative_to(modules_of(config)[0])
+    assert not modules_of(config)[0].exists(), "the staged copy is left behind"
+
+
+@pytest.mark.parametrize("kind", ["package", "folder"])
+def test_given_a_node_with_other_recipes_when_shipped_then_both_can_be_imported(run, tmp_path, kind):
+    other = tmp_path / "site" / "recipe" / "other"
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    if kind == "package":
+        (other.parent / "__init__.py").touch()
+    config = run()
+    with shipped(config):
+        code = "import recipe.async_dapo.config, recipe.other; print('both')"
+        assert run_elsewhere(code, modules_of(config), tmp_path, tmp_path / "site") == "both"
+
+
+def test_given_the_cpu_platform_when_shipped_then_verl_finds_its_plugin(run, tmp_path):
+    config = run()
+    with shipped(config):
+        assert config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
+        code = (
+            "from importlib.metadata import entry_points; [plugin] = entry_points(group='verl.plugins'); "
+            "print(plugin.value)"
+        )
+        assert run_elsewhere(code, modules_of(config), tmp_path) == "async_dapo_cpu"
+
+
+def test_given_another_platform_when_shipped_then_the_cpu_plugin_stays_here(run, monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM")
+    config = run()
+    with shipped(config):
+        assert [path.name for path in modules_of(config)] == ["recipe", USER_PACKAGE]
+
+
+def test_given_a_reward_function_in_a_file_when_shipped_then_other_nodes_can_load_it(run, files, tmp_path, monkeypatch):
+    config = run()
+    with shipped(config):
+        path = config.reward.custom_reward_function.path
+        assert path.startswith(f"pkg://{USER_PACKAGE}.reward_")
+        for module in modules_of(config):
+            monkeypatch.syspath_prepend(module.parent)
+        score = load_extern_object(path, "compute_score")
+        assert score("sums", "2", "2") == {"score": 1.0, "acc": 1.0}
+
+
+def test_given_two_files_of_one_name_when_shipped_then_both_arrive(run, files, tmp_path):
+    manager = tmp_path / "reward.py"
+    manager.write_text("class Manager: ...\n")
+    config = run(f"reward.reward_manager.module.path=file://{manager}")
+    with shipped(config):
+        paths = {config.reward.custom_reward_function.path, config.reward.reward_manager.module.path}
+        folder = modules_of(config)[-1]
+        assert {f"pkg://{USER_PACKAGE}.{path.stem}" for path in folder.glob("reward_*.py")} == paths and len(paths) == 2
+
+
+def test_given_a_reward_function_in_a_package_when_shipped_then_it_stays_one(run):
+    config = run("reward.custom_reward_function.path=pkg://recipe.async_dapo.cpu.task")
+    with shipped(config):
+        assert config.reward.custom_reward_function.path == "pkg://recipe.async_dapo.cpu.task"
+        assert USER_PACKAGE not in [path.name for path in modules_of(config)]
+
+
+def test_given_agent_loop_options_in_a_file_when_shipped_then_each_node_opens_its_own_copy(run, tmp_path, monkeypatch):
+    (tmp_path / "loops.yaml").write_text("- name: my_loop\n")
+    config = run(f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path}/loops.yaml")
+    with shipped(config):
+        for module in modules_of(config):
+            monkeypatch.syspath_prepend(module.parent)
+        there = config.copy()
+        localise(there)
+        localise(there)
+        opened = Path(there.actor_rollout_ref.rollout.agent.agent_loop_config_path)
+        assert opened.parent == modules_of(config)[-1]
+        assert opened.read_text() == "- name: my_loop\n"
+
+
+def test_given_a_missing_file_when_shipped_then_it_is_refused(run, tmp_path):
+    config = run(f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/none.yaml")
+    with pytest.raises(ConfigError, match=r"tool_config_path=.*/none\.yaml: no such file"), shipped(config):
+        pass
+
+
+def test_given_relative_places_when_shipped_then_they_are_absolute(run, files, monkeypatch):
+    monkeypatch.chdir(files)
+    config = run(
+        "data.train_files=[train.parquet]",
+        "data.val_files=val.parquet",
+        "actor_rollout_ref.model.path=model",
+        "trainer.default_local_dir=checkpoints",
+    )
+    with shipped(config):
+        assert list(config.data.train_files) == [f"{files}/train.parquet"]
+        assert config.data.val_files == f"{files}/val.parquet"
+        assert config.actor_rollout_ref.model.path == f"{files}/model"
+        assert config.trainer.default_local_dir == f"{files}/checkpoints"
+
+
+def test_given_a_name_on_the_hub_when_shipped_then_it_stays(run):
+    config = run("actor_rollout_ref.model.path=Qwen/Qwen3-8B-Base")
+    with shipped(config):
+        assert config.actor_rollout_ref.model.path == "Qwen/Qwen3-8B-Base"
+
+
+def test_given_the_users_own_runtime_environment_when_shipped_then_it_is_kept(run, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    config = run("+ray_kwargs.ray_init.runtime_env={py_modules: [/theirs], env_vars: {A: b, HF_HUB_OFFLINE: '0'}}")
+    with shipped(config):
+        runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env)
+    assert runtime_env["py_modules"][0] == "/theirs" and len(runtime_env["py_modules"]) > 1
+    assert runtime_env["env_vars"]["A"] == "b"
+    assert runtime_env["env_vars"]["HF_HUB_OFFLINE"] == "0"
+    assert "secret" not in str(runtime_env)
