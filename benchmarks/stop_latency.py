@@ -1,6 +1,6 @@
 """How long from the B-th valid report until every engine is idle: real actors, scripted engines.
 
-    python -m benchmarks.stop_latency --requests 256 --servers 4 --rounds 200
+python -m benchmarks.stop_latency --requests 256 --servers 4 --rounds 200
 """
 
 import argparse

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
 from .core.stop_rules import StopRuleName
+
 
 class RolloutStrategy(StrEnum):
     DISCARD = "discard"
@@ -84,7 +85,7 @@ class AsyncDAPOConfig:
         Raises:
             ConfigError: for an option that is missing, unknown or out of range.
         """
-        node = dict(OmegaConf.to_container(config.async_dapo, resolve=True))
+        node = cast(dict[str, Any], OmegaConf.to_container(config.async_dapo, resolve=True))
         batch_size = _whole_number(config, "data.train_batch_size")
         if node["over_sampling_batch_size"] is None:
             node["over_sampling_batch_size"] = 2 * batch_size
@@ -96,7 +97,8 @@ class AsyncDAPOConfig:
             raise ConfigError(
                 "algorithm.filter_groups.metric",
                 filter_groups.metric,
-                "name a metric of the reward function's result, such as acc, or set algorithm.filter_groups.enable=False",
+                "name a metric of the reward function's result, such as acc, or set "
+                "algorithm.filter_groups.enable=False",
             )
         parsed = cls(
             **_parse(

@@ -61,11 +61,13 @@ class _OpenRound:
     """A round with its waiters."""
 
     def __init__(self, spec: RoundSpec) -> None:
-        rule = spec.stop_rule and make_stop_rule(
-            spec.stop_rule,
-            target_valid_groups=spec.target_valid_groups,
-            carried_valid_groups=spec.carried_valid_groups,
-        )
+        rule = None
+        if spec.stop_rule is not None:
+            rule = make_stop_rule(
+                spec.stop_rule,
+                target_valid_groups=spec.target_valid_groups,
+                carried_valid_groups=spec.carried_valid_groups,
+            )
         self.state = Round(
             spec.round_id,
             rule=rule,
@@ -96,10 +98,12 @@ class _OpenRound:
 class EarlyStoppingCoordinator:
     """Args:
     balancer: the load balancer actor; its `stop` makes all engines idle.
+    stop_timeout_s: longest time that may take [s]; None = no limit.
     """
 
-    def __init__(self, balancer: ActorHandle) -> None:
+    def __init__(self, balancer: ActorHandle, stop_timeout_s: float | None = None) -> None:
         self._balancer = balancer
+        self._stop_timeout_s = stop_timeout_s
         self._round: _OpenRound | None = None
 
     async def open_round(self, spec: RoundSpec, groups: Sequence[Ticket]) -> None:
@@ -186,7 +190,8 @@ class EarlyStoppingCoordinator:
 
     async def _stop_engines(self) -> float:
         started = time.monotonic()
-        await self._balancer.stop.remote()
+        async with asyncio.timeout(self._stop_timeout_s):
+            await self._balancer.stop.remote()
         return time.monotonic() - started
 
 

@@ -8,7 +8,7 @@ from .config import ConfigError, ImportanceSampling
 def wire_importance_sampling(config: DictConfig) -> None:
     """Set verl's options for `async_dapo.importance_sampling`, in place.
 
-    bypass     old_log_probs = rollout_log_probs, so that PPO's ratio is pi_theta / mu (CoPRIS, arXiv:2511.05589, eq. 8).
+    bypass     old_log_probs = rollout_log_probs: PPO's ratio is pi_theta / mu (CoPRIS, arXiv:2511.05589, eq. 8).
     decoupled  old_log_probs are those of the newest weights; the loss is weighted by the truncated pi_prox / mu.
     none       old_log_probs are those of the newest weights, uncorrected.
 
@@ -59,9 +59,14 @@ def check_importance_sampling(config: DictConfig) -> None:
             "PPO's ratio is the importance weight in bypass mode, verl ignores this one; leave it null, choose "
             "async_dapo.importance_sampling=decoupled, or set algorithm.rollout_correction.loss_type=reinforce",
         )
-    if is_bypass and correction.loss_type != "ppo_clip" and config.actor_rollout_ref.actor.policy_loss.loss_mode not in (
-        "vanilla",
-        "bypass_mode",
+    if (
+        is_bypass
+        and correction.loss_type != "ppo_clip"
+        and config.actor_rollout_ref.actor.policy_loss.loss_mode
+        not in (
+            "vanilla",
+            "bypass_mode",
+        )
     ):
         raise ConfigError(
             "actor_rollout_ref.actor.policy_loss.loss_mode",

@@ -165,8 +165,8 @@ def _check_schema(key: str, file: Path, schema: pa.Schema, prompt_key: str, rows
         raise ConfigError(
             key,
             file,
-            f"lacks the columns {missing}, it has {schema.names}; name the prompt's column in data.prompt_key, or prepare "
-            "the data as verl wants it",
+            f"lacks the columns {missing}, it has {schema.names}; name the prompt's column in data.prompt_key, or "
+            "prepare the data as verl wants it",
         )
     prompt = schema.field(prompt_key).type
     is_chat = (pa.types.is_list(prompt) or pa.types.is_large_list(prompt)) and pa.types.is_struct(prompt.value_type)
@@ -206,9 +206,7 @@ def _count_batch(key: str, file: Path, batch: pa.RecordBatch, meter: PromptMeter
             census.add_suspect(prompt)
 
 
-def _check_lengths(
-    config: DictConfig, key: str, census: Census, meter: PromptMeter, *, wanted: int, unit: str
-) -> None:
+def _check_lengths(config: DictConfig, key: str, census: Census, meter: PromptMeter, *, wanted: int, unit: str) -> None:
     """Tokenize what may be too long. With `filter_overlong_prompts`, see that enough remains; else refuse the first."""
     if census.has_enough:
         return

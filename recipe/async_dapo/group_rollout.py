@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 from ray.exceptions import RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
@@ -104,7 +104,7 @@ class GroupRollout:
                     recorder = Recorder(trajectory=trajectory, round_limit_tok=self._max_tokens_per_round)
                     self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
         except* TrajectoryFailed as errors:
-            failure = next(leaves(errors))
+            failure = cast(TrajectoryFailed, next(leaves(errors)))
         if failure is not None:
             if failure.reason.startswith("reward") and self._reward.on_error is OnRewardError.RAISE:
                 raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure

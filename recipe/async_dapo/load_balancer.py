@@ -56,11 +56,12 @@ class GlobalLoadBalancer:
         self._waiters: dict[str, asyncio.Future[tuple[str, ActorHandle] | None]] = {}
         self._is_open = True
         self._released = asyncio.Event()  # replaced whenever a lease comes back
-        self._reset_stats()
+        self._acquired = 0
+        self._wait_s_sum = self._wait_s_max = self._busy_s = 0.0
+        self._inflight_max = 0
+        self._inflight_since = time.monotonic()
 
-    async def acquire_server(
-        self, request_id: str, lease_id: str | None = None
-    ) -> tuple[str, ActorHandle] | None:
+    async def acquire_server(self, request_id: str, lease_id: str | None = None) -> tuple[str, ActorHandle] | None:
         """Lease a slot under `lease_id` (default: the request's id), waiting for one if need be.
 
         Returns:
@@ -92,9 +93,7 @@ class GlobalLoadBalancer:
         self._note_wait(time.monotonic() - started)
         return server
 
-    async def release_server(
-        self, server_id: str, request_id: str | None = None, lease_id: str | None = None
-    ) -> None:
+    async def release_server(self, server_id: str, request_id: str | None = None, lease_id: str | None = None) -> None:
         """Give a lease back. Releasing twice, or before the request arrives, is harmless."""
         name = lease_id or request_id
         if name is None:
@@ -124,7 +123,7 @@ class GlobalLoadBalancer:
             await self._released.wait()
 
     async def stop(self) -> float:
-        """Void all waiting requests and stop every server. Returns when all engines are idle, with the seconds taken."""
+        """Void all waiting requests and stop every server. Returns the seconds until all engines were idle."""
         started = time.monotonic()
         self._is_open = False
         for lease_id in self._table.withdraw_waiting():

@@ -52,7 +52,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         super().__init__(*args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
         self._balancer = self.llm_client._load_balancer
-        self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer)
+        self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer, self._options.stop_timeout_s)
         self._round_id = ""
         self._worker_refs: list[ray.ObjectRef] = []
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines

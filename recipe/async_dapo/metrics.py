@@ -53,7 +53,7 @@ METRICS: dict[str, str] = {
     "load_balancer/wait_s/mean": "time a request waited for a server [s]",
     "load_balancer/wait_s/max": "longest time a request waited for a server [s]",
     "load_balancer/inflight/max": "most requests in flight at once [requests]",
-    "load_balancer/idle_ratio": "share of the round in which engine places that this round used at its peak were empty [0-1]",
+    "load_balancer/idle_ratio": "empty share, over the round, of the places taken at its peak [0-1]",
     "tokens/trained": "generated tokens in this step's batch [tokens]",
     "tokens/discarded": "tokens thrown away in this step: interrupted without being kept, retired, diverged [tokens]",
     "tokens/filtered": "tokens of groups that the filter removed in this step [tokens]",
@@ -71,14 +71,20 @@ METRICS: dict[str, str] = {
     "partial/buffer_bytes": "memory of these tokens with log-probs and masks [bytes]",
     "staleness/mean": "staleness of the batch's tokens [versions]",
     "staleness/max": "staleness of the batch's oldest token [versions]",
-    **{f"staleness/tokens/{name}": f"share of the batch's tokens with staleness {name} [0-1]" for name in STALENESS_BUCKETS},
     **{
-        f"staleness/trajectories/{name}": f"share of the batch's trajectories whose oldest token has staleness {name} [0-1]"
+        f"staleness/tokens/{name}": f"share of the batch's tokens with staleness {name} [0-1]"
+        for name in STALENESS_BUCKETS
+    },
+    **{
+        f"staleness/trajectories/{name}": f"share of trajectories whose oldest token has staleness {name} [0-1]"
         for name in STALENESS_BUCKETS
     },
     "age/mean": "rounds the batch's trajectories were carried over unfinished [rounds]",
     "age/max": "largest of them [rounds]",
-    **{f"age/trajectories/{name}": f"share of the batch's trajectories with age {name} [0-1]" for name in STALENESS_BUCKETS},
+    **{
+        f"age/trajectories/{name}": f"share of the batch's trajectories with age {name} [0-1]"
+        for name in STALENESS_BUCKETS
+    },
     "length/trained/mean": "response length of trained groups over the sliding window [tokens]",
     "length/dispatched/mean": "response length of all groups that could have been trained, same window [tokens]",
     "length/trained_to_dispatched": "ratio of the two: below 1, training prefers short answers",
@@ -122,7 +128,7 @@ class RoundRecord:
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
     """The step's metrics. Keys are those of `METRICS`, prefixed."""
-    values = {f"ledger/{term}": count for term, count in record.ledger.items()}
+    values: dict[str, float] = {f"ledger/{term}": count for term, count in record.ledger.items()}
     for part in (_round, _stop, _failures, _load, _tokens, _partial, _versions, _lengths):
         values |= part(record)
     return {PREFIX + name: float(value) for name, value in values.items()}
@@ -262,7 +268,7 @@ def step_line(step: int, result: "RoundResult", metrics: Mapping[str, float]) ->
 
 def _histogram(name: str, counts: Counter) -> dict[str, float]:
     last = len(STALENESS_BUCKETS) - 1
-    buckets = Counter({i: 0 for i in range(last + 1)})
+    buckets = Counter(dict.fromkeys(range(last + 1), 0))
     for value, count in counts.items():
         buckets[min(max(value, 0), last)] += count
     return {f"{name}/{STALENESS_BUCKETS[i]}": _ratio(count, counts.total()) for i, count in buckets.items()}

@@ -67,7 +67,9 @@ def _load_tokenizer(model: DictConfig) -> Any:
     key = "tokenizer_path" if model.tokenizer_path else "path"
     name = model[key]
     if name.startswith(("/", "~", ".")) and not Path(name).exists():
-        raise ConfigError(f"actor_rollout_ref.model.{key}", name, "no such folder; correct the path (verl expands no ~)")
+        raise ConfigError(
+            f"actor_rollout_ref.model.{key}", name, "no such folder; correct the path (verl expands no ~)"
+        )
     try:
         tokenizer = hf_tokenizer(copy_to_local(name), trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:

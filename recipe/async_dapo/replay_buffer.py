@@ -134,7 +134,9 @@ class RoundReplayBuffer(ReplayBuffer):
         sessions = {tuple(key.rsplit("_", 1)[0].split("_")) for key in batch.keys}
         expected = {(uid, str(i)) for uid in uids for i in range(self._options.rollout_n)}
         if sessions != expected or len(uids) != self._options.target_valid_groups:
-            raise RuntimeError(f"batch is not {len(uids)} groups of {self._options.rollout_n}: {len(sessions)} sessions")
+            raise RuntimeError(
+                f"batch is not {len(uids)} groups of {self._options.rollout_n}: {len(sessions)} sessions"
+            )
 
     def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:
         self.manager.next_event()

@@ -1,4 +1,4 @@
-"""Inline reward: scores a trajectory as soon as it ends, on verl's reward workers, with a timeout and a retry policy."""
+"""Inline reward: scores a trajectory as soon as it ends, on verl's reward workers, with timeout and retries."""
 
 import asyncio
 import logging

@@ -74,9 +74,7 @@ class StampingEngine:
     ) -> AsyncIterator[RequestOutput]:
         sampling_params.output_kind = RequestOutputKind.DELTA
         salted = {**prompt, "cache_salt": f"policy-{self._server.global_steps}"}
-        stream = self._engine.generate(
-            prompt=salted, sampling_params=sampling_params, request_id=request_id, **kwargs
-        )
+        stream = self._engine.generate(prompt=salted, sampling_params=sampling_params, request_id=request_id, **kwargs)
         is_first = True
         async for chunk in stream:
             _trim_log_probs(chunk)
@@ -110,6 +108,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._is_paused = asyncio.Event()
         self._idle = asyncio.Event()
         self._requests: dict[str, _Request] = {}
+        self.engine: Any = None
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
@@ -197,7 +196,9 @@ class AsyncDAPOServer(vLLMHttpServer):
         completion = chunk.outputs[0]
         log_probs = [
             position[token].logprob
-            for token, position in zip(completion.token_ids, completion.logprobs or (), strict=bool(completion.logprobs))
+            for token, position in zip(
+                completion.token_ids, completion.logprobs or (), strict=bool(completion.logprobs)
+            )
         ]
         request.add(self.global_steps, list(completion.token_ids), log_probs)
         request.finish_reason = completion.finish_reason

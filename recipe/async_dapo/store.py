@@ -173,8 +173,6 @@ def read_padded(batch: KVBatchMeta, fields: list[str]) -> TensorDict:
 def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
     """Drop every group but the given ones: what a checkpoint's queue holds of batches that were already trained."""
     keep = set(uids)
-    keys = [
-        key for key in (tq.kv_list(partition_id) or {}).get(partition_id, {}) if key.split("_")[0] not in keep
-    ]
+    keys = [key for key in (tq.kv_list(partition_id) or {}).get(partition_id, {}) if key.split("_")[0] not in keep]
     if keys:
         tq.kv_clear(keys=keys, partition_id=partition_id)

@@ -1,6 +1,7 @@
 """The actor that runs the trainer on the cluster."""
 
 import logging
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -31,11 +32,12 @@ class AsyncDAPOTaskRunner:
         localise(config)
         wire_importance_sampling(config)
         options = AsyncDAPOConfig.from_hydra(config)
+        router_config = _write_router_config(options)
         with open_dict(config):
             config.transfer_queue.enable = True
             if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
                 config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
-            config.actor_rollout_ref.rollout.router_config_path = _write_router_config(options)
+            config.actor_rollout_ref.rollout.router_config_path = str(router_config)
         tq.init(config.transfer_queue)
         trainer = None
         succeeded = False
@@ -54,6 +56,7 @@ class AsyncDAPOTaskRunner:
             if (tracking := getattr(trainer, "logger", None)) is not None:
                 tracking.finish(exit_code=0 if succeeded else 1)
             tq.close()
+            shutil.rmtree(router_config.parent, ignore_errors=True)
 
 
 def _configure_logging() -> None:
@@ -66,7 +69,7 @@ def _configure_logging() -> None:
     package_logger.propagate = False
 
 
-def _write_router_config(options: AsyncDAPOConfig) -> str:
+def _write_router_config(options: AsyncDAPOConfig) -> Path:
     """The file through which verl creates our load balancer, on the node where it does."""
     path = Path(tempfile.mkdtemp(prefix="async_dapo_")) / "router.yaml"
     router = {
@@ -76,7 +79,7 @@ def _write_router_config(options: AsyncDAPOConfig) -> str:
         "pause_mode": "keep" if options.keeps_kv else "abort",
     }
     OmegaConf.save(router, path)
-    return str(path)
+    return path
 
 
 AsyncDAPOTaskRunnerActor = ray.remote(num_cpus=1)(AsyncDAPOTaskRunner)

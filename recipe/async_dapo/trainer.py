@@ -70,9 +70,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
         if not self.config.algorithm.rollout_correction.bypass_mode:
-            data = store.read_padded(
-                batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"]
-            )
+            data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
             metrics.update(
                 importance_metrics(
                     data["old_log_probs"] - data["rollout_log_probs"],

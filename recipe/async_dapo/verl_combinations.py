@@ -127,15 +127,24 @@ def _check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
     for key in ("trainer.nnodes", "trainer.n_gpus_per_node"):
         if OmegaConf.select(config, key) < 1:
             raise ConfigError(key, OmegaConf.select(config, key), "must be >= 1")
-    per_engine = (
-        rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    )
+    per_engine = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     if per_engine < 1 or _num_gpus(config) % per_engine:
         raise ConfigError(
             _ROLLOUT + "tensor_model_parallel_size",
             rollout.tensor_model_parallel_size,
             f"an engine takes {per_engine} GPUs, which does not divide the {_num_gpus(config)} of trainer.nnodes x "
             "trainer.n_gpus_per_node",
+        )
+    if options.keeps_kv and rollout.free_cache_engine:
+        raise ConfigError(
+            _ROLLOUT + "free_cache_engine",
+            True,
+            f"async_dapo.rollout_strategy={options.rollout_strategy} keeps the KV cache while the actor trains; set "
+            "False, and gpu_memory_utilization so low that both fit",
+        )
+    if rollout.free_cache_engine and OmegaConf.select(config, _ROLLOUT + "enable_sleep_mode") is False:
+        raise ConfigError(
+            _ROLLOUT + "enable_sleep_mode", False, "engines cannot sleep; set free_cache_engine=False too"
         )
     longest_tok = config.data.max_prompt_length + config.data.max_response_length
     if rollout.max_model_len is not None and rollout.max_model_len < longest_tok:

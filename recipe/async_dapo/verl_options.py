@@ -1,7 +1,7 @@
 """verl options that this recipe decides, or that verl 0.9.1's V1 trainer would silently ignore: refused at start-up.
 
-Every row was checked against the installed wheel: nothing on the V1 path reads the option. Several of them act in verl's
-older trainer, so scripts still carry them.
+Every row was checked against the installed wheel: nothing on the V1 path reads the option. Several of them act in
+verl's older trainer, so scripts still carry them.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,11 @@ _ACTOR = "actor_rollout_ref.actor."
 FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("trainer.use_v1", (True,), "the recipe is a plugin of verl's V1 trainer"),
     ("trainer.v1.trainer_mode", ("async_dapo",), "it selects this recipe's trainer"),
-    ("trainer.v1.async_dapo", (None, {}), "a step of this recipe trains once on the whole batch; it has no options here"),
+    (
+        "trainer.v1.async_dapo",
+        (None, {}),
+        "a step of this recipe trains once on the whole batch; it has no options here",
+    ),
     ("trainer.v1.sampler.custom_sampler.path", (None,), "the recipe brings its own sampler"),
     ("trainer.resume_mode", ("auto", "disable", "resume_path"), "there is no other mode"),
     ("actor_rollout_ref.hybrid_engine", (True,), "trainer and engines share their GPUs here"),
@@ -63,7 +67,11 @@ IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ACTOR + "freeze_vision_tower", (False,), "disable it"),
     (_ACTOR + "ppo_micro_batch_size", (None,), "use actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
     (_ACTOR + "policy_loss.rollout_correction", (None,), "use algorithm.rollout_correction"),
-    (_ROLLOUT + "log_prob_micro_batch_size", (None,), "use actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"),
+    (
+        _ROLLOUT + "log_prob_micro_batch_size",
+        (None,),
+        "use actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    ),
     (
         "actor_rollout_ref.ref.log_prob_micro_batch_size",
         (None,),
@@ -127,6 +135,6 @@ def _require(config: DictConfig, key: str, accepted: tuple[Any, ...], why: str) 
 def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
     if isinstance(node, DictConfig):
         for name in node:
-            yield from _leaves(node[name], f"{key}.{name}")
+            yield from _leaves(node[name], f"{key}.{name!s}")
     else:
         yield key, node

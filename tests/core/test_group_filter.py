@@ -18,7 +18,9 @@ def test_valid_exactly_when_two_metrics_differ(metrics: list[float]) -> None:
 
 
 @given(st.lists(finite, max_size=4), st.sampled_from([math.nan, math.inf, -math.inf]), st.lists(finite, max_size=4))
-def test_given_a_metric_that_is_no_finite_number_then_it_is_refused(before: list[float], bad: float, after: list[float]):
+def test_given_a_metric_that_is_no_finite_number_then_it_is_refused(
+    before: list[float], bad: float, after: list[float]
+):
     with pytest.raises(ValueError, match="finite"):
         judge_group([*before, bad, *after])
 

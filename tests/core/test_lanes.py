@@ -26,15 +26,15 @@ def test_every_group_comes_out_once_own_queue_first_then_the_fullest_and_the_res
                 dealt.append(uid)
         else:
             worker = argument % num_workers
-            uid = queues.pop(worker)
+            taken = queues.pop(worker)
             lengths = [len(queue) for queue in model]
-            if uid is None:
+            if taken is None:
                 assert lengths == [0] * num_workers
                 continue
-            source = next(i for i, queue in enumerate(model) if uid in queue)
-            assert model[source].pop(0) == uid
+            source = next(i for i, queue in enumerate(model) if taken in queue)
+            assert model[source].pop(0) == taken
             assert source == worker or (lengths[worker] == 0 and lengths[source] == max(lengths))
-            popped.append(uid)
+            popped.append(taken)
         assert queues.num_waiting == len(dealt) - len(popped)
     assert queues.clear() == [uid for uid in dealt if uid not in popped]
     assert queues.num_waiting == 0

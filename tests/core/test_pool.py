@@ -1,8 +1,5 @@
 """The pool and its ledger over many rounds: nothing vanishes, exactly B groups train, none twice, order is kept."""
 
-import pickle
-from array import array
-from dataclasses import dataclass, field
 from random import Random
 
 import pytest
@@ -10,192 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.ledger import Ledger, LedgerError
-from recipe.async_dapo.core.over_sampling import OverSampling
-from recipe.async_dapo.core.pool import Dispatch, PromptPool, Settlement
-from recipe.async_dapo.core.round import Round, RoundSummary
-from recipe.async_dapo.core.staleness import StalenessLimit
-from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
-from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Segment, Trajectory, Turn, Verdict
+from recipe.async_dapo.core.round import RoundSummary
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Verdict
 
-N = 2
-
-
-def generate(trajectory: Trajectory, tokens: int, version: int) -> None:
-    """Add tokens of one policy version to the unfinished turn."""
-    if not trajectory.turns:
-        trajectory.turns.append(Turn(prompt_digest=b"prompt", prompt_len_tok=1))
-    ids = array("i", range(trajectory.generated_tok, trajectory.generated_tok + tokens))
-    probs = array("f", [-float(version)] * tokens)
-    trajectory.turns[-1].segments.append(Segment(policy_version=version, token_ids=ids, rollout_log_probs=probs))
-
-
-@dataclass
-class Run:
-    """A trainer that does nothing but draw, open rounds and settle them; everything else is left to chance."""
-
-    random: Random
-    target: int
-    over_sampling: int
-    strategy_keeps: bool
-    stop_rule: StopRuleName
-    max_staleness: int | None
-    step: int = 0
-    drawn: int = 0
-    again: int = 0
-    trained: list[str] = field(default_factory=list)
-    ended: set[str] = field(default_factory=set)  # trained, filtered, failed or retired: never to be seen again
-    expected_start: list[str] = field(default_factory=list)  # of what waits
-    kept: dict[str, tuple[int, int]] = field(default_factory=dict)  # uid -> (age, tokens)
-
-    def __post_init__(self) -> None:
-        self.pool = self.new_pool()
-
-    def new_pool(self) -> PromptPool:
-        return PromptPool(
-            over_sampling=OverSampling(target_valid_groups=self.target, batch_size=self.over_sampling),
-            keeps_tokens=self.strategy_keeps,
-            stop_rule=self.stop_rule,
-            staleness=StalenessLimit(max_staleness=self.max_staleness),
-            new_uid=self.new_uid,
-        )
-
-    def new_uid(self) -> str:
-        self.again += 1
-        return f"again-{self.again}"
-
-    def draw(self, count: int) -> None:
-        groups = [
-            PromptGroup(
-                uid=f"drawn-{self.drawn + k}",
-                prompt={"raw_prompt": k},
-                drawn_at_step=self.step,
-                trajectories=[Trajectory(session_id=i) for i in range(N)],
-            )
-            for k in range(count)
-        ]
-        self.drawn += count
-        self.pool.add_drawn(groups)
-
-    def one_step(self) -> Settlement:
-        self.step += 1
-        drawn_before, again_before = self.drawn, self.again
-        dispatch = self.pool.dispatch(self.step)
-        if missing := self.pool.missing_for_round():
-            self.draw(missing)
-        dispatch = dispatch.extended(self.pool.dispatch(self.step))
-        self.check_dispatch(dispatch, drawn_before, again_before)
-        self.ended.update(dispatch.retired_uids)
-        carried = self.pool.carried_uids
-        opened = Round(
-            f"step-{self.step}",
-            rule=make_stop_rule(self.stop_rule, target_valid_groups=self.target, carried_valid_groups=len(carried)),
-            target_valid_groups=self.target,
-            carried_valid_groups=len(carried),
-            num_workers=self.random.randint(1, 3),
-            drains=self.stop_rule is StopRuleName.DRAIN,
-            must_finish=dispatch.must_finish,
-        )
-        summary, unfinished = self.roll_out(opened, dispatch)
-        settlement = self.pool.settle(summary, unfinished)
-        self.check_settlement(settlement, summary, unfinished)
-        return settlement
-
-    def roll_out(self, opened: Round, dispatch: Dispatch) -> tuple[RoundSummary, list[PromptGroup]]:
-        groups = {group.uid: group for group in dispatch.groups}
-        opened.add_groups({uid: len(group.unfinished) for uid, group in groups.items()})
-        running: dict[str, PromptGroup] = {}
-        set_aside: list[PromptGroup] = []
-        while opened.stop_reason is None:
-            if opened.wants_prompts:
-                self.draw(self.over_sampling)
-                more = self.pool.dispatch(self.step)
-                groups |= {group.uid: group for group in more.groups}
-                opened.add_groups({group.uid: N for group in more.groups})
-            if (uid := opened.take(0)) is not None:
-                running[uid] = pickle.loads(pickle.dumps(groups[uid]))
-                assert running[uid].unfinished, "a finished group was started again"
-            if running and self.random.random() < 0.5:
-                self.end(opened, running, set_aside)
-        for _ in range(self.random.randint(0, len(running))):
-            self.end(opened, running, set_aside)  # reports that were under way when the round stopped
-        given_back = [group for group in running.values() if self.random.random() < 0.8]  # others are lost
-        for group in given_back:
-            for trajectory in group.unfinished:
-                generate(trajectory, self.random.randint(0, 3), self.step - 1)
-        self.random.shuffle(unfinished := given_back + set_aside)
-        return opened.close(), unfinished
-
-    def end(self, opened: Round, running: dict[str, PromptGroup], set_aside: list[PromptGroup]) -> None:
-        """A running group ends, with a verdict by chance."""
-        uid = self.random.choice(list(running))
-        group = running.pop(uid)
-        verdict = self.random.choice([Verdict.VALID, Verdict.VALID, Verdict.FILTERED, Verdict.FAILED, Verdict.SET_ASIDE])
-        ending = group.unfinished[:1] if verdict is Verdict.SET_ASIDE else group.unfinished
-        for trajectory in ending:
-            generate(trajectory, self.random.randint(1, 3), self.step - 1)
-        if verdict is Verdict.SET_ASIDE:
-            set_aside.append(group)
-        versions = group.versions()
-        opened.report(
-            GroupOutcome(
-                prompt_uid=uid,
-                verdict=verdict,
-                reason="reward_error" if verdict is Verdict.FAILED else "",
-                oldest_version=min(versions),
-                newest_version=max(versions),
-            )
-        )
-
-    def check_dispatch(self, dispatch: Dispatch, drawn_before: int, again_before: int) -> None:
-        uids = [group.uid for group in dispatch.groups]
-        assert len(set(uids)) == len(uids) and not self.ended & set(uids), "a group that had ended was started"
-        resumed = dispatch.groups[: dispatch.resumed]
-        assert [group.age for group in resumed] == sorted((group.age for group in resumed), reverse=True)
-        for group in resumed:
-            assert (group.age, group.generated_tok) == self.kept.pop(group.uid)
-        assert set(self.kept) <= set(dispatch.retired_uids), "kept tokens vanished"
-        assert all(group.generated_tok == 0 and group.age == 0 for group in dispatch.groups[dispatch.resumed :])
-        replaced = [f"again-{k}" for k in range(again_before + 1, self.again + 1)]
-        fresh = [f"drawn-{k}" for k in range(drawn_before, self.drawn)]
-        assert uids[dispatch.resumed :] == [*replaced, *self.expected_start, *fresh], "not first come, first served"
-        limit = StalenessLimit(max_staleness=self.max_staleness)
-        for group in resumed:
-            oldest = min(group.versions(), default=None)
-            assert (group.uid in dispatch.must_finish) == limit.must_finish(oldest, self.step)
-            assert not limit.is_too_stale(max(group.versions(), default=None), self.step)
-
-    def check_settlement(
-        self, settlement: Settlement, summary: RoundSummary, unfinished: list[PromptGroup]
-    ) -> None:
-        assert len(settlement.trained_uids) == self.target
-        assert not self.ended & set(settlement.trained_uids), "a group was trained twice"
-        gone = {o.prompt_uid for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.FAILED)}
-        self.ended |= gone | set(settlement.trained_uids)
-        self.trained += settlement.trained_uids
-        ledger = self.pool.check_ledger()
-        assert ledger["drawn"] == self.drawn + self.again
-        assert ledger["trained"] == self.target * self.step
-        given_back = {group.uid: group for group in unfinished}
-        self.kept = {
-            uid: (group.age, group.generated_tok)
-            for uid, group in given_back.items()
-            if self.strategy_keeps and group.has_started
-        }
-        requeued = [uid for uid in summary.start_order if uid in given_back and uid not in self.kept]
-        buffered_again = {group.uid for group in self.pool.buffered} - self.kept.keys()  # resumed, then not started
-        self.kept |= {g.uid: (g.age, g.generated_tok) for g in self.pool.buffered if g.uid in buffered_again}
-        lost = set(summary.taken_unreported) - given_back.keys()
-        assert settlement.lost_reports == len(lost)
-        assert settlement.requeued == len(requeued) + len(lost)
-        never = [uid for uid in summary.never_started if uid not in buffered_again]
-        first = [group.uid for group in self.pool.state_dict()["waiting"]][: len(lost)]
-        assert set(first) == lost
-        self.expected_start = [*first, *requeued, *never]
-
-    def restart_from_checkpoint(self) -> None:
-        state = pickle.loads(pickle.dumps(self.pool.state_dict(), protocol=5))
-        self.pool = self.new_pool()
-        self.pool.load_state_dict(state)
+from .pool_run import Run, generate
 
 
 @given(
@@ -292,7 +108,7 @@ def test_given_kept_groups_when_dispatched_then_the_oldest_come_first_and_of_the
     assert [group.age for group in dispatch.groups] == [3, 1, 1]
 
 
-def test_given_a_stale_group_when_dispatched_then_it_is_retired_and_its_prompt_waits_in_front_under_a_new_name() -> None:
+def test_given_a_stale_group_when_dispatched_then_it_is_retired_and_its_prompt_waits_in_front_under_a_new_name():
     run = Run(Random(0), 1, 3, True, StopRuleName.FIRST_COMPLETED, 1, step=1)
     run.draw(3)
     groups = run.pool.dispatch(1).groups

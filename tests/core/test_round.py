@@ -23,7 +23,7 @@ def make_round(
 ) -> Round:
     return Round(
         "round",
-        rule=name and make_stop_rule(name, target_valid_groups=target, carried_valid_groups=carried),
+        rule=None if name is None else make_stop_rule(name, target_valid_groups=target, carried_valid_groups=carried),
         target_valid_groups=target,
         carried_valid_groups=carried,
         num_workers=workers,
@@ -164,7 +164,9 @@ TestRoundMachine = RoundMachine.TestCase
 
 
 @given(name=st.sampled_from(StopRuleName), target=st.integers(1, 4), extra=st.integers(0, 2))
-def test_given_enough_carried_groups_when_opened_then_nothing_starts(name: StopRuleName, target: int, extra: int) -> None:
+def test_given_enough_carried_groups_when_opened_then_nothing_starts(
+    name: StopRuleName, target: int, extra: int
+) -> None:
     opened = make_round(name, target=target, carried=target + extra)
     opened.add_groups({"group": 1})
     assert opened.stop_reason is StopReason.TARGET_REACHED
@@ -172,7 +174,7 @@ def test_given_enough_carried_groups_when_opened_then_nothing_starts(name: StopR
     assert opened.close().never_started == ("group",)
 
 
-def test_given_draining_when_the_target_is_reached_then_it_halts_at_once_and_stops_with_the_last_running_group() -> None:
+def test_given_draining_when_the_target_is_reached_then_it_halts_at_once_and_stops_with_the_last_running_group():
     opened = make_round(StopRuleName.DRAIN, target=1)
     opened.add_groups(dict.fromkeys("abc", 1))
     assert [opened.take(0), opened.take(1)] == ["a", "b"]

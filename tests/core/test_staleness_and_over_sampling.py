@@ -33,10 +33,10 @@ def test_without_a_cap_the_target_is_held_in_whole_draws(target: int, batch_size
     assert held % batch_size == 0 and target <= held < target + batch_size
 
 
-@given(
-    target=st.integers(1, 64), batch_size=st.integers(1, 200), cap=st.floats(0, 1), shares=st.lists(st.floats(0, 1))
-)
-def test_with_a_cap_the_target_stays_between_the_batch_and_the_configured_value(target, batch_size, cap, shares) -> None:
+@given(target=st.integers(1, 64), batch_size=st.integers(1, 200), cap=st.floats(0, 1), shares=st.lists(st.floats(0, 1)))
+def test_with_a_cap_the_target_stays_between_the_batch_and_the_configured_value(
+    target, batch_size, cap, shares
+) -> None:
     over_sampling = OverSampling(target_valid_groups=target, batch_size=batch_size, max_partial_share=cap)
     most = before = over_sampling.groups_to_hold
     for share in shares:

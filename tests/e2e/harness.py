@@ -80,14 +80,21 @@ def train(
                 if kill_when is not None and kill_when(Run(folder=folder, exit_code=0)):
                     process.end(grace_s=0)
                     return Run(folder=folder, exit_code=-9)
-                assert waited_s < TIMEOUT_S, f"not done after {TIMEOUT_S} s:\n{Run(folder=folder, exit_code=1).log_tail}"
+                assert waited_s < TIMEOUT_S, (
+                    f"not done after {TIMEOUT_S} s:\n{Run(folder=folder, exit_code=1).log_tail}"
+                )
     run = Run(folder=folder, exit_code=process.exit_code)
     assert run.exit_code == 0, f"exit code {run.exit_code}:\n{run.log_tail}"
     return run
 
 
-# Validation only where a test asks for it; no TensorBoard.
-_QUICK = ("trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.logger=[console,file]")
+# No validation and no TensorBoard; the inspection's probes are one micro-batch of log-probs.
+_QUICK = (
+    "trainer.val_before_train=False",
+    "trainer.test_freq=-1",
+    "trainer.logger=[console,file]",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+)
 
 
 def _environment(folder: Path) -> dict[str, str]:

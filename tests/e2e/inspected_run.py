@@ -1,6 +1,6 @@
 """The recipe's entry with a trainer that writes down what the tests want to see, at the moments when it is true.
 
-    INSPECTION_FILE=out.jsonl python -m tests.e2e.inspected_run <hydra overrides>
+INSPECTION_FILE=out.jsonl python -m tests.e2e.inspected_run <hydra overrides>
 """
 
 import json
@@ -13,18 +13,18 @@ from typing import Any
 import hydra
 import ray
 import torch
+import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.trainer.main_ppo import run_ppo
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-import transfer_queue as tq
 from recipe.async_dapo import store, task_runner
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.preflight import check_all
 from recipe.async_dapo.shipping import shipped
 from recipe.async_dapo.trainer import AsyncDAPOTrainer
-from verl.trainer.main_ppo import run_ppo
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 PROBE = "probe"
 NUM_PROBED = 8  # log-probs of so many unfinished trajectories are computed in a step; a whole micro-batch

@@ -1,4 +1,4 @@
-"""The folder works where users copy it: into a verl checkout, under `recipe` or another parent, without this repository."""
+"""The folder works where users copy it: in a verl checkout, under any parent, without this repository."""
 
 import os
 import shutil

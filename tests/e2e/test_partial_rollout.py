@@ -13,7 +13,6 @@ OVERRIDES = (
     "async_dapo.importance_sampling=decoupled",
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
     "actor_rollout_ref.rollout.disable_log_stats=False",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",  # the probes are one micro-batch
     f"trainer.save_freq={SAVED_STEP}",
     "trainer.resume_mode=auto",
 )

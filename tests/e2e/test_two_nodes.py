@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,12 +19,12 @@ from ..startup.runs import rows, write_model, write_parquet
 from .harness import ROOT, Run
 
 STEPS = 2
-TIMEOUT_S = 600.0
+TIMEOUT_S = 500.0
 RAY = Path(sys.executable).with_name("ray")
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
 # Each process that loads it leaves a note: where it runs, and which files it has its code from.
-WITNESS = '''
+WITNESS = """
 import json, os, sys
 
 def leave_note(role):
@@ -33,21 +32,24 @@ def leave_note(role):
     note["recipe"] = getattr(sys.modules.get("recipe.async_dapo.worker"), "__file__", None)
     with open(f"{notes}/{{role}}-{{os.getpid()}}.json", "w") as file:
         json.dump(note, file)
-'''
+"""
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     leave_note("reward")
     score = float(sum(map(ord, solution_str)) % 2)  # half of the answers are right: most groups are valid
     return {{"score": score, "acc": score}}
 """
-DATASET = """
-from verl.utils.dataset.rl_dataset import RLHFDataset
+AGENT_LOOP = """
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
-class WitnessedDataset(RLHFDataset):
-    @classmethod
-    async def process_multi_modal_info(cls, *args, **kwargs):  # called by the agent loop of every trajectory
+class WitnessedLoop(SingleTurnAgentLoop):
+    async def run(self, *args, **kwargs):
         leave_note("agent_loop")
-        return await super().process_multi_modal_info(*args, **kwargs)
+        return await super().run(*args, **kwargs)
+"""
+AGENT_LOOPS = """
+- name: witnessed_loop
+  _target_: my_loops.WitnessedLoop
 """
 
 
@@ -92,13 +94,16 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
 
 
 @pytest.fixture(scope="module")
-def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("nodes")
     (folder / "notes").mkdir()
     driver = folder / "driver"
     driver.mkdir()
     (driver / "my_reward.py").write_text((WITNESS + REWARD).format(notes=folder / "notes"))
-    (driver / "my_dataset.py").write_text((WITNESS + DATASET).format(notes=folder / "notes"))
+    my_loops = driver / "modules" / "my_loops"
+    my_loops.mkdir(parents=True)
+    (my_loops / "__init__.py").write_text((WITNESS + AGENT_LOOP).format(notes=folder / "notes"))
+    (driver / "loops.yaml").write_text(AGENT_LOOPS)
     gcs, client, agent_1, agent_2 = free_ports(4)
     address = f"127.0.0.1:{gcs}"
     with ExitStack() as stack:
@@ -129,13 +134,16 @@ def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
             "--object-store-memory=300000000",
         )
         await_node(second, folder / "second.log")
-        exit_code = train(stack, assets, driver, address, ray_folder.path)
+        exit_code = train(stack, assets, driver, address, ray_folder.path, watched=head)
     run = Run(folder=driver, exit_code=exit_code)
     assert exit_code == 0, run.log_tail
-    yield run
+    return run
 
 
-def train(stack: ExitStack, assets: Assets, driver: Path, address: str, ray_folder: Path) -> int:
+def train(
+    stack: ExitStack, assets: Assets, driver: Path, address: str, ray_folder: Path, *, watched: TrainingProcess
+) -> int:
+    """Train to the end; `watched` is the process that was started first, whose end clears up what all others leave."""
     settings = RunSettings(assets=assets, output=driver, ray_folder=ray_folder, steps=STEPS, seed=0)
     overrides = [line for line in verl_overrides(settings) if not line.lstrip("+").startswith("ray_kwargs.ray_init")]
     command = [
@@ -145,8 +153,9 @@ def train(stack: ExitStack, assets: Assets, driver: Path, address: str, ray_fold
         "async_dapo.max_concurrent_prompts=2",
         "reward.num_workers=2",
         "reward.custom_reward_function.path=my_reward.py",
-        "data.custom_cls.path=my_dataset.py",
-        "data.custom_cls.name=WitnessedDataset",
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=witnessed_loop",
+        "+ray_kwargs.ray_init.runtime_env.py_modules=[modules/my_loops]",
         "data.max_response_length=64",
         "trainer.val_before_train=False",
         "trainer.test_freq=-1",
@@ -170,7 +179,7 @@ def train(stack: ExitStack, assets: Assets, driver: Path, address: str, ray_fold
     deadline = time.monotonic() + TIMEOUT_S
     while process.exit_code is None:
         assert time.monotonic() < deadline, Run(folder=driver, exit_code=1).log_tail
-        process.watch(2.0)
+        watched.watch(1.0)
     return process.exit_code
 
 

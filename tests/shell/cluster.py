@@ -1,20 +1,17 @@
 """A whole training run on virtual time: the real replay buffer, manager, coordinator, balancer, workers and clients.
 
-Only engines, rewards, the data plane and Ray itself are stand-ins. The trainer is synchronous, as verl's is: whenever it
-waits for Ray, the loop runs.
+Only engines, rewards, the data plane and Ray itself are stand-ins. The trainer is synchronous, as verl's is: whenever
+it waits for Ray, the loop runs.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import GetTimeoutError
 from transfer_queue import KVBatchMeta
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import manager as manager_module
@@ -27,10 +24,12 @@ from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.manager import AsyncDAPOAgentLoopManager, make_group
 from recipe.async_dapo.replay_buffer import RoundReplayBuffer
-from recipe.async_dapo.worker import AsyncDAPOAgentLoopWorker
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer, log_prob_of, token_at
-from .simulation import VirtualTimeLoop
+from .simulated_worker import FakeStore, SimulatedWorker, Task
+from .simulation import VirtualTimeLoop, end_all
+
+STRATEGIES = pytest.mark.parametrize("strategy", list(RolloutStrategy))
 
 MAX_LENGTH_TOK = 1000
 
@@ -60,107 +59,6 @@ def options(**changes: Any) -> AsyncDAPOConfig:
     return AsyncDAPOConfig(**(defaults | changes))
 
 
-@dataclass
-class Task:
-    """What the model does with a prompt, and the reward with the answer. `prompt_ids` is [index of the prompt, session].
-
-    A metric may be an exception, which the reward raises.
-    """
-
-    length_of: Callable[[list[int]], int] = lambda prompt_ids: 1 + (7 * prompt_ids[0] + 3 * prompt_ids[1]) % 20
-    metric_of: Callable[[list[int]], float | Exception] = lambda prompt_ids: float((prompt_ids[0] + prompt_ids[1]) % 2)
-    scoring_s: float = 0.5
-
-
-class SimulatedWorker(AsyncDAPOAgentLoopWorker):
-    """The real worker with a single-turn agent loop and a scripted reward."""
-
-    def __init__(self, client: AsyncDAPOLLMClient, options: AsyncDAPOConfig, task: Task) -> None:
-        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
-        agent = SimpleNamespace(default_agent_loop="single_turn_agent")
-        rollout = SimpleNamespace(val_kwargs=SimpleNamespace(**sampling), agent=agent, **sampling)
-        self.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
-        self.llm_client = client
-        self._options = options
-        self._task = task
-        self.active: dict[str, int] = {}  # running groups -> running trajectories
-        self.max_active_groups = 0
-        self.started: list[str] = []
-
-    async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
-    ) -> list[AgentLoopOutput]:
-        uid = kwargs["uid"]
-        if uid not in self.active:
-            self.started.append(uid)
-        self.active[uid] = self.active.get(uid, 0) + 1
-        self.max_active_groups = max(self.max_active_groups, len(self.active))
-        try:
-            return await self._generate(sampling_params, trajectory, **kwargs)
-        finally:
-            self.active[uid] -= 1
-            if not self.active[uid]:
-                del self.active[uid]
-
-    async def _generate(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
-    ) -> list[AgentLoopOutput]:
-        prompt_ids = [kwargs["index"], kwargs["session_id"]]
-        output = await self.llm_client.generate(
-            f"{kwargs['uid']}-{kwargs['session_id']}", prompt_ids=prompt_ids, sampling_params=sampling_params
-        )
-        whole = AgentLoopOutput(
-            prompt_ids=prompt_ids,
-            response_ids=output.token_ids,
-            response_mask=[1] * len(output.token_ids),
-            response_logprobs=output.log_probs,
-            metrics=AgentLoopMetrics(),
-        )
-        return await self._agent_loop_postprocess(whole, trajectory["validate"])
-
-    async def _compute_score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
-        await asyncio.sleep(self._task.scoring_s)
-        metric = self._task.metric_of(outputs[-1].prompt_ids)
-        if isinstance(metric, Exception):
-            raise metric
-        outputs[-1].reward_score = metric
-        outputs[-1].extra_fields["reward_extra_info"] = {"acc": metric}
-
-
-@dataclass
-class FakeStore:
-    """The data plane: partition -> key -> (fields, tag)."""
-
-    rows: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = field(
-        default_factory=lambda: {store.TRAIN: {}, store.VAL: {}}
-    )
-
-    async def put_group(self, group: PromptGroup, *, partition_id: str, dispatched_at_step: int) -> None:
-        await asyncio.sleep(0.1)
-        for trajectory in group.trajectories:
-            if trajectory.is_finished:
-                for key, fields, tag in store._rows(group, trajectory, dispatched_at_step):
-                    self.rows[partition_id][key] = (fields, tag)
-
-    def batch_of(self, uids: Sequence[str], *, partition_id: str) -> KVBatchMeta:
-        keys = [key for uid in uids for key in sorted(self.rows[partition_id]) if key.split("_")[0] == uid]
-        return KVBatchMeta(
-            partition_id=partition_id, keys=keys, tags=[self.rows[partition_id][key][1] for key in keys]
-        )
-
-    def forget_groups(self, uids: Sequence[str], *, partition_id: str) -> None:
-        for key in self.batch_of(uids, partition_id=partition_id).keys:
-            del self.rows[partition_id][key]
-
-    def forget_prompts(self, uids: Sequence[str], *, partition_id: str) -> None:
-        """There are no markers here."""
-
-    def withhold(self, batch: KVBatchMeta, *, oldest_version: int) -> int:
-        return sum(
-            count for tag in batch.tags for version, count in tag["segments"] if version < oldest_version
-        )
-
-
 class Cluster:
     """Runs steps and checks, after each, what must be true after every step."""
 
@@ -182,9 +80,7 @@ class Cluster:
         self.trained: list[str] = []
         self.store = FakeStore()
         self._patch(monkeypatch)
-        self.servers = [
-            ScriptedServer(self.task.length_of, prompt_len_tok=2, token_s=1.0) for _ in range(num_servers)
-        ]
+        self.servers = [ScriptedServer(self.task.length_of, prompt_len_tok=2, token_s=1.0) for _ in range(num_servers)]
         self.server_handles = [FakeHandle(server, latency_s=latency_s) for server in self.servers]
         router = {
             "max_loads_per_server": opts.max_loads_per_server,
@@ -194,7 +90,8 @@ class Cluster:
         named = {f"server-{k}": handle for k, handle in enumerate(self.server_handles)}
         self.balancer = GlobalLoadBalancer(named, router)
         self.balancer_handle = FakeHandle(self.balancer, latency_s=latency_s)
-        self.coordinator_handle = FakeHandle(EarlyStoppingCoordinator(self.balancer_handle), latency_s=latency_s)
+        coordinator = EarlyStoppingCoordinator(self.balancer_handle, opts.stop_timeout_s)
+        self.coordinator_handle = FakeHandle(coordinator, latency_s=latency_s)
         self.worker_handles = [self._start_worker(latency_s) for _ in range(opts.num_workers)]
         self.workers: list[SimulatedWorker] = [handle.target for handle in self.worker_handles]
         self.manager = self._start_manager()
@@ -231,6 +128,10 @@ class Cluster:
 
     def run_for(self, seconds: float) -> None:
         self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def close(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        end_all(self.loop)
 
     # ---- what must be true after every rollout ----
 
@@ -326,9 +227,7 @@ class Cluster:
         self, refs: list[RemoteCall], *, num_returns: int, timeout: float
     ) -> tuple[list[RemoteCall], list[RemoteCall]]:
         async def wait() -> None:
-            await asyncio.wait(
-                [ref._task for ref in refs], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait([ref._task for ref in refs], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
         assert num_returns == 1
         self.loop.run_until_complete(wait())

@@ -1,98 +1,31 @@
 """The client: whatever is cancelled, stopped or dies, no lease leaks and no token is lost or made up."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from verl.workers.rollout.replica import TokenOutput
 
-from recipe.async_dapo.client import AsyncDAPOLLMClient
 from recipe.async_dapo.core.recording import Recorder, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engine_requests import EnginesUnavailable, TrajectoryInterrupted
-from recipe.async_dapo.load_balancer import GlobalLoadBalancer
 
-from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
+from .client_world import (
+    ALL_TOKENS,
+    CLEANUP_TIMEOUT_S,
+    DONE_S,
+    GRID_S,
+    LATENCY_S,
+    LENGTH_TOK,
+    World,
+    assert_whole,
+    cancel_at,
+    ending_of,
+    world,
+)
+from .fakes import ScriptedServer
 from .simulation import Suspensions, now_s, settle, simulate
 
-PROMPT = [7]
-LENGTH_TOK = 6
-ALL_TOKENS = [token_at(PROMPT, k) for k in range(LENGTH_TOK)]
-LATENCY_S = 0.25
-DONE_S = 4 * LATENCY_S + LENGTH_TOK  # acquire and generate, there and back
-GRID_S = [k / 8 for k in range(int(8 * DONE_S) + 2)]
-CLEANUP_TIMEOUT_S = 30.0
 
-
-@dataclass
-class World:
-    """Servers behind a balancer, and one trajectory that generates through a client."""
-
-    servers: dict[str, ScriptedServer]
-    latency_s: float | Callable[[str], float] = LATENCY_S
-    in_order: bool = True
-    capacity: int = 4
-    trajectory: Trajectory = field(default_factory=lambda: Trajectory(session_id=0))
-    response_length: int = 100
-
-    def __post_init__(self) -> None:
-        self.handles = {name: FakeHandle(server, latency_s=self.latency_s) for name, server in self.servers.items()}
-        self.balancer = GlobalLoadBalancer(self.handles, {"max_loads_per_server": self.capacity})
-        self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s, in_order=self.in_order)
-        rollout = SimpleNamespace(response_length=self.response_length, prompt_length=1, max_model_len=None)
-        self.client = AsyncDAPOLLMClient(
-            config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)),
-            load_balancer_handle=self.balancer_handle,
-            cleanup_timeout_s=CLEANUP_TIMEOUT_S,
-        )
-        self.recorder = Recorder(trajectory=self.trajectory)
-
-    def generate(self, **sampling_params: Any) -> Any:
-        """Start a turn of the trajectory, as a new run of its agent loop."""
-        self.recorder = Recorder(trajectory=self.trajectory)
-        current_recorder.set(self.recorder)
-        return self.client.generate(
-            "request", prompt_ids=PROMPT, sampling_params={"logprobs": True, **sampling_params}
-        )
-
-    async def is_quiet(self) -> None:
-        """Nothing is held, waits or runs any more, and every token that was generated is in the record."""
-        await asyncio.sleep(100 + CLEANUP_TIMEOUT_S)
-        status = await self.balancer.get_status()
-        assert (status["total_inflight"], status["waiting"]) == (0, 0)
-        assert all(not server.running for server in self.servers.values())
-        generated = [tokens for server in self.servers.values() for tokens in server.generated.values()]
-        assert self.trajectory.raw_response_ids == [token for tokens in generated for token in tokens]
-        for turn in self.trajectory.turns:
-            assert turn.rollout_log_probs == pytest.approx([log_prob_of(token) for token in turn.raw_response_ids])
-
-
-def world(**options: Any) -> World:
-    return World({"a": ScriptedServer(LENGTH_TOK), "b": ScriptedServer(LENGTH_TOK)}, **options)
-
-
-def assert_whole(output: TokenOutput) -> None:
-    assert output.token_ids == ALL_TOKENS
-    assert output.log_probs == pytest.approx([log_prob_of(token) for token in ALL_TOKENS])
-
-
-async def ending_of(awaitable: Awaitable[Any]) -> BaseException | None:
-    try:
-        await awaitable
-    except (Exception, asyncio.CancelledError) as error:
-        return error
-    return None
-
-
-def cancel_at(times_s: list[float], task: asyncio.Task[Any]) -> None:
-    for time_s in times_s:
-        asyncio.get_running_loop().call_at(time_s, task.cancel)
-
-
-def test_given_nothing_goes_wrong_when_a_turn_is_generated_then_its_tokens_log_probs_and_versions_are_recorded() -> None:
+def test_given_nothing_goes_wrong_when_a_turn_is_generated_then_its_tokens_log_probs_and_versions_are_recorded():
     async def main() -> None:
         it = world()
         output = await it.generate()
@@ -131,9 +64,7 @@ def test_given_a_turn_when_cancelled_at_every_await_then_nothing_leaks_and_it_re
 def test_given_a_turn_when_cancelled_at_every_two_awaits_then_nothing_leaks_and_no_token_is_lost() -> None:
     async def main(first: int, second: int) -> None:
         it = world()
-        ending = await asyncio.create_task(
-            ending_of(Suspensions(it.generate(), cancel_at=frozenset({first, second})))
-        )
+        ending = await asyncio.create_task(ending_of(Suspensions(it.generate(), cancel_at=frozenset({first, second}))))
         assert isinstance(ending, asyncio.CancelledError)
         await it.is_quiet()
 
@@ -335,7 +266,9 @@ def test_given_a_limit_of_tokens_a_round_when_it_is_reached_then_the_turn_is_set
 
 
 @pytest.mark.parametrize("max_tokens", [0, -3])
-def test_given_a_loop_that_has_spent_its_budget_when_it_generates_then_it_gets_one_token_as_from_verl(max_tokens) -> None:
+def test_given_a_loop_that_has_spent_its_budget_when_it_generates_then_it_gets_one_token_as_from_verl(
+    max_tokens,
+) -> None:
     async def main() -> None:
         it = world()
         assert (await it.generate(max_tokens=max_tokens)).token_ids == ALL_TOKENS[:1]
@@ -343,7 +276,7 @@ def test_given_a_loop_that_has_spent_its_budget_when_it_generates_then_it_gets_o
     simulate(main())
 
 
-def test_given_more_trajectories_than_slots_when_all_are_cancelled_at_any_time_then_capacity_holds_and_none_leaks() -> None:
+def test_given_more_trajectories_than_slots_when_all_are_cancelled_at_any_time_then_capacity_holds_and_none_leaks():
     async def main(time_s: float) -> None:
         servers = {name: ScriptedServer(lambda prompt: prompt[0] % 5 + 1) for name in "ab"}
         it = World(servers, capacity=2)

@@ -31,8 +31,14 @@ class FakeBalancer:
 
 
 def spec(round_id: str = "step-1", **options: Any) -> RoundSpec:
-    known = {"stop_rule": StopRuleName.FIRST_COMPLETED, "target_valid_groups": 2, "carried_valid_groups": 0}
-    return RoundSpec(round_id=round_id, num_workers=2, **(known | {"drains": False} | options))
+    defaults: dict[str, Any] = {
+        "stop_rule": StopRuleName.FIRST_COMPLETED,
+        "target_valid_groups": 2,
+        "carried_valid_groups": 0,
+        "num_workers": 2,
+        "drains": False,
+    }
+    return RoundSpec(round_id=round_id, **(defaults | options))
 
 
 def tickets(*uids: str, unfinished: int = 1) -> list[Ticket]:
@@ -41,6 +47,13 @@ def tickets(*uids: str, unfinished: int = 1) -> list[Ticket]:
 
 def ended(uid: str, verdict: Verdict = Verdict.VALID) -> GroupOutcome:
     return GroupOutcome(prompt_uid=uid, verdict=verdict)
+
+
+async def take(it: EarlyStoppingCoordinator, round_id: str = "step-1", worker: int = 0) -> str:
+    """The uid of a group that is there to be taken."""
+    ticket = await it.take_group(round_id, worker)
+    assert ticket is not None
+    return ticket.prompt_uid
 
 
 def coordinator(balancer: FakeBalancer | None = None) -> EarlyStoppingCoordinator:
@@ -53,7 +66,7 @@ def test_given_the_last_valid_report_when_it_arrives_then_everybody_knows_withou
         it = coordinator(balancer)
         await it.open_round(spec(), tickets("a", "b", "c"))
         assert not await it.should_stop_generation()
-        taken = [(await it.take_group("step-1", worker)).prompt_uid for worker in (0, 1, 0)]
+        taken = [await take(it, worker=worker) for worker in (0, 1, 0)]
         assert taken == ["a", "b", "c"]
         lanes = [asyncio.create_task(it.take_group("step-1", worker)) for worker in (0, 1)]
         watchers = [asyncio.create_task(it.wait_stopped("step-1")) for _ in range(8)]
@@ -95,14 +108,14 @@ def test_given_a_lane_that_waits_when_groups_are_added_then_it_has_one_at_once_i
     async def main() -> None:
         it = coordinator()
         await it.open_round(spec(), [])
-        lanes = [asyncio.create_task(it.take_group("step-1", 0)) for _ in range(3)]
+        lanes = [asyncio.create_task(take(it)) for _ in range(3)]
         assert await it.next_event("step-1") is RoundEvent.NEEDS_PROMPTS
         await it.add_groups("step-1", tickets("a", "b"))
         await settle()
-        assert [lane.result().prompt_uid for lane in lanes[:2]] == ["a", "b"]
+        assert [lane.result() for lane in lanes[:2]] == ["a", "b"]
         assert not lanes[2].done()
         await it.add_groups("step-1", tickets("c"))
-        assert (await lanes[2]).payload == b"c"
+        assert await lanes[2] == "c"
 
     simulate(main())
 
@@ -130,13 +143,13 @@ def test_given_a_new_round_when_late_calls_of_the_old_one_arrive_then_it_is_not_
         await it.report_completion("step-1", ended("a"))
         await it.close_round("step-1")
         await it.open_round(spec("step-2", target_valid_groups=1), tickets("same", "b"))
-        assert (await it.take_group("step-2", 0)).prompt_uid == "same"
+        assert await take(it, "step-2") == "same"
         await it.report_completion("step-1", ended("same"))
         await it.report_trajectory("step-1", "same")
         assert await it.take_group("step-1", 0) is None
         await it.wait_stopped("step-1")
         assert not await it.should_stop_generation()
-        assert (await it.take_group("step-2", 1)).prompt_uid == "b"
+        assert await take(it, "step-2", 1) == "b"
         await it.report_completion("step-2", ended("same"))
         assert await it.next_event("step-2") is RoundEvent.STOPPED
 
@@ -180,11 +193,13 @@ def test_given_validation_when_every_group_has_ended_then_it_stops_and_engines_g
     simulate(main())
 
 
-def test_given_draining_when_the_target_is_reached_then_lanes_end_at_once_and_the_stop_comes_with_the_last_report() -> None:
+def test_given_draining_when_the_target_is_reached_then_lanes_end_at_once_and_the_stop_comes_with_the_last_report():
     async def main() -> None:
         balancer = FakeBalancer()
         it = coordinator(balancer)
-        await it.open_round(spec(target_valid_groups=1, stop_rule=StopRuleName.DRAIN, drains=True), tickets("a", "b", "c"))
+        await it.open_round(
+            spec(target_valid_groups=1, stop_rule=StopRuleName.DRAIN, drains=True), tickets("a", "b", "c")
+        )
         await it.take_group("step-1", 0), await it.take_group("step-1", 1)
         await it.report_completion("step-1", ended("b"))
         assert await it.take_group("step-1", 0) is None
@@ -202,11 +217,11 @@ def test_given_a_pool_size_when_a_trajectory_ends_then_the_next_group_starts_bef
         it = coordinator()
         await it.open_round(spec(pool_size=3), tickets("a", "b", unfinished=3))
         await it.take_group("step-1", 0)
-        lane = asyncio.create_task(it.take_group("step-1", 0))
+        lane = asyncio.create_task(take(it))
         await settle()
         assert not lane.done()
         await it.report_trajectory("step-1", "a")
-        assert (await lane).prompt_uid == "b"
+        assert await lane == "b"
 
     simulate(main())
 

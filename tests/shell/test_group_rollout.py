@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.config import ConfigError, OnRewardError, RewardConfig
-from recipe.async_dapo.core.recording import append_tokens, current_recorder
+from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder
 from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
 from recipe.async_dapo.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from recipe.async_dapo.group_rollout import GroupRollout
@@ -29,9 +29,23 @@ def group() -> PromptGroup:
     )
 
 
+async def outcome_of(rollout: GroupRollout, held: PromptGroup | None = None) -> GroupOutcome:
+    """Of a group that is not interrupted."""
+    outcome = await rollout.run(held or group())
+    assert outcome is not None
+    return outcome
+
+
+def recorder() -> Recorder:
+    """Of the running trajectory."""
+    current = current_recorder.get()
+    assert current is not None
+    return current
+
+
 def finished(trajectory: Trajectory, tokens: int = 1) -> list[AgentLoopOutput]:
     """What an agent loop returns; its tokens are recorded as the client would."""
-    turn = current_recorder.get().begin_turn([trajectory.session_id])
+    turn = recorder().begin_turn([trajectory.session_id])
     if turn.finish_reason is None:
         append_tokens(turn, [7] * tokens, [0.0] * tokens, [(0, tokens)])
         turn.finish_reason = "stop"
@@ -66,25 +80,22 @@ def rollout(
     on_error: OnRewardError = OnRewardError.DROP_GROUP,
     is_filtered: bool = True,
     keeps_failures: bool = False,
-    **options: Any,
+    **hooks: Any,
 ) -> GroupRollout:
     reward = RewardConfig(timeout_s=60.0, max_retries=0, on_error=on_error, check_at_start=False)
-    scorer = RewardScorer(
-        compute_score or scores(0, 1, 0, 1),
-        options=SimpleNamespace(reward=reward, filter=SimpleNamespace(metric="acc" if is_filtered else None)),
-    )
-    return GroupRollout(
-        loop, scorer, reward=reward, is_filtered=is_filtered, keeps_failures=keeps_failures, **options
-    )
+    options: Any = SimpleNamespace(reward=reward, filter=SimpleNamespace(metric="acc" if is_filtered else None))
+    scorer = RewardScorer(compute_score or scores(0, 1, 0, 1), options=options)
+    return GroupRollout(loop, scorer, reward=reward, is_filtered=is_filtered, keeps_failures=keeps_failures, **hooks)
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict"), [((0, 1, 0, 0), Verdict.VALID), ((1, 1, 1, 1), Verdict.FILTERED), ((0,) * 4, Verdict.FILTERED)]
+    ("values", "verdict"),
+    [((0, 1, 0, 0), Verdict.VALID), ((1, 1, 1, 1), Verdict.FILTERED), ((0,) * 4, Verdict.FILTERED)],
 )
 def test_given_all_trajectories_end_then_the_group_is_judged_with_the_last_one(values, verdict) -> None:
     async def main() -> None:
         held = group()
-        outcome = await rollout(compute_score=scores(*values)).run(held)
+        outcome = await outcome_of(rollout(compute_score=scores(*values)), held)
         assert (outcome.verdict, outcome.metric_mean) == (verdict, sum(values) / N)
         assert outcome.response_lens_tok == (1,) * N and (outcome.oldest_version, outcome.newest_version) == (0, 0)
         assert now_s() == pytest.approx(N) and not held.unfinished
@@ -93,18 +104,16 @@ def test_given_all_trajectories_end_then_the_group_is_judged_with_the_last_one(v
 
 
 def test_given_the_filter_off_when_nothing_varies_then_the_group_is_valid() -> None:
-    outcome = simulate(rollout(compute_score=scores(1, 1, 1, 1), is_filtered=False).run(group()))
+    outcome = simulate(outcome_of(rollout(compute_score=scores(1, 1, 1, 1), is_filtered=False)))
     assert outcome.verdict is Verdict.VALID
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"), [(ValueError("broken"), "reward_error"), (math.nan, "reward_not_finite")]
-)
+@pytest.mark.parametrize(("value", "reason"), [(ValueError("broken"), "reward_error"), (math.nan, "reward_not_finite")])
 def test_given_a_reward_that_fails_for_good_when_groups_are_dropped_then_the_siblings_are_ended_at_once(
     value, reason
 ) -> None:
     async def main() -> None:
-        outcome = await rollout(compute_score=scores(0, value)).run(group())
+        outcome = await outcome_of(rollout(compute_score=scores(0, value)), group())
         assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, reason)
         assert now_s() == pytest.approx(2)  # sessions 2 and 3 were still generating
 
@@ -126,7 +135,7 @@ def test_given_an_agent_loop_that_raises_then_the_group_is_dropped_and_counted(o
         await asyncio.sleep(100)
         return finished(trajectory)
 
-    outcome = simulate(rollout(broken, on_error=on_error).run(group()))
+    outcome = simulate(outcome_of(rollout(broken, on_error=on_error)))
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
 
 
@@ -160,7 +169,7 @@ def test_given_validation_when_trajectories_fail_then_the_others_are_kept() -> N
 
     async def main() -> None:
         held = group()
-        outcome = await rollout(broken, scores(0.0, ValueError("broken"), 0.0), keeps_failures=True).run(held)
+        outcome = await outcome_of(rollout(broken, scores(0.0, ValueError("broken"), 0.0), keeps_failures=True), held)
         assert outcome.verdict is Verdict.VALID
         assert [trajectory.is_finished for trajectory in held.trajectories].count(True) == 2
 
@@ -195,7 +204,7 @@ def test_given_an_interrupted_group_when_run_again_then_finished_trajectories_st
         outcome, held = await interrupted_at(rollout(compute_score=scores(0, 1)), 2.5)
         assert outcome is None and len(held.unfinished) == 2
         kept = [trajectory.outputs for trajectory in held.trajectories[:2]]
-        outcome = await rollout(compute_score=scores(1, 0)).run(held)
+        outcome = await outcome_of(rollout(compute_score=scores(1, 0)), held)
         assert outcome.verdict is Verdict.VALID and outcome.metric_mean == 0.5
         assert [trajectory.outputs for trajectory in held.trajectories[:2]] == kept
 
@@ -206,11 +215,11 @@ def test_given_a_request_out_when_the_round_stops_then_it_is_awaited_and_the_loo
     steps: list[str] = []
 
     async def in_request(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        recorder = current_recorder.get()
-        recorder.in_request = True
+        current = recorder()
+        current.in_request = True
         await asyncio.sleep(5)  # comes back by itself: the engines have stopped
-        recorder.in_request = False
-        if recorder.is_stopping:
+        current.in_request = False
+        if current.is_stopping:
             raise TrajectoryInterrupted("stopped")
         steps.append("another step")
         return finished(trajectory)
@@ -266,7 +275,7 @@ def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_
 
     async def main() -> None:
         held = group()
-        outcome = await rollout(nested).run(held)
+        outcome = await outcome_of(rollout(nested), held)
         assert outcome.verdict is Verdict.SET_ASIDE and len(held.unfinished) == N
 
     simulate(main())

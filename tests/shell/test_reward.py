@@ -23,7 +23,7 @@ def output() -> AgentLoopOutput:
 
 
 def scorer(reward: Any, *, metric: str | None = "acc", max_retries: int = 0) -> RewardScorer:
-    options = SimpleNamespace(
+    options: Any = SimpleNamespace(
         reward=SimpleNamespace(timeout_s=TIMEOUT_S, max_retries=max_retries), filter=SimpleNamespace(metric=metric)
     )
     return RewardScorer(reward, options=options)
@@ -129,5 +129,5 @@ def test_given_an_agent_loop_that_scores_itself_then_its_score_counts_and_a_miss
         simulate(scorer(nothing, metric=None).score(outputs, {}))
         assert [scored.reward_score for scored in outputs] == [0.75] * 2
     else:
-        with pytest.raises(ConfigError, match="filter_groups.metric"):
+        with pytest.raises(ConfigError, match=r"filter_groups\.metric"):
             simulate(scorer(nothing).score(outputs, {}))

@@ -31,7 +31,9 @@ def assert_is_what_was_sampled(output: TokenOutput, sampled: list[int], *, deliv
 
 
 @INTERVALS
-def test_given_a_request_when_it_ends_by_itself_then_every_token_is_delivered_once(monkeypatch, stream_interval) -> None:
+def test_given_a_request_when_it_ends_by_itself_then_every_token_is_delivered_once(
+    monkeypatch, stream_interval
+) -> None:
     async def main() -> None:
         engine = ScriptedEngine(LENGTH_TOK, stream_interval=stream_interval)
         output = await generate(start_server(monkeypatch, engine))
@@ -162,7 +164,9 @@ def test_given_no_request_when_stopped_then_it_returns_at_once(monkeypatch) -> N
     simulate(main())
 
 
-def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_then_the_server_ends_with_it(monkeypatch) -> None:
+def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_then_the_server_ends_with_it(
+    monkeypatch,
+) -> None:
     class Exited(Exception):
         pass
 

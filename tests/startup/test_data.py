@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,9 +13,8 @@ from recipe.async_dapo.config import AsyncDAPOConfig
 from recipe.async_dapo.data_check import check_data
 from recipe.async_dapo.preflight import check_all
 
-from .runs import ComposeRun, row, rows, write_lines, write_parquet
+from .runs import row, rows, write_lines, write_parquet
 from .test_options import refusal
-
 
 # Left after the chat template with its generation prompt (8 tokens of the tiny model), one token a character.
 LONGEST_PROMPT = 24
@@ -28,9 +26,8 @@ def check(config: DictConfig) -> list[dict]:
 
 def test_given_a_missing_file_when_checked_then_it_is_named(run, tmp_path):
     message = refusal(run, f"data.train_files={tmp_path}/none.parquet")
-    assert message == (
-        f"data.train_files={tmp_path}/none.parquet: no such file; make it with prepare_dapo_data.sh, or correct the path"
-    )
+    remedy = "no such file; make it with prepare_dapo_data.sh, or correct the path"
+    assert message == f"data.train_files={tmp_path}/none.parquet: {remedy}"
 
 
 def test_given_a_missing_validation_file_in_a_list_when_checked_then_it_is_named(run, files, tmp_path):
@@ -162,11 +159,12 @@ def test_given_overlong_prompts_that_verl_leaves_out_when_too_few_remain_then_th
     )
 
 
-def test_given_more_long_prompts_than_are_tokenized_when_checked_then_nothing_is_claimed(run, tmp_path, monkeypatch, caplog):
+def test_given_more_long_prompts_than_are_tokenized_then_nothing_is_claimed(run, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(data_check, "MAX_TOKENIZED", 2)
     content = [row(number, prompt="x" * (30 + number)) for number in range(16)]
     path = write_parquet(tmp_path / "train.parquet", content)
-    check_all(run(f"data.train_files={path}"))
+    with caplog.at_level("WARNING", logger=data_check.__name__):  # vLLM's import sets the root logger to ERROR
+        check_all(run(f"data.train_files={path}"))
     assert "data.train_files: 14 long prompts are not checked, only longer ones" in caplog.text
 
 
@@ -185,7 +183,8 @@ def test_given_a_million_rows_when_checked_then_it_takes_seconds_and_little_memo
 
 @pytest.mark.parametrize("name", ["/no/such/model", "./no/such/model"])
 def test_given_a_missing_model_folder_when_checked_then_it_is_named(run, name):
-    assert refusal(run, f"actor_rollout_ref.model.path={name}").startswith(f"actor_rollout_ref.model.path={name}: no such")
+    message = refusal(run, f"actor_rollout_ref.model.path={name}")
+    assert message.startswith(f"actor_rollout_ref.model.path={name}: no such folder")
 
 
 def test_given_a_tokenizer_without_chat_template_when_checked_then_the_remedy_is_named(run, files, tmp_path):

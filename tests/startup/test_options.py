@@ -12,7 +12,6 @@ from recipe.async_dapo.verl_options import FIXED, IGNORED, SHADOWED
 
 from .runs import ComposeRun
 
-
 # (override, what the message must contain)
 BAD_OPTIONS = [
     ("async_dapo.max_concurrent_prompts=0", "async_dapo.max_concurrent_prompts=0: must be >= 1"),
@@ -21,6 +20,11 @@ BAD_OPTIONS = [
     ("async_dapo.max_concurrent_prompts=many", "async_dapo.max_concurrent_prompts=many: must be a whole number"),
     ("async_dapo.max_concurrent_prompts=null", "async_dapo.max_concurrent_prompts=None: must be a whole number"),
     ("async_dapo.stop_rule=soon", "async_dapo.stop_rule=soon: must be one of first_completed, fifo, drain"),
+    (
+        "async_dapo.rollout_strategy=partial_stale_kv",
+        "actor_rollout_ref.rollout.free_cache_engine=True: async_dapo.rollout_strategy=partial_stale_kv keeps the KV",
+    ),
+    ("+actor_rollout_ref.rollout.enable_sleep_mode=False", "enable_sleep_mode=False: engines cannot sleep"),
     ("async_dapo.rollout_strategy=greedy", "async_dapo.rollout_strategy=greedy: must be one of discard"),
     ("+async_dapo.stop_rules=fifo", "async_dapo.stop_rules=fifo: unknown option; known: "),
     ("+async_dapo.reward.retries=2", "async_dapo.reward.retries=2: unknown option; known: "),
@@ -44,7 +48,7 @@ BAD_OPTIONS = [
         "reward.reward_model.enable=True",
         "reward.reward_model.enable_resource_pool=False: a reward model on the trainer's GPUs scores only after",
     ),
-    ("reward.reward_model.enable_resource_pool=True", "reward.reward_model.enable_resource_pool=True: would reserve GPUs"),
+    ("reward.reward_model.enable_resource_pool=True", "enable_resource_pool=True: would reserve GPUs for nothing"),
     (
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2: an engine takes 2 GPUs, which does not divide the 1",
@@ -116,7 +120,7 @@ BAD_COMBINATIONS = [
         ["algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_is=token"],
         "algorithm.rollout_correction.rollout_is=token: PPO's ratio is the importance weight in bypass mode",
     ),
-    (["custom_reward_function.path=reward.py"], "custom_reward_function.path=reward.py: verl's V1 trainer does not read"),
+    (["custom_reward_function.path=a.py"], "custom_reward_function.path=a.py: verl's V1 trainer does not read"),
     (["reward_model.reward_manager=dapo"], "reward_model.reward_manager=dapo: verl's V1 trainer does not read"),
     (["sandbox_fusion.url=http://sandbox"], "sandbox_fusion.url=http://sandbox: verl's V1 trainer does not read"),
     (["reward_model.rollout.name=vllm"], "reward_model.rollout.name=vllm: verl's V1 trainer does not read"),

@@ -7,7 +7,6 @@ from recipe.async_dapo.preflight import check_all
 from .runs import rows, write_parquet
 from .test_options import refusal
 
-
 # (body of the reward function, what the message must contain)
 BAD_REWARDS = [
     ("return {'score': 1.0}", "algorithm.filter_groups.metric=acc: the reward function returns only ['score']"),

@@ -1,4 +1,4 @@
-"""What other nodes get of this one: code and option files through Ray's runtime environment, places as absolute paths."""
+"""What other nodes get of this one: code and option files through Ray, and places as absolute paths."""
 
 import os
 import subprocess

@@ -35,9 +35,7 @@ class LeaseTable:
         remembered: how many overtaken releases and sticky keys are kept [count].
     """
 
-    def __init__(
-        self, *, max_inflight_per_server: int, pool_size: int | None = None, remembered: int = 65_536
-    ) -> None:
+    def __init__(self, *, max_inflight_per_server: int, pool_size: int | None = None, remembered: int = 65_536) -> None:
         if max_inflight_per_server < 1:
             raise ValueError(f"max_inflight_per_server={max_inflight_per_server}: must be >= 1")
         if pool_size is not None and pool_size < 1:
@@ -143,9 +141,9 @@ class LeaseTable:
         return grants
 
     def _choose(self, sticky_key: str | None) -> str | None:
-        if sticky_key is not None and (server_id := self._sticky.get(sticky_key)) in self._servers:
-            if self._servers[server_id].inflight < self._max_per_server:
-                return server_id
+        last = None if sticky_key is None else self._sticky.get(sticky_key)
+        if last in self._servers and self._servers[last].inflight < self._max_per_server:
+            return last
         while self._by_load:
             inflight, last_used, server_id = self._by_load[0]
             server = self._servers.get(server_id)

@@ -149,9 +149,7 @@ class PromptPool:
         return Dispatch(
             groups=groups,
             must_finish=frozenset(
-                group.uid
-                for group in resumed
-                if self._staleness.must_finish(min(group.versions(), default=None), step)
+                group.uid for group in resumed if self._staleness.must_finish(min(group.versions(), default=None), step)
             ),
             retired_uids=tuple(group.uid for group in retired),
             retired_tok=retired_tok,
@@ -226,9 +224,7 @@ class PromptPool:
         group = self._in_round.pop(outcome.prompt_uid)
         group.restart()
         assert outcome.oldest_version is not None and outcome.newest_version is not None, "a valid group has tokens"
-        return CarriedGroup(
-            group=group, oldest_version=outcome.oldest_version, newest_version=outcome.newest_version
-        )
+        return CarriedGroup(group=group, oldest_version=outcome.oldest_version, newest_version=outcome.newest_version)
 
     def _count_ended(self, summary: RoundSummary) -> tuple[int, dict[str, int]]:
         failed: dict[str, int] = {}
@@ -275,9 +271,7 @@ class PromptPool:
         """Groups of which no token could be trained on any more."""
         carried = [c.group for c in self._carried if self._staleness.is_too_stale(c.newest_version, step)]
         buffered = [
-            group
-            for group in self._buffered
-            if self._staleness.is_too_stale(max(group.versions(), default=None), step)
+            group for group in self._buffered if self._staleness.is_too_stale(max(group.versions(), default=None), step)
         ]
         return carried + buffered
 

@@ -72,11 +72,13 @@ def _publish(draft: Path, target: Path) -> None:
 def _make(assets: Assets, *, seed: int, on_progress: Callable[[float], None]) -> None:
     import pyarrow
     import pyarrow.parquet
+    from transformers.utils.logging import disable_progress_bar
 
     from .task import dataset_rows
     from .tiny_model import build_model, build_tokenizer
     from .warm_start import warm_start
 
+    disable_progress_bar()  # `on_progress` tells more
     assets.folder.mkdir()
     for path, count, held_out in (
         (assets.train_file, TRAIN_ROWS, False),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from . import run_metrics as keys
@@ -44,7 +45,7 @@ def write_report(summary: dict[str, Any], metrics: RunMetrics, output: Path) -> 
     _plot(metrics, output / "training.png")
     table = Table(title="async DAPO quick start", show_header=False, title_justify="left")
     for row in _rows(summary, output):
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 
@@ -60,9 +61,10 @@ def _rows(summary: dict[str, Any], output: Path) -> Iterator[tuple[str, str]]:
     yield "mean length dispatched [tokens]", _text(summary["length_dispatched_mean_tok"], digits=1)
     yield "peak memory [GB]", _text(summary["peak_memory_gb"], digits=1)
     yield "wall time [s]", _text(summary["wall_s"], digits=0)
-    yield "log", str(output / "train.log")
-    yield "metrics", f"{output / 'metrics.jsonl'}, {output / 'tensorboard'}"
-    yield "figures, plot", f"{output / 'summary.json'}, {output / 'training.png'}"
+    yield "folder", str(output)
+    yield "log", "train.log"
+    yield "metrics", "metrics.jsonl, tensorboard/"
+    yield "these figures, plot", "summary.json, training.png"
 
 
 def _plot(metrics: RunMetrics, path: Path) -> None:

@@ -24,8 +24,12 @@ class TrainingProcess:
     is enough: orphans are adopted by this process, and shared memory is recognised by who held it open.
     """
 
-    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log_file: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], log_file: Path, grace_s: float = 10.0
+    ) -> None:
+        """`grace_s` is the time that processes get to end by themselves, before they are killed."""
         self._command = command
+        self._grace_s = grace_s
         self._environment = environment
         self._log_file = log_file
         self._segments: set[Path] = set()
@@ -65,23 +69,23 @@ class TrainingProcess:
         except subprocess.TimeoutExpired:
             pass
 
-    def end(self, *, grace_s: float = 10.0) -> None:
+    def end(self) -> None:
         """Ask the process to end and give Ray time to follow, then kill what is left. Idempotent."""
         self.watch(0)
         if self.exit_code is None:
             self._process.terminate()
             try:
-                self._process.wait(grace_s)
+                self._process.wait(self._grace_s)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-        psutil.wait_procs(self._descendants(), timeout=grace_s)
+        psutil.wait_procs(self._descendants(), timeout=self._grace_s)
         while remaining := self._descendants():
             for process in remaining:
                 try:
                     process.kill()
                 except psutil.NoSuchProcess:
                     pass
-            psutil.wait_procs(remaining, timeout=grace_s)
+            psutil.wait_procs(remaining, timeout=self._grace_s)
         self._process.wait()
         for segment in self._segments:
             segment.unlink(missing_ok=True)

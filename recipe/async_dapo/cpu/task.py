@@ -24,7 +24,7 @@ MAX_ADDITIONS = 45
 TAIL_EXPONENT = 0.8
 CARELESSNESS = 0.7  # probability that the teacher forgets a carry
 
-MAX_PROMPT_TOK = 20
+MAX_PROMPT_TOK = 16
 MAX_RESPONSE_TOK = 336  # the longest working takes 315, its end token included
 
 _COUNTER_SIZE = 100

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import count
 from math import inf
 
 from ..core.leases import Grant, LeaseTable
@@ -36,6 +37,7 @@ class Fleet:
         self.lease_s = 0.0  # sum over leases of the time they were held
         self._noted_s = 0.0
         self.frozen: dict[str, Request] = {}  # lease id -> request left in its engine, nobody waiting for it
+        self._lease_numbers = count()
         self._unsent: dict[str, Request] = {}  # lease id -> request that waits for a server
         self._wake_s: dict[str, float] = {}
 
@@ -48,6 +50,9 @@ class Fleet:
         for server_id, engine in self.engines.items():
             engine.resume(clock.now_s)
             self._plan(server_id)
+
+    def new_lease_id(self) -> str:
+        return f"lease-{next(self._lease_numbers)}"
 
     def send(self, lease_id: str, request: Request) -> None:
         """Lease a server for a request, and send it as soon as there is one."""

@@ -1,63 +1,49 @@
-"""One rollout round in virtual time: the production round, lanes, leases and stop rule, driven as the shells drive them.
+"""One rollout round in virtual time: the production round, lanes and stop rule, driven as the shells drive them.
 
-    coordinator.py     take_group, report_completion, stop  -> `_fill_lanes`, `_report`, `_stop`
-    worker.py          lanes; one group per lane            -> `_fill_lanes`, `_start_group`
-    group_rollout.py   n trajectories, reward, verdict      -> `_start`, `_on_generated`, `_on_scored`
-    engine_requests.py leases, attachments                  -> `fleet.py`
-    replay_buffer.py   draws prompts when asked             -> `draw`
+    coordinator.py    take_group, report_completion, stop -> `_fill_lanes`, `_on_end`, `_stop`
+    worker.py         lanes, one group per lane           -> `_fill_lanes`
+    group_rollout.py  trajectories, reward, verdict       -> `group_simulation.py`
+    load_balancer.py  leases, engines                     -> `fleet.py`
+    replay_buffer.py  waits for the stop, draws prompts   -> `_act`
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
+from dataclasses import dataclass
 
-from ..config import AsyncDAPOConfig
-from ..core.group_filter import judge_group
+from ..config import AsyncDAPOConfig, ConfigError
 from ..core.pool import Dispatch
 from ..core.round import Round, RoundSummary
 from ..core.stop_rules import make_stop_rule
-from ..core.trajectory import Attachment, GroupOutcome, PromptGroup, Segment, Trajectory, Turn, Verdict
+from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
 from .clock import VirtualClock
-from .engine import Request
 from .fleet import Fleet
+from .group_simulation import GroupSimulation
 from .systems import Habits, Refill
-from .workload import ANSWERS
-
-_lease_numbers = count()
 
 
 class RoundStuck(AssertionError):
     """Nothing can happen any more, and the round has not stopped."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SimulatedRound:
-    """What the production shells would report after the round, and what only a simulation knows."""
+    """What the production shells report after a round."""
 
     summary: RoundSummary
-    unfinished: list[PromptGroup] = field(default_factory=list)
-    rollout_s: float = 0.0
-    events: int = 0
-    reprefilled_tok: int = 0
-
-
-@dataclass(slots=True)
-class _Out:
-    """A trajectory whose request is out."""
-
-    group: PromptGroup
-    trajectory: Trajectory
-    lease_id: str
-    is_set_aside: bool  # will have had its tokens of this round when the request ends
+    unfinished: list[PromptGroup]
+    rollout_s: float
+    reprefilled_tok: int
+    events: int
 
 
 class RoundSimulation:
     """Args:
-    draw: draws that many prompts and dispatches them, as the replay buffer does.
-    on_valid: told every group that is stored for training, before its tokens leave it.
-    prompt_len_tok: of every prompt [tokens].
-    reward_s: from the end of a trajectory to its reward [s].
+    step: trains policy version `step - 1`, which the engines have.
+    carried_valid_groups: valid groups left over from earlier rounds [groups].
+    must_finish: groups that would be too stale in the next step.
+    draw: draws that many prompts and dispatches them.
+    on_valid: told every group that is stored for training, while it still has its tokens.
+    prompt_len_tok, reward_s, request_latency_s: see `GroupSimulation`.
     """
 
     def __init__(
@@ -67,35 +53,22 @@ class RoundSimulation:
         habits: Habits,
         *,
         step: int,
+        carried_valid_groups: int,
+        must_finish: frozenset[str],
         draw: Callable[[int], Sequence[PromptGroup]],
         on_valid: Callable[[PromptGroup], None],
         prompt_len_tok: int,
         reward_s: float,
+        request_latency_s: float = 0.0,
     ) -> None:
-        self._fleet = fleet
         self._options = options
         self._habits = habits
         self._step = step
         self._draw = draw
         self._on_valid = on_valid
-        self._prompt_len_tok = prompt_len_tok
-        self._reward_s = reward_s
         self._clock = VirtualClock()
-        self._groups: dict[str, PromptGroup] = {}
-        self._worker_of: dict[str, int] = {}
-        self._open: dict[str, int] = {}  # group -> trajectories that have not come to rest in this round
-        self._free_lanes = [options.lanes_per_worker] * options.num_workers
-        self._unfinished: list[PromptGroup] = []
-        self._filtered = 0
-        self._refilled = 0
-        self._reprefilled_tok = 0
-        self._stopped = False
-
-    def run(self, dispatch: Dispatch, *, carried_valid_groups: int) -> SimulatedRound:
-        """From the opening of the round to idle engines."""
-        options = self._options
         self._round = Round(
-            f"step-{self._step}",
+            f"step-{step}",
             rule=make_stop_rule(
                 options.stop_rule,
                 target_valid_groups=options.target_valid_groups,
@@ -105,50 +78,74 @@ class RoundSimulation:
             carried_valid_groups=carried_valid_groups,
             num_workers=options.num_workers,
             drains=options.drains,
-            must_finish=dispatch.must_finish,
+            must_finish=must_finish,
             pool_size=options.rollout_pool_size,
         )
-        self._fleet.open(self._clock, self._on_generated)
+        self._running = GroupSimulation(
+            fleet,
+            self._clock,
+            options,
+            policy_version=step - 1,
+            prompt_len_tok=prompt_len_tok,
+            reward_s=reward_s,
+            request_latency_s=request_latency_s,
+            resume_delay_s=habits.resume_delay_s,
+            on_generated=self._on_generated,
+            on_end=self._on_end,
+        )
+        self._groups: dict[str, PromptGroup] = {}  # waiting
+        self._free_lanes = [options.lanes_per_worker] * options.num_workers
+        self._worker_of: dict[str, int] = {}
+        self._unfinished: list[PromptGroup] = []
+        self._is_stopped = False
+        self._gen_batches = 0
+        self._filtered = 0
+        self._refilled = 0
+
+    def run(self, dispatch: Dispatch) -> SimulatedRound:
+        """From the opening of the round to its stop.
+
+        Raises:
+            ConfigError: when the round draws more batches than `algorithm.filter_groups.max_num_gen_batches`.
+        """
         self._add(dispatch.groups)
         if self._habits.poll_s:
             self._clock.at(0.0, self._look)
-        while not self._stopped:
+        while not self._is_stopped:
             if not self._clock.step():
                 raise RoundStuck(f"round {self._step}: {self._round.num_running} groups run, nothing is planned")
         return SimulatedRound(
             summary=self._round.close(),
             unfinished=self._unfinished,
             rollout_s=self._clock.now_s,
+            reprefilled_tok=self._running.reprefilled_tok,
             events=self._clock.events,
-            reprefilled_tok=self._reprefilled_tok,
         )
 
-    # ---- the coordinator and the trainer ----
-
-    def _add(self, groups: Sequence[PromptGroup]) -> None:
-        self._groups.update((group.uid, group) for group in groups)
-        self._round.add_groups({group.uid: len(group.unfinished) for group in groups})
-        self._after_change()
-
-    def _after_change(self) -> None:
-        if self._round.stop_reason is None:
-            self._fill_lanes()
-        if not self._habits.poll_s:
-            self._act()
-
-    def _act(self) -> None:
-        """What the trainer does when it sees the state of the round."""
-        if self._round.stop_reason is not None:
-            self._stop()
-        else:
-            missing = self._prompts_to_draw()
-            if missing:
-                self._add(self._draw(missing))
+    # ---- the trainer ----
 
     def _look(self) -> None:
+        """A trainer that polls."""
         self._act()
-        if not self._stopped:
+        if not self._is_stopped:
             self._clock.at(self._clock.now_s + self._habits.poll_s, self._look)
+
+    def _act(self) -> None:
+        if self._is_stopped:
+            return
+        if self._round.stop_reason is not None:
+            self._stop()
+        elif missing := self._prompts_to_draw():
+            self._gen_batches += 1
+            limit = self._options.filter.max_num_gen_batches
+            if self._habits.refill is Refill.ON_DEMAND and limit and self._gen_batches >= limit:
+                raise ConfigError(
+                    "algorithm.filter_groups.max_num_gen_batches",
+                    limit,
+                    f"training would end in step {self._step}: {limit} batches of async_dapo.over_sampling_batch_size="
+                    f"{missing} do not give {self._options.target_valid_groups} valid groups; raise either",
+                )
+            self._add(self._draw(missing))
 
     def _prompts_to_draw(self) -> int:
         batch = self._options.over_sampling_batch_size
@@ -165,26 +162,21 @@ class RoundSimulation:
         self._refilled += wanted
         return wanted
 
-    def _stop(self) -> None:
-        """All engines stop; what has been generated comes back, to be kept or not."""
-        if self._stopped:
-            return
-        self._stopped = True
-        keep = self._options.keeps_kv
-        for request in self._fleet.stop(keep=keep):
-            out: _Out = request.owner
-            self._record(out.trajectory, request)
-            server_id = self._fleet.leases.server_of(out.lease_id)
-            if server_id is None:
-                continue
-            if keep:
-                out.trajectory.turns[-1].attachment = Attachment(server_id=server_id, lease_id=out.lease_id)
-                self._fleet.frozen[out.lease_id] = request
-            else:
-                self._fleet.release(out.lease_id)
-        self._unfinished += [self._groups[uid] for uid, count in self._open.items() if count]
+    def _add(self, groups: Sequence[PromptGroup]) -> None:
+        self._groups.update((group.uid, group) for group in groups)
+        self._round.add_groups({group.uid: len(group.unfinished) for group in groups})
+        self._after_change()
 
-    # ---- workers ----
+    def _stop(self) -> None:
+        self._is_stopped = True
+        self._unfinished += self._running.stop()
+
+    # ---- the coordinator and the workers ----
+
+    def _after_change(self) -> None:
+        self._fill_lanes()
+        if not self._habits.poll_s:
+            self._act()
 
     def _fill_lanes(self) -> None:
         progress = True
@@ -195,105 +187,19 @@ class RoundSimulation:
                     progress = True
                     self._free_lanes[worker] -= 1
                     self._worker_of[uid] = worker
-                    self._start_group(self._groups[uid])
+                    self._running.start(self._groups.pop(uid))
 
-    def _start_group(self, group: PromptGroup) -> None:
-        unfinished = group.unfinished
-        self._open[group.uid] = len(unfinished)
-        delay_s = self._habits.resume_delay_s if group.has_started else 0.0
-        for trajectory in unfinished:
-            if delay_s:
-                self._clock.at(self._clock.now_s + delay_s, partial(self._start, group, trajectory))
-            else:
-                self._start(group, trajectory)
-
-    def _start(self, group: PromptGroup, trajectory: Trajectory) -> None:
-        if self._stopped:
-            return
-        if not trajectory.turns:
-            trajectory.turns.append(Turn(prompt_digest=b"", prompt_len_tok=self._prompt_len_tok))
-        turn = trajectory.turns[0]
-        if turn.attachment is not None:
-            self._reattach(group, trajectory, turn)
-            return
-        done_tok = turn.generated_tok
-        left_tok = group.prompt[ANSWERS].response_lens_tok[trajectory.session_id] - done_tok
-        if left_tok == 0:
-            self._after_generation(group, trajectory)
-            return
-        limit_tok = self._options.max_tokens_per_round
-        now_tok = left_tok if limit_tok is None else min(left_tok, limit_tok)
-        out = _Out(group, trajectory, f"lease-{next(_lease_numbers)}", is_set_aside=now_tok < left_tok)
-        context_tok = self._prompt_len_tok + done_tok
-        self._reprefilled_tok += context_tok if done_tok else 0
-        self._fleet.send(
-            out.lease_id,
-            Request(owner=out, context_tok=context_tok, remaining_tok=now_tok, prefill_tok=context_tok),
-        )
-
-    def _reattach(self, group: PromptGroup, trajectory: Trajectory, turn: Turn) -> None:
-        """Go on with the request that was left in its engine; it may have ended since the engines opened."""
-        assert turn.attachment is not None
-        lease_id = turn.attachment.lease_id
-        turn.attachment = None
-        request = self._fleet.frozen.pop(lease_id)
-        request.owner = _Out(group, trajectory, lease_id, is_set_aside=False)
-        if request.remaining_tok == 0:
-            self._on_generated(request)
-
-    def _on_generated(self, request: Request) -> None:
-        out: _Out = request.owner
-        self._record(out.trajectory, request)
-        if out.lease_id in self._fleet.frozen:
-            return  # its group has not been taken yet: `_reattach` will find it
-        self._fleet.release(out.lease_id)
-        if out.is_set_aside:
-            self._come_to_rest(out.group)
-        else:
-            self._after_generation(out.group, out.trajectory)
-
-    def _after_generation(self, group: PromptGroup, trajectory: Trajectory) -> None:
-        self._round.end_trajectory(group.uid)
+    def _on_generated(self, uid: str) -> None:
+        self._round.end_trajectory(uid)
         if self._round.has_free_places:
             self._fill_lanes()
-        if self._reward_s:
-            self._clock.at(self._clock.now_s + self._reward_s, partial(self._on_scored, group, trajectory))
-        else:
-            self._on_scored(group, trajectory)
 
-    def _on_scored(self, group: PromptGroup, trajectory: Trajectory) -> None:
-        if self._stopped:
-            return
-        trajectory.finish(True)
-        self._come_to_rest(group)
-
-    def _come_to_rest(self, group: PromptGroup) -> None:
-        """One trajectory less; the last of a group decides what becomes of it."""
-        self._open[group.uid] -= 1
-        if self._open[group.uid]:
-            return
-        if group.unfinished:
+    def _on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
+        if outcome.verdict is Verdict.SET_ASIDE:
             self._unfinished.append(group)
-            outcome = GroupOutcome.of(group, Verdict.SET_ASIDE)
-        else:
-            outcome = GroupOutcome.of(group, self._judge(group))
-        if outcome.verdict is Verdict.VALID:
+        elif outcome.verdict is Verdict.VALID:
             self._on_valid(group)
         self._filtered += outcome.verdict is Verdict.FILTERED
-        self._free_lanes[self._worker_of[group.uid]] += 1
+        self._free_lanes[self._worker_of.pop(group.uid)] += 1
         self._round.report(outcome)
         self._after_change()
-
-    def _judge(self, group: PromptGroup) -> Verdict:
-        if self._options.filter.metric is None:
-            return Verdict.VALID
-        return judge_group(group.prompt[ANSWERS].metrics)
-
-    def _record(self, trajectory: Trajectory, request: Request) -> None:
-        """Add what a request has brought, as tokens of the policy version that the engines have in this step."""
-        new_tok = request.deliver()
-        if new_tok:
-            tokens = range(new_tok)
-            trajectory.turns[0].segments.append(
-                Segment(policy_version=self._step - 1, token_ids=tokens, rollout_log_probs=tokens)
-            )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..config import ConfigError
+from .calibration import MeasuredCosts
 from .costs import ServerConstants, StepCost, TrainingCost, step_cost
 from .hardware import Accelerator
 from .lengths import LengthModel
@@ -19,7 +20,7 @@ class Scenario:
     num_servers: int
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.85
-    max_num_seqs: int = 1024
+    max_num_seqs: int = 256
     train_batch_size: int  # B
     rollout_n: int
     max_response_length: int
@@ -31,6 +32,7 @@ class Scenario:
     training_flop_share: float = 0.35  # of peak, in training and in recomputing log-probs
     update_s: float = 5.0  # engines to sleep and back, and their new weights
     constants: ServerConstants = ServerConstants()
+    measured: MeasuredCosts | None = None  # in place of constants
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ class Scenario:
         Raises:
             ConfigError: when the model, or one whole trajectory, does not fit on a server.
         """
-        return step_cost(
+        cost = step_cost(
             self.model,
             self.accelerator,
             self.constants,
@@ -64,13 +66,24 @@ class Scenario:
             gpu_memory_utilization=self.gpu_memory_utilization,
             longest_context_tok=self.prompt_len_tok + self.max_response_length,
         )
+        return cost if self.measured is None else self.measured.apply(cost)
+
+    @property
+    def request_latency_s(self) -> float:
+        """From the start of a trajectory to its request being in the engine [s]; only known from a real run."""
+        return 0.0 if self.measured is None else self.measured.latency_s
 
     def training_cost(self) -> TrainingCost:
         return TrainingCost(
             model=self.model,
             flop_per_s=self.training_flop_share * self.accelerator.bf16_tflop_s * 1e12 * self.num_gpus,
-            fixed_s=self.training_s,
+            fixed_s=self._outside_s() if self.training_s is None else self.training_s,
         )
+
+    def _outside_s(self) -> float | None:
+        if self.measured is None or self.measured.outside_s is None:
+            return None
+        return max(0.0, self.measured.outside_s - self.update_s)
 
     def workload(self) -> Workload:
         return Workload(

@@ -95,12 +95,15 @@ class TrainingRun:
             self.options,
             self._habits,
             step=self._step,
+            carried_valid_groups=self.pool.num_carried,
+            must_finish=dispatch.must_finish,
             draw=lambda count: self._draw(count).groups,
             on_valid=self._store,
             prompt_len_tok=self._scenario.prompt_len_tok,
             reward_s=self._scenario.reward_s,
+            request_latency_s=self._scenario.request_latency_s,
         )
-        return simulation.run(dispatch, carried_valid_groups=self.pool.num_carried)
+        return simulation.run(dispatch)
 
     def _store(self, group: PromptGroup) -> None:
         self._stored[group.uid] = [

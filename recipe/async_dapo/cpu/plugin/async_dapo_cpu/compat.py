@@ -62,4 +62,4 @@ def _never_pin_offloaded_parameters() -> None:
         def __init__(self, pin_memory: bool = False) -> None:
             super().__init__(pin_memory=False)
 
-    torch.distributed.fsdp.CPUOffloadPolicy = UnpinnedOffloadPolicy  # type: ignore[misc]
+    torch.distributed.fsdp.CPUOffloadPolicy = UnpinnedOffloadPolicy

@@ -66,7 +66,7 @@ class PlatformCPU(PlatformBase):
     def is_available(self) -> bool:
         return True
 
-    def current_device(self) -> torch.device:  # type: ignore[override]
+    def current_device(self) -> torch.device:
         """A device, not an index: verl calls `.to(current_device())` and torch reads an index as CUDA."""
         return torch.device("cpu")
 

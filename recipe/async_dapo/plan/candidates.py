@@ -1,0 +1,94 @@
+"""Which systems a plan compares: other systems as baselines, and this recipe's options crossed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..config import RolloutStrategy
+from ..core.stop_rules import StopRuleName
+from .scenario import Scenario
+from .systems import System, april, async_dapo_2025, copris, dynamic_sampling, recipe, verl_colocate_async, verl_sync
+
+VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A row of the table."""
+
+    system: System
+    strategy: str
+    stop_rule: str
+    concurrency: int | None  # trajectories in flight; None = the yaml's own lanes
+    is_baseline: bool = False
+
+
+def baselines(scenario: Scenario) -> list[Candidate]:
+    """verl's own modes and the systems this recipe learned from. The first one is what speed-ups refer to."""
+    groups = scenario.train_batch_size
+    pool_size = max(scenario.rollout_n, natural_concurrency(scenario))
+    systems = [
+        (verl_sync(groups=groups), "discard", "drain"),
+        (verl_colocate_async(groups=groups), "partial", "first_completed"),
+        (dynamic_sampling(batch=groups), "discard", "drain"),
+        (async_dapo_2025(over_sampling=2 * groups), "discard", "first_completed"),
+        (april(over_sampling=2 * groups), "partial", "first_completed"),
+        (copris(pool_size=pool_size, over_sampling=_over_sampling(scenario, pool_size)), "partial", "first_completed"),
+    ]
+    return [
+        Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=None, is_baseline=True)
+        for system, strategy, rule in systems
+    ]
+
+
+def recipe_candidates(
+    scenario: Scenario, *, strategies: list[RolloutStrategy], stop_rules: list[StopRuleName], concurrency: list[int]
+) -> list[Candidate]:
+    """This recipe: strategies x stop rules, with the yaml's own lanes and with every pool size."""
+    rows = []
+    for strategy in strategies:
+        for rule in stop_rules:
+            if rule is StopRuleName.DRAIN and strategy is not RolloutStrategy.DISCARD:
+                continue  # nothing is interrupted, so there is nothing to keep: the same as discard
+            for pool_size in (None, *concurrency):
+                options = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
+                if pool_size is not None:
+                    options |= pool_options(scenario, pool_size)
+                system = recipe(f"{strategy} {rule} {pool_size or 'lanes'}", **options)
+                rows.append(Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=pool_size))
+    return rows
+
+
+def pool_options(scenario: Scenario, pool_size: int) -> dict[str, int]:
+    """Options that keep `pool_size` trajectories in flight until the stop."""
+    return {
+        "rollout_pool_size": pool_size,
+        "max_loads_per_server": min(VLLM_CALL_LIMIT - 1, -(-pool_size // scenario.num_servers)),
+        "over_sampling_batch_size": _over_sampling(scenario, pool_size),
+    }
+
+
+def default_concurrency(scenario: Scenario) -> list[int]:
+    """Pool sizes worth trying: around what fills the KV cache, no more than the servers accept."""
+    natural = natural_concurrency(scenario)
+    most = scenario.num_servers * min(scenario.max_num_seqs, VLLM_CALL_LIMIT - 1)
+    return sorted({max(1, min(most, _rounded(share * natural))) for share in (0.5, 1.0, 1.5)})
+
+
+def natural_concurrency(scenario: Scenario) -> int:
+    """Trajectories in flight that fill the KV cache when each has, on average, half its squared mean length behind it."""
+    answers = scenario.workload().draw(512, step=0)
+    lens_tok = np.array([one.prompt["answers"].response_lens_tok for one in answers], dtype=float)
+    mean_context_tok = scenario.prompt_len_tok + (lens_tok**2).mean() / (2 * lens_tok.mean())
+    return max(1, int(scenario.num_servers * scenario.step_cost().kv_room_tok / mean_context_tok))
+
+
+def _over_sampling(scenario: Scenario, pool_size: int) -> int:
+    """Groups to hold so that the pool stays full until B are valid. Those that never start cost nothing."""
+    return 2 * scenario.train_batch_size + -(-2 * pool_size // scenario.rollout_n)
+
+
+def _rounded(count: float) -> int:
+    """To two significant binary digits, so that numbers look chosen."""
+    step = max(1, 2 ** (int(np.log2(max(count, 1))) - 2))
+    return int(round(count / step)) * step

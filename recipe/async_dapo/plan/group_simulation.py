@@ -1,0 +1,180 @@
+"""Prompt groups on virtual servers: what `group_rollout.py`, `client.py` and `engine_requests.py` do, without the waiting.
+
+    start(group) -> n requests -> lease -> engine -> tokens recorded -> reward -> the last of n: verdict -> on_end
+                                     |
+                       stop: tokens so far recorded; with `keeps_kv` the request stays, attached to its turn
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from ..config import AsyncDAPOConfig
+from ..core.group_filter import judge_group
+from ..core.trajectory import Attachment, GroupOutcome, PromptGroup, Segment, Trajectory, Turn, Verdict
+from .clock import VirtualClock
+from .engine import Request
+from .fleet import Fleet
+from .workload import ANSWERS
+
+
+@dataclass(slots=True)
+class _Out:
+    """A trajectory whose request is out."""
+
+    group: PromptGroup
+    trajectory: Trajectory
+    lease_id: str
+    is_set_aside: bool  # will have had its tokens of this round when the request ends
+
+
+class GroupSimulation:
+    """The groups that run in one round.
+
+    Args:
+        policy_version: of the engines' weights in this round.
+        prompt_len_tok: of every prompt [tokens].
+        reward_s: from the end of a trajectory to its reward [s].
+        request_latency_s: from the start of a trajectory to its request being in the engine [s].
+        resume_delay_s: the same, on top, for a continued one [s].
+        on_generated: told a group's uid when one of its trajectories has been generated to its end.
+        on_end: told a group and its outcome when its last trajectory has come to rest.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        clock: VirtualClock,
+        options: AsyncDAPOConfig,
+        *,
+        policy_version: int,
+        prompt_len_tok: int,
+        reward_s: float,
+        request_latency_s: float,
+        resume_delay_s: float,
+        on_generated: Callable[[str], None],
+        on_end: Callable[[PromptGroup, GroupOutcome], None],
+    ) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._options = options
+        self._policy_version = policy_version
+        self._prompt_len_tok = prompt_len_tok
+        self._reward_s = reward_s
+        self._request_latency_s = request_latency_s
+        self._resume_delay_s = resume_delay_s
+        self._on_generated = on_generated
+        self._on_end = on_end
+        self._running: dict[str, tuple[PromptGroup, int]] = {}  # with the trajectories that have not come to rest
+        self._is_stopped = False
+        self.reprefilled_tok = 0
+        fleet.open(clock, self._receive)
+
+    def start(self, group: PromptGroup) -> None:
+        unfinished = group.unfinished
+        self._running[group.uid] = (group, len(unfinished))
+        delay_s = self._request_latency_s + (self._resume_delay_s if group.has_started else 0.0)
+        for trajectory in unfinished:
+            if delay_s:
+                self._clock.at(self._clock.now_s + delay_s, partial(self._send, group, trajectory))
+            else:
+                self._send(group, trajectory)
+
+    def stop(self) -> list[PromptGroup]:
+        """Stop all engines. Returns the groups that were running, with what they have generated."""
+        self._is_stopped = True
+        keep = self._options.keeps_kv
+        for request in self._fleet.stop(keep=keep):
+            out: _Out = request.owner
+            self._record(out.trajectory, request)
+            server_id = self._fleet.leases.server_of(out.lease_id)
+            if server_id is None:
+                continue
+            if keep:
+                out.trajectory.turns[0].attachment = Attachment(server_id=server_id, lease_id=out.lease_id)
+                self._fleet.frozen[out.lease_id] = request
+            else:
+                self._fleet.release(out.lease_id)
+        return [group for group, _ in self._running.values()]
+
+    def _send(self, group: PromptGroup, trajectory: Trajectory) -> None:
+        if self._is_stopped:
+            return
+        if not trajectory.turns:
+            trajectory.turns.append(Turn(prompt_digest=b"", prompt_len_tok=self._prompt_len_tok))
+        turn = trajectory.turns[0]
+        if turn.attachment is not None:
+            self._reattach(group, trajectory, turn.attachment)
+            return
+        done_tok = turn.generated_tok
+        left_tok = group.prompt[ANSWERS].response_lens_tok[trajectory.session_id] - done_tok
+        if left_tok == 0:  # it was waiting for its reward when the last round stopped
+            self._after_generation(group, trajectory)
+            return
+        limit_tok = self._options.max_tokens_per_round
+        now_tok = left_tok if limit_tok is None else min(left_tok, limit_tok)
+        context_tok = self._prompt_len_tok + done_tok
+        if done_tok:
+            self.reprefilled_tok += context_tok
+        out = _Out(group, trajectory, self._fleet.new_lease_id(), is_set_aside=now_tok < left_tok)
+        self._fleet.send(
+            out.lease_id,
+            Request(owner=out, context_tok=context_tok, remaining_tok=now_tok, prefill_tok=context_tok),
+        )
+
+    def _reattach(self, group: PromptGroup, trajectory: Trajectory, attachment: Attachment) -> None:
+        """Go on with the request that was left in its engine; it may have ended since the engines opened."""
+        trajectory.turns[0].attachment = None
+        request = self._fleet.frozen.pop(attachment.lease_id)
+        request.owner = _Out(group, trajectory, attachment.lease_id, is_set_aside=False)
+        if request.remaining_tok == 0:
+            self._receive(request)
+
+    def _receive(self, request: Request) -> None:
+        """A request has got its tokens."""
+        out: _Out = request.owner
+        self._record(out.trajectory, request)
+        if out.lease_id in self._fleet.frozen:
+            return  # its group has not been taken yet: `_reattach` will find it
+        self._fleet.release(out.lease_id)
+        if out.is_set_aside:
+            self._come_to_rest(out.group)
+        else:
+            self._after_generation(out.group, out.trajectory)
+
+    def _after_generation(self, group: PromptGroup, trajectory: Trajectory) -> None:
+        self._on_generated(group.uid)
+        if self._reward_s:
+            self._clock.at(self._clock.now_s + self._reward_s, partial(self._score, group, trajectory))
+        else:
+            self._score(group, trajectory)
+
+    def _score(self, group: PromptGroup, trajectory: Trajectory) -> None:
+        if self._is_stopped:
+            return
+        trajectory.finish(True)
+        self._come_to_rest(group)
+
+    def _come_to_rest(self, group: PromptGroup) -> None:
+        """One trajectory less; the last of a group decides what becomes of it."""
+        still_open = self._running[group.uid][1] - 1
+        if still_open:
+            self._running[group.uid] = (group, still_open)
+            return
+        del self._running[group.uid]
+        verdict = Verdict.SET_ASIDE if group.unfinished else self._judge(group)
+        self._on_end(group, GroupOutcome.of(group, verdict))
+
+    def _judge(self, group: PromptGroup) -> Verdict:
+        if self._options.filter.metric is None:
+            return Verdict.VALID
+        return judge_group(group.prompt[ANSWERS].metrics)
+
+    def _record(self, trajectory: Trajectory, request: Request) -> None:
+        """Add what a request has brought since it was last asked."""
+        new_tok = request.deliver()
+        if new_tok:
+            tokens = range(new_tok)
+            trajectory.turns[0].segments.append(
+                Segment(policy_version=self._policy_version, token_ids=tokens, rollout_log_probs=tokens)
+            )

@@ -1,0 +1,169 @@
+"""What the user says: one flat list of inputs, the same in a YAML file and on the command line."""
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from omegaconf import OmegaConf
+
+from ..config import ConfigError, RolloutStrategy
+from ..core.stop_rules import StopRuleName
+from .calibration import calibrate
+from .costs import ServerConstants
+from .hardware import Accelerator, find_accelerator
+from .lengths import LengthModel, LogNormalLengths, load_lengths
+from .model_shape import ModelShape, load_model
+from .scenario import Scenario
+from .workload import BetaPassRates, PassRates, ValidShare
+
+
+def _input(default: Any, about: str) -> Any:
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Defaults are the reference setting: Qwen3-8B, 8 x H200, responses of up to 16K tokens, DAPO's batch."""
+
+    model: str = _input("qwen3-8b", "preset, Hugging Face config.json, or the folder that holds it")
+    weight_gb: float | None = _input(None, "weights [1e9 bytes]; null = from the model's config.json, bf16")
+    kv_bytes_per_token: float | None = _input(None, "KV cache of one token [bytes]; null = from config.json, bf16")
+    accelerator: str = _input("h200", "preset: a800, h100, h800, h200, h20, mi300x")
+    memory_gb: float | None = _input(None, "of one accelerator [1e9 bytes]; null = the preset's")
+    bandwidth_tb_s: float | None = _input(None, "of its memory, peak [TB/s]; null = the preset's")
+    bf16_tflop_s: float | None = _input(None, "dense peak [TFLOP/s]; null = the preset's")
+    servers: int = _input(8, "vLLM servers [count]")
+    tensor_parallel_size: int = _input(1, "accelerators per server [count]")
+    gpu_memory_utilization: float = _input(0.85, "actor_rollout_ref.rollout.gpu_memory_utilization [0-1]")
+    max_num_seqs: int = _input(256, "actor_rollout_ref.rollout.max_num_seqs [requests]")
+    train_batch_size: int = _input(512, "B, data.train_batch_size [prompt groups]")
+    rollout_n: int = _input(16, "n, actor_rollout_ref.rollout.n [trajectories per group]")
+    max_response_length: int = _input(16384, "data.max_response_length [tokens]")
+    prompt_len_tok: int = _input(200, "of a prompt, on average [tokens]")
+    lengths: str | None = _input(None, "JSONL or parquet file of measured response lengths; null = log-normal")
+    length_median_tok: float = _input(4000.0, "of the log-normal [tokens]")
+    length_sigma: float = _input(0.9, "of the logarithm")
+    length_correlation: float = _input(0.5, "of lengths within a group [0-1]; measured where the file names groups")
+    valid_share: float = _input(0.6, "share of groups that pass DAPO's filter [0-1]")
+    pass_rate_beta: list[float] | None = _input(None, "a and b of Beta-distributed pass rates, instead of valid_share")
+    reward_s: float = _input(0.0, "from the end of a trajectory to its reward [s]")
+    training_s: float | None = _input(None, "training and log-probs of a step [s]; null = from arithmetic")
+    training_flop_share: float = _input(0.35, "of peak that training reaches [0-1]")
+    update_s: float = _input(5.0, "engines to sleep and back, with new weights [s]")
+    bandwidth_share: float = _input(0.77, "of peak that decoding reaches [0-1]")
+    step_overhead_ms: float = _input(1.5, "of one decode step, on top of memory traffic [ms]")
+    request_overhead_ms: float = _input(0.03, "of one decode step, per running request [ms]")
+    prefill_flop_share: float = _input(0.5, "of peak that prefill reaches [0-1]")
+    calibrate: str | None = _input(None, "JSONL record of a real run: its measurements replace the cost model's constants")
+    strategies: list[RolloutStrategy] | None = _input(None, "async_dapo.rollout_strategy values to try; null = all")
+    stop_rules: list[StopRuleName] | None = _input(None, "async_dapo.stop_rule values to try; null = all")
+    concurrency: list[int] | None = _input(None, "trajectories in flight to try [count]; null = around the KV room")
+    max_length_bias: float = _input(0.03, "largest |trained / natural mean length - 1| of a recommended setting")
+    max_off_policy: float = _input(1.0, "largest share of off-policy tokens of a recommended setting [0-1]")
+    steps: int | None = _input(None, "steps to average over [count]; null = as many as the batch size needs")
+    warmup: int | None = _input(None, "steps before, until the buffer is as full as it gets [count]; null = as needed")
+    seed: int = _input(0, "decides every random number")
+
+    @classmethod
+    def load(cls, path: str | None, overrides: dict[str, Any]) -> "Inputs":
+        """From a YAML file (or the defaults) and command-line values on top.
+
+        Raises:
+            ConfigError: for a file that cannot be read, an unknown input or a value of the wrong type.
+        """
+        values: dict[str, Any] = {}
+        if path is not None:
+            if not Path(path).is_file():
+                raise ConfigError("scenario", path, "no such file; give a YAML file with the inputs that --help lists")
+            loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+            if not isinstance(loaded, dict):
+                raise ConfigError("scenario", path, "must hold `name: value` lines")
+            values = {str(key): value for key, value in loaded.items()}
+        types = get_type_hints(cls)
+        for key in values.keys() - types.keys():
+            raise ConfigError(key, values[key], f"unknown input of {path}; known: {', '.join(sorted(types))}")
+        return cls(**{key: _convert(key, value, types[key]) for key, value in (values | overrides).items()})
+
+    def scenario(self) -> Scenario:
+        """
+        Raises:
+            ConfigError: for values out of range, and for a model or a trajectory that does not fit.
+        """
+        constants = {f.name: getattr(self, f.name) for f in fields(ServerConstants) if f.name in _NAMES}
+        for key in ("bandwidth_share", "prefill_flop_share", "training_flop_share"):
+            if not 0 < getattr(self, key) <= 1:
+                raise ConfigError(key, getattr(self, key), "must be in 0..1, above 0")
+        return Scenario(
+            model=self._model(),
+            accelerator=self._accelerator(),
+            num_servers=self.servers,
+            lengths=self._lengths(),
+            pass_rates=self._pass_rates(),
+            constants=replace(ServerConstants(), **constants),
+            measured=None if self.calibrate is None else calibrate(self.calibrate, num_servers=self.servers),
+            **{key: getattr(self, key) for key in _SAME_IN_SCENARIO},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def _model(self) -> ModelShape:
+        model = load_model(self.model)
+        given = {
+            "weight_bytes": None if self.weight_gb is None else self.weight_gb * 1e9,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+        }
+        for key, value in given.items():
+            if value is not None and value <= 0:
+                raise ConfigError(key, value, "must be > 0")
+        return replace(model, **{key: value for key, value in given.items() if value is not None})
+
+    def _accelerator(self) -> Accelerator:
+        given = {key: getattr(self, key) for key in ("memory_gb", "bandwidth_tb_s", "bf16_tflop_s")}
+        for key, value in given.items():
+            if value is not None and value <= 0:
+                raise ConfigError(key, value, "must be > 0")
+        if None not in given.values():
+            return Accelerator(name=self.accelerator, **given)
+        return replace(find_accelerator(self.accelerator), **{k: v for k, v in given.items() if v is not None})
+
+    def _lengths(self) -> LengthModel:
+        if self.lengths is not None:
+            return load_lengths(self.lengths, default_correlation=self.length_correlation)
+        return LogNormalLengths(
+            median_tok=self.length_median_tok, sigma=self.length_sigma, correlation=self.length_correlation
+        )
+
+    def _pass_rates(self) -> PassRates:
+        if self.pass_rate_beta is None:
+            return ValidShare(self.valid_share)
+        if len(self.pass_rate_beta) != 2:
+            raise ConfigError("pass_rate_beta", self.pass_rate_beta, "must be two numbers, a and b")
+        return BetaPassRates(*self.pass_rate_beta)
+
+
+_NAMES = {field.name for field in fields(Inputs)}
+_SAME_IN_SCENARIO = sorted(
+    _NAMES & {f.name for f in fields(Scenario)} - {"model", "accelerator", "lengths", "constants"}
+)
+
+
+def _convert(key: str, value: Any, kind: Any) -> Any:
+    """A YAML value or a command-line word as the input's type."""
+    if isinstance(kind, UnionType):
+        if value is None or value in ("null", "none"):
+            return None
+        kind = next(option for option in kind.__args__ if option is not NoneType)
+    try:
+        if get_origin(kind) is list:
+            items = value.split(",") if isinstance(value, str) else list(value)
+            return [get_args(kind)[0](item) for item in items]
+        if kind is int and float(value) != int(float(value)):
+            raise ValueError
+        return kind(float(value)) if kind is int else kind(value)
+    except (TypeError, ValueError):
+        raise ConfigError(key, value, f"must be {_INPUT_KINDS.get(kind, 'a comma-separated list')}") from None
+
+
+_INPUT_KINDS = {int: "a whole number", float: "a number", str: "text"}

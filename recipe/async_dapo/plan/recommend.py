@@ -1,0 +1,49 @@
+"""Which row to run: the fastest that trains on what the policy answers, as Hydra overrides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .sweep import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    row: Row
+    reason: str
+
+    @property
+    def overrides(self) -> list[str]:
+        """Ready to paste behind the training command."""
+        options = {"async_dapo.rollout_strategy": None, "async_dapo.stop_rule": None} | dict(
+            self.row.candidate.system.overrides
+        )
+        lines = [f"{key}={'null' if value is None else value}" for key, value in options.items()]
+        if self.row.candidate.strategy == "partial_stale_kv":
+            lines.append("actor_rollout_ref.rollout.free_cache_engine=False")
+        return lines
+
+
+def recommend(rows: Sequence[Row], *, max_length_bias: float, max_off_policy: float) -> Recommendation | None:
+    """The fastest row of this recipe whose trained lengths are natural and whose tokens are fresh enough.
+
+    None if no row is. Rows within one per cent of the fastest count as equally fast; of those, the one with the fewest
+    off-policy tokens is taken.
+    """
+    allowed = [
+        row
+        for row in rows
+        if not row.candidate.is_baseline
+        and abs(row.length_bias - 1) <= max_length_bias
+        and row.mean.off_policy_ratio <= max_off_policy
+    ]
+    if not allowed:
+        return None
+    fastest = max(row.speed_up for row in allowed)
+    best = min(
+        (row for row in allowed if row.speed_up >= 0.99 * fastest), key=lambda row: (row.mean.off_policy_ratio, -row.speed_up)
+    )
+    return Recommendation(
+        row=best,
+        reason=f"{best.speed_up:.2f}x the trained tokens per second of {rows[0].candidate.system.name}, off-policy share "
+        f"{best.mean.off_policy_ratio:.2f}, trained / natural length {best.length_bias:.2f}",
+    )

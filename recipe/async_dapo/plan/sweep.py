@@ -1,0 +1,82 @@
+"""Simulates candidates, one after another or on several processes, and puts the results side by side."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from math import ceil
+
+from .candidates import Candidate
+from .measures import StepMeasure, mean_of
+from .scenario import Scenario
+from .training_run import TrainingRun
+
+TRAJECTORIES_TO_MEASURE = 20_000  # enough for one per cent of the mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A candidate and its mean step."""
+
+    candidate: Candidate
+    mean: StepMeasure
+    natural_len_tok: float  # mean response length of the data set's valid groups
+    speed_up: float = 1.0  # trained tokens per second, over the first row's
+
+    @property
+    def length_bias(self) -> float:
+        """Mean trained response length over the natural one; below 1, training prefers short answers."""
+        return self.mean.trained_len_tok / self.natural_len_tok if self.natural_len_tok else 1.0
+
+
+def simulate(scenario: Scenario, candidate: Candidate, *, steps: int | None, warmup: int | None) -> StepMeasure:
+    """The mean step of a candidate, after its buffer has filled."""
+    run = TrainingRun(scenario, candidate.system)
+    batch = scenario.train_batch_size * scenario.rollout_n
+    if warmup is None:
+        in_flight = candidate.concurrency or run.options.max_waiting_requests
+        warmup = 2 + ceil(3 * min(in_flight, 4 * batch) / batch)
+    if steps is None:
+        steps = min(40, max(3, ceil(TRAJECTORIES_TO_MEASURE / batch)))
+    for _ in range(warmup):
+        run.step()
+    return mean_of([run.step() for _ in range(steps)])
+
+
+def sweep(
+    scenario: Scenario,
+    candidates: list[Candidate],
+    *,
+    steps: int | None = None,
+    warmup: int | None = None,
+    jobs: int = 1,
+    on_row: Callable[[Candidate], None] = lambda candidate: None,
+) -> list[Row]:
+    """Simulate every candidate; speed-ups refer to the first. The same seed gives the same rows, on any `jobs`."""
+    natural_len_tok = scenario.workload().mean_valid_tok()
+    means = []
+    for candidate, mean in zip(candidates, _simulate_all(scenario, candidates, steps, warmup, jobs), strict=True):
+        means.append(mean)
+        on_row(candidate)
+    reference = means[0].tokens_per_s_per_gpu
+    return [
+        Row(
+            candidate=candidate,
+            mean=mean,
+            natural_len_tok=natural_len_tok,
+            speed_up=mean.tokens_per_s_per_gpu / reference,
+        )
+        for candidate, mean in zip(candidates, means, strict=True)
+    ]
+
+
+def _simulate_all(
+    scenario: Scenario, candidates: Iterable[Candidate], steps: int | None, warmup: int | None, jobs: int
+) -> Iterator[StepMeasure]:
+    if jobs <= 1:
+        for candidate in candidates:
+            yield simulate(scenario, candidate, steps=steps, warmup=warmup)
+        return
+    with ProcessPoolExecutor(max_workers=jobs) as pool:
+        futures = [pool.submit(simulate, scenario, c, steps=steps, warmup=warmup) for c in candidates]
+        for future in futures:
+            yield future.result()

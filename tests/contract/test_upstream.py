@@ -1,0 +1,193 @@
+"""verl, TransferQueue, vLLM and Ray are what the recipe was written against; a version bump fails here, by name."""
+
+import ast
+import asyncio
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import textwrap
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
+from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+from verl.workers.rollout.router import RequestLoadBalancer
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from recipe.async_dapo import server, verl_combinations
+from recipe.async_dapo.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.manager import AsyncDAPOAgentLoopManager
+from recipe.async_dapo.preflight import REQUIRED_VERL_FILE
+from recipe.async_dapo.trainer import AsyncDAPOTrainer
+
+from ..shell.scripted_engine import ScriptedEngine
+from ..shell.simulation import simulate
+from .upstream import ATTRIBUTES, READ, SIGNATURES
+
+
+def named(name: str) -> Any:
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
+    return inspect.unwrap(found.__func__ if isinstance(found, classmethod | staticmethod) else found)
+
+
+def signature_of(function: Any) -> str:
+    """Names, kinds and defaults. Ray adds a parameter to the methods of a class that was made an actor."""
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
+        if parameter.name != "_ray_trace_ctx"
+    ]
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def test_verl_is_the_pinned_version() -> None:
+    assert REQUIRED_VERL_FILE.read_text().strip() == "verl==0.9.1" == f"verl=={importlib.metadata.version('verl')}"
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name: str) -> None:
+    assert signature_of(named(name)) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_body_is_the_one_that_was_read(name: str) -> None:
+    source = textwrap.dedent(inspect.getsource(named(name)))
+    digest = hashlib.blake2b(source.encode(), digest_size=6).hexdigest()
+    assert digest == READ[name], f"{name} has changed: read it, and what the recipe does around it"
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_attributes_are_set_upstream(name: str) -> None:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(named(name))))
+    assigned = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in ("self", "instance")
+    }
+    assert set(ATTRIBUTES[name]) <= assigned
+
+
+def test_our_balancer_serves_the_whole_protocol_and_takes_what_verl_sends() -> None:
+    for method, protocol in vars(RequestLoadBalancer).items():
+        if method.startswith("_"):
+            continue
+        ours = inspect.signature(getattr(GlobalLoadBalancer, method))
+        for parameter in list(inspect.signature(protocol).parameters.values()):
+            assert parameter.kind is parameter.VAR_KEYWORD or parameter.name in ours.parameters, method
+    for arguments in (("request",), ("request", "lease")):
+        inspect.signature(GlobalLoadBalancer.acquire_server).bind(None, *arguments)
+    inspect.signature(GlobalLoadBalancer.release_server).bind(None, server_id="server", request_id="request")
+
+
+def test_our_trainer_and_server_are_registered_under_verls_names() -> None:
+    assert get_trainer_cls("async_dapo") is AsyncDAPOTrainer
+    before = RolloutReplicaRegistry._registry.get("vllm")
+    try:
+        server.register_replica()
+        assert RolloutReplicaRegistry.get("vllm") is server.AsyncDAPOReplica
+    finally:
+        RolloutReplicaRegistry._registry["vllm"] = before
+
+
+def test_the_manager_only_replaces_what_the_base_lets_it_replace() -> None:
+    source = inspect.getsource(AgentLoopManager.__init__)
+    assert 'if not hasattr(self, "agent_loop_workers_class")' in source
+    assert inspect.iscoroutinefunction(AsyncDAPOAgentLoopManager._init_agent_loop_workers)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 984, 985, 5000])
+def test_start_up_knows_the_concurrent_calls_of_a_server_actor(max_num_seqs: int) -> None:
+    replica = SimpleNamespace(config=SimpleNamespace(max_num_seqs=max_num_seqs))
+    upstream = RolloutReplica.max_concurrency.fget(replica)
+    assert upstream == max(verl_combinations._MIN_CONCURRENCY, max_num_seqs + verl_combinations._CONTROL_CALLS)
+
+
+def test_containers_have_the_fields_we_use() -> None:
+    assert {"keys", "tags", "partition_id", "extra_info"} <= set(KVBatchMeta.__dataclass_fields__)
+    assert {"token_ids", "log_probs", "stop_reason", "num_preempted", "extra_fields"} == set(
+        TokenOutput.model_fields
+    ) - {"routed_experts"}
+    output = AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], metrics=AgentLoopMetrics())
+    assert {"response_logprobs", "reward_score", "extra_fields", "multi_modal_data"} <= set(
+        AgentLoopOutput.model_fields
+    )
+    assert {"prompts", "responses", "response_mask", "extra_fields"} <= set(output.as_dict())
+
+
+# ---- vLLM ----
+
+
+def test_the_engine_takes_the_calls_we_make() -> None:
+    params = SamplingParams(max_tokens=1, output_kind=RequestOutputKind.DELTA)
+    inspect.signature(AsyncLLM.generate).bind(
+        None, prompt={}, sampling_params=params, request_id="request", lora_request=None, priority=0
+    )
+    inspect.signature(AsyncLLM.abort).bind(None, ["request"])
+    inspect.signature(AsyncLLM.pause_generation).bind(None, mode="keep", clear_cache=False)
+    inspect.signature(AsyncLLM.resume_generation).bind(None)
+    inspect.signature(AsyncLLM.reset_prefix_cache).bind(None)
+    assert inspect.signature(AsyncLLM.abort).parameters["internal"].default is False  # our ids are external ones
+
+
+def test_chunks_have_the_fields_we_read() -> None:
+    assert {"token_ids", "logprobs", "finish_reason"} <= set(CompletionOutput.__dataclass_fields__)
+    assert {"outputs", "finished"} <= set(inspect.signature(RequestOutput).parameters)
+
+
+async def last_chunks(stream_interval: int, *, reads_s: float) -> list[CompletionOutput]:
+    """A request that is aborted after 3 tokens, as its reader sees it."""
+    engine = ScriptedEngine(9, stream_interval=stream_interval)
+    params = SamplingParams(max_tokens=100, logprobs=0, output_kind=RequestOutputKind.DELTA)
+    prompt = {"prompt_token_ids": [7], "cache_salt": ""}
+    stream = engine.generate(prompt=prompt, sampling_params=params, request_id="request")
+
+    async def read() -> list[CompletionOutput]:
+        chunks = []
+        async for chunk in stream:
+            chunks.append(chunk.outputs[0])
+            await asyncio.sleep(reads_s)
+        return chunks
+
+    reader = asyncio.create_task(read())
+    await asyncio.sleep(3.5)
+    await engine.abort("request")
+    return await reader
+
+
+def test_an_aborted_requests_empty_last_chunk_repeats_all_log_probs() -> None:
+    """The reason for `server._trim_log_probs`: when this fails, vLLM has mended it, and it can go."""
+    *before, last = simulate(last_chunks(1, reads_s=0.0))
+    assert [len(chunk.token_ids) for chunk in before] == [1, 1, 1]
+    assert (len(last.token_ids), len(last.logprobs), last.finish_reason) == (0, 3, "abort")
+
+
+def test_chunks_of_a_slow_reader_are_merged_with_the_repeated_log_probs_at_the_end() -> None:
+    _, merged = simulate(last_chunks(1, reads_s=10.0))
+    assert (len(merged.token_ids), len(merged.logprobs)) == (2, 5)
+
+
+# ---- Ray ----
+
+
+def test_errors_are_related_as_we_catch_them() -> None:
+    assert issubclass(ActorDiedError, RayActorError) and issubclass(RayActorError, RayError)
+    assert issubclass(GetTimeoutError, TimeoutError)
+    error = RayTaskError("method", "traceback", RuntimeError("cause")).as_instanceof_cause()
+    assert isinstance(error, RayTaskError) and str(error.cause) == "cause"
+    assert isinstance(error, RuntimeError)
+    assert callable(ray.actor.exit_actor)

@@ -1,0 +1,135 @@
+"""What the recipe relies on in verl 0.9.1 and TransferQueue, as data. To bump verl, see CONTRIBUTING.md.
+
+`SIGNATURES`: functions we call, override or are called as. `READ`: functions whose body we rely on, by digest; when one
+changes, read it again, and what the recipe does around it.
+"""
+
+TRAINER = "verl.trainer.ppo.v1.trainer_base:"
+AGENT_LOOP = "verl.experimental.agent_loop.agent_loop:"
+SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:"
+CLIENT = "verl.workers.rollout.llm_server:"
+
+SIGNATURES = {
+    # the client
+    CLIENT + "LLMServerClient.__init__": "(self, config, load_balancer_handle=None, **kwargs)",
+    CLIENT + "LLMServerClient.generate": (
+        "(self, request_id, *, prompt_ids, sampling_params, image_data=None, video_data=None, audio_data=None, "
+        "mm_processor_kwargs=None, **kwargs)"
+    ),
+    CLIENT + "LLMServerManager.get_client": "(self, client_cls=None, **kwargs)",
+    # the load balancer
+    "verl.workers.rollout.router:get_router_handle": (
+        "(servers, router_config_path=None, full_determinism=False, load_balancer_cls=None)"
+    ),
+    # the servers
+    "verl.workers.rollout.replica:RolloutReplicaRegistry.register": "(cls, name, loader)",
+    SERVER + "vLLMHttpServer.__init__": (
+        "(self, config, model_config, rollout_mode, workers, replica_rank, node_rank, gpus_per_node, nnodes, "
+        "cuda_visible_devices, disaggregation_role='null', disaggregation_kv_transfer_config=None)"
+    ),
+    SERVER + "vLLMHttpServer.generate": (
+        "(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, audio_data=None, "
+        "mm_processor_kwargs=None, priority=0, kv_transfer_params=None)"
+    ),
+    SERVER + "vLLMHttpServer.run_server": "(self, args)",
+    SERVER + "vLLMHttpServer.set_global_steps": "(self, global_steps)",
+    SERVER + "vLLMReplica.__init__": (
+        "(self, replica_rank, config, model_config, gpus_per_node=8, is_reward_model=False, is_teacher_model=False, "
+        "name_suffix='')"
+    ),
+    # workers and manager
+    AGENT_LOOP + "AgentLoopWorker.__init__": (
+        "(self, config, llm_client, teacher_client=None, reward_loop_worker_handles=None)"
+    ),
+    AGENT_LOOP + "AgentLoopWorker._run_agent_loop": (
+        "(self, sampling_params, trajectory, *, agent_name, trace=True, **kwargs)"
+    ),
+    AGENT_LOOP + "AgentLoopWorker._agent_loop_postprocess": "(self, output, validate, **kwargs)",
+    AGENT_LOOP + "AgentLoopWorker._compute_score": "(self, outputs, kwargs)",
+    AGENT_LOOP + "AgentLoopManager.__init__": (
+        "(self, config, llm_client, teacher_client=None, reward_loop_worker_handles=None)"
+    ),
+    AGENT_LOOP + "AgentLoopManager.create": "(cls, *args, **kwargs)",
+    AGENT_LOOP + "AgentLoopManager._init_agent_loop_workers": "(self)",
+    AGENT_LOOP + "AgentLoopManager.generate_sequences": "(self, prompts)",
+    # the trainer
+    "verl.trainer.main_ppo:run_ppo": "(config, task_runner_class)",
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.sample": "(self, global_steps, partition_id, batch_size)",
+    TRAINER + "register_trainer": "(name)",
+    TRAINER + "PPOTrainer.__init__": "(self, config)",
+    TRAINER + "PPOTrainer.init": "(self)",
+    TRAINER + "PPOTrainer.fit": "(self, agent_loop_manager)",
+    TRAINER + "PPOTrainer.get_llm_client": "(self)",
+    TRAINER + "PPOTrainer.get_teacher_client": "(self)",
+    TRAINER + "PPOTrainer.get_reward_handles": "(self)",
+    TRAINER + "PPOTrainer._build_replay_buffer": "(self)",
+    TRAINER + "PPOTrainer.on_init_end": "(self)",
+    TRAINER + "PPOTrainer.prepare_step": "(self)",
+    TRAINER + "PPOTrainer.on_sample_end": "(self)",
+    TRAINER + "PPOTrainer.on_step_end": "(self)",
+    TRAINER + "PPOTrainer.on_validate_begin": "(self)",
+    TRAINER + "PPOTrainer._compute_advantage": "(self, batch, metrics)",
+    TRAINER + "PPOTrainer._fetch_one_gen_batch": "(self)",
+    TRAINER + "PPOTrainer._reissue_inflight_prompts": "(self, partition_id='train')",
+    TRAINER + "PPOTrainer._stop_rollout_profiling": "(self)",
+    TRAINER + "PPOTrainer._save_checkpoint": "(self)",
+    TRAINER + "PPOTrainer._load_checkpoint": "(self)",
+    "verl.checkpoint_engine:CheckpointEngineManager.update_weights": "(self, global_steps=None)",
+    "verl.checkpoint_engine:CheckpointEngineManager.sleep_replicas": "(self)",
+    # helpers
+    "verl.utils:normalize_token_ids": "(tokenized_output)",
+    "verl.utils.config:validate_config": "(config, use_reference_policy, use_critic)",
+    "verl.utils.debug:marked_timer": "(name, timing_raw, color=None, domain=None, category=None)",
+    "verl.utils.device:auto_set_device": "(config)",
+    "verl.utils.tensordict_utils:list_of_dict_to_tensordict": "(list_of_dicts)",
+    "verl.trainer.ppo.reward:get_custom_reward_fn": "(config)",
+    "verl.trainer.ppo.utils:need_critic": "(config)",
+    "verl.trainer.ppo.utils:need_reference_policy": "(config)",
+    # the data plane
+    "transfer_queue:init": "(conf=None)",
+    "transfer_queue:close": "()",
+    "transfer_queue:async_kv_batch_put": "(keys, partition_id, fields=None, tags=None, data_parser=None)",
+    "transfer_queue:kv_batch_put": "(keys, partition_id, fields=None, tags=None, data_parser=None)",
+    "transfer_queue:kv_batch_get": "(keys, partition_id, select_fields=None)",
+    "transfer_queue:kv_list": "(partition_id=None)",
+    "transfer_queue:kv_clear": "(keys, partition_id)",
+}
+
+READ = {
+    TRAINER + "PPOTrainer.fit": "07f6014eb3d2",  # order of the hooks; kv_clear of the trained batch
+    TRAINER + "PPOTrainer.step": "2f50a6e5ee62",  # prepare_step opens the round
+    TRAINER + "PPOTrainer._step_once": "9dee5bcf0174",  # one `sample` of the train partition a step
+    TRAINER + "PPOTrainer._validate": "c83fac6b28db",  # generate_sequences, then `sample` of the val partition
+    TRAINER + "PPOTrainer._init_dataloader": "6de488503445",  # draws prompt by prompt
+    TRAINER + "PPOTrainer._save_checkpoint": "9527bf5c9f5d",  # marks the checkpoint as complete last
+    TRAINER + "PPOTrainer._load_checkpoint": "4fdb15a2efff",  # finds the folder that our pool file is in
+    TRAINER + "PPOTrainer._compute_advantage": "41cfe4eb0eae",  # leaves old_log_probs in the store
+    AGENT_LOOP + "AgentLoopWorker._run_agent_loop": "04636a02f786",
+    AGENT_LOOP + "AgentLoopWorker._compute_score": "876c6391f9a3",  # skips outputs that have a score
+    AGENT_LOOP + "AgentLoopManager._init_agent_loop_workers": "563147c55209",
+    AGENT_LOOP + "AgentLoopOutput.as_dict": "ee57aa610c44",
+    SERVER + "vLLMHttpServer.generate": "2dcab33b7df5",  # keeps the last chunk of the stream
+    SERVER + "vLLMHttpServer.run_server": "1603d0b057a1",  # sets `engine`
+    SERVER + "vLLMReplica.launch_servers": "14cac3e1de60",  # uses `server_class` and `max_concurrency`
+    "verl.workers.rollout.router:get_router_handle": "d67fd438e332",
+    "verl.trainer.main_ppo:run_ppo": "416ebffb70c7",
+}
+
+# Attributes we read that an upstream class sets in one of its own methods.
+ATTRIBUTES = {
+    TRAINER + "PPOTrainer": (
+        "checkpoint_manager",
+        "config",
+        "curr_step_profile",
+        "global_steps",
+        "llm_server_manager",
+        "logger",
+        "replay_buffer",
+        "timing_raw",
+    ),
+    AGENT_LOOP + "AgentLoopManager": ("agent_loop_workers", "agent_loop_workers_class", "config", "llm_client"),
+    AGENT_LOOP + "AgentLoopWorker": ("config", "llm_client"),
+    CLIENT + "LLMServerClient": ("_load_balancer", "config"),
+    SERVER + "vLLMHttpServer": ("engine", "global_steps"),
+    SERVER + "vLLMReplica": ("server_class",),
+}

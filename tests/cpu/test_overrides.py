@@ -1,0 +1,29 @@
+"""Hydra reads the quick start's overrides as they are meant, whatever the folders are called."""
+
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from recipe.async_dapo.cpu.assets import Assets
+from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
+
+
+def parsed(folder: Path) -> dict[str, object]:
+    run = RunSettings(assets=Assets(folder=folder), output=folder, ray_folder=folder, steps=60, seed=0)
+    overrides = [*verl_overrides(run), *recipe_overrides(strategy="discard", stop_rule=None)]
+    values = OverridesParser.create().parse_overrides(overrides)
+    assert len({value.key_or_group for value in values}) == len(overrides), "an option is given twice"
+    return {value.key_or_group: value.value() for value in values}
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "a=b,c", "it's {here}"])
+def test_given_a_folder_of_any_name_when_parsed_then_paths_arrive_whole(name):
+    folder = Path("/runs", name)
+    values = parsed(folder)
+    assert values["actor_rollout_ref.model.path"] == str(folder / "model")
+    assert values["ray_kwargs.ray_init._temp_dir"] == str(folder)
+
+
+def test_given_no_stop_rule_when_parsed_then_the_strategy_decides():
+    assert parsed(Path("/runs"))["async_dapo.stop_rule"] is None

@@ -1,0 +1,144 @@
+"""The quick start's own behaviour, with a scripted training process in place of the real one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from recipe.async_dapo.cpu import run_metrics as keys
+from recipe.async_dapo.cpu.run_metrics import RunMetrics
+
+ROOT = Path(__file__).parents[2]
+# Runs the quick start with `sys.argv[1]` as the code of the training process.
+LAUNCHER = """
+import sys
+from pathlib import Path
+from recipe.async_dapo.cpu import quickstart
+from recipe.async_dapo.cpu.assets import Assets
+code = sys.argv.pop(1)
+quickstart.prepare_assets = lambda parent, **_: Assets(folder=Path("none"))
+quickstart._command = lambda options, *_: [sys.executable, "-c", code, *options.overrides]
+quickstart.main()
+"""
+TRAIN = """
+import json, os, sys, time
+def log(step, **data):
+    with open(os.environ["VERL_FILE_LOGGER_PATH"], "a") as file:
+        file.write(json.dumps({"step": step, "data": data}) + "\\n")
+"""
+
+
+def step_data(*, accuracy: float | None = None) -> dict[str, float]:
+    data = {
+        keys.REWARD: 0.5,
+        keys.STEP_S: 1.5,
+        keys.STOPPED_EARLY: 1.0,
+        keys.INTERRUPTED: 3.0,
+        keys.REQUEUED: 2.0,
+        keys.REJECTED_RATIO: 0.5,
+        keys.LEDGER + "drawn": 20.0,
+        keys.LENGTH_TRAINED: 12.0,
+        keys.LENGTH_DISPATCHED: 14.0,
+    }
+    return data if accuracy is None else data | {keys.ACCURACY: accuracy}
+
+
+def run(code: str, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", LAUNCHER, TRAIN + code, "--output", str(output), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_it(tmp_path):
+    log = f"log(0, **{{{keys.ACCURACY!r}: 0.4}}); log(1, **{step_data()}); log(2, **{step_data(accuracy=0.7)})"
+    done = run(log, tmp_path / "run", "--steps", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["accuracy_before"] == 0.4
+    assert summary["accuracy_after"] == 0.7
+    assert summary["steps"] == 2
+    assert summary["steps_stopped_early"] == 2
+    assert summary["groups"]["drawn"] == 20
+    assert summary["groups"]["requeued"] == 4
+    assert summary["groups"]["trained"] is None
+    assert (tmp_path / "run" / "training.png").stat().st_size > 1000
+    assert "0.40 -> 0.70" in done.stdout
+    assert "[tokens]" in done.stdout
+    assert "step 1/2: accuracy 0.40, reward 0.50, stop: target reached, 3 groups interrupted" in done.stdout
+
+
+def test_given_overrides_after_two_dashes_when_run_then_they_reach_the_entry_last(tmp_path):
+    code = f"log(1, **{step_data()}); print(sys.argv[1:])"
+    run(code, tmp_path / "run", "--steps", "1", "--", "a.b=c", "--", "d=e")
+    assert "['a.b=c', '--', 'd=e']" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_given_a_failing_run_when_it_ends_then_its_last_lines_are_shown(tmp_path):
+    done = run("print('[it] went wrong'); sys.exit(5)", tmp_path / "run")
+    assert done.returncode == 1
+    assert "[it] went wrong" in done.stdout
+    assert "exit code 5" in done.stdout
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("limit", ["--stall-s", "--timeout-s"])
+def test_given_a_hanging_run_when_a_limit_passes_then_it_is_ended_with_the_limit_named(tmp_path, limit):
+    started = time.monotonic()
+    done = run("time.sleep(600)", tmp_path / "run", limit, "2")
+    assert done.returncode == 1
+    assert limit in done.stdout
+    assert time.monotonic() - started < 60
+
+
+def test_given_ctrl_c_when_a_run_goes_on_then_it_is_ended(tmp_path):
+    code = TRAIN + "open('started', 'w').write(str(os.getpid())); time.sleep(600)"
+    command = [sys.executable, "-c", LAUNCHER, code, "--output", str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    while not (tmp_path / "started").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "interrupted" in output
+    assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
+
+
+def test_given_a_run_without_a_step_when_it_ends_well_then_it_counts_as_failed(tmp_path):
+    done = run("pass", tmp_path / "run")
+    assert done.returncode == 1
+    assert "without a step" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "0"], ["--stop-rule", "never"], ["--strategy", "none"]])
+def test_given_a_bad_option_when_parsed_then_nothing_starts(tmp_path, arguments):
+    done = run("", tmp_path / "run", *arguments)
+    assert done.returncode == 2
+    assert arguments[0].removeprefix("--") in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_given_a_half_written_line_when_read_then_it_waits_for_the_rest(tmp_path):
+    metrics = RunMetrics(file=tmp_path / "metrics.jsonl")
+    assert metrics.read_new() == []
+    line = json.dumps({"step": 1, "data": {keys.REWARD: 0.25}}) + "\n"
+    with metrics.file.open("w") as file:
+        file.write(line[:10])
+        file.flush()
+        assert metrics.read_new() == []
+        file.write(line[10:])
+    assert metrics.read_new() == [1]
+    assert metrics.last(keys.REWARD) == 0.25
+    assert metrics.last(keys.ACCURACY) is None

@@ -1,0 +1,98 @@
+"""Whatever way a run ends, its processes and its shared memory end with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+HERE = Path(__file__).parent
+# The shape of a Ray run: a driver, a daemon in its own session, and shared memory that nobody unlinks.
+DRIVER = """
+import os, sys, time
+from multiprocessing import resource_tracker, shared_memory
+segment = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister(segment._name, "shared_memory")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        with open(sys.argv[1] + ".part", "w") as file:
+            file.write(f"{os.getpid()} {segment.name}")
+        os.rename(sys.argv[1] + ".part", sys.argv[1])
+        time.sleep(600)
+    os._exit(0)
+"""
+ENDS_AT_ONCE = DRIVER + "os._exit(3)"
+GOES_ON = DRIVER + "time.sleep(600)"
+# In a process of its own, because it adopts orphans from then on.
+SUPERVISOR = """
+import signal, sys
+from pathlib import Path
+from recipe.async_dapo.cpu.supervision import TrainingProcess
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+code, started = sys.argv[1:]
+command = [sys.executable, "-c", code, started]
+process = TrainingProcess(command, environment={}, log_file=Path(started + ".log"), grace_s=1.0)
+with process:
+    while process.exit_code is None or not Path(started).exists():
+        process.watch(0.05)
+    process.watch(0.05)
+print(process.exit_code, process.peak_memory_bytes > 0)
+"""
+
+
+def start_supervisor(code: str, started: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, code, str(started)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=HERE.parents[1],
+    )
+
+
+def wait_for_file(path: Path) -> str:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def daemon_and_segment(started: Path) -> tuple[int, Path]:
+    pid, segment = wait_for_file(started).split()
+    return int(pid), Path("/dev/shm", segment)
+
+
+@pytest.mark.parametrize("how", ["driver ends", "supervisor is terminated"])
+def test_given_a_daemon_and_a_segment_when_the_run_ends_then_both_are_gone(tmp_path, how):
+    started = tmp_path / "started"
+    supervisor = start_supervisor(ENDS_AT_ONCE if how == "driver ends" else GOES_ON, started)
+    daemon, segment = daemon_and_segment(started)
+    if how == "driver ends":
+        output, _ = supervisor.communicate(timeout=60)
+        assert output.split() == ["3", "True"]
+    else:
+        time.sleep(0.5)  # long enough to be seen holding the segment
+        supervisor.send_signal(signal.SIGTERM)
+        supervisor.communicate(timeout=60)
+        assert supervisor.returncode == 7
+    assert not psutil.pid_exists(daemon)
+    assert not segment.exists()
+
+
+def test_given_a_segment_of_another_run_when_a_run_ends_then_it_stays(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", GOES_ON, str(tmp_path / "other")])
+    try:
+        daemon, segment = daemon_and_segment(tmp_path / "other")
+        supervisor = start_supervisor(ENDS_AT_ONCE, tmp_path / "started")
+        supervisor.communicate(timeout=60)
+        assert segment.exists() and psutil.pid_exists(daemon)
+        os.kill(daemon, signal.SIGKILL)
+        segment.unlink()
+    finally:
+        other.kill()
+        other.wait()

@@ -1,0 +1,40 @@
+"""A small Ray of one's own, in a short folder, that leaves nothing behind."""
+
+import gc
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@contextmanager
+def local_ray() -> Iterator[None]:
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    python_path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100_000_000,
+        log_to_driver=False,
+        _temp_dir=folder,
+        runtime_env={"env_vars": {"PYTHONPATH": python_path}},
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        with warnings.catch_warnings():  # Ray leaves its processes to the garbage collector
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+        deadline = time.monotonic() + 10
+        while os.path.exists(folder) and time.monotonic() < deadline:  # its processes write until they are gone
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,209 @@
+"""What only real Ray can show: calls that wait do not block others, deaths arrive, the stop reaches every process."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterator
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+
+from recipe.async_dapo.coordinator import EarlyStoppingCoordinatorActor, RoundEvent, RoundSpec, Ticket
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.trajectory import GroupOutcome, Turn, Verdict
+from recipe.async_dapo.engine_requests import EngineRequests, TrajectoryInterrupted
+from recipe.async_dapo.load_balancer import GlobalLoadBalancerActor
+from recipe.async_dapo.manager import AsyncDAPOAgentLoopManager, RolloutError
+
+from ..shell.scripted_server import ScriptedServer, token_at
+from .cluster import local_ray
+from .dying_server import DyingServer
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0
+MANY = 4096
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    with local_ray():
+        yield
+
+
+def within(coroutine: Coroutine[Any, Any, T], seconds: float = PATIENCE_S) -> T:
+    async def main() -> T:
+        async with asyncio.timeout(seconds):
+            return await coroutine
+
+    return asyncio.run(main())
+
+
+async def eventually(condition: Any) -> None:
+    """For what nobody awaits, such as releases; ends with the time limit of `within`."""
+    while not await condition():  # noqa: ASYNC110 (another process has no event for it)
+        await asyncio.sleep(0.01)
+
+
+def start_servers(count: int, **options: Any) -> dict[str, ActorHandle]:
+    actor = ray.remote(num_cpus=0, max_concurrency=1000)(ScriptedServer)
+    return {f"server-{k}": actor.remote(**options) for k in range(count)}
+
+
+def start_balancer(servers: dict[str, ActorHandle], capacity: int) -> ActorHandle:
+    return GlobalLoadBalancerActor.remote(servers, {"max_loads_per_server": capacity})
+
+
+async def generate(balancer: ActorHandle, name: str) -> tuple[str | None, Turn]:
+    """One request. Returns its finish reason, None if the stop interrupted it, and its record."""
+    turn = Turn(prompt_digest=b"", prompt_len_tok=1)
+    requests = EngineRequests(balancer, cleanup_timeout_s=PATIENCE_S)
+    try:
+        while True:  # a request that was lost with its server is sent again
+            params = {"max_tokens": 10_000}
+            reason = await requests.advance(turn, name, [7, *turn.raw_response_ids], params, {})
+            if reason is not None:
+                return reason, turn
+    except TrajectoryInterrupted:
+        return None, turn
+
+
+async def is_quiet(balancer: ActorHandle) -> bool:
+    status = await balancer.get_status.remote()
+    return (status["total_inflight"], status["waiting"]) == (0, 0)
+
+
+def test_given_4096_waiters_when_a_lease_is_released_then_the_release_is_not_behind_them() -> None:
+    balancer = start_balancer(start_servers(1), capacity=1)
+
+    async def main() -> float:
+        assert await balancer.acquire_server.remote("request", "holder") is not None
+        waiters = [balancer.acquire_server.remote("request", f"lease-{k}") for k in range(MANY)]
+        started = time.monotonic()
+        await balancer.release_server.remote("", None, "holder")
+        assert await waiters[0] is not None
+        took_s = time.monotonic() - started
+        await balancer.stop.remote()
+        assert [await waiter for waiter in waiters[1:]] == [None] * (MANY - 1)
+        return took_s
+
+    assert within(main()) < 10.0  # sending 4,096 calls is most of it
+
+
+def test_given_a_release_that_overtakes_its_request_then_nothing_is_held() -> None:
+    balancer = start_balancer(start_servers(1), capacity=1)
+
+    async def main() -> None:
+        await balancer.release_server.remote("", None, "lease")
+        assert await balancer.acquire_server.remote("request", "lease") is None
+        assert await is_quiet(balancer)
+
+    within(main())
+
+
+def test_given_requests_on_all_servers_when_the_round_stops_then_everybody_is_reached_and_no_lease_is_out() -> None:
+    servers = start_servers(4, length_of=100_000, token_s=0.01)
+    balancer = start_balancer(servers, capacity=8)
+    coordinator = EarlyStoppingCoordinatorActor.remote(balancer, PATIENCE_S)
+    spec = RoundSpec(
+        round_id="step-1",
+        stop_rule=StopRuleName.FIRST_COMPLETED,
+        target_valid_groups=1,
+        carried_valid_groups=0,
+        num_workers=1,
+        drains=False,
+    )
+
+    async def running() -> int:
+        return sum([await server.num_running.remote() for server in servers.values()])
+
+    async def all_slots_are_taken() -> bool:
+        return await running() == 32
+
+    async def main() -> None:
+        groups = [Ticket(prompt_uid=uid, unfinished=1, payload=b"") for uid in ("a", "b")]
+        await coordinator.open_round.remote(spec, groups)
+        assert (await coordinator.take_group.remote("step-1", 0)).prompt_uid == "a"
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(generate(balancer, f"request-{k}")) for k in range(64)]
+            workers = [tasks.create_task(wait_stopped(coordinator)) for _ in range(8)]
+            await eventually(all_slots_are_taken)
+            outcome = GroupOutcome(prompt_uid="a", verdict=Verdict.VALID)
+            await coordinator.report_completion.remote("step-1", outcome)
+            assert await coordinator.next_event.remote("step-1") is RoundEvent.STOPPED
+            assert await running() == 0
+        assert all(worker.done() for worker in workers)
+        for call in calls:
+            reason, turn = call.result()
+            assert reason is None
+            assert turn.raw_response_ids == [token_at([7], k) for k in range(turn.generated_tok)]
+        await eventually(lambda: is_quiet(balancer))
+
+    within(main())
+
+
+async def wait_stopped(coordinator: ActorHandle) -> None:
+    await coordinator.wait_stopped.remote("step-1")
+
+
+def test_given_a_server_that_is_killed_when_it_generates_then_its_requests_are_whole_on_the_others() -> None:
+    servers = start_servers(2, length_of=200, token_s=0.01)
+    balancer = start_balancer(servers, capacity=8)
+
+    async def both_generate() -> bool:
+        return all([await server.num_running.remote() == 4 for server in servers.values()])
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(generate(balancer, f"request-{k}")) for k in range(8)]
+            await eventually(both_generate)
+            ray.kill(servers["server-0"])
+        for call in calls:
+            reason, turn = call.result()
+            assert reason == "stop" and turn.raw_response_ids == [token_at([7], k) for k in range(200)]
+        await eventually(lambda: is_quiet(balancer))
+        assert await balancer.get_all_servers.remote() == ["server-1"]
+
+    within(main())
+
+
+def test_given_a_coordinator_that_is_killed_when_the_trainer_waits_then_it_gets_an_error_in_time() -> None:
+    servers = start_servers(1)
+    manager = object.__new__(AsyncDAPOAgentLoopManager)
+    options: Any = SimpleNamespace(round_timeout_s=3600.0, stop_timeout_s=PATIENCE_S)
+    manager._options = options
+    manager._balancer = start_balancer(servers, capacity=1)
+    manager._coordinator = EarlyStoppingCoordinatorActor.remote(manager._balancer, PATIENCE_S)
+    manager._round_id, manager._started = "step-1", time.monotonic()
+    manager._worker_refs = [servers["server-0"].reattach.remote("unknown")]
+    spec = RoundSpec(
+        round_id="step-1",
+        stop_rule=None,
+        target_valid_groups=0,
+        carried_valid_groups=0,
+        num_workers=1,
+        drains=True,
+    )
+    ray.get(manager._coordinator.open_round.remote(spec, [Ticket(prompt_uid="a", unfinished=1, payload=b"")]))
+    ray.kill(manager._coordinator)
+    started = time.monotonic()
+    with pytest.raises(RolloutError, match="step-1"):
+        manager.next_event()
+    assert time.monotonic() - started < PATIENCE_S
+
+
+def test_given_an_engine_that_dies_in_a_living_server_then_its_clients_see_a_dead_server() -> None:
+    server = ray.remote(num_cpus=0, max_concurrency=1000)(DyingServer).remote()
+
+    async def main() -> None:
+        await server.ready.remote()
+        calls = [server.generate.remote([7], {"max_tokens": 1000}, f"request-{k}") for k in range(3)]
+        await server.die.remote()
+        for call in calls:
+            with pytest.raises(RayActorError):
+                await call
+
+    within(main())

@@ -1,0 +1,120 @@
+"""An actor handle that behaves as Ray's does, for an object in this process."""
+
+import asyncio
+import copy
+import traceback
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from .simulation import REMOTE
+
+
+class RemoteCall(Awaitable[Any]):
+    """What `.remote()` returns. The call goes on whether or not somebody awaits it or stops awaiting it."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # an error nobody awaits is Ray's
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._result().__await__()
+
+    @property
+    def is_done(self) -> bool:
+        return self._task.done()
+
+    async def _result(self) -> Any:
+        await asyncio.wait([self._task])
+        return copy.deepcopy(self._task.result())
+
+
+class FakeHandle:
+    """`handle.method.remote(...)` calls `target.method` as an async Ray actor would.
+
+    Arguments and results are copies; a killed actor fails every call, begun or
+    not, with `ActorDiedError`; an error of the method arrives as `RayTaskError`.
+
+    Args:
+        target: the object behind the handle.
+        latency_s: time a call takes to reach the actor, and its answer to come back [s]; may depend on the method.
+        in_order: whether calls start in the order they were made. Ray keeps it only per caller.
+    """
+
+    def __init__(self, target: Any, *, latency_s: float | Callable[[str], float] = 0.0, in_order: bool = True) -> None:
+        self.target = target
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._latency_s = latency_s
+        self._in_order = in_order
+        self._starts_s = 0.0
+        self._dead: asyncio.Event | None = None
+
+    def __getattr__(self, name: str) -> "_Method":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Method(self, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FakeHandle":
+        return self  # handles are references
+
+    def kill(self) -> None:
+        self._death.set()
+
+    @property
+    def _death(self) -> asyncio.Event:
+        if self._dead is None:
+            self._dead = asyncio.Event()
+        return self._dead
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RemoteCall:
+        args, kwargs = copy.deepcopy((args, kwargs))
+        self.calls.append((method, args, kwargs))
+        latency_s = self._latency_s(method) if callable(self._latency_s) else self._latency_s
+        loop = asyncio.get_event_loop()  # also set while it is not running: a trainer is synchronous
+        starts_s = loop.time() + latency_s
+        if self._in_order:
+            self._starts_s = starts_s = max(self._starts_s, starts_s)
+        call = self._run(method, args, kwargs, starts_s=starts_s, latency_s=latency_s)
+        return RemoteCall(loop.create_task(call, name=f"{REMOTE} {type(self.target).__name__}.{method}"))
+
+    async def _run(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, starts_s: float, latency_s: float
+    ) -> Any:
+        work = asyncio.ensure_future(self._work(method, args, kwargs, starts_s=starts_s, latency_s=latency_s))
+        work.set_name(f"{REMOTE} work")
+        death = asyncio.ensure_future(self._death.wait())
+        death.set_name(f"{REMOTE} death")
+        try:
+            await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
+            if self._death.is_set():
+                raise ActorDiedError()
+            return work.result()
+        finally:
+            work.cancel()
+            death.cancel()
+
+    async def _work(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, starts_s: float, latency_s: float
+    ) -> Any:
+        if starts_s > asyncio.get_running_loop().time():
+            await asyncio.sleep(starts_s - asyncio.get_running_loop().time())
+        try:
+            result = getattr(self.target, method)(*args, **kwargs)
+            if asyncio.iscoroutine(result):
+                result = await result
+        except Exception as error:
+            raise RayTaskError(method, traceback.format_exc(), error).as_instanceof_cause() from None
+        if latency_s:
+            await asyncio.sleep(latency_s)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    handle: FakeHandle
+    name: str
+
+    def remote(self, *args: Any, **kwargs: Any) -> RemoteCall:
+        return self.handle.call(self.name, args, kwargs)

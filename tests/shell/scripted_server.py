@@ -1,0 +1,190 @@
+"""A scripted engine server, for virtual time and, as `ray.remote(ScriptedServer)`, for real Ray. Imports no verl."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from .simulation import REMOTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedOutput:
+    """verl's `TokenOutput`, as far as it is read."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    stop_reason: str
+    extra_fields: dict[str, Any]
+
+
+@dataclass(slots=True)
+class ScriptedRequest:
+    """A request on a scripted server: what it was asked, what it has generated, and what of it was delivered."""
+
+    prompt_ids: list[int]
+    max_tokens: int
+    length_tok: int
+    token_ids: list[int] = field(default_factory=list)
+    stamps: list[int] = field(default_factory=list)  # policy version of each token
+    delivered_tok: int = 0
+    finish_reason: str | None = None
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    decoding: asyncio.Task[None] | None = None
+
+
+class ScriptedServer:
+    """`AsyncDAPOServer`'s protocol without an engine: every request makes a token every `token_s`.
+
+    Token k of a response to a prompt is `token_at(prompt_ids, k)`, whatever server, attempt and segment it comes from,
+    so that a test can tell a response that was put together wrongly. Its log-prob is `-token / 1000`.
+
+    Args:
+        length_of: response length of a prompt [tokens], by the prompt without what was generated before.
+        token_s: time per token [s].
+        prompt_len_tok: length of all prompts: what follows is a response to be continued [tokens].
+        hangs: whether aborts are ignored.
+    """
+
+    def __init__(
+        self,
+        length_of: Callable[[list[int]], int] | int = 8,
+        *,
+        token_s: float = 1.0,
+        prompt_len_tok: int = 1,
+        hangs: bool = False,
+    ) -> None:
+        self._length_of = length_of
+        self._token_s = token_s
+        self._prompt_len_tok = prompt_len_tok
+        self._hangs = hangs
+        self.global_steps = 0
+        self.is_stopped = False
+        self.running: dict[str, ScriptedRequest] = {}  # in the engine, frozen or not
+        self.ended: dict[str, ScriptedRequest] = {}  # not fetched yet
+        self.generated: dict[str, list[int]] = {}  # request -> tokens, of every request that has ended
+        self.max_running = 0
+        self._decodes = asyncio.Event()
+        self._decodes.set()
+        self._paused = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
+    ) -> ScriptedOutput:
+        assert request_id not in self.running and request_id not in self.generated, "a request id was used twice"
+        if self.is_stopped:
+            return self._output(ScriptedRequest(prompt_ids, 0, 0), "aborted")
+        request = self._admit(prompt_ids, sampling_params)
+        self.running[request_id] = request
+        self.max_running = max(self.max_running, len(self.running))
+        self._idle.clear()
+        request.decoding = asyncio.create_task(self._decode(request_id, request), name=f"{REMOTE} decode")
+        return await self.reattach(request_id)
+
+    async def reattach(self, request_id: str) -> ScriptedOutput:
+        request = self.running.get(request_id) or self.ended.get(request_id)
+        if request is None:
+            return self._output(ScriptedRequest([], 0, 0), "unknown")
+        assert request.decoding is not None
+        paused = asyncio.create_task(self._paused.wait(), name=f"{REMOTE} pause")
+        await asyncio.wait([request.decoding, paused], return_when=asyncio.FIRST_COMPLETED)
+        paused.cancel()
+        if not request.decoding.done():
+            return self._output(request, "paused")
+        self.ended.pop(request_id, None)
+        return self._output(request, "aborted" if request.finish_reason == "abort" else "completed")
+
+    async def stop_generation(self, mode: str = "abort") -> int:
+        self.is_stopped = True
+        stopped = list(self.running)
+        if mode == "keep":
+            self._decodes.clear()
+            self._paused.set()
+        else:
+            await self.abort_requests(stopped)
+            await self._idle.wait()
+        return len(stopped)
+
+    async def allow_generation(self) -> None:
+        self.is_stopped = False
+        self._paused.clear()
+        self._decodes.set()
+
+    async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
+        for request_id in request_ids:
+            if request_id in self.running and not self._hangs:
+                self.running[request_id].aborted.set()
+            if forget:
+                self.ended.pop(request_id, None)
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        self.global_steps = global_steps
+
+    async def num_running(self) -> int:
+        return len(self.running)
+
+    def _admit(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> ScriptedRequest:
+        prompt, generated = prompt_ids[: self._prompt_len_tok], prompt_ids[self._prompt_len_tok :]
+        whole_tok = self._length_of if isinstance(self._length_of, int) else self._length_of(prompt)
+        return ScriptedRequest(prompt_ids, sampling_params["max_tokens"], max(1, whole_tok - len(generated)))
+
+    async def _decode(self, request_id: str, request: ScriptedRequest) -> None:
+        """Generate to the end, in vLLM's words."""
+        request.finish_reason = "stop" if request.length_tok <= request.max_tokens else "length"
+        while len(request.token_ids) < min(request.length_tok, request.max_tokens):
+            if await _happens_within(request.aborted, self._token_s):
+                request.finish_reason = "abort"
+                break
+            await _either(self._decodes, request.aborted)
+            if not self._decodes.is_set():
+                continue
+            position = len(request.prompt_ids) - self._prompt_len_tok + len(request.token_ids)
+            request.token_ids.append(token_at(request.prompt_ids[: self._prompt_len_tok], position))
+            request.stamps.append(self.global_steps)
+        self.generated[request_id] = request.token_ids
+        self.ended[request_id] = self.running.pop(request_id)
+        if not self.running:
+            self._idle.set()
+
+    def _output(self, request: ScriptedRequest, stop_reason: str) -> ScriptedOutput:
+        """Everything since the last delivery."""
+        token_ids = request.token_ids[request.delivered_tok :]
+        stamps = request.stamps[request.delivered_tok :]
+        request.delivered_tok = len(request.token_ids)
+        return ScriptedOutput(
+            token_ids=token_ids,
+            log_probs=[log_prob_of(token) for token in token_ids],
+            stop_reason=stop_reason,
+            extra_fields={
+                "global_steps": self.global_steps,
+                "segments": [(version, len(list(same))) for version, same in groupby(stamps)],
+                "finish_reason": request.finish_reason,
+            },
+        )
+
+
+def token_at(prompt_ids: list[int], position: int) -> int:
+    return 1000 * (sum(prompt_ids) % 97) + position
+
+
+def log_prob_of(token: int) -> float:
+    return -token / 1000
+
+
+async def _happens_within(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _either(one: asyncio.Event, other: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait(), name=f"{REMOTE} wait") for event in (one, other)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
