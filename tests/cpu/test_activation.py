@@ -34,7 +34,8 @@ print(json.dumps({
 """
 ENTRY_POINTS = """
 import importlib.metadata as m
-print(sorted(e.group for g in ("verl.plugins", "vllm.general_plugins") for e in m.entry_points(group=g, name="async_dapo_cpu")))
+groups = ("verl.plugins", "vllm.general_plugins")
+print([group for group in groups if m.entry_points(group=group, name="async_dapo_cpu")])
 """
 
 

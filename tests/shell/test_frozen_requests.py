@@ -9,6 +9,7 @@ from recipe.async_dapo.engine_requests import TrajectoryInterrupted
 from .client_world import (
     ALL_TOKENS,
     GRID_S,
+    LATENCY_S,
     LENGTH_TOK,
     PROMPT,
     World,
@@ -62,6 +63,9 @@ def test_given_a_frozen_request_when_its_resumption_is_cancelled_at_every_await_
         resumption = Suspensions(it.generate(), cancel_at=points)
         ending = await asyncio.create_task(ending_of(resumption))
         assert isinstance(ending, asyncio.CancelledError) == bool(points)
+        await asyncio.sleep(4 * LATENCY_S)
+        running = sum(len(server.running) for server in it.servers.values())
+        assert await it.balancer.get_total_inflight() == running == len(attachments(it)), "a request without a lease"
         it.client.abandon(attachments(it))
         for turn in it.trajectory.turns:
             turn.attachment = None

@@ -73,14 +73,17 @@ def _plot(metrics: RunMetrics, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = (
-        ("validation accuracy", ((keys.ACCURACY, "held-out problems", "o-"),)),
-        ("reward in the batch", ((keys.REWARD, "mean", "-"),)),
-        ("response length [tokens]", ((keys.LENGTH_TRAINED, "trained", "-"), (keys.LENGTH_DISPATCHED, "dispatched", "--"))),
-        ("seconds per step", ((keys.STEP_S, "all", "-"),)),
-    )  # fmt: skip
+    panels = {
+        "validation accuracy": [(keys.ACCURACY, "held-out problems", "o-")],
+        "reward in the batch": [(keys.REWARD, "mean", "-")],
+        "response length [tokens]": [
+            (keys.LENGTH_TRAINED, "trained", "-"),
+            (keys.LENGTH_DISPATCHED, "dispatched", "--"),
+        ],
+        "seconds per step": [(keys.STEP_S, "all", "-")],
+    }
     figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), sharex=True, layout="constrained")
-    for axis, (title, lines) in zip(axes.flat, panels, strict=True):
+    for axis, (title, lines) in zip(axes.flat, panels.items(), strict=True):
         axis.set_title(title, fontsize=10)
         axis.grid(alpha=0.3)
         for key, label, style in lines:

@@ -67,7 +67,7 @@ def _demonstrate(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Demo
     problem = draw_problem(rng, held_out=False, tail_exponent=_TAIL_EXPONENT)
     messages = [{"role": "user", "content": problem.question}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    response = tokenizer.encode(problem.careless_answer(rng)) + [tokenizer.eos_token_id]
+    response = [*tokenizer.encode(problem.careless_answer(rng)), tokenizer.eos_token_id]
     return prompt, response
 
 

@@ -72,7 +72,7 @@ def default_concurrency(scenario: Scenario) -> list[int]:
     """Pool sizes worth trying: around what fills the KV cache, no more than the servers accept."""
     natural = natural_concurrency(scenario)
     most = scenario.num_servers * min(scenario.max_num_seqs, VLLM_CALL_LIMIT - 1)
-    return sorted({max(1, min(most, _rounded(share * natural))) for share in (0.5, 1.0, 1.5)})
+    return sorted({max(1, min(most, _rounded(share * natural))) for share in (0.5, 1.0)})
 
 
 def natural_concurrency(scenario: Scenario) -> int:

@@ -11,11 +11,12 @@ Pure state machine: time arrives as `now_s`, `next_boundary_s` says when the bat
 
 import heapq
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from .costs import StepCost
+from .counters import EngineCounters
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,25 +38,6 @@ class Request:
         """The number of tokens since the last delivery."""
         new_tok, self.delivered_tok = self.generated_tok - self.delivered_tok, self.generated_tok
         return new_tok
-
-
-@dataclass(slots=True)
-class EngineCounters:
-    """What a server has done since it was made."""
-
-    generated_tok: int = 0
-    prefilled_tok: int = 0
-    recomputed_tok: int = 0  # of these: after a preemption
-    preemptions: int = 0
-    busy_s: float = 0.0  # with at least one running request
-    prefill_s: float = 0.0  # of these: computing contexts
-    request_s: float = 0.0  # sum over running requests
-
-    def __add__(self, other: "EngineCounters") -> "EngineCounters":
-        return EngineCounters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def __sub__(self, other: "EngineCounters") -> "EngineCounters":
-        return EngineCounters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
 
 class Engine:

@@ -9,7 +9,8 @@ from ..core.leases import Grant, LeaseTable
 from ..core.trajectory import Attachment
 from .clock import VirtualClock
 from .costs import StepCost
-from .engine import Engine, EngineCounters, Request
+from .counters import EngineCounters
+from .engine import Engine, Request
 
 
 class Fleet:

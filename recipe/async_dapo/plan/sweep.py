@@ -10,7 +10,7 @@ from .measures import StepMeasure, mean_of
 from .scenario import Scenario
 from .training_run import TrainingRun
 
-TRAJECTORIES_TO_MEASURE = 20_000  # enough for one per cent of the mean
+TRAJECTORIES_TO_MEASURE = 16_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ def simulate(scenario: Scenario, candidate: Candidate, *, steps: int | None, war
     batch = scenario.train_batch_size * scenario.rollout_n
     if warmup is None:
         in_flight = candidate.concurrency or run.options.max_waiting_requests
-        warmup = 2 + ceil(3 * min(in_flight, 4 * batch) / batch)
+        warmup = 2 + ceil(2 * min(in_flight, 2 * batch) / batch)
     if steps is None:
         steps = min(40, max(3, ceil(TRAJECTORIES_TO_MEASURE / batch)))
     for _ in range(warmup):

@@ -10,7 +10,7 @@ from ..core.staleness import StalenessLimit
 from ..core.stop_rules import StopRuleName
 from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
 from ..core.version_shares import VersionShares
-from .engine import EngineCounters
+from .counters import EngineCounters
 from .fleet import Fleet
 from .measures import StepMeasure
 from .round_simulation import RoundSimulation, SimulatedRound

@@ -1,0 +1,22 @@
+"""What servers have done, to be added up and subtracted."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """What a server has done since it was made."""
+
+    generated_tok: int = 0
+    prefilled_tok: int = 0
+    recomputed_tok: int = 0  # of these: after a preemption
+    preemptions: int = 0
+    busy_s: float = 0.0  # with at least one running request
+    prefill_s: float = 0.0  # of these: computing contexts
+    request_s: float = 0.0  # sum over running requests
+
+    def __add__(self, other: "EngineCounters") -> "EngineCounters":
+        return EngineCounters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: "EngineCounters") -> "EngineCounters":
+        return EngineCounters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
