@@ -16,7 +16,7 @@ MARKS = {
     "contract": "what the recipe relies on elsewhere: upstream signatures, scripts, declared names",
     "e2e": "the real stack on CPU",
 }
-FOLDER_OF_OTHER_NAME = {"shell_scripts": "contract", "startup": "contract"}
+FOLDER_OF_OTHER_NAME = {"shell_scripts": "contract", "startup": "contract", "plan": "core"}
 
 # HYPOTHESIS_PROFILE=explore looks for new examples; the default is the same in every run.
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)

@@ -47,8 +47,12 @@ def run(code: str, environment: dict[str, str]) -> str:
     return done.stdout.splitlines()[-1]
 
 
+# What selects the plugin, and what it sets in a process that has imported verl, as this one may have.
+CPU_VARIABLES = ("VERL_PLATFORM", "PYTHONPATH", "VERL_ENGINE_DEVICE", "TORCHDYNAMO_DISABLE")
+
+
 def plain_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "PYTHONPATH")}
+    return {name: value for name, value in os.environ.items() if name not in CPU_VARIABLES}
 
 
 def test_given_no_verl_platform_when_verl_is_imported_with_the_plugin_on_the_path_then_nothing_changes():

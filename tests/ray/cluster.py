@@ -12,13 +12,15 @@ from pathlib import Path
 
 import ray
 
+from recipe.async_dapo.cpu.activation import cpu_environment
+
 REPOSITORY = Path(__file__).parents[2]
 
 
 @contextmanager
 def local_ray() -> Iterator[None]:
-    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
-    python_path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    folder = tempfile.mkdtemp(prefix="r")
+    environment = cpu_environment(os.environ, code_path=REPOSITORY)
     ray.init(
         address="local",
         num_cpus=2,
@@ -26,7 +28,7 @@ def local_ray() -> Iterator[None]:
         object_store_memory=100_000_000,
         log_to_driver=False,
         _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": python_path}},
+        runtime_env={"env_vars": {name: environment[name] for name in ("PYTHONPATH", "VERL_PLATFORM")}},
     )
     try:
         yield

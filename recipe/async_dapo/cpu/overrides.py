@@ -24,7 +24,7 @@ _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 class RunSettings:
     assets: Assets
     output: Path
-    ray_folder: Path  # short: Ray puts Unix sockets below it, whose paths end at 107 characters
+    ray_folder: Path  # with a short path, see `RayFolder`
     steps: int
     seed: int
 

@@ -75,9 +75,8 @@ def _run(options: Options) -> None:
         assets = prepare_assets(options.output.parent, seed=options.seed, on_progress=progress.preparing)
         with RayFolder() as ray:
             command = _command(options, assets, ray.path)
-            process = TrainingProcess(
-                command, environment=_environment(options.output), log_file=options.output / "train.log"
-            )
+            environment = _environment(options.output) | {"TMPDIR": str(ray.path)}
+            process = TrainingProcess(command, environment=environment, log_file=options.output / "train.log")
             try:
                 with process:
                     _follow(process, metrics, progress, options)

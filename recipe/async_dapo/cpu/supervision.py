@@ -3,6 +3,7 @@
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,12 @@ class TrainingProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end()
+        # A second Ctrl-C waits until everything has ended.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        try:
+            self.end()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def exit_code(self) -> int | None:
@@ -69,24 +75,30 @@ class TrainingProcess:
         except subprocess.TimeoutExpired:
             pass
 
-    def end(self) -> None:
-        """Ask the process to end and give Ray time to follow, then kill what is left. Idempotent."""
+    def end(self, *, grace_s: float | None = None) -> None:
+        """Ask the process to end and give Ray time to follow, then kill what is left. Idempotent.
+
+        Args:
+            grace_s: instead of the one given at the start; 0 kills all of them without asking.
+        """
+        grace_s = self._grace_s if grace_s is None else grace_s
         self.watch(0)
-        if self.exit_code is None:
+        if self.exit_code is None and grace_s > 0:
             self._process.terminate()
             try:
-                self._process.wait(self._grace_s)
+                self._process.wait(grace_s)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-        psutil.wait_procs(self._descendants(), timeout=self._grace_s)
+                pass
+        self._process.kill()
+        self._process.wait()
+        psutil.wait_procs(self._descendants(), timeout=grace_s)
         while remaining := self._descendants():
             for process in remaining:
                 try:
                     process.kill()
                 except psutil.NoSuchProcess:
                     pass
-            psutil.wait_procs(remaining, timeout=self._grace_s)
-        self._process.wait()
+            psutil.wait_procs(remaining)
         for segment in self._segments:
             segment.unlink(missing_ok=True)
 
@@ -96,7 +108,10 @@ class TrainingProcess:
 
 
 class RayFolder:
-    """A folder for Ray's sessions, with a path short enough for the Unix sockets in it; removed on exit."""
+    """For Ray's sessions and other temporary files of a run; removed on exit.
+
+    Its path is short, because Unix sockets lie in it and their paths end at 107 characters.
+    """
 
     def __enter__(self) -> Self:
         self.path = Path(tempfile.mkdtemp(prefix="ad-"))

@@ -1,0 +1,91 @@
+"""Sizes and speeds of real models on real accelerators, and what does not fit."""
+
+import json
+
+import pytest
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.plan.hardware import find_accelerator
+from recipe.async_dapo.plan.model_shape import PRESETS, load_model, shape_of
+
+from .settings import small_scenario
+
+REPORTED_PARAMETERS = {  # in units of 1e9, from the models' cards
+    "qwen3-4b": 4.02,
+    "qwen3-8b": 8.19,
+    "qwen3-14b": 14.8,
+    "qwen3-32b": 32.8,
+    "r1-distill-qwen-1.5b": 1.78,
+    "r1-distill-qwen-7b": 7.62,
+}
+
+
+@pytest.mark.parametrize("name", sorted(REPORTED_PARAMETERS))
+def test_given_a_preset_then_its_weights_are_those_of_the_model_card(name):
+    assert load_model(name).weight_bytes / 2e9 == pytest.approx(REPORTED_PARAMETERS[name], rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "kv_bytes"), [("qwen3-8b", 147_456), ("r1-distill-qwen-7b", 57_344)])
+def test_given_a_preset_then_its_kv_cache_per_token_is_the_known_one(name, kv_bytes):
+    assert load_model(name).kv_bytes_per_token == kv_bytes
+
+
+@pytest.mark.parametrize(("accelerator", "room_tok"), [("h800", 320_000), ("h200", 677_000)])
+def test_given_qwen3_8b_then_the_kv_room_is_the_known_one(accelerator, room_tok):
+    cost = small_scenario(accelerator=find_accelerator(accelerator)).step_cost()
+    assert cost.kv_room_tok == pytest.approx(room_tok, rel=0.03)
+
+
+def test_given_qwen3_8b_on_an_h200_then_a_decode_step_takes_what_its_memory_traffic_takes():
+    cost = small_scenario().step_cost()
+    weights_s, kv_s = 16.38e9 / (0.77 * 4.8e12), 500_000 * 147_456 / (0.77 * 4.8e12)
+    assert cost.decode_s(1, 100, 500_000) == pytest.approx(weights_s + kv_s + 100 * 0.03e-3 + 1.5e-3, rel=0.001)
+
+
+def test_given_more_gpus_per_server_then_steps_are_faster_and_the_cache_is_larger():
+    one, two = (small_scenario(tensor_parallel_size=size).step_cost() for size in (1, 2))
+    assert two.base_s < one.base_s and two.per_kv_token_s < one.per_kv_token_s
+    assert two.kv_room_tok > 2 * one.kv_room_tok
+
+
+def test_given_a_mixture_of_experts_then_all_experts_are_weights_and_few_are_arithmetic():
+    config = PRESETS["qwen3-8b"] | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    moe, dense = shape_of(config, name="moe"), load_model("qwen3-8b")
+    assert moe.weight_bytes > 3 * dense.weight_bytes and moe.flops_per_token < dense.flops_per_token
+
+
+def test_given_a_folder_with_a_config_json_when_loaded_then_it_is_the_preset(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["qwen3-8b"]))
+    assert load_model(str(tmp_path)).weight_bytes == load_model("qwen3-8b").weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{", "JSON"),
+        ('{"hidden_size": 64}', "num_hidden_layers"),
+        ('{"kv_lora_rank": 512}', "kv_bytes_per_token"),
+    ],
+)
+def test_given_a_config_json_that_says_too_little_then_the_error_names_what_is_missing(tmp_path, config, words):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=words):
+        load_model(str(tmp_path))
+
+
+def test_given_a_model_that_does_not_fit_then_the_error_names_the_remedy():
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=1: qwen3-32b has 65\.\d GB of weights.*more GPUs"):
+        small_scenario(model=load_model("qwen3-32b"), accelerator=find_accelerator("h100"))
+
+
+def test_given_a_trajectory_longer_than_the_cache_then_the_error_names_both():
+    with pytest.raises(ConfigError, match=r"max_response_length=700200: .* the 667\d+ tokens of KV cache"):
+        small_scenario(max_response_length=700_000)
+
+
+@pytest.mark.parametrize("name", ["gpu", ""])
+def test_given_an_unknown_accelerator_or_model_then_the_error_lists_the_known_ones(name):
+    with pytest.raises(ConfigError, match="h200"):
+        find_accelerator(name)
+    with pytest.raises(ConfigError, match="qwen3-8b"):
+        load_model(f"no-such-{name}")

@@ -1,0 +1,104 @@
+"""Lengths and verdicts of the simulated data set."""
+
+import json
+
+import numpy as np
+import pytest
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.plan.lengths import LogNormalLengths, correlation_within, load_lengths
+from recipe.async_dapo.plan.workload import ANSWERS, BetaPassRates, ValidShare, Workload
+
+LENGTHS = LogNormalLengths(median_tok=1000, sigma=0.8, correlation=0.5)
+
+
+def lens_of(workload: Workload, groups: int) -> np.ndarray:
+    return np.array([group.prompt[ANSWERS].response_lens_tok for group in workload.draw(groups, step=1)])
+
+
+def workload(lengths=LENGTHS, pass_rates=ValidShare(0.5), *, seed: int = 0) -> Workload:
+    return Workload(lengths, pass_rates, n=8, limit_tok=8000, seed=seed)
+
+
+def test_given_a_seed_when_drawn_in_other_portions_then_the_answers_are_the_same():
+    at_once, in_portions = workload(), workload()
+    portions = [lens_of(in_portions, count) for count in (3, 1500, 1)]
+    assert (lens_of(at_once, 1504) == np.concatenate(portions)).all()
+    assert (lens_of(workload(seed=1), 8) != lens_of(workload(), 8)).any()
+
+
+def test_given_log_normal_lengths_then_median_spread_correlation_and_limit_are_as_asked():
+    lens_tok = lens_of(workload(), 4000)
+    inside = np.log(lens_tok[lens_tok < 8000])
+    assert np.median(lens_tok) == pytest.approx(1000, rel=0.05)
+    assert inside.std() == pytest.approx(0.8, rel=0.06)
+    assert correlation_within(lens_tok[:500].tolist(), default=0) == pytest.approx(0.5, abs=0.06)
+    assert lens_tok.max() == 8000 and lens_tok.min() >= 1
+
+
+def test_given_a_restarted_prompt_then_its_answers_are_others_of_the_same_level():
+    groups = workload().draw(2000, step=1)
+    before = np.array([group.prompt[ANSWERS].response_lens_tok for group in groups])
+    for group in groups:
+        workload().answer_anew(group.prompt[ANSWERS])
+    after = np.array([group.prompt[ANSWERS].response_lens_tok for group in groups])
+    levels = np.corrcoef(np.log(before).mean(axis=1), np.log(after).mean(axis=1))[0, 1]
+    assert (before != after).mean() > 0.99 and levels > 0.7
+    assert after.mean() == pytest.approx(before.mean(), rel=0.05)
+
+
+def test_given_a_share_of_valid_groups_then_that_share_varies():
+    groups = workload(pass_rates=ValidShare(0.3)).draw(4000, step=1)
+    assert np.mean([len(set(group.prompt[ANSWERS].metrics)) > 1 for group in groups]) == pytest.approx(0.3, abs=0.03)
+
+
+def test_given_pass_rates_near_the_ends_then_few_groups_are_valid():
+    extreme = workload(pass_rates=BetaPassRates(0.05, 0.05)).draw(1000, step=1)
+    middling = workload(pass_rates=BetaPassRates(5, 5)).draw(1000, step=1)
+    shares = [np.mean([len(set(g.prompt[ANSWERS].metrics)) > 1 for g in groups]) for groups in (extreme, middling)]
+    assert shares[0] < 0.4 and shares[1] > 0.95
+
+
+@pytest.mark.parametrize("form", ["row per response", "row per group", "parquet", "bare numbers"])
+def test_given_measured_lengths_in_any_form_then_they_are_drawn_again(tmp_path, form):
+    groups = np.random.default_rng(0).lognormal(7, 0.5, size=(200, 1)) * np.full((1, 4), 1.0)
+    rows = [{"uid": str(i), "response_length": float(n)} for i, group in enumerate(groups) for n in group]
+    path = tmp_path / "lengths.jsonl"
+    if form == "row per group":
+        rows = [{"response_lens_tok": group.tolist()} for group in groups]
+    if form == "bare numbers":
+        path.write_text("\n".join(str(n) for n in groups.ravel()))
+    elif form == "parquet":
+        pandas = pytest.importorskip("pandas")
+        path = tmp_path / "lengths.parquet"
+        pandas.DataFrame(rows).to_parquet(path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+
+    lengths = load_lengths(str(path), default_correlation=0.2)
+
+    drawn = lens_of(workload(lengths), 1000)
+    assert np.median(drawn) == pytest.approx(np.median(groups), rel=0.1)
+    assert lengths.correlation == pytest.approx(0.2 if form == "bare numbers" else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ('{"tokens": 3}', "none of the columns"),
+        ("{", "line 1 is not JSON"),
+        ('{"length": 0}', "not a number > 0"),
+        ('{"response_lens_tok": []}', "empty"),
+    ],
+)
+def test_given_a_bad_file_of_lengths_then_the_error_says_what_is_wrong(tmp_path, text, words):
+    path = tmp_path / "lengths.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_lengths(str(path), default_correlation=0.5)
+
+
+def test_given_no_file_of_lengths_then_the_error_names_the_remedy(tmp_path):
+    with pytest.raises(ConfigError, match="no such file.*length_median_tok"):
+        load_lengths(str(tmp_path / "none.jsonl"), default_correlation=0.5)
