@@ -9,13 +9,6 @@ from hypothesis import settings
 
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo" / "cpu" / "plugin"
-MARKS = {
-    "core": "decisions: standard library only, hypothesis",
-    "shell": "coroutines on the simulated loop",
-    "ray": "wiring on real Ray",
-    "contract": "what the recipe relies on elsewhere: upstream signatures, scripts, declared names",
-    "e2e": "the real stack on CPU",
-}
 FOLDER_OF_OTHER_NAME = {"shell_scripts": "contract", "startup": "contract", "plan": "core"}
 
 # HYPOTHESIS_PROFILE=explore looks for new examples; the default is the same in every run.
@@ -26,11 +19,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 # verl chooses its platform on import; child processes find the plugin through PYTHONPATH.
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 sys.path.insert(0, str(CPU_PLUGIN))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    for mark, meaning in MARKS.items():
-        config.addinivalue_line("markers", f"{mark}: {meaning}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

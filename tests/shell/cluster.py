@@ -6,6 +6,7 @@ it waits for Ray, the loop runs.
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,7 +70,7 @@ class Cluster:
         *,
         task: Task | None = None,
         num_servers: int = 2,
-        latency_s: float = 0.01,
+        latency_s: float | Callable[[str], float] = 0.01,
     ) -> None:
         self.loop = VirtualTimeLoop()
         asyncio.set_event_loop(self.loop)
@@ -175,7 +176,7 @@ class Cluster:
         for name in ("put_group", "batch_of", "forget_groups", "forget_prompts", "withhold"):
             monkeypatch.setattr(store, name, getattr(self.store, name))
 
-    def _start_worker(self, latency_s: float) -> FakeHandle:
+    def _start_worker(self, latency_s: float | Callable[[str], float]) -> FakeHandle:
         rollout = SimpleNamespace(response_length=MAX_LENGTH_TOK, prompt_length=2, max_model_len=None)
         client = AsyncDAPOLLMClient(
             config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)),

@@ -57,6 +57,18 @@ def test_given_failing_rewards_validation_and_checkpoints_when_steps_are_run_the
     assert ledger["trained"] == 16 and ledger["drawn"] >= cluster.num_drawn
 
 
+@STRATEGIES
+@pytest.mark.parametrize("seed", range(4))
+def test_given_calls_that_take_any_time_when_steps_are_run_then_all_invariants_hold(start, strategy, seed) -> None:
+    random = Random(seed)
+    opts = options(rollout_strategy=strategy, stop_rule=random.choice(list(StopRuleName)), max_staleness=2)
+    cluster = start(
+        opts, task=failing_task(seed), latency_s=lambda method: random.choice([0.0, 0.01, 0.3, random.uniform(0, 3)])
+    )
+    for _ in range(5):
+        cluster.step()
+
+
 def resumed(start: Any, crashed: Cluster) -> Cluster:
     """A new cluster from a checkpoint of another; the engines are empty."""
     state = pickle.dumps(crashed.buffer.pool.state_dict(), protocol=5)

@@ -11,8 +11,8 @@ from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.config import ConfigError, OnRewardError, RewardConfig
-from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder
-from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
+from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder, prompt_digest
+from recipe.async_dapo.core.trajectory import Attachment, GroupOutcome, PromptGroup, Trajectory, Turn, Verdict
 from recipe.async_dapo.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from recipe.async_dapo.group_rollout import GroupRollout
 from recipe.async_dapo.reward import RewardScorer
@@ -279,6 +279,38 @@ def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_
         assert outcome.verdict is Verdict.SET_ASIDE and len(held.unfinished) == N
 
     simulate(main())
+
+
+def frozen(held: PromptGroup, session_id: int) -> Attachment:
+    """Let a trajectory have a request that stayed in its engine."""
+    attachment = Attachment(server_id="server", lease_id=f"lease-{session_id}")
+    turn = Turn(prompt_digest=prompt_digest([session_id]), prompt_len_tok=1, attachment=attachment)
+    held.trajectories[session_id].turns.append(turn)
+    return attachment
+
+
+def test_given_a_group_that_is_dropped_when_requests_of_it_are_frozen_in_engines_then_they_are_taken_out() -> None:
+    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        await asyncio.sleep(1 + 100 * trajectory.session_id)
+        raise KeyError("refused")
+
+    abandoned: list[Attachment] = []
+    held = group()
+    attachment = frozen(held, 2)
+    outcome = simulate(outcome_of(rollout(broken, abandon=abandoned.extend), held))
+    assert outcome.verdict is Verdict.FAILED and abandoned == [attachment]
+
+
+def test_given_a_loop_that_takes_another_way_when_its_request_is_frozen_in_an_engine_then_it_is_taken_out() -> None:
+    async def parted(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        recorder().begin_turn([trajectory.session_id, 99])
+        return finished(trajectory)
+
+    abandoned: list[Attachment] = []
+    held = group()
+    attachment = frozen(held, 2)
+    simulate(outcome_of(rollout(parted, abandon=abandoned.extend), held))
+    assert abandoned == [attachment]
 
 
 def test_given_a_worker_that_is_cancelled_when_a_group_runs_then_nothing_is_left_running() -> None:
