@@ -58,7 +58,9 @@ def arrivals() -> st.SearchStrategy[list[Arrival]]:
 
 
 @given(arrivals(), st.integers(LONGEST_TOK, 600), st.integers(1, 12))
-def test_given_any_arrivals_when_served_in_closed_form_then_times_equal_those_token_by_token(given_arrivals, room, seqs):
+def test_given_any_arrivals_when_served_in_closed_form_then_times_equal_those_token_by_token(
+    given_arrivals, room, seqs
+):
     cost = cost_of(kv_room_tok=room)
     engine = Engine(cost, max_num_seqs=seqs)
 
@@ -70,9 +72,7 @@ def test_given_any_arrivals_when_served_in_closed_form_then_times_equal_those_to
     assert engine.counters.generated_tok == sum(arrival.response_tok for arrival in given_arrivals)
 
 
-@given(
-    st.integers(1, 500), st.integers(1, 300), st.integers(0, 500_000), st.floats(0, 1e-5), st.floats(0, 0.999)
-)
+@given(st.integers(1, 500), st.integers(1, 300), st.integers(0, 500_000), st.floats(0, 1e-5), st.floats(0, 0.999))
 def test_given_any_stretch_when_its_seconds_are_turned_back_then_the_same_steps_come_out(steps, batch, kv, kv_s, part):
     cost = cost_of(per_kv_token_s=kv_s)
     seconds = cost.decode_s(steps, batch, kv)

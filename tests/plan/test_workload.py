@@ -16,7 +16,10 @@ def lens_of(workload: Workload, groups: int) -> np.ndarray:
     return np.array([group.prompt[ANSWERS].response_lens_tok for group in workload.draw(groups, step=1)])
 
 
-def workload(lengths=LENGTHS, pass_rates=ValidShare(0.5), *, seed: int = 0) -> Workload:
+HALF_VALID = ValidShare(0.5)
+
+
+def workload(lengths=LENGTHS, pass_rates=HALF_VALID, *, seed: int = 0) -> Workload:
     return Workload(lengths, pass_rates, n=8, limit_tok=8000, seed=seed)
 
 
@@ -100,5 +103,5 @@ def test_given_a_bad_file_of_lengths_then_the_error_says_what_is_wrong(tmp_path,
 
 
 def test_given_no_file_of_lengths_then_the_error_names_the_remedy(tmp_path):
-    with pytest.raises(ConfigError, match="no such file.*length_median_tok"):
+    with pytest.raises(ConfigError, match=r"no such file.*length_median_tok"):
         load_lengths(str(tmp_path / "none.jsonl"), default_correlation=0.5)
