@@ -18,6 +18,8 @@ class ScriptedServer:
         self._stopped = asyncio.Event()
         self._active = 0
         self._idle = asyncio.Event()
+        self._delivers = asyncio.Event()
+        self._delivers.set()
 
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
@@ -29,19 +31,23 @@ class ScriptedServer:
         try:
             async with asyncio.timeout(self._decode_s):
                 await self._stopped.wait()
-            return _output(list(range(TOKENS_PER_REQUEST)), ABORTED)
+            stop_reason = ABORTED
         except TimeoutError:
-            return _output(list(range(TOKENS_PER_REQUEST)), "completed")
+            stop_reason = "completed"
         finally:
             self._active -= 1
             if self._active == 0:
                 self._idle.set()
+        await self._delivers.wait()
+        return _output(list(range(TOKENS_PER_REQUEST)), stop_reason)
 
     async def stop_generation(self, mode: str = "abort") -> int:
         stopped = self._active
         self._stopped.set()
         if self._active:
+            self._delivers.clear()
             await self._idle.wait()
+            asyncio.get_running_loop().call_soon(self._delivers.set)  # as the real server does
         return stopped
 
     async def allow_generation(self) -> None:

@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256, help="requests in flight at the stop")
     parser.add_argument("--servers", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args()
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     try:

@@ -6,7 +6,7 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import recipe.async_dapo.task_runner  # noqa: F401 (imported for its warnings)
+    import recipe.async_dapo.training  # noqa: F401 (imported for its warnings)
 
 gc.collect()
 gc.freeze()  # simulations collect garbage; the million objects of verl are none

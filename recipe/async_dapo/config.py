@@ -176,17 +176,13 @@ class AsyncDAPOConfig:
             raise ConfigError("async_dapo.max_staleness", self.max_staleness, "must be >= 0; null = no limit")
         if self.max_partial_share is not None and not 0 <= self.max_partial_share <= 1:
             raise ConfigError("async_dapo.max_partial_share", self.max_partial_share, "must be in 0..1; null = no cap")
-        if self.max_tokens_per_round is not None and not self.keeps_tokens:
+        if self.max_tokens_per_round is not None and self.rollout_strategy is not RolloutStrategy.PARTIAL:
             raise ConfigError(
                 "async_dapo.max_tokens_per_round",
                 self.max_tokens_per_round,
-                "needs a strategy that keeps tokens; set async_dapo.rollout_strategy=partial or leave it null",
-            )
-        if self.max_tokens_per_round is not None and self.keeps_kv:
-            raise ConfigError(
-                "async_dapo.max_tokens_per_round",
-                self.max_tokens_per_round,
-                "ends a request, so its KV cache is lost; choose async_dapo.rollout_strategy=partial or leave it null",
+                f"does not go with async_dapo.rollout_strategy={self.rollout_strategy}, under which a trajectory loses its "
+                "tokens or KV cache when it is set aside, or has to end under one policy; choose "
+                "async_dapo.rollout_strategy=partial or leave it null",
             )
         if self.reward.max_retries < 0:
             raise ConfigError("async_dapo.reward.max_retries", self.reward.max_retries, "must be >= 0")

@@ -6,7 +6,7 @@ verl creates it through `rollout.router_config_path`; it serves verl's `RequestL
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,13 +94,18 @@ class GlobalLoadBalancer:
         return server
 
     async def release_server(self, server_id: str, request_id: str | None = None, lease_id: str | None = None) -> None:
-        """Give a lease back. Releasing twice, or before the request arrives, is harmless."""
+        """verl's way to give one lease back."""
         name = lease_id or request_id
         if name is None:
             raise ValueError("release_server needs the lease_id, or the request_id that named the lease")
-        if name in self._waiters:
-            self._answer(name, None)
-        self._take_back(name)
+        await self.release([name])
+
+    async def release(self, lease_ids: Sequence[str]) -> None:
+        """Give leases back. Releasing twice, or before the request arrives, is harmless."""
+        for lease_id in lease_ids:
+            if lease_id in self._waiters:
+                self._answer(lease_id, None)
+            self._take_back(lease_id)
 
     async def server_of(self, lease_id: str) -> tuple[str, ActorHandle] | None:
         """Where a request that was frozen in its engine is; None if its server is gone."""

@@ -11,13 +11,13 @@ from uuid import uuid4
 import numpy as np
 import ray
 import torch
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
 
-from .config import AsyncDAPOConfig
+from .config import AsyncDAPOConfig, ConfigError
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent, RoundSpec, Ticket
-from .core.pool import Dispatch
+from .core.pool_records import Dispatch
 from .core.round import RoundSummary
 from .core.trajectory import Attachment, PromptGroup, Trajectory
 from .load_balancer import LoadBalancerStats
@@ -173,6 +173,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 f"round {self._round_id}: no answer within async_dapo.stop_timeout_s={self._options.stop_timeout_s}"
             ) from error
         except RayError as error:
+            if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
+                raise error.cause from None
             raise RolloutError(f"round {self._round_id}: {error}") from error
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .core.length_bias import LengthBiasWindow
-from .core.pool import Dispatch, Settlement
+from .core.pool_records import Dispatch, Settlement
 from .core.trajectory import PromptGroup, Verdict
 from .core.version_shares import VersionShares
 from .importance_sampling import version_statistics

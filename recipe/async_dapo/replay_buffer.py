@@ -13,7 +13,8 @@ from .config import AsyncDAPOConfig, ConfigError
 from .coordinator import RoundEvent
 from .core.length_bias import LengthBiasWindow
 from .core.over_sampling import OverSampling
-from .core.pool import Dispatch, PromptPool
+from .core.pool import PromptPool
+from .core.pool_records import Dispatch
 from .core.staleness import StalenessLimit
 from .core.trajectory import PromptGroup
 from .core.version_shares import VersionShares
@@ -116,11 +117,14 @@ class RoundReplayBuffer(ReplayBuffer):
     def _refill(self, step: int) -> None:
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:
+            cause = "the task is too easy, too hard, or the reward is constant"
+            if self._options.max_tokens_per_round is not None:
+                cause += f", or async_dapo.max_tokens_per_round={self._options.max_tokens_per_round} ends too few groups"
             raise ConfigError(
                 "algorithm.filter_groups.max_num_gen_batches",
                 limit,
-                f"drew {limit} batches and still has fewer than {self._options.target_valid_groups} valid groups: the "
-                "task is too easy, too hard, or the reward is constant; raise the limit (0 = none) or change the data",
+                f"drew {limit} batches and still has fewer than {self._options.target_valid_groups} valid groups: "
+                f"{cause}; raise the limit (0 = none) or change the data",
             )
         self._draw_batch(self._over_sampling.batch_size)
         self.manager.add_groups(self.pool.dispatch(step).groups)

@@ -58,6 +58,8 @@ ENVIRONMENT = (
     "HF_DATASETS_OFFLINE",
     "TRANSFORMERS_OFFLINE",
 )
+# Samples go to the reward workers one by one: verl's other way of packing one takes five times as long.
+DEFAULT_ENVIRONMENT = {"VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy"}
 
 USER_PACKAGE = "async_dapo_user_files"
 
@@ -157,7 +159,7 @@ def _add_to_runtime_env(config: DictConfig, modules: list[Path]) -> None:
     runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env, resolve=True) or {}
     assert isinstance(runtime_env, dict)
     runtime_env["py_modules"] = [*(runtime_env.get("py_modules") or []), *map(str, modules)]
-    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    environment = DEFAULT_ENVIRONMENT | {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     runtime_env["env_vars"] = environment | (runtime_env.get("env_vars") or {})
     with open_dict(config):
         config.ray_kwargs.ray_init.runtime_env = runtime_env

@@ -122,8 +122,8 @@ def batch_of(uids: Collection[str], *, partition_id: str) -> KVBatchMeta:
     """Keys and tags of all trajectories of the given groups, group by group in the given order."""
     by_uid: dict[str, list[tuple[str, dict[str, Any]]]] = {uid: [] for uid in uids}
     for key, tag in (tq.kv_list(partition_id) or {}).get(partition_id, {}).items():
-        uid = key.split("_")[0]
-        if uid in by_uid and not tag.get("is_prompt", False):
+        uid, *rest = key.split("_")
+        if uid in by_uid and rest:  # a key of one part is a status marker of verl's
             by_uid[uid].append((key, tag))
     rows = [row for uid in uids for row in sorted(by_uid[uid], key=lambda row: row[0])]
     return KVBatchMeta(partition_id=partition_id, keys=[key for key, _ in rows], tags=[tag for _, tag in rows])

@@ -1,85 +1,16 @@
-"""The actor that runs the trainer on the cluster."""
-
-import logging
-import shutil
-import tempfile
-from pathlib import Path
+"""The actor that trains on the cluster."""
 
 import ray
-import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf, open_dict
-from verl.utils.logging_utils import configure_verl_logging
-
-from .config import AsyncDAPOConfig
-from .correction import wire_importance_sampling
-from .manager import AsyncDAPOAgentLoopManager
-from .server import register_replica
-from .shipping import localise
-from .trainer import AsyncDAPOTrainer
+from omegaconf import DictConfig
 
 
 class AsyncDAPOTaskRunner:
     """verl's own runner is an actor class already, which cannot be subclassed; this one has the same duty."""
 
-    trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTrainer
-
     def run(self, config: DictConfig) -> None:
-        """Build everything, train to the end, and close the data plane whatever happens."""
-        configure_verl_logging()
-        _configure_logging()
-        register_replica()
-        OmegaConf.resolve(config)
-        localise(config)
-        wire_importance_sampling(config)
-        options = AsyncDAPOConfig.from_hydra(config)
-        router_config = _write_router_config(options)
-        with open_dict(config):
-            config.transfer_queue.enable = True
-            if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
-                config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
-            config.actor_rollout_ref.rollout.router_config_path = str(router_config)
-        tq.init(config.transfer_queue)
-        trainer = None
-        succeeded = False
-        try:
-            trainer = self.trainer_cls(config=config)
-            trainer.init()
-            manager = AsyncDAPOAgentLoopManager.create(
-                config=config,
-                llm_client=trainer.get_llm_client(),
-                teacher_client=trainer.get_teacher_client(),
-                reward_loop_worker_handles=trainer.get_reward_handles(),
-            )
-            trainer.fit(manager)
-            succeeded = True
-        finally:
-            if (tracking := getattr(trainer, "logger", None)) is not None:
-                tracking.finish(exit_code=0 if succeeded else 1)
-            tq.close()
-            shutil.rmtree(router_config.parent, ignore_errors=True)
+        from .training import train  # vLLM and the trainer are imported here, not in the driver
 
-
-def _configure_logging() -> None:
-    """The recipe's own log lines, shown like verl's."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
-    package_logger = logging.getLogger(__package__)
-    package_logger.handlers = [handler]
-    package_logger.setLevel(logging.INFO)
-    package_logger.propagate = False
-
-
-def _write_router_config(options: AsyncDAPOConfig) -> Path:
-    """The file through which verl creates our load balancer, on the node where it does."""
-    path = Path(tempfile.mkdtemp(prefix="async_dapo_")) / "router.yaml"
-    router = {
-        "router_class": f"{__package__}.load_balancer.GlobalLoadBalancerActor",
-        "max_loads_per_server": options.max_loads_per_server,
-        "pool_size": options.rollout_pool_size,
-        "pause_mode": "keep" if options.keeps_kv else "abort",
-    }
-    OmegaConf.save(router, path)
-    return path
+        train(config)
 
 
 AsyncDAPOTaskRunnerActor = ray.remote(num_cpus=1)(AsyncDAPOTaskRunner)

@@ -9,11 +9,14 @@ from typing import Any
 from omegaconf import DictConfig
 from ray.actor import ActorHandle
 from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 
 from . import store
-from .config import AsyncDAPOConfig
+from .agent_loops import AgentLoopFactory
+from .config import AsyncDAPOConfig, ConfigError
 from .core.trajectory import PromptGroup, Trajectory, Verdict
 from .group_rollout import GroupRollout, leaves
+from .logs import show_logs
 from .reward import RewardScorer
 from .shipping import localise
 
@@ -45,9 +48,20 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     """
 
     def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
+        show_logs()
         localise(config)
         super().__init__(config, *args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
+        self._agent_loops = AgentLoopFactory(
+            trainer_config=DictConfigWrap(self.config),
+            server_manager=self.llm_client,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            hf_model_type=self.hf_model_type,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(self.config.data),
+            tools=ToolListWrap(self.tools),
+        )
         store.connect()
 
     async def attach(self, coordinator: ActorHandle, worker: int) -> None:
@@ -60,6 +74,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
         Raises:
             RuntimeError: when a part of the system died, or a reward failed for good under `reward.on_error=raise`.
+            ConfigError: when the reward function does not return the metric that groups are filtered by.
         """
         report = WorkerReport()
         scorer = RewardScorer(self._compute_score, options=self._options)
@@ -84,6 +99,8 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
                 watcher.cancel()
         except BaseExceptionGroup as errors:
             error = next(leaves(errors))
+            if isinstance(error, ConfigError):
+                raise error from None
             raise RuntimeError(f"agent loop worker {self._worker}: {error}") from error
         report.reward_retries = scorer.retries
         report.diverged_tok = rollout.diverged_tok
@@ -122,24 +139,10 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
         async def run(group: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
             prompt = {"agent_name": rollout.agent.default_agent_loop} | group.prompt
-            return await self._run_agent_loop(
-                dict(sampling_params),
-                {
-                    "step": order.step,
-                    "sample_index": prompt.get("index", -1),
-                    "rollout_n": trajectory.session_id,
-                    "validate": order.validate,
-                },
-                trace=False,
-                uid=group.uid,
-                session_id=trajectory.session_id,
-                **prompt,
+            agent_loop = self._agent_loops.make(prompt.pop("agent_name"))
+            output = await agent_loop.run(
+                dict(sampling_params), uid=group.uid, session_id=trajectory.session_id, **prompt
             )
+            return output if isinstance(output, list) else [output]
 
         return run
-
-    async def _agent_loop_postprocess(
-        self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
-    ) -> list[AgentLoopOutput]:
-        """verl's hook at the end of an agent loop: scoring and storing happen in `GroupRollout` and `_lane`."""
-        return output if isinstance(output, list) else [output]

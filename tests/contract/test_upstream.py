@@ -170,7 +170,7 @@ async def last_chunks(stream_interval: int, *, reads_s: float) -> list[Completio
 
 
 def test_an_aborted_requests_empty_last_chunk_repeats_all_log_probs() -> None:
-    """The reason for `server._trim_log_probs`: when this fails, vLLM has mended it, and it can go."""
+    """The reason for `stamping_engine._trim_log_probs`: when this fails, vLLM has mended it, and it can go."""
     *before, last = simulate(last_chunks(1, reads_s=0.0))
     assert [len(chunk.token_ids) for chunk in before] == [1, 1, 1]
     assert (len(last.token_ids), len(last.logprobs), last.finish_reason) == (0, 3, "abort")

@@ -41,10 +41,6 @@ SIGNATURES = {
     AGENT_LOOP + "AgentLoopWorker.__init__": (
         "(self, config, llm_client, teacher_client=None, reward_loop_worker_handles=None)"
     ),
-    AGENT_LOOP + "AgentLoopWorker._run_agent_loop": (
-        "(self, sampling_params, trajectory, *, agent_name, trace=True, **kwargs)"
-    ),
-    AGENT_LOOP + "AgentLoopWorker._agent_loop_postprocess": "(self, output, validate, **kwargs)",
     AGENT_LOOP + "AgentLoopWorker._compute_score": "(self, outputs, kwargs)",
     AGENT_LOOP + "AgentLoopManager.__init__": (
         "(self, config, llm_client, teacher_client=None, reward_loop_worker_handles=None)"
@@ -104,7 +100,7 @@ READ = {
     TRAINER + "PPOTrainer._save_checkpoint": "9527bf5c9f5d",  # marks the checkpoint as complete last
     TRAINER + "PPOTrainer._load_checkpoint": "4fdb15a2efff",  # finds the folder that our pool file is in
     TRAINER + "PPOTrainer._compute_advantage": "41cfe4eb0eae",  # leaves old_log_probs in the store
-    AGENT_LOOP + "AgentLoopWorker._run_agent_loop": "04636a02f786",
+    AGENT_LOOP + "AgentLoopWorker._run_agent_loop": "04636a02f786",  # what an agent loop is made from
     AGENT_LOOP + "AgentLoopWorker._compute_score": "876c6391f9a3",  # skips outputs that have a score
     AGENT_LOOP + "AgentLoopManager._init_agent_loop_workers": "563147c55209",
     AGENT_LOOP + "AgentLoopOutput.as_dict": "ee57aa610c44",

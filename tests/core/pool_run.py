@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from recipe.async_dapo.core.over_sampling import OverSampling
-from recipe.async_dapo.core.pool import Dispatch, PromptPool, Settlement
+from recipe.async_dapo.core.pool import PromptPool
+from recipe.async_dapo.core.pool_records import Dispatch, Settlement
 from recipe.async_dapo.core.round import Round, RoundSummary
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule

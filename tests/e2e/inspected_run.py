@@ -20,7 +20,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.main_ppo import run_ppo
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from recipe.async_dapo import store, task_runner
+from recipe.async_dapo import store, training
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.preflight import check_all
 from recipe.async_dapo.shipping import shipped
@@ -158,8 +158,9 @@ def _describe(group: PromptGroup) -> dict[str, Any]:
     }
 
 
-class InspectedTaskRunner(task_runner.AsyncDAPOTaskRunner):
-    trainer_cls = InspectedTrainer
+class InspectedTaskRunner:
+    def run(self, config: DictConfig) -> None:
+        training.train(config, trainer_cls=InspectedTrainer)
 
 
 @hydra.main(config_path="../../recipe/async_dapo/config", config_name="async_dapo_trainer", version_base=None)

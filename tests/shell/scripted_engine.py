@@ -16,7 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.outputs import LogprobsLists
 
-from recipe.async_dapo.server import AsyncDAPOServer, StampingEngine
+from recipe.async_dapo.server import AsyncDAPOServer
 
 from .fakes import log_prob_of, token_at
 from .simulation import REMOTE
@@ -156,5 +156,5 @@ def start_server(monkeypatch: pytest.MonkeyPatch, engine: ScriptedEngine) -> Asy
 
     monkeypatch.setattr(vLLMHttpServer, "__init__", init)
     server = AsyncDAPOServer()
-    server.engine = StampingEngine(engine, server)
+    server.stamp(engine)
     return server

@@ -40,40 +40,40 @@ class SimulatedWorker(AsyncDAPOAgentLoopWorker):
         self.llm_client = client
         self._options = options
         self._task = task
+        self._agent_loops = self
         self.active: dict[str, int] = {}  # running groups -> running trajectories
         self.max_active_groups = 0
         self.started: list[str] = []
 
-    async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
-    ) -> list[AgentLoopOutput]:
-        uid = kwargs["uid"]
+    def make(self, name: str) -> "SimulatedWorker":
+        """The agent loops are made by this worker, and all of them are this worker."""
+        return self
+
+    async def run(
+        self, sampling_params: dict[str, Any], *, uid: str, session_id: int, index: int, **prompt: Any
+    ) -> AgentLoopOutput:
         if uid not in self.active:
             self.started.append(uid)
         self.active[uid] = self.active.get(uid, 0) + 1
         self.max_active_groups = max(self.max_active_groups, len(self.active))
         try:
-            return await self._generate(sampling_params, trajectory, **kwargs)
+            return await self._generate(sampling_params, uid, [index, session_id])
         finally:
             self.active[uid] -= 1
             if not self.active[uid]:
                 del self.active[uid]
 
-    async def _generate(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
-    ) -> list[AgentLoopOutput]:
-        prompt_ids = [kwargs["index"], kwargs["session_id"]]
+    async def _generate(self, sampling_params: dict[str, Any], uid: str, prompt_ids: list[int]) -> AgentLoopOutput:
         output = await self.llm_client.generate(
-            f"{kwargs['uid']}-{kwargs['session_id']}", prompt_ids=prompt_ids, sampling_params=sampling_params
+            f"{uid}-{prompt_ids[1]}", prompt_ids=prompt_ids, sampling_params=sampling_params
         )
-        whole = AgentLoopOutput(
+        return AgentLoopOutput(
             prompt_ids=prompt_ids,
             response_ids=output.token_ids,
             response_mask=[1] * len(output.token_ids),
             response_logprobs=output.log_probs,
             metrics=AgentLoopMetrics(),
         )
-        return await self._agent_loop_postprocess(whole, trajectory["validate"])
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
         await asyncio.sleep(self._task.scoring_s)

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import (
-    RolloutStrategy,
-)
+from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from .cluster import STRATEGIES, Cluster, options
@@ -30,6 +28,38 @@ def test_given_any_strategy_and_rule_when_steps_are_run_then_all_invariants_hold
     for _ in range(6):
         cluster.step()
     assert len(cluster.trained) == 12
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeated(start, seed) -> None:
+    """Stops, resumptions, retirements, failures, validations and restarts from a checkpoint, in any order.
+
+    `Cluster.check` compares every trained trajectory with the tokens its engine would have sampled in one go.
+    """
+    random = Random(seed)
+    strategy = random.choice(list(RolloutStrategy))
+    opts = options(
+        rollout_strategy=strategy,
+        stop_rule=random.choice(list(StopRuleName)),
+        max_staleness=random.choice([None, 0, 1, 2, 4]),
+        max_loads_per_server=random.choice([1, 2, 3, 8]),
+        max_concurrent_prompts=random.choice([1, 2, 4]),
+        num_workers=random.choice([1, 2, 3]),
+        rollout_pool_size=random.choice([None, None, 2, 5, 9]),
+        over_sampling_batch_size=random.choice([1, 2, 5, 8]),
+        target_valid_groups=random.choice([1, 2, 3]),
+        max_partial_share=random.choice([None, 0.2]),
+        max_tokens_per_round=random.choice([None, 6]) if strategy is RolloutStrategy.PARTIAL else None,
+    )
+    latency_s = random.choice([0.0, 0.01, lambda method: random.choice([0.0, 0.01, 0.3, random.uniform(0, 3)])])
+    task = random.choice([failing_task, random_task])(seed)
+    cluster = start(opts, task=task, num_servers=random.choice([1, 2, 3]), latency_s=latency_s)
+    for _ in range(6):
+        cluster.step()
+        if random.random() < 0.3:
+            cluster.validate(3)
+        if random.random() < 0.3:
+            cluster = resumed(start, cluster)
 
 
 @STRATEGIES

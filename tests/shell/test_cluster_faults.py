@@ -97,6 +97,19 @@ def test_given_every_group_filtered_then_the_step_ends_after_the_allowed_batches
     assert cluster.num_drawn == 15
 
 
+def test_given_a_reward_without_the_filter_metric_when_a_round_runs_then_the_error_names_the_option(start) -> None:
+    cluster = start(options(), task=Task())
+
+    async def forget_the_metric(outputs: Any, sample: Any) -> None:
+        outputs[-1].reward_score = 1.0
+        outputs[-1].extra_fields["reward_extra_info"] = {"score": 1.0}
+
+    for worker in cluster.workers:
+        worker._compute_score = forget_the_metric
+    with pytest.raises(ConfigError, match=r"^algorithm.filter_groups.metric=acc: .*\['score'\]"):
+        cluster.step()
+
+
 @STRATEGIES
 def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_counted_and_steps_go_on(
     start, strategy
@@ -123,10 +136,12 @@ def test_given_an_agent_loop_that_cancels_itself_when_nothing_stopped_then_its_g
     for worker in cluster.workers:
         generate = worker._generate
 
-        async def cancel_sometimes(*args: Any, generate: Any = generate, **kwargs: Any) -> Any:
-            if kwargs["uid"] == "group-0" and kwargs["session_id"] == 1:
+        async def cancel_sometimes(
+            sampling_params: Any, uid: str, prompt_ids: list[int], generate: Any = generate
+        ) -> Any:
+            if uid == "group-0" and prompt_ids[1] == 1:
                 raise asyncio.CancelledError
-            return await generate(*args, **kwargs)
+            return await generate(sampling_params, uid, prompt_ids)
 
         worker._generate = cancel_sometimes
     for _ in range(3):

@@ -131,7 +131,9 @@ def test_given_leases_on_a_server_when_it_goes_then_nobody_waits_for_them() -> N
         for k in range(2):
             await lb.acquire_server("request", f"lease-{k}")
         waiting = asyncio.create_task(lb.all_returned([]))
+        await settle()
         await release(lb, "lease-0")
+        await settle()
         await lb.remove_servers(["a", "b"])
         async with asyncio.timeout(1):
             await waiting

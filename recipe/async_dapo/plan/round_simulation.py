@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..config import AsyncDAPOConfig, ConfigError
-from ..core.pool import Dispatch
+from ..core.pool_records import Dispatch
 from ..core.round import Round, RoundSummary
 from ..core.stop_rules import make_stop_rule
 from ..core.trajectory import GroupOutcome, PromptGroup, Verdict

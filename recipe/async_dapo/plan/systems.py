@@ -46,6 +46,9 @@ class System:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     habits: Habits = field(default_factory=Habits)
 
+    def with_overrides(self, overrides: Mapping[str, Any]) -> "System":
+        return replace(self, overrides={**self.overrides, **overrides})
+
     def options(self, *, train_batch_size: int, rollout_n: int) -> AsyncDAPOConfig:
         """The recipe's own options, parsed and validated by its own code.
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.over_sampling import OverSampling
-from ..core.pool import Dispatch, PromptPool, Settlement, training_order
+from ..core.pool import PromptPool, training_order
+from ..core.pool_records import Dispatch, Settlement
 from ..core.staleness import StalenessLimit
 from ..core.stop_rules import StopRuleName
 from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
@@ -53,6 +54,11 @@ class TrainingRun:
         )
         self._stored: dict[str, list[Tag]] = {}  # valid groups, as in the production store
         self._step = 0
+
+    @property
+    def leases_out(self) -> int:
+        """Leases that are held; between rounds, only requests left in their engines hold one."""
+        return self._fleet.leases.total_inflight
 
     def step(self) -> StepMeasure:
         """Run one training step."""

@@ -121,8 +121,8 @@ class PlatformCPU(PlatformBase):
         return False
 
     def rollout_env_vars(self) -> dict[str, str]:
-        """KV cache of 1 GiB; threads unbound, because several engines share the cores."""
-        return {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        """KV cache of 1 GiB; one unbound thread an engine: several engines and all of Ray share the cores."""
+        return {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
     def cudart(self) -> None:
         return None

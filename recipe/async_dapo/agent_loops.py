@@ -1,0 +1,42 @@
+"""verl's agent loops, one per trajectory, made without reading their configuration again each time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import hydra
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, _agent_loop_registry
+
+from .config import ConfigError
+
+
+class AgentLoopFactory:
+    """Args:
+    parts: what verl gives to every agent loop.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        self._parts = parts
+        self._constructors: dict[str, Callable[..., AgentLoopBase]] = {}
+
+    def make(self, name: str) -> AgentLoopBase:
+        """A fresh agent loop.
+
+        Raises:
+            ConfigError: for a name that nobody has registered.
+        """
+        if name not in self._constructors:
+            self._constructors[name] = self._constructor(name)
+        return self._constructors[name](**self._parts)
+
+    def _constructor(self, name: str) -> Callable[..., AgentLoopBase]:
+        if name not in _agent_loop_registry:
+            raise ConfigError(
+                "actor_rollout_ref.rollout.agent.default_agent_loop, or the data set's column agent_name",
+                name,
+                f"no such agent loop; choose one of {sorted(_agent_loop_registry)}, or register it",
+            )
+        config = OmegaConf.create(_agent_loop_registry[name])
+        if any(OmegaConf.is_config(value) for value in config.values()):  # may hold objects that must not be shared
+            return lambda **parts: hydra.utils.instantiate(config, **parts)
+        return hydra.utils.instantiate(config, _partial_=True)

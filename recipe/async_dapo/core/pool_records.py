@@ -1,0 +1,55 @@
+"""What the prompt pool hands out and gets back: groups to run, and what a round came to."""
+
+from dataclasses import dataclass, field
+
+from .trajectory import Attachment, PromptGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedGroup:
+    """A valid group that has not been trained on; its trajectories are in the store, the prompt is kept for a retry."""
+
+    group: PromptGroup  # without tokens
+    oldest_version: int
+    newest_version: int
+
+    @property
+    def uid(self) -> str:
+        return self.group.uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """Groups to run in a round, in order of start."""
+
+    groups: list[PromptGroup] = field(default_factory=list)
+    must_finish: frozenset[str] = frozenset()  # would be too stale in the next step
+    retired_uids: tuple[str, ...] = ()
+    retired_tok: int = 0
+    retired_attachments: tuple[Attachment, ...] = ()  # to be taken out of their engines
+    resumed: int = 0
+
+    def extended(self, later: "Dispatch") -> "Dispatch":
+        """This and a later dispatch of the same round as one."""
+        return Dispatch(
+            groups=[*self.groups, *later.groups],
+            must_finish=self.must_finish | later.must_finish,
+            retired_uids=self.retired_uids + later.retired_uids,
+            retired_tok=self.retired_tok + later.retired_tok,
+            retired_attachments=self.retired_attachments + later.retired_attachments,
+            resumed=self.resumed + later.resumed,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What a round came to. Counts are groups unless the name says otherwise."""
+
+    trained_uids: tuple[str, ...]  # exactly B
+    surplus: int
+    filtered: int
+    failed: dict[str, int]  # reason -> groups
+    requeued: int
+    kept: int
+    discarded_tok: int
+    lost_reports: int  # groups a worker neither finished nor gave back; re-queued

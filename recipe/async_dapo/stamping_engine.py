@@ -1,0 +1,133 @@
+"""vLLM's engine with a record of its requests: what they have generated, and under which policy version."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl.workers.rollout.replica import TokenOutput
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+
+@dataclass(slots=True)
+class RunningRequest:
+    """A request in the engine, and what of its output has not been delivered yet."""
+
+    request_id: str
+    finished: asyncio.Task[TokenOutput]
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    segments: list[tuple[int, int]] = field(default_factory=list)  # (policy version, tokens)
+    finish_reason: str | None = None
+    is_aborted: bool = False
+
+    def add(self, version: int, token_ids: list[int], log_probs: list[float]) -> None:
+        if not token_ids:
+            return
+        self.token_ids += token_ids
+        self.log_probs += log_probs
+        if self.segments and self.segments[-1][0] == version:
+            self.segments[-1] = (version, self.segments[-1][1] + len(token_ids))
+        else:
+            self.segments.append((version, len(token_ids)))
+
+    def deliver(self, stop_reason: str | None, version: int | None) -> TokenOutput:
+        """Everything since the last delivery."""
+        output = TokenOutput(
+            token_ids=self.token_ids,
+            log_probs=self.log_probs,
+            stop_reason=stop_reason,
+            extra_fields={"global_steps": version, "segments": self.segments, "finish_reason": self.finish_reason},
+        )
+        self.token_ids, self.log_probs, self.segments = [], [], []
+        return output
+
+
+class RequestTable:
+    """The requests of one server."""
+
+    def __init__(self) -> None:
+        self.is_aborting = False  # everything that is admitted is unwanted
+        self._requests: dict[str, RunningRequest] = {}
+
+    def add(self, request: RunningRequest) -> None:
+        self._requests[request.request_id] = request
+
+    def get(self, request_id: str) -> RunningRequest | None:
+        return self._requests.get(request_id)
+
+    def remove(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def running(self) -> list[RunningRequest]:
+        return [request for request in self._requests.values() if not request.finished.done()]
+
+    def mark_aborted(self, request_ids: Iterable[str]) -> list[str]:
+        """Returns those that are known."""
+        known = [request_id for request_id in request_ids if request_id in self._requests]
+        for request_id in known:
+            self._requests[request_id].is_aborted = True
+        return known
+
+    def must_abort(self, request_id: str) -> bool:
+        """Whether a request is unwanted; one that is not known any more was forgotten."""
+        request = self._requests.get(request_id)
+        return self.is_aborting or request is None or request.is_aborted
+
+    def note_chunk(self, request_id: str, chunk: RequestOutput, version: int) -> None:
+        request = self._requests.get(request_id)
+        if request is None or not chunk.outputs:
+            return
+        completion = chunk.outputs[0]
+        log_probs = [
+            position[token].logprob
+            for token, position in zip(
+                completion.token_ids, completion.logprobs or (), strict=bool(completion.logprobs)
+            )
+        ]
+        request.add(version, list(completion.token_ids), log_probs)
+        request.finish_reason = completion.finish_reason
+
+
+class StampingEngine:
+    """vLLM's engine, whose `generate` yields a request's first chunk and its last one.
+
+    The output is read in increments, so that the front end's work per token does not grow with the length of the
+    response; every increment is noted with the policy version under which it arrived. Prompts are salted with that
+    version, so that no request meets prefix-cache entries of older weights.
+
+    Args:
+        policy_version: what the engine's weights are now.
+    """
+
+    def __init__(self, engine: Any, requests: RequestTable, policy_version: Callable[[], int]) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._policy_version = policy_version
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(
+        self, *, prompt: dict[str, Any], sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> AsyncIterator[RequestOutput]:
+        sampling_params.output_kind = RequestOutputKind.DELTA
+        salted = {**prompt, "cache_salt": f"policy-{self._policy_version()}"}
+        stream = self._engine.generate(prompt=salted, sampling_params=sampling_params, request_id=request_id, **kwargs)
+        is_first = True
+        async for chunk in stream:
+            _trim_log_probs(chunk)
+            self._requests.note_chunk(request_id, chunk, self._policy_version())
+            if not chunk.finished and self._requests.must_abort(request_id):
+                await self._engine.abort(request_id)  # it was being admitted when it was to be aborted
+            if is_first or chunk.finished:
+                yield chunk
+            is_first = False
+
+
+def _trim_log_probs(chunk: RequestOutput) -> None:
+    """vLLM hands an aborted request's last chunk, when it has no tokens, all earlier log-probs again (`[-0:]`)."""
+    for completion in chunk.outputs:
+        if completion.logprobs is not None:
+            completion.logprobs = completion.logprobs[: len(completion.token_ids)]

@@ -1,0 +1,59 @@
+"""Agent loops are what verl's own worker would make."""
+
+import logging
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+from recipe.async_dapo.agent_loops import AgentLoopFactory
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.logs import show_logs
+
+
+class EchoLoop:
+    def __init__(self, tools: list[str], extra: object = None, name: str = "") -> None:
+        self.tools, self.extra = tools, extra
+
+
+class Helper:
+    pass
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    def register(**config: object) -> AgentLoopFactory:
+        target = {"_target_": f"{__name__}.EchoLoop"}
+        monkeypatch.setitem(_agent_loop_registry, "echo", OmegaConf.create(target | config))
+        return AgentLoopFactory(tools=["calculator"])
+
+    return register
+
+
+def test_every_trajectory_gets_its_own_agent_loop_with_the_worker_s_parts(registry) -> None:
+    factory = registry(name="echo", extra=3)
+    first, second = factory.make("echo"), factory.make("echo")
+    assert first is not second
+    assert (first.tools, first.extra) == (second.tools, second.extra) == (["calculator"], 3)
+
+
+def test_objects_in_the_configuration_are_not_shared_between_trajectories(registry) -> None:
+    factory = registry(extra={"_target_": f"{__name__}.Helper"})
+    first, second = factory.make("echo"), factory.make("echo")
+    assert isinstance(first.extra, Helper) and first.extra is not second.extra
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no_such_loop: no such agent loop; choose one of .*single_turn_agent"):
+        AgentLoopFactory().make("no_such_loop")
+
+
+def test_our_warnings_are_shown_although_vllm_silences_the_root_logger(capsys, monkeypatch) -> None:
+    package_logger = logging.getLogger("recipe.async_dapo")
+    for name in ("handlers", "level", "propagate"):
+        monkeypatch.setattr(package_logger, name, getattr(package_logger, name))
+    assert "vllm" in sys.modules
+    show_logs()
+    logging.getLogger("recipe.async_dapo.worker").warning("attempt 1 failed")
+    assert "attempt 1 failed" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""Costs fitted to records of real runs."""
+
+import json
+import random
+
+import pytest
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.plan.calibration import calibrate
+from recipe.async_dapo.plan.systems import recipe, verl_sync
+
+from .settings import mean_step, simulate, small_scenario
+
+LATENCY_S, BASE_S, PER_REQUEST_S = 0.03, 0.004, 0.0005
+
+
+def write(path, rows) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def requests(noise: float = 0.0) -> list[dict]:
+    rng = random.Random(0)
+    rows = []
+    for _ in range(200):
+        inflight, length = rng.randint(1, 32), rng.randint(10, 400)
+        seconds = LATENCY_S + length * (BASE_S + PER_REQUEST_S * inflight)
+        rows.append({"inflight": inflight, "response_length": length, "seconds": seconds * rng.uniform(1 - noise, 1 + noise)})
+    return rows
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_given_requests_then_latency_step_and_cost_per_request_are_found(tmp_path, noise):
+    fitted = calibrate(write(tmp_path / "r.jsonl", requests(noise)), num_servers=1)
+    assert fitted.base_s == pytest.approx(BASE_S, rel=1.5 * noise + 1e-6)
+    assert fitted.per_request_s == pytest.approx(PER_REQUEST_S, rel=noise + 1e-6)
+    assert fitted.relative_rms == pytest.approx(noise / 3**0.5, rel=0.2, abs=1e-6)
+    assert fitted.per_kv_token_s is None and fitted.outside_s is None
+    if not noise:
+        assert fitted.latency_s == pytest.approx(LATENCY_S)
+
+
+def test_given_throughputs_with_cache_sizes_then_all_three_terms_are_found(tmp_path):
+    rng = random.Random(1)
+    rows = []
+    for _ in range(50):
+        inflight, kv_tok = rng.randint(1, 200), rng.randint(1000, 600_000)
+        step_s = BASE_S + PER_REQUEST_S * inflight + 4e-8 * kv_tok
+        rows.append({"inflight": inflight, "kv_tok": kv_tok, "tokens_per_s": inflight / step_s})
+    fitted = calibrate(write(tmp_path / "t.jsonl", rows), num_servers=1)
+    assert (fitted.base_s, fitted.per_request_s, fitted.per_kv_token_s) == pytest.approx((BASE_S, PER_REQUEST_S, 4e-8))
+
+
+def test_given_one_concurrency_only_then_the_step_time_there_is_right(tmp_path):
+    fitted = calibrate(write(tmp_path / "one.jsonl", [{"inflight": 8, "tokens_per_s": 1000}]), num_servers=1)
+    assert fitted.base_s + 8 * fitted.per_request_s == pytest.approx(0.008)
+
+
+def test_given_a_metrics_log_then_speed_and_time_outside_of_rollouts_are_found(tmp_path):
+    """A log as verl's file logger writes it, of a simulated run: calibrating on it gives that run's speed back."""
+    scenario = small_scenario()
+    measures = simulate(scenario, recipe("partial", rollout_strategy="partial"), steps=8)
+    rows = [
+        {
+            "step": number,
+            "data": {
+                "timing_s/step": step.step_s,
+                "async_dapo/round/rollout_s": step.rollout_s,
+                "async_dapo/tokens/trained": step.trained_tok,
+                "async_dapo/tokens/filtered": step.filtered_tok,
+                "async_dapo/tokens/discarded": step.wasted_tok,
+                "async_dapo/partial/buffer_tokens": step.buffered_tok,
+                "async_dapo/load_balancer/inflight/max": step.inflight_max,
+                "async_dapo/load_balancer/idle_ratio": step.idle_ratio,
+            },
+        }
+        for number, step in enumerate(measures)
+    ]
+    measured = calibrate(write(tmp_path / "log.jsonl", rows), num_servers=scenario.num_servers)
+    assert measured.outside_s == pytest.approx(
+        sorted(step.step_s - step.rollout_s for step in measures)[3], rel=0.2
+    )
+
+    calibrated = small_scenario(measured=measured)
+    for system in (verl_sync(groups=8), recipe("partial", rollout_strategy="partial")):
+        assert mean_step(calibrated, system).step_s == pytest.approx(mean_step(scenario, system).step_s, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "the file is empty"),
+        ("[1]", "the file is empty"),
+        ("{", "line 1 is not JSON"),
+        ('{"inflight": 3}', "no line can be used"),
+        ('{"inflight": 0, "response_length": 0, "seconds": 1}', "take no time per token"),
+    ],
+)
+def test_given_a_bad_record_then_the_error_says_what_a_line_needs(tmp_path, text, words):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        calibrate(str(path), num_servers=1)

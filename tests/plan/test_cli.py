@@ -1,0 +1,119 @@
+"""The command line: a table, a figure, JSON, options that the recipe accepts, and errors that help."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.plan.cli import main
+from recipe.async_dapo.plan.inputs import Inputs
+from recipe.async_dapo.plan.systems import System
+
+SMALL = {
+    "train_batch_size": 8,
+    "rollout_n": 4,
+    "max_response_length": 2048,
+    "length_median_tok": 400,
+    "servers": 2,
+    "steps": 2,
+    "warmup": 1,
+}
+
+
+@pytest.fixture
+def scenario_file(tmp_path):
+    path = tmp_path / "scenario.yaml"
+    path.write_text("\n".join(f"{key}: {value}" for key, value in SMALL.items()))
+    return path
+
+
+@pytest.fixture
+def plan(tmp_path, scenario_file, capsys):
+    """A small plan's JSON and what it printed."""
+    path = tmp_path / "plan.json"
+    arguments = [str(scenario_file), "--json", str(path), "--jobs", "1", "--max-length-bias", "1", "--concurrency", "16,64"]
+    assert main(arguments) == 0
+    return json.loads(path.read_text()), capsys.readouterr().out
+
+
+def test_given_a_scenario_then_every_strategy_rule_and_concurrency_has_a_row(plan):
+    document, printed = plan
+    ours = {(row["strategy"], row["stop_rule"], row["concurrency"]) for row in document["rows"] if not row["is_baseline"]}
+    assert len(ours) == 9 * 3 and ("partial_stale_kv", "fifo", 64) in ours
+    assert [row["system"] for row in document["rows"]][:2] == ["verl sync", "verl colocate_async"]
+    assert all(row["system"] in printed for row in document["rows"])
+    assert document["rows"][0]["speed_up"] == 1 and document["inputs"]["train_batch_size"] == 8
+
+
+def test_given_a_plan_then_the_recommended_overrides_are_options_of_the_recipe(plan):
+    document, printed = plan
+    overrides = document["recommended"]["overrides"]
+    assert all(line in printed for line in overrides)
+    parsed = dict(line.split("=") for line in overrides)
+    typed = {key: int(value) if value.isdigit() else value for key, value in parsed.items() if key.startswith("async_dapo")}
+    System(name="pasted", overrides=typed).options(train_batch_size=8, rollout_n=4)
+    best = max(row["speed_up"] for row in document["rows"] if not row["is_baseline"])
+    chosen = next(row for row in document["rows"] if row["system"] == document["recommended"]["system"])
+    assert chosen["speed_up"] >= 0.99 * best
+
+
+@pytest.mark.parametrize("ending", ["png", "html"])
+def test_given_a_figure_file_then_one_is_written(tmp_path, scenario_file, ending):
+    if ending == "png":
+        pytest.importorskip("matplotlib")
+    path = tmp_path / f"plan.{ending}"
+    assert main([str(scenario_file), "--figure", str(path), "--jobs", "1", "--strategies", "partial"]) == 0
+    assert path.read_bytes()[:4] in (b"\x89PNG", b"<!do")
+
+
+def test_given_two_processes_then_rows_are_the_same(tmp_path, scenario_file):
+    documents = []
+    for jobs in ("1", "2"):
+        path = tmp_path / f"{jobs}.json"
+        main([str(scenario_file), "--json", str(path), "--jobs", jobs, "--strategies", "discard"])
+        documents.append(json.loads(path.read_text())["rows"])
+    assert documents[0] == documents[1]
+
+
+def test_given_no_row_that_is_allowed_then_it_says_which_limit_to_relax(scenario_file, capsys):
+    assert main([str(scenario_file), "--jobs", "1", "--max-length-bias", "0", "--strategies", "partial"]) == 0
+    assert "relax max_length_bias or max_off_policy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "qwen3-32b", "--accelerator", "a800"], "tensor_parallel_size=1: qwen3-32b has"),
+        (["--max-response-length", "900000"], "tokens of KV cache that a server has room for"),
+        (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization=1.5: must be in 0..1"),
+        (["--valid-share", "0"], "valid_share=0.0: must be in 0..1"),
+        (["--servers", "two"], "servers=two: must be a whole number"),
+        (["--rollout-n", "1"], "actor_rollout_ref.rollout.n=1"),
+        (["--strategies", "keep"], "strategies=keep"),
+        (["--accelerator", "tpu"], "accelerator=tpu: unknown"),
+        (["--lengths", "missing.jsonl"], "lengths=missing.jsonl: no such file"),
+        (["--calibrate", "missing.jsonl"], "calibrate=missing.jsonl: no such file"),
+        (["--figure", "plan.gif"], "figure=plan.gif: must end in .png or .html"),
+        (["--pass-rate-beta", "1"], "pass_rate_beta=[1.0]: must be two numbers"),
+        (["--length-correlation", "2"], "length_correlation=2.0: must be in 0..1"),
+        (["missing.yaml"], "scenario=missing.yaml: no such file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_given_bad_input_then_the_error_names_key_value_and_remedy(capsys, arguments, words):
+    assert main([*arguments, "--jobs", "1"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_given_an_unknown_key_in_the_file_then_the_error_lists_the_known_ones(tmp_path, capsys):
+    path = tmp_path / "typo.yaml"
+    path.write_text("server: 8")
+    assert main([str(path)]) == 2
+    assert "server=8: unknown input" in capsys.readouterr().err
+
+
+@given(st.integers(1, 1024), st.floats(0.01, 1))
+def test_given_any_inputs_then_the_scenario_says_the_same(groups, share):
+    scenario = Inputs.load(None, {"train_batch_size": str(groups), "valid_share": str(share)}).scenario()
+    assert scenario.train_batch_size == groups and scenario.pass_rates.share == pytest.approx(share)

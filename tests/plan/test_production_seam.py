@@ -1,0 +1,81 @@
+"""The simulator has no scheduler of its own: it runs the classes that production runs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from recipe.async_dapo.core import leases, over_sampling, pool, round, staleness, stop_rules
+from recipe.async_dapo.core.trajectory import Verdict
+from recipe.async_dapo.plan import group_simulation
+from recipe.async_dapo.plan.systems import recipe
+
+from .settings import simulate, small_scenario
+
+POOL = {"rollout_strategy": "partial", "rollout_pool_size": 24, "max_partial_share": 0.5}
+SEAMS = [
+    (round.Round, "take"),
+    (round.Round, "end_trajectory"),
+    (round.Round, "report"),
+    (round.Round, "close"),
+    (leases.LeaseTable, "request"),
+    (leases.LeaseTable, "release"),
+    (pool.PromptPool, "dispatch"),
+    (pool.PromptPool, "settle"),
+    (pool.PromptPool, "check_ledger"),
+    (over_sampling.OverSampling, "observe"),
+    (staleness.StalenessLimit, "must_finish"),
+    (stop_rules.CompletionOrder, "on_end"),
+    (group_simulation, "judge_group"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), SEAMS, ids=lambda value: getattr(value, "__name__", value))
+def test_given_a_simulated_run_then_production_makes_the_decision(monkeypatch, owner, name):
+    calls = []
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
+    simulate(small_scenario(), recipe("pool", **POOL), steps=3)
+    assert calls
+
+
+def test_given_a_stop_rule_that_counts_filtered_groups_then_the_simulation_breaks(monkeypatch):
+    def count_everything(self, uid, verdict):
+        self._missing -= 1
+
+    monkeypatch.setattr(stop_rules.CompletionOrder, "on_end", count_everything)
+    with pytest.raises(AssertionError, match="has not reached its target"):
+        simulate(small_scenario(), recipe("first", stop_rule="first_completed"))
+
+
+def test_given_a_stop_rule_that_waits_for_twice_as_many_groups_then_rollouts_are_longer(monkeypatch):
+    system = recipe("first", stop_rule="first_completed", over_sampling_batch_size=64)
+    before = simulate(small_scenario(), system, steps=1)[0]
+    half = iter(range(10_000))
+
+    def every_other(self, uid, verdict):
+        self._missing -= verdict is Verdict.VALID and next(half) % 2
+
+    monkeypatch.setattr(stop_rules.CompletionOrder, "on_end", every_other)
+    assert simulate(small_scenario(), system, steps=1)[0].rollout_s > before.rollout_s
+
+
+def test_given_leases_that_ignore_the_load_then_servers_are_less_evenly_busy(monkeypatch):
+    before = simulate(small_scenario(num_servers=4), recipe("default"), steps=2)[1]
+    monkeypatch.setattr(leases.LeaseTable, "_choose", lambda self, sticky_key: next(iter(self._servers)))
+    after = simulate(small_scenario(num_servers=4), recipe("default"), steps=2)[1]
+    assert after.server_idle_ratio > before.server_idle_ratio + 0.3
+
+
+def test_given_no_ray_verl_or_torch_then_the_plan_still_runs():
+    program = (
+        "import sys\n"
+        "for name in ('ray', 'verl', 'torch', 'transfer_queue', 'vllm', 'tensordict', 'matplotlib', 'pandas'):\n"
+        "    sys.modules[name] = None\n"
+        "from recipe.async_dapo.plan.cli import main\n"
+        "sys.exit(main(['--train-batch-size', '4', '--rollout-n', '2', '--max-response-length', '512', '--steps', '1',\n"
+        "    '--length-median-tok', '100', '--servers', '1', '--warmup', '0', '--jobs', '1', '--strategies', 'partial']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Recommended" in done.stdout or "No setting" in done.stdout

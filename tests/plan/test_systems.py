@@ -1,0 +1,85 @@
+"""Other systems, as settings of the same machinery: each shows the habit it is known for."""
+
+from dataclasses import replace
+
+import pytest
+
+from recipe.async_dapo.config import ConfigError, RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.plan.systems import (
+    april,
+    async_dapo_2025,
+    copris,
+    dynamic_sampling,
+    recipe,
+    verl_colocate_async,
+    verl_sync,
+)
+from recipe.async_dapo.plan.training_run import TrainingRun
+
+from .settings import mean_step, simulate, small_scenario
+
+
+def seconds_of_rollout(measure) -> float:
+    return measure.rollout_s - small_scenario().constants.stop_s
+
+
+def test_given_no_overrides_then_options_are_the_yamls_own():
+    options = recipe("default").options(train_batch_size=8, rollout_n=4)
+    assert options.rollout_strategy is RolloutStrategy.DISCARD and options.stop_rule is StopRuleName.FIFO
+    assert (options.max_concurrent_prompts, options.over_sampling_batch_size) == (16, 16)
+
+
+def test_given_an_option_that_the_recipe_refuses_then_the_plan_refuses_it_too():
+    with pytest.raises(ConfigError, match="max_tokens_per_round"):
+        TrainingRun(small_scenario(), recipe("bad", max_tokens_per_round=5))
+
+
+@pytest.mark.parametrize(("system", "poll_s"), [(verl_sync(groups=8), 2.0), (async_dapo_2025(over_sampling=16), 0.1)])
+def test_given_a_polling_trainer_then_a_rollout_ends_at_a_poll(system, poll_s):
+    for measure in simulate(small_scenario(), system):
+        polls = seconds_of_rollout(measure) / poll_s
+        assert polls == pytest.approx(round(polls), abs=1e-6)
+
+
+def test_given_verl_sync_then_it_refills_two_for_one_and_throws_the_surplus_away():
+    measures = simulate(small_scenario(), verl_sync(groups=8), steps=12)
+    assert sum(measure.wasted_tok for measure in measures) > 0
+    assert all(measure.buffered_tok == 0 and measure.off_policy_tok == 0 for measure in measures)
+    assert all(8 <= measure.valid_groups for measure in measures)
+    assert any(measure.drawn_groups > 8 for measure in measures)
+
+
+def test_given_dynamic_sampling_then_whole_batches_are_drawn():
+    assert {measure.drawn_groups % 8 for measure in simulate(small_scenario(), dynamic_sampling(batch=8))} == {0}
+
+
+def test_given_colocate_async_then_waiting_for_polls_and_resumption_makes_rollouts_longer():
+    system = verl_colocate_async(groups=8)
+    prompt = replace(system, habits=replace(system.habits, poll_s=0.0, resume_delay_s=0.0))
+    delayed = mean_step(small_scenario(), system)
+    assert delayed.resumed_trajectories > 0 and delayed.wasted_tok == 0
+    assert delayed.rollout_s > mean_step(small_scenario(), prompt).rollout_s + 0.5
+
+
+def test_given_the_2025_recipe_then_cancelled_prompts_are_lost():
+    run = TrainingRun(small_scenario(), async_dapo_2025(over_sampling=32))
+    measures = [run.step() for _ in range(4)]
+    assert run.pool.ledger.failed > 0 and sum(measure.wasted_tok for measure in measures) > 0
+    assert run.pool.check_ledger()["waiting"] == 0
+
+
+def test_given_april_then_unfinished_groups_are_kept_and_complete_surplus_is_not():
+    run = TrainingRun(small_scenario(), april(over_sampling=16))
+    measures = [run.step() for _ in range(8)]
+    assert run.pool.num_carried == 0 and len(run.pool.buffered) > 0
+    assert sum(measure.reprefilled_tok for measure in measures) > 0
+
+
+def test_given_copris_then_the_pool_is_always_full_and_the_buffer_is_scored_again():
+    scenario = small_scenario()
+    measure = mean_step(scenario, copris(pool_size=24, over_sampling=64))
+    plain = mean_step(scenario, recipe("pool", rollout_strategy="partial", stop_rule="first_completed",
+                                       rollout_pool_size=24, over_sampling_batch_size=64))  # fmt: skip
+    assert measure.inflight_max == 24 and measure.idle_ratio < 0.02
+    assert measure.log_prob_s > plain.log_prob_s
