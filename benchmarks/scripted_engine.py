@@ -1,6 +1,7 @@
 """A server actor that speaks our server protocol without a model: requests wait until they are told to end."""
 
 import asyncio
+import time
 from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
@@ -18,6 +19,7 @@ class ScriptedServer:
         self._stopped = asyncio.Event()
         self._active = 0
         self._idle = asyncio.Event()
+        self._idle_at_s = 0.0
         self._delivers = asyncio.Event()
         self._delivers.set()
 
@@ -37,6 +39,7 @@ class ScriptedServer:
         finally:
             self._active -= 1
             if self._active == 0:
+                self._idle_at_s = time.perf_counter()
                 self._idle.set()
         await self._delivers.wait()
         return _output(list(range(TOKENS_PER_REQUEST)), stop_reason)
@@ -58,6 +61,10 @@ class ScriptedServer:
 
     async def num_running(self) -> int:
         return self._active
+
+    async def idle_at_s(self) -> float:
+        """When the last request ended, on the clock that all processes of a machine share [s]."""
+        return self._idle_at_s
 
 
 def _output(token_ids: list[int], stop_reason: str) -> TokenOutput:

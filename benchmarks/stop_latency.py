@@ -1,4 +1,5 @@
-"""How long from the B-th valid report until every engine is idle: real actors, scripted engines.
+"""How long from the B-th valid report until every engine is idle, and until the trainer knows: real actors, scripted
+engines, all on this machine.
 
 python -m benchmarks.stop_latency --requests 256 --servers 4 --rounds 200
 """
@@ -6,8 +7,10 @@ python -m benchmarks.stop_latency --requests 256 --servers 4 --rounds 200
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import time
+from dataclasses import dataclass
 
 import ray
 
@@ -43,8 +46,16 @@ class Requester:
         raise AssertionError("a scripted request ended by itself")
 
 
-def measure(*, requests: int, servers: int, workers: int, rounds: int) -> list[float]:
-    """Stop latencies [ms], as the caller of the B-th report sees them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopLatency:
+    """Since the B-th valid report was sent."""
+
+    idle_ms: float  # until the last engine had nothing left to run
+    told_ms: float  # until the trainer's call returned
+
+
+def measure(*, requests: int, servers: int, workers: int, rounds: int) -> list[StopLatency]:
+    """One stop a round, with all requests in flight."""
     server_cls = ray.remote(num_cpus=0, max_concurrency=10_000)(ScriptedServer)
     handles = {f"server-{i}": server_cls.remote() for i in range(servers)}
     balancer = GlobalLoadBalancerActor.remote(handles, {"max_loads_per_server": -(-requests // servers)})
@@ -57,7 +68,7 @@ def measure(*, requests: int, servers: int, workers: int, rounds: int) -> list[f
     ]
 
 
-def _one_round(round_id, coordinator, balancer, requesters, servers, requests) -> float:
+def _one_round(round_id, coordinator, balancer, requesters, servers, requests) -> StopLatency:
     ray.get(balancer.open.remote())
     spec = RoundSpec(
         round_id=round_id,
@@ -76,12 +87,22 @@ def _one_round(round_id, coordinator, balancer, requesters, servers, requests) -
     started = time.perf_counter()
     coordinator.report_completion.remote(round_id, GroupOutcome(prompt_uid="last", verdict=Verdict.VALID))
     ray.get(stopped)
-    latency_ms = 1000 * (time.perf_counter() - started)
+    told_ms = 1000 * (time.perf_counter() - started)
+    idle_ms = 1000 * (max(ray.get([server.idle_at_s.remote() for server in servers])) - started)
     assert sum(ray.get([server.num_running.remote() for server in servers])) == 0
     ray.get(held)
     ray.get(balancer.all_returned.remote([]))
     ray.get(coordinator.close_round.remote(round_id))
-    return latency_ms
+    return StopLatency(idle_ms=idle_ms, told_ms=told_ms)
+
+
+def _statistics(values_ms: list[float]) -> dict[str, float]:
+    ordered = sorted(values_ms)
+    return {
+        "median_ms": round(statistics.median(ordered), 1),
+        "p99_ms": round(ordered[int(0.99 * len(ordered))], 1),
+        "max_ms": round(ordered[-1], 1),
+    }
 
 
 def main() -> None:
@@ -89,19 +110,19 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256, help="requests in flight at the stop")
     parser.add_argument("--servers", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=200)
     options = parser.parse_args()
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     try:
-        latencies_ms = sorted(measure(**vars(options)))
+        latencies = measure(**vars(options))
     finally:
         ray.shutdown()
     result = {
         **vars(options),
-        "median_ms": round(statistics.median(latencies_ms), 2),
-        "p99_ms": round(latencies_ms[int(0.99 * len(latencies_ms))], 2),
-        "max_ms": round(latencies_ms[-1], 2),
+        "engines_idle": _statistics([latency.idle_ms for latency in latencies]),
+        "trainer_told": _statistics([latency.told_ms for latency in latencies]),
         "target_p99_ms": TARGET_P99_MS,
+        "cores": os.cpu_count(),
     }
     print(json.dumps(result))
 
