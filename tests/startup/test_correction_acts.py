@@ -1,0 +1,162 @@
+"""Every correction option reaches the loss of verl's V1 trainer: options -> wiring -> verl's own advantage and loss."""
+
+import itertools
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.tensordict_utils import assign_non_tensor
+from verl.workers.utils.losses import ppo_loss
+
+from recipe.async_dapo.correction import check_importance_sampling, wire_importance_sampling
+
+KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
+PROMPT_LEN = 2
+RESPONSE_LENS = [3, 5, 4, 2]
+BEHAVIOUR = -2.0  # log-prob of every token under the policy that sampled it [nats]
+
+
+def proximal_minus_behaviour(trajectory: int, position: int) -> float:
+    """How far the newest policy has moved from the one that sampled a token [nats]."""
+    return [0.0, 1.2, -0.6, 0.05][trajectory] + 0.09 * (-1) ** position
+
+
+def current_minus_proximal(trajectory: int, position: int) -> float:
+    """How far the policy being trained has moved since [nats]."""
+    return [0.0, 0.02, -0.03, 0.01][trajectory] * (1 + position)
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def per_token(value: Callable[[int, int], float]) -> list[torch.Tensor]:
+    return [torch.tensor([value(i, t) for t in range(length)]) for i, length in enumerate(RESPONSE_LENS)]
+
+
+class Queue:
+    """The data plane of one batch, in this process."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {
+            "uid": NonTensorStack(*[key.split("_")[0] for key in KEYS]),
+            "prompts": nested([torch.ones(PROMPT_LEN)] * 4),
+            "responses": nested(per_token(lambda i, t: 1.0)),
+            "response_mask": nested([torch.ones(length, dtype=torch.int64) for length in RESPONSE_LENS]),
+            "rm_scores": nested([torch.eye(length)[-1] * (i % 2) for i, length in enumerate(RESPONSE_LENS)]),
+            "rollout_log_probs": nested(per_token(lambda i, t: BEHAVIOUR)),
+            "old_log_probs": nested(per_token(lambda i, t: BEHAVIOUR + proximal_minus_behaviour(i, t))),
+        }
+
+    def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
+        return TensorDict({name: self.fields[name] for name in select_fields if name in self.fields}, batch_size=4)
+
+    def kv_batch_put(self, *, keys: list[str], partition_id: str, fields: TensorDict) -> KVBatchMeta:
+        self.fields |= dict(fields.items())
+        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=[{}] * 4)
+
+
+@pytest.fixture
+def loss(run, monkeypatch):
+    """The policy loss of one mini-batch under the given overrides."""
+
+    def compute(*overrides: str) -> float:
+        config = run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides)
+        check_importance_sampling(config)
+        wire_importance_sampling(config)
+        queue = Queue()
+        monkeypatch.setattr(trainer_base, "tq", queue)
+        batch = KVBatchMeta(partition_id="train", keys=KEYS, tags=[{}] * 4)
+        trainer: Any = SimpleNamespace(config=config)
+        if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
+            PPOTrainer._compute_old_log_prob(trainer, batch, {})
+        PPOTrainer._compute_advantage(trainer, batch, {})
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        names = [name for name in queue.fields if name not in ("uid", "rm_scores", "rollout_log_probs", "returns")]
+        data = TensorDict({name: queue.fields[name] for name in names}, batch_size=4)
+        assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(RESPONSE_LENS), global_batch_size=4)
+        current = per_token(
+            lambda i, t: BEHAVIOUR + proximal_minus_behaviour(i, t) + current_minus_proximal(i, t)
+        )  # a model's output for a token stands one place before it
+        outputs = [torch.cat([torch.zeros(PROMPT_LEN - 1), row, torch.zeros(1)]) for row in current]
+        value, _ = ppo_loss(actor, {"log_probs": nested(outputs)}, data)
+        return float(value)
+
+    return compute
+
+
+CORRECTION = "algorithm.rollout_correction."
+NONE = "async_dapo.importance_sampling=none"
+BYPASS = "async_dapo.importance_sampling=bypass"
+DECOUPLED = "async_dapo.importance_sampling=decoupled"
+OPTIONS = {
+    "bypass": (BYPASS,),
+    "bypass with a sequence mask": (
+        BYPASS,
+        f"{CORRECTION}rollout_rs=seq_mean_k1",
+        f"{CORRECTION}rollout_rs_threshold=0.3_1.1",
+    ),
+    "bypass with a token band": (
+        BYPASS,
+        f"{CORRECTION}rollout_rs=token_k1",
+        f"{CORRECTION}rollout_rs_threshold=0.5_2.0",
+    ),
+    "bypass with REINFORCE": (BYPASS, f"{CORRECTION}loss_type=reinforce"),
+    "bypass with REINFORCE and weights": (BYPASS, f"{CORRECTION}loss_type=reinforce", f"{CORRECTION}rollout_is=token"),
+    "decoupled": (DECOUPLED,),
+    "decoupled, truncated at 1.5": (DECOUPLED, f"{CORRECTION}rollout_is_threshold=1.5"),
+    "decoupled with a token band": (DECOUPLED, f"{CORRECTION}rollout_is_threshold=0.9_1.1"),
+    "decoupled by sequence": (DECOUPLED, f"{CORRECTION}rollout_is=sequence"),
+    "decoupled, normalised": (DECOUPLED, f"{CORRECTION}rollout_is_batch_normalize=True"),
+    "decoupled with a sequence mask": (
+        DECOUPLED,
+        f"{CORRECTION}rollout_rs=seq_mean_k1",
+        f"{CORRECTION}rollout_rs_threshold=0.3_1.1",
+    ),
+}
+
+
+def test_every_option_changes_the_loss_of_its_mode(loss) -> None:
+    losses = {NONE: {"none": loss(NONE)}, BYPASS: {}, DECOUPLED: {}}
+    for name, overrides in OPTIONS.items():
+        losses[overrides[0]][name] = loss(*overrides)
+    for mode in (BYPASS, DECOUPLED):
+        values = losses[NONE] | losses[mode]
+        for first, second in itertools.combinations(values, 2):
+            assert not math.isclose(values[first], values[second], rel_tol=1e-4), (first, second)
+
+
+def test_without_correction_the_loss_is_ppo_s_on_the_newest_weights(loss) -> None:
+    assert loss(NONE) == pytest.approx(expected(current_minus_proximal), rel=1e-5)
+
+
+def test_decoupled_weighs_that_loss_by_the_truncated_ratio_to_the_behaviour_policy(loss) -> None:
+    weighted = expected(current_minus_proximal, lambda i, t: min(math.exp(proximal_minus_behaviour(i, t)), 2.0))
+    assert loss(DECOUPLED) == pytest.approx(weighted, rel=1e-5)
+
+
+def test_bypass_clips_the_whole_ratio_to_the_behaviour_policy(loss) -> None:
+    """CoPRIS (arXiv:2511.05589), eq. 8."""
+    whole = expected(lambda i, t: proximal_minus_behaviour(i, t) + current_minus_proximal(i, t))
+    assert loss(BYPASS) == pytest.approx(whole, rel=1e-5)
+
+
+def expected(log_ratio: Callable[[int, int], float], weight: Callable[[int, int], float] = lambda i, t: 1.0) -> float:
+    """DAPO's token-mean of -A min(r, clip r), by hand: clip 0.2 / 0.28, dual clip 10, rewards 0 and 1."""
+    advantage = 0.5 / (math.sqrt(0.5) + 1e-6)
+    total = 0.0
+    for i, length in enumerate(RESPONSE_LENS):
+        a = advantage if i % 2 else -advantage
+        for t in range(length):
+            ratio = math.exp(log_ratio(i, t))
+            token = -min(ratio * a, min(max(ratio, 0.8), 1.28) * a)
+            total += weight(i, t) * (token if a > 0 else min(token, -a * 10.0))
+    return total / sum(RESPONSE_LENS)
