@@ -85,15 +85,16 @@ class AsyncDAPOServer(vLLMHttpServer):
         """
         assert mode in PAUSE_MODES, f"mode={mode}: must be one of {PAUSE_MODES}"
         self._is_stopped = True
-        running = self._requests.running()
+        stopped = len(self._requests.running())
         if mode == "keep":
             await self.engine.pause_generation(mode="keep", clear_cache=False)
             self._is_paused.set()
-        elif running:
-            await self._abort_all(running)
-        return len(running)
+        elif stopped:
+            await self._abort_all()
+        return stopped
 
-    async def _abort_all(self, running: list[RunningRequest]) -> None:
+    async def _abort_all(self) -> None:
+        running = self._requests.running()
         self._requests.is_aborting = True
         self._delivers.clear()
         try:
@@ -134,7 +135,11 @@ def _empty(stop_reason: str, version: int | None) -> TokenOutput:
 class AsyncDAPOReplica(vLLMReplica):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(AsyncDAPOServer)
+        self.server_class = self.server_actor_class()
+
+    @staticmethod
+    def server_actor_class() -> Any:
+        return ray.remote(AsyncDAPOServer)
 
 
 def _load_replica() -> type[RolloutReplica]:

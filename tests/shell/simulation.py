@@ -62,14 +62,14 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
 
 
-def simulate(main: Coroutine[Any, Any, T]) -> T:
+def simulate(main: Coroutine[Any, Any, T], *, loop_class: type[VirtualTimeLoop] = VirtualTimeLoop) -> T:
     """Run `main` on a fresh loop of virtual time.
 
     Raises:
         Deadlock: when nothing can ever happen again; names what every task waits for.
         Orphans: when `main` ends and leaves tasks running, other than remote calls.
     """
-    loop = VirtualTimeLoop()
+    loop = loop_class()
     asyncio.set_event_loop(loop)
     try:
         try:
