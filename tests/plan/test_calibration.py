@@ -25,7 +25,9 @@ def requests(noise: float = 0.0) -> list[dict]:
     for _ in range(200):
         inflight, length = rng.randint(1, 32), rng.randint(10, 400)
         seconds = LATENCY_S + length * (BASE_S + PER_REQUEST_S * inflight)
-        rows.append({"inflight": inflight, "response_length": length, "seconds": seconds * rng.uniform(1 - noise, 1 + noise)})
+        rows.append(
+            {"inflight": inflight, "response_length": length, "seconds": seconds * rng.uniform(1 - noise, 1 + noise)}
+        )
     return rows
 
 
@@ -77,9 +79,7 @@ def test_given_a_metrics_log_then_speed_and_time_outside_of_rollouts_are_found(t
         for number, step in enumerate(measures)
     ]
     measured = calibrate(write(tmp_path / "log.jsonl", rows), num_servers=scenario.num_servers)
-    assert measured.outside_s == pytest.approx(
-        sorted(step.step_s - step.rollout_s for step in measures)[3], rel=0.2
-    )
+    assert measured.outside_s == pytest.approx(sorted(step.step_s - step.rollout_s for step in measures)[3], rel=0.2)
 
     calibrated = small_scenario(measured=measured)
     for system in (verl_sync(groups=8), recipe("partial", rollout_strategy="partial")):

@@ -32,14 +32,26 @@ def scenario_file(tmp_path):
 def plan(tmp_path, scenario_file, capsys):
     """A small plan's JSON and what it printed."""
     path = tmp_path / "plan.json"
-    arguments = [str(scenario_file), "--json", str(path), "--jobs", "1", "--max-length-bias", "1", "--concurrency", "16,64"]
+    arguments = [
+        str(scenario_file),
+        "--json",
+        str(path),
+        "--jobs",
+        "1",
+        "--max-length-bias",
+        "1",
+        "--concurrency",
+        "16,64",
+    ]
     assert main(arguments) == 0
     return json.loads(path.read_text()), capsys.readouterr().out
 
 
 def test_given_a_scenario_then_every_strategy_rule_and_concurrency_has_a_row(plan):
     document, printed = plan
-    ours = {(row["strategy"], row["stop_rule"], row["concurrency"]) for row in document["rows"] if not row["is_baseline"]}
+    ours = {
+        (row["strategy"], row["stop_rule"], row["concurrency"]) for row in document["rows"] if not row["is_baseline"]
+    }
     assert len(ours) == 9 * 3 and ("partial_stale_kv", "fifo", 64) in ours
     assert [row["system"] for row in document["rows"]][:2] == ["verl sync", "verl colocate_async"]
     assert all(row["system"] in printed for row in document["rows"])
@@ -51,7 +63,9 @@ def test_given_a_plan_then_the_recommended_overrides_are_options_of_the_recipe(p
     overrides = document["recommended"]["overrides"]
     assert all(line in printed for line in overrides)
     parsed = dict(line.split("=") for line in overrides)
-    typed = {key: int(value) if value.isdigit() else value for key, value in parsed.items() if key.startswith("async_dapo")}
+    typed = {
+        key: int(value) if value.isdigit() else value for key, value in parsed.items() if key.startswith("async_dapo")
+    }
     System(name="pasted", overrides=typed).options(train_batch_size=8, rollout_n=4)
     best = max(row["speed_up"] for row in document["rows"] if not row["is_baseline"])
     chosen = next(row for row in document["rows"] if row["system"] == document["recommended"]["system"])

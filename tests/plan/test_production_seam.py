@@ -73,8 +73,8 @@ def test_given_no_ray_verl_or_torch_then_the_plan_still_runs():
         "for name in ('ray', 'verl', 'torch', 'transfer_queue', 'vllm', 'tensordict', 'matplotlib', 'pandas'):\n"
         "    sys.modules[name] = None\n"
         "from recipe.async_dapo.plan.cli import main\n"
-        "sys.exit(main(['--train-batch-size', '4', '--rollout-n', '2', '--max-response-length', '512', '--steps', '1',\n"
-        "    '--length-median-tok', '100', '--servers', '1', '--warmup', '0', '--jobs', '1', '--strategies', 'partial']))\n"
+        "sys.exit(main('--train-batch-size 4 --rollout-n 2 --max-response-length 512 --length-median-tok 100 '\n"
+        "    '--servers 1 --steps 1 --warmup 0 --jobs 1 --strategies partial'.split()))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,7 @@ def test_given_verl_sync_then_it_refills_two_for_one_and_throws_the_surplus_away
     measures = simulate(small_scenario(), verl_sync(groups=8), steps=12)
     assert sum(measure.wasted_tok for measure in measures) > 0
     assert all(measure.buffered_tok == 0 and measure.off_policy_tok == 0 for measure in measures)
-    assert all(8 <= measure.valid_groups for measure in measures)
+    assert all(measure.valid_groups >= 8 for measure in measures)
     assert any(measure.drawn_groups > 8 for measure in measures)
 
 

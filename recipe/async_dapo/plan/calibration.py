@@ -5,9 +5,9 @@ A line of the record is one of
     {"inflight": b, "tokens_per_s": r}                   throughput of one server with b requests in flight, optionally
                                                          with `kv_tok`, the tokens of KV cache they hold together
     {"inflight": b, "response_length": n, "seconds": s}  one request that got n tokens in s seconds, among b in flight
-    {"step": i, "data": {...}}                           a step of the recipe's metrics, as verl's `file` logger writes it
+    {"step": i, "data": {...}}                           the recipe's metrics, as verl's `file` logger writes them
 
-and the fit is that of `StepCost`: a request of n tokens takes latency + n * (base + per_request * b [+ per_kv_token * k]).
+and the fit is that of `StepCost`: n tokens take latency + n * (base + per_request * b [+ per_kv_token * k]).
 Metrics also tell what a step spends outside of the rollout.
 """
 
@@ -54,8 +54,9 @@ class MeasuredCosts:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_points} points, {100 * self.relative_rms:.0f} % rms: a request takes {1e3 * self.latency_s:.2f} ms, "
-            f"a step {1e3 * self.base_s:.3f} ms + {1e6 * self.per_request_s:.1f} us per request"
+            f"{self.num_points} points, {100 * self.relative_rms:.0f} % rms: a request takes "
+            f"{1e3 * self.latency_s:.2f} ms, a step {1e3 * self.base_s:.3f} ms + {1e6 * self.per_request_s:.1f} us per "
+            "request"
         )
 
 
@@ -71,11 +72,12 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
     equations += _step_equations(steps, num_servers)
     if not equations:
         raise ConfigError("calibrate", path, f"no line can be used; a line needs {_FORMS}")
-    weights, fit_error = _fit(np.array([terms for terms, _ in equations]), np.array([seconds for _, seconds in equations]))
+    terms, seconds = (np.array(side) for side in zip(*equations, strict=True))
+    weights, fit_error = _fit(terms, seconds)
     measured = dict(zip(TERMS, weights, strict=True))
     if measured["base_s"] + measured["per_request_s"] <= 0:
-        raise ConfigError("calibrate", path, "its requests take no time per token; record more lengths and concurrencies")
-    has_kv = any(terms[3] for terms, _ in equations)
+        raise ConfigError("calibrate", path, "requests take no time per token; record more lengths and concurrencies")
+    has_kv = bool(terms[:, 3].any())
     outside = [data["timing_s/step"] - data[PREFIX + "round/rollout_s"] for data in steps if "timing_s/step" in data]
     return MeasuredCosts(
         latency_s=measured["latency_s"],
@@ -110,6 +112,7 @@ def _step_equations(steps: Iterable[Mapping[str, float]], num_servers: int) -> l
     equations: list[Equation] = []
     buffered = 0.0
     for data in steps:
+
         def of(name: str, data: Mapping[str, float] = data) -> float:
             return float(data.get(PREFIX + name, 0.0))
 

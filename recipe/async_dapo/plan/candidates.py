@@ -1,6 +1,7 @@
 """Which systems a plan compares: other systems as baselines, and this recipe's options crossed."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def recipe_candidates(
             if rule is StopRuleName.DRAIN and strategy is not RolloutStrategy.DISCARD:
                 continue  # nothing is interrupted, so there is nothing to keep: the same as discard
             for pool_size in (None, *concurrency):
-                options = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
+                options: dict[str, Any] = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
                 if pool_size is not None:
                     options |= pool_options(scenario, pool_size)
                 system = recipe(f"{strategy} {rule} {pool_size or 'lanes'}", **options)
@@ -76,7 +77,7 @@ def default_concurrency(scenario: Scenario) -> list[int]:
 
 
 def natural_concurrency(scenario: Scenario) -> int:
-    """Trajectories in flight that fill the KV cache when each has, on average, half its squared mean length behind it."""
+    """Trajectories in flight that fill the KV cache, at the mean context of a running one."""
     answers = scenario.workload().draw(512, step=0)
     lens_tok = np.array([one.prompt["answers"].response_lens_tok for one in answers], dtype=float)
     mean_context_tok = scenario.prompt_len_tok + (lens_tok**2).mean() / (2 * lens_tok.mean())
@@ -91,4 +92,4 @@ def _over_sampling(scenario: Scenario, pool_size: int) -> int:
 def _rounded(count: float) -> int:
     """To two significant binary digits, so that numbers look chosen."""
     step = max(1, 2 ** (int(np.log2(max(count, 1))) - 2))
-    return int(round(count / step)) * step
+    return round(count / step) * step

@@ -82,16 +82,17 @@ def step_cost(
         raise ConfigError(
             "tensor_parallel_size",
             gpus,
-            f"{model.name} has {model.weight_bytes / 1e9:.1f} GB of weights, a server {max(0.0, usable) / 1e9:.1f} GB for them; "
-            f"use more GPUs per server, a larger accelerator than {accelerator.name}, or raise gpu_memory_utilization",
+            f"{model.name} has {model.weight_bytes / 1e9:.1f} GB of weights, a server {max(0.0, usable) / 1e9:.1f} GB "
+            f"for them; use more GPUs per server, a larger accelerator than {accelerator.name}, or raise "
+            "gpu_memory_utilization",
         )
     kv_room_tok = int((usable - model.weight_bytes) / model.kv_bytes_per_token)
     if kv_room_tok < longest_context_tok:
         raise ConfigError(
             "max_response_length",
             longest_context_tok,
-            f"prompt and response are longer than the {kv_room_tok} tokens of KV cache that a server has room for; shorten "
-            "them, raise gpu_memory_utilization, or use more GPUs per server",
+            f"prompt and response are longer than the {kv_room_tok} tokens of KV cache that a server has room for; "
+            "shorten them, raise gpu_memory_utilization, or use more GPUs per server",
         )
     return StepCost(
         base_s=constants.step_overhead_ms / 1e3 + model.weight_bytes / bytes_per_s,

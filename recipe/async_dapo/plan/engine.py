@@ -1,8 +1,8 @@
 """One inference server with continuous batching, in closed form between events.
 
 All running requests get one token per step, so the server needs no event per token: it counts steps, a request is due
-when the count reaches its number, and the time of a stretch of steps is a parabola (`StepCost.decode_s`). A stretch ends
-when a request is due, when the KV cache is full, or when a newcomer can be admitted; then the batch changes:
+when the count reaches its number, and the time of a stretch of steps is a parabola (`StepCost.decode_s`). A stretch
+ends when a request is due, when the KV cache is full, or when a newcomer can be admitted; then the batch changes:
 
     due requests leave -> the last admitted are preempted while the cache is too full -> waiting ones are admitted
 

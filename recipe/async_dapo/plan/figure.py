@@ -7,7 +7,11 @@ from pathlib import Path
 from ..config import ConfigError
 from .sweep import Row
 
-PARTS = (("rollout", "rollout_s", "#4269d0"), ("log-probs", "log_prob_s", "#efb118"), ("training", "train_s", "#6cc5b0"))
+PARTS = (
+    ("rollout", "rollout_s", "#4269d0"),
+    ("log-probs", "log_prob_s", "#efb118"),
+    ("training", "train_s", "#6cc5b0"),
+)
 BASELINE, OURS, CHOSEN = "#9c9c9c", "#4269d0", "#ff725c"
 
 
@@ -58,8 +62,8 @@ def _html(rows: Sequence[Row], chosen: Row | None, title: str) -> str:
     for row in rows:
         bar = "".join(
             f'<span style="display:inline-block;height:1em;background:{colour};width:'
-            f'{40 * getattr(row.mean, attribute) / longest:.2f}em" title="{label} {getattr(row.mean, attribute):.0f} s"></span>'
-            for label, attribute, colour in PARTS
+            f'{40 * seconds / longest:.2f}em" title="{label} {seconds:.0f} s"></span>'
+            for label, seconds, colour in ((label, getattr(row.mean, name), colour) for label, name, colour in PARTS)
         )
         weight = "bold" if row is chosen else "normal"
         lines.append(
@@ -69,7 +73,8 @@ def _html(rows: Sequence[Row], chosen: Row | None, title: str) -> str:
         )
     legend = ", ".join(f'<span style="color:{colour}">{label}</span>' for label, _, colour in PARTS)
     return (
-        f'<!doctype html><meta charset="utf-8"><title>plan</title><body style="font-family:sans-serif"><p>{escape(title)}</p>'
+        f'<!doctype html><meta charset="utf-8"><title>plan</title>'
+        f'<body style="font-family:sans-serif"><p>{escape(title)}</p>'
         f"<table><tr><th>system</th><th>step: {legend}</th><th>step</th><th>speed-up</th><th>off-policy</th>"
         f"<th>waste</th><th>length bias</th></tr>{''.join(lines)}</table></body>"
     )

@@ -1,8 +1,8 @@
-"""Prompt groups on virtual servers: what `group_rollout.py`, `client.py` and `engine_requests.py` do, without the waiting.
+"""Prompt groups on virtual servers: what `group_rollout.py`, `client.py` and `engine_requests.py` do.
 
-    start(group) -> n requests -> lease -> engine -> tokens recorded -> reward -> the last of n: verdict -> on_end
-                                     |
-                       stop: tokens so far recorded; with `keeps_kv` the request stays, attached to its turn
+start(group) -> n requests -> lease -> engine -> tokens recorded -> reward -> the last of n: verdict -> on_end
+                                 |
+                   stop: tokens so far recorded; with `keeps_kv` the request stays, attached to its turn
 """
 
 from collections.abc import Callable

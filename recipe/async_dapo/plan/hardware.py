@@ -35,6 +35,8 @@ def find_accelerator(name: str) -> Accelerator:
     """
     if name.lower() not in PRESETS:
         raise ConfigError(
-            "accelerator", name, f"unknown; choose one of {', '.join(PRESETS)}, or set memory_gb, bandwidth_tb_s, bf16_tflop_s"
+            "accelerator",
+            name,
+            f"unknown; choose one of {', '.join(PRESETS)}, or set memory_gb, bandwidth_tb_s, bf16_tflop_s",
         )
     return PRESETS[name.lower()]

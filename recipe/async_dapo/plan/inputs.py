@@ -1,9 +1,9 @@
 """What the user says: one flat list of inputs, the same in a YAML file and on the command line."""
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
 
@@ -18,52 +18,58 @@ from .scenario import Scenario
 from .workload import BetaPassRates, PassRates, ValidShare
 
 
-def _input(default: Any, about: str) -> Any:
-    return field(default=default, metadata={"about": about})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """Defaults are the reference setting: Qwen3-8B, 8 x H200, responses of up to 16K tokens, DAPO's batch."""
 
-    model: str = _input("qwen3-8b", "preset, Hugging Face config.json, or the folder that holds it")
-    weight_gb: float | None = _input(None, "weights [1e9 bytes]; null = from the model's config.json, bf16")
-    kv_bytes_per_token: float | None = _input(None, "KV cache of one token [bytes]; null = from config.json, bf16")
-    accelerator: str = _input("h200", "preset: a800, h100, h800, h200, h20, mi300x")
-    memory_gb: float | None = _input(None, "of one accelerator [1e9 bytes]; null = the preset's")
-    bandwidth_tb_s: float | None = _input(None, "of its memory, peak [TB/s]; null = the preset's")
-    bf16_tflop_s: float | None = _input(None, "dense peak [TFLOP/s]; null = the preset's")
-    servers: int = _input(8, "vLLM servers [count]")
-    tensor_parallel_size: int = _input(1, "accelerators per server [count]")
-    gpu_memory_utilization: float = _input(0.85, "actor_rollout_ref.rollout.gpu_memory_utilization [0-1]")
-    max_num_seqs: int = _input(256, "actor_rollout_ref.rollout.max_num_seqs [requests]")
-    train_batch_size: int = _input(512, "B, data.train_batch_size [prompt groups]")
-    rollout_n: int = _input(16, "n, actor_rollout_ref.rollout.n [trajectories per group]")
-    max_response_length: int = _input(16384, "data.max_response_length [tokens]")
-    prompt_len_tok: int = _input(200, "of a prompt, on average [tokens]")
-    lengths: str | None = _input(None, "JSONL or parquet file of measured response lengths; null = log-normal")
-    length_median_tok: float = _input(4000.0, "of the log-normal [tokens]")
-    length_sigma: float = _input(0.9, "of the logarithm")
-    length_correlation: float = _input(0.5, "of lengths within a group [0-1]; measured where the file names groups")
-    valid_share: float = _input(0.6, "share of groups that pass DAPO's filter [0-1]")
-    pass_rate_beta: list[float] | None = _input(None, "a and b of Beta-distributed pass rates, instead of valid_share")
-    reward_s: float = _input(0.0, "from the end of a trajectory to its reward [s]")
-    training_s: float | None = _input(None, "training and log-probs of a step [s]; null = from arithmetic")
-    training_flop_share: float = _input(0.35, "of peak that training reaches [0-1]")
-    update_s: float = _input(5.0, "engines to sleep and back, with new weights [s]")
-    bandwidth_share: float = _input(0.77, "of peak that decoding reaches [0-1]")
-    step_overhead_ms: float = _input(1.5, "of one decode step, on top of memory traffic [ms]")
-    request_overhead_ms: float = _input(0.03, "of one decode step, per running request [ms]")
-    prefill_flop_share: float = _input(0.5, "of peak that prefill reaches [0-1]")
-    calibrate: str | None = _input(None, "JSONL record of a real run: its measurements replace the cost model's constants")
-    strategies: list[RolloutStrategy] | None = _input(None, "async_dapo.rollout_strategy values to try; null = all")
-    stop_rules: list[StopRuleName] | None = _input(None, "async_dapo.stop_rule values to try; null = all")
-    concurrency: list[int] | None = _input(None, "trajectories in flight to try [count]; null = around the KV room")
-    max_length_bias: float = _input(0.03, "largest |trained / natural mean length - 1| of a recommended setting")
-    max_off_policy: float = _input(1.0, "largest share of off-policy tokens of a recommended setting [0-1]")
-    steps: int | None = _input(None, "steps to average over [count]; null = as many as the batch size needs")
-    warmup: int | None = _input(None, "steps before, until the buffer is as full as it gets [count]; null = as needed")
-    seed: int = _input(0, "decides every random number")
+    model: Annotated[str, "preset, Hugging Face config.json, or the folder that holds it"] = "qwen3-8b"
+    weight_gb: Annotated[float | None, "weights [1e9 bytes]; null = from the model's config.json, bf16"] = None
+    kv_bytes_per_token: Annotated[float | None, "KV cache of one token [bytes]; null = from config.json, bf16"] = None
+    accelerator: Annotated[str, "preset: a800, h100, h800, h200, h20, mi300x"] = "h200"
+    memory_gb: Annotated[float | None, "of one accelerator [1e9 bytes]; null = the preset's"] = None
+    bandwidth_tb_s: Annotated[float | None, "of its memory, peak [TB/s]; null = the preset's"] = None
+    bf16_tflop_s: Annotated[float | None, "dense peak [TFLOP/s]; null = the preset's"] = None
+    servers: Annotated[int, "vLLM servers [count]"] = 8
+    tensor_parallel_size: Annotated[int, "accelerators per server [count]"] = 1
+    gpu_memory_utilization: Annotated[float, "actor_rollout_ref.rollout.gpu_memory_utilization [0-1]"] = 0.85
+    max_num_seqs: Annotated[int, "actor_rollout_ref.rollout.max_num_seqs [requests]"] = 256
+    train_batch_size: Annotated[int, "B, data.train_batch_size [prompt groups]"] = 512
+    rollout_n: Annotated[int, "n, actor_rollout_ref.rollout.n [trajectories per group]"] = 16
+    max_response_length: Annotated[int, "data.max_response_length [tokens]"] = 16384
+    prompt_len_tok: Annotated[int, "of a prompt, on average [tokens]"] = 200
+    lengths: Annotated[str | None, "JSONL or parquet file of measured response lengths; null = log-normal"] = None
+    length_median_tok: Annotated[float, "of the log-normal [tokens]"] = 4000.0
+    length_sigma: Annotated[float, "of the logarithm"] = 0.9
+    length_correlation: Annotated[float, "of lengths within a group [0-1]; measured if a file names groups"] = 0.5
+    valid_share: Annotated[float, "share of groups that pass DAPO's filter [0-1]"] = 0.6
+    pass_rate_beta: Annotated[list[float] | None, "a and b of Beta-distributed pass rates, instead of valid_share"] = (
+        None
+    )
+    reward_s: Annotated[float, "from the end of a trajectory to its reward [s]"] = 0.0
+    training_s: Annotated[float | None, "training and log-probs of a step [s]; null = from arithmetic"] = None
+    training_flop_share: Annotated[float, "of peak that training reaches [0-1]"] = 0.35
+    update_s: Annotated[float, "engines to sleep and back, with new weights [s]"] = 5.0
+    bandwidth_share: Annotated[float, "of peak that decoding reaches [0-1]"] = 0.77
+    step_overhead_ms: Annotated[float, "of one decode step, on top of memory traffic [ms]"] = 1.5
+    request_overhead_ms: Annotated[float, "of one decode step, per running request [ms]"] = 0.03
+    prefill_flop_share: Annotated[float, "of peak that prefill reaches [0-1]"] = 0.5
+    calibrate: Annotated[str | None, "JSONL record of a real run, whose costs replace the constants"] = None
+    strategies: Annotated[list[RolloutStrategy] | None, "async_dapo.rollout_strategy values to try; null = all"] = None
+    stop_rules: Annotated[list[StopRuleName] | None, "async_dapo.stop_rule values to try; null = all"] = None
+    concurrency: Annotated[list[int] | None, "trajectories in flight to try [count]; null = around the KV room"] = None
+    max_length_bias: Annotated[float, "largest |trained / natural mean length - 1| to recommend"] = 0.03
+    max_off_policy: Annotated[float, "largest share of off-policy tokens to recommend [0-1]"] = 1.0
+    steps: Annotated[int | None, "steps to average over [count]; null = as many as the batch size needs"] = None
+    warmup: Annotated[int | None, "steps before, until the buffer is as full as it gets [count]; null = as needed"] = (
+        None
+    )
+    seed: Annotated[int, "decides every random number"] = 0
+
+    @classmethod
+    def described(cls) -> dict[str, tuple[Any, str]]:
+        """Every input's default, and what it is."""
+        about = {name: kind.__metadata__[0] for name, kind in get_type_hints(cls, include_extras=True).items()}
+        return {field.name: (field.default, about[field.name]) for field in fields(cls)}
 
     @classmethod
     def load(cls, path: str | None, overrides: dict[str, Any]) -> "Inputs":
@@ -117,7 +123,11 @@ class Inputs:
         for key, value in given.items():
             if value is not None and value <= 0:
                 raise ConfigError(key, value, "must be > 0")
-        return replace(model, **{key: value for key, value in given.items() if value is not None})
+        return replace(
+            model,
+            weight_bytes=given["weight_bytes"] or model.weight_bytes,
+            kv_bytes_per_token=given["kv_bytes_per_token"] or model.kv_bytes_per_token,
+        )
 
     def _accelerator(self) -> Accelerator:
         given = {key: getattr(self, key) for key in ("memory_gb", "bandwidth_tb_s", "bf16_tflop_s")}

@@ -63,8 +63,8 @@ def load_lengths(path: str, *, default_correlation: float) -> MeasuredLengths:
     """Measured lengths from a JSONL or parquet file.
 
     A row has one response's length under `response_length`, `response_len_tok`, `length` or `num_tokens`, and may name
-    its prompt group under `uid`; or it has a whole group's under `response_lens_tok`. With groups, the correlation within
-    them is measured too.
+    its prompt group under `uid`; or it has a whole group's under `response_lens_tok`. With groups, the correlation
+    within them is measured too.
 
     Raises:
         ConfigError: when the file is missing, empty, or has no such column.
@@ -84,16 +84,16 @@ def load_lengths(path: str, *, default_correlation: float) -> MeasuredLengths:
 
 
 def correlation_within(groups: Sequence[Sequence[float]], *, default: float) -> float:
-    """Intra-class correlation of log lengths (one-way analysis of variance) [0-1]; `default` where nothing can be said."""
-    groups = [np.log(group) for group in groups if len(group) > 1]
-    sizes = np.array([len(group) for group in groups])
-    if len(groups) < 2:
+    """Intra-class correlation of log lengths (one-way analysis of variance) [0-1]; `default` without groups."""
+    logs = [np.log(group) for group in groups if len(group) > 1]
+    sizes = np.array([len(group) for group in logs])
+    if len(logs) < 2:
         return default
-    means = np.array([group.mean() for group in groups])
-    grand = np.concatenate(groups).mean()
-    between = (sizes * (means - grand) ** 2).sum() / (len(groups) - 1)
-    within = sum(((group - mean) ** 2).sum() for group, mean in zip(groups, means, strict=True)) / (sizes - 1).sum()
-    size = (sizes.sum() - (sizes**2).sum() / sizes.sum()) / (len(groups) - 1)
+    means = np.array([group.mean() for group in logs])
+    grand = np.concatenate(logs).mean()
+    between = (sizes * (means - grand) ** 2).sum() / (len(logs) - 1)
+    within = sum(((group - mean) ** 2).sum() for group, mean in zip(logs, means, strict=True)) / (sizes - 1).sum()
+    size = (sizes.sum() - (sizes**2).sum() / sizes.sum()) / (len(logs) - 1)
     total = between + (size - 1) * within
     return float(np.clip((between - within) / total, 0.0, 1.0)) if total > 0 else 1.0
 
@@ -105,7 +105,9 @@ def _lengths_of(row: Mapping[str, Any], path: str, number: int) -> tuple[list[fl
     key = next((key for key in LENGTH_KEYS if key in row), None)
     if key is None:
         raise ConfigError(
-            "lengths", path, f"row {number} has none of the columns {', '.join((*LENGTH_KEYS, LENGTHS_KEY))}; rename its column"
+            "lengths",
+            path,
+            f"row {number} has none of the columns {', '.join((*LENGTH_KEYS, LENGTHS_KEY))}; rename its column",
         )
     return [float(row[key])], uid
 
@@ -122,7 +124,9 @@ def _read_rows(path: Path) -> Iterable[Mapping[str, Any]]:
         try:
             row = json.loads(line) if line.strip() else None
         except ValueError as error:
-            raise ConfigError("lengths", path, f"line {number + 1} is not JSON ({error}); write one object per line") from error
+            raise ConfigError(
+                "lengths", path, f"line {number + 1} is not JSON ({error}); write one object per line"
+            ) from error
         if row is not None:
             rows.append(row if isinstance(row, dict) else {"length": row})
     return rows

@@ -80,7 +80,9 @@ def load_model(source: str) -> ModelShape:
             "model", source, f"no such file; give a config.json, its folder, or one of {', '.join(PRESETS)}"
         ) from None
     except (ValueError, OSError) as error:
-        raise ConfigError("model", source, f"cannot be read as JSON ({error}); give a Hugging Face config.json") from error
+        raise ConfigError(
+            "model", source, f"cannot be read as JSON ({error}); give a Hugging Face config.json"
+        ) from error
     return shape_of(config, name=path.parent.name or path.stem)
 
 

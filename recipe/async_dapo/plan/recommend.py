@@ -39,11 +39,10 @@ def recommend(rows: Sequence[Row], *, max_length_bias: float, max_off_policy: fl
     if not allowed:
         return None
     fastest = max(row.speed_up for row in allowed)
-    best = min(
-        (row for row in allowed if row.speed_up >= 0.99 * fastest), key=lambda row: (row.mean.off_policy_ratio, -row.speed_up)
-    )
+    equals = [row for row in allowed if row.speed_up >= 0.99 * fastest]
+    best = min(equals, key=lambda row: (row.mean.off_policy_ratio, -row.speed_up))
     return Recommendation(
         row=best,
-        reason=f"{best.speed_up:.2f}x the trained tokens per second of {rows[0].candidate.system.name}, off-policy share "
-        f"{best.mean.off_policy_ratio:.2f}, trained / natural length {best.length_bias:.2f}",
+        reason=f"{best.speed_up:.2f}x the trained tokens per second of {rows[0].candidate.system.name}, off-policy "
+        f"share {best.mean.off_policy_ratio:.2f}, trained / natural length {best.length_bias:.2f}",
     )

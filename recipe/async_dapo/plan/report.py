@@ -67,12 +67,13 @@ def advice(chosen: Recommendation | None, inputs: Inputs) -> str:
 
 def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], chosen: Recommendation | None) -> str:
     """Everything: what was asked, what was assumed, every measure of every row."""
+    recommended = chosen and {"system": chosen.row.candidate.system.name, "overrides": chosen.overrides}
     return json.dumps(
         {
             "inputs": inputs.as_dict(),
             "step_cost": asdict(scenario.step_cost()),
             "rows": [_row_dict(row) for row in rows],
-            "recommended": None if chosen is None else {"system": chosen.row.candidate.system.name, "overrides": chosen.overrides},
+            "recommended": recommended,
         },
         indent=2,
         default=str,

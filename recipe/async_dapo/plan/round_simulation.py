@@ -1,10 +1,10 @@
 """One rollout round in virtual time: the production round, lanes and stop rule, driven as the shells drive them.
 
-    coordinator.py    take_group, report_completion, stop -> `_fill_lanes`, `_on_end`, `_stop`
-    worker.py         lanes, one group per lane           -> `_fill_lanes`
-    group_rollout.py  trajectories, reward, verdict       -> `group_simulation.py`
-    load_balancer.py  leases, engines                     -> `fleet.py`
-    replay_buffer.py  waits for the stop, draws prompts   -> `_act`
+coordinator.py    take_group, report_completion, stop -> `_fill_lanes`, `_on_end`, `_stop`
+worker.py         lanes, one group per lane           -> `_fill_lanes`
+group_rollout.py  trajectories, reward, verdict       -> `group_simulation.py`
+load_balancer.py  leases, engines                     -> `fleet.py`
+replay_buffer.py  waits for the stop, draws prompts   -> `_act`
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """A setting to simulate: model, hardware, workload and batch, checked."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..config import ConfigError
 from .calibration import MeasuredCosts
@@ -31,7 +31,7 @@ class Scenario:
     training_s: float | None = None  # None: by arithmetic
     training_flop_share: float = 0.35  # of peak, in training and in recomputing log-probs
     update_s: float = 5.0  # engines to sleep and back, and their new weights
-    constants: ServerConstants = ServerConstants()
+    constants: ServerConstants = field(default_factory=ServerConstants)
     measured: MeasuredCosts | None = None  # in place of constants
     seed: int = 0
 

@@ -49,14 +49,14 @@ def sweep(
     steps: int | None = None,
     warmup: int | None = None,
     jobs: int = 1,
-    on_row: Callable[[Candidate], None] = lambda candidate: None,
+    on_row: Callable[[], None] = lambda: None,
 ) -> list[Row]:
     """Simulate every candidate; speed-ups refer to the first. The same seed gives the same rows, on any `jobs`."""
     natural_len_tok = scenario.workload().mean_valid_tok()
     means = []
-    for candidate, mean in zip(candidates, _simulate_all(scenario, candidates, steps, warmup, jobs), strict=True):
+    for mean in _simulate_all(scenario, candidates, steps, warmup, jobs):
         means.append(mean)
-        on_row(candidate)
+        on_row()
     reference = means[0].tokens_per_s_per_gpu
     return [
         Row(

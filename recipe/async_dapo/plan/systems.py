@@ -74,15 +74,6 @@ def recipe(name: str, **async_dapo: Any) -> System:
     return System(name=name, overrides={f"async_dapo.{key}": value for key, value in async_dapo.items()})
 
 
-def _everything_at_once(num_workers: int = 1) -> dict[str, Any]:
-    """No limit on what runs: verl submits all prompts it has drawn."""
-    return {
-        "async_dapo.max_concurrent_prompts": UNBOUNDED,
-        "async_dapo.max_loads_per_server": UNBOUNDED,
-        "actor_rollout_ref.rollout.agent.num_workers": num_workers,
-    }
-
-
 def verl_sync(*, groups: int, poll_s: float = 2.0) -> System:
     """verl 0.9's V1 trainer, mode sync: drains all in flight, draws two prompts for each filtered one."""
     return System(
@@ -108,7 +99,7 @@ def verl_colocate_async(*, groups: int, warmup_batches: int = 1) -> System:
 
 
 def async_dapo_2025(*, over_sampling: int, max_concurrent_prompts: int = 16) -> System:
-    """The 2025 recipe: B valid groups in order of completion, the rest thrown away and forgotten, polled every 0.1 s."""
+    """The 2025 recipe: B valid groups in order of completion, the rest thrown away and forgotten; polls."""
     options = {
         "stop_rule": "first_completed",
         "rollout_strategy": "discard",
@@ -121,7 +112,7 @@ def async_dapo_2025(*, over_sampling: int, max_concurrent_prompts: int = 16) -> 
 
 
 def dynamic_sampling(*, batch: int) -> System:
-    """DAPO's dynamic sampling as of 2025: whole batches, each awaited to its last response, until B groups are valid."""
+    """DAPO's dynamic sampling as of 2025: whole batches, each awaited to its end, until B groups are valid."""
     return System(
         name="dynamic sampling",
         overrides=_everything_at_once(batch, stop_rule="drain", rollout_strategy="discard"),

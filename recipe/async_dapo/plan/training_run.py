@@ -200,7 +200,8 @@ def _throw_away(simulated: SimulatedRound, habits: Habits, *, missing: int, stop
     if habits.drops_interrupted:
         interrupted = [GroupOutcome.of(group, Verdict.FAILED, reason="interrupted") for group in simulated.unfinished]
         never_started = [
-            GroupOutcome(prompt_uid=uid, verdict=Verdict.FAILED, reason="never started") for uid in summary.never_started
+            GroupOutcome(prompt_uid=uid, verdict=Verdict.FAILED, reason="never started")
+            for uid in summary.never_started
         ]
         summary = replace(summary, outcomes=(*summary.outcomes, *interrupted, *never_started), never_started=())
         lost_tok += sum(group.generated_tok for group in simulated.unfinished)

@@ -1,4 +1,4 @@
-"""The prompts of a run, with what the model will answer: lengths and metrics, fixed by the seed and the prompt's number.
+"""The prompts of a run, with what the model will answer: lengths and metrics, fixed by seed and number.
 
 Whatever a system does, prompt 17 gets the same answers at its first attempt, so that two systems are compared on the
 same data; a restarted group is answered anew.
@@ -119,9 +119,7 @@ class Workload:
         levels = rng.standard_normal((BLOCK, 1))
         lens_tok = self._cut(levels, rng).tolist()
         metrics = self._pass_rates.draw(rng, BLOCK, self._n).tolist()
-        return [
-            Answers(block * BLOCK + i, float(levels[i, 0]), lens_tok[i], metrics[i]) for i in range(BLOCK)
-        ]
+        return [Answers(block * BLOCK + i, float(levels[i, 0]), lens_tok[i], metrics[i]) for i in range(BLOCK)]
 
     def _cut(self, levels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Lengths of n responses for each level, at least 1 token and at most the limit."""
