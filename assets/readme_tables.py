@@ -1,10 +1,14 @@
-"""Writes the README's tables of options and metrics from where both are declared: `python -m assets.readme_tables`."""
+"""Writes the README's generated tables: options and metrics from where they are declared, strategies from their runs.
+
+python -m assets.readme_tables
+"""
 
 import re
 from pathlib import Path
 
 import yaml
 
+from assets.strategies import draw
 from recipe.async_dapo.metrics import METRICS, PREFIX, STALENESS_BUCKETS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,9 +47,25 @@ def metrics_table() -> str:
     return _table((f"Metric `{PREFIX}*`", "Meaning"), [(f"`{name}`", meaning) for name, meaning in rows.items()])
 
 
+def strategies_table() -> str:
+    """Means and standard deviations over the seeds of `assets/strategies/runs.csv`."""
+    head = (
+        "Strategy, stop rule",
+        "Seeds",
+        "Accuracy after 60 steps",
+        "Rollout [s/step]",
+        "Step [s]",
+        "Waste",
+        "Length trained / dispatched",
+        "Off-policy tokens",
+    )
+    return _table(head, draw.table_rows())
+
+
 def with_tables(text: str) -> str:
-    """The README's text with both tables brought up to date between their markers."""
-    for name, table in {"options": options_table(), "metrics": metrics_table()}.items():
+    """The README's text with its tables brought up to date between their markers."""
+    tables = {"options": options_table(), "metrics": metrics_table(), "strategies": strategies_table()}
+    for name, table in tables.items():
         marked = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
         text, found = re.subn(marked, lambda match, table=table: match[1] + table + match[2], text, flags=re.DOTALL)
         assert found == 1, f"README.md has no place for the {name} table"

@@ -65,6 +65,7 @@ class InspectedTrainer(AsyncDAPOTrainer):
             "trajectories": len(batch.keys),
             "prompts": sorted({info["index"] for info in list(raw["extra_info"])}),
             "spans": [[list(segment) for segment in tag["segments"]] for tag in batch.tags],
+            "unsampled_tok": int((data["policy_versions"] < 0).sum()),
             "max_diff_newest": float(difference[newest].max()) if newest.any() else 0.0,
             "max_diff_older": float(difference[older].max()) if older.any() else 0.0,
         }
@@ -73,12 +74,12 @@ class InspectedTrainer(AsyncDAPOTrainer):
         return batch
 
     def _probe_unfinished(self) -> list[dict[str, Any]]:
-        """Log-probs of buffered, unfinished trajectories under the weights that have just generated them."""
+        """Log-probs of buffered, unfinished trajectories of one turn, under the weights that have just generated them."""
         rows = [
             (group, trajectory)
             for group in self.replay_buffer.pool.buffered
             for trajectory in group.unfinished
-            if trajectory.turns and trajectory.turns[0].generated_tok > 0
+            if len(trajectory.turns) == 1 and trajectory.generated_tok > 0
         ]
         if not rows:
             return []

@@ -14,7 +14,7 @@ from typing import Self
 import psutil
 
 _SHARED_MEMORY = Path("/dev/shm")
-_SEGMENT_PREFIX = "psm_"  # names that Python's `multiprocessing.shared_memory` gives
+_SEGMENT_PREFIXES = ("psm_", "verl_weights_")  # of `multiprocessing.shared_memory`, of verl's weight transfer
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -157,7 +157,7 @@ def _open_segments(pid: int) -> list[Path]:
     try:
         for descriptor in os.listdir(folder):
             target = Path(os.readlink(f"{folder}/{descriptor}").removesuffix(" (deleted)"))
-            if target.parent == _SHARED_MEMORY and target.name.startswith(_SEGMENT_PREFIX):
+            if target.parent == _SHARED_MEMORY and target.name.startswith(_SEGMENT_PREFIXES):
                 segments.append(target)
     except OSError:  # the process, or the descriptor, is gone by now
         pass

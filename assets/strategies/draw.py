@@ -1,0 +1,72 @@
+"""Draws the strategies side by side from `runs.csv`, which `python -m benchmarks.strategies` wrote.
+
+python -m assets.strategies.draw
+"""
+
+import csv
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+Runs = dict[str, list[dict[str, str]]]
+
+
+def read_runs() -> Runs:
+    """strategy -> its runs, in the order of the file."""
+    runs: Runs = defaultdict(list)
+    with (FOLDER / "runs.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            runs[row["strategy"]].append(row)
+    return dict(runs)
+
+
+def values(rows: list[dict[str, str]], column: str) -> list[float]:
+    return [float(row[column]) for row in rows]
+
+
+def mean_and_spread(numbers: list[float], digits: int) -> str:
+    """Mean, and the standard deviation if there are several runs."""
+    text = f"{statistics.mean(numbers):.{digits}f}"
+    return text if len(numbers) == 1 else f"{text} +- {statistics.stdev(numbers):.{digits}f}"
+
+
+def table_rows() -> list[tuple[str, ...]]:
+    return [
+        (
+            name,
+            str(len(rows)),
+            mean_and_spread(values(rows, "accuracy_after"), 3),
+            mean_and_spread(values(rows, "rollout_s_mean"), 2),
+            mean_and_spread(values(rows, "step_s"), 2),
+            mean_and_spread(values(rows, "waste"), 3),
+            mean_and_spread(values(rows, "trained_to_dispatched"), 3),
+            mean_and_spread(values(rows, "off_policy"), 2),
+        )
+        for name, rows in read_runs().items()
+    ]
+
+
+def draw() -> None:
+    import matplotlib.pyplot as plt
+
+    runs = read_runs()
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.2), layout="constrained")
+    panels = (
+        ("rollout_s_mean", "rollout of a step [s]"),
+        ("waste", "tokens thrown away [share]"),
+        ("accuracy_after", "accuracy after 60 steps"),
+    )
+    for axis, (column, title) in zip(axes, panels, strict=True):
+        for place, rows in enumerate(runs.values()):
+            numbers = values(rows, column)
+            axis.barh(place, statistics.mean(numbers), color="tab:blue", alpha=0.5)
+            axis.plot(numbers, [place] * len(numbers), "k.", markersize=4)
+        axis.set_yticks(range(len(runs)), list(runs) if axis is axes[0] else [""] * len(runs))
+        axis.invert_yaxis()
+        axis.set_title(title)
+    figure.savefig(FOLDER / "strategies.png", dpi=120)
+
+
+if __name__ == "__main__":
+    draw()

@@ -1,0 +1,58 @@
+"""verl's tool agent loop on the real stack: interrupted between and within turns, and resumed."""
+
+from pathlib import Path
+
+import pytest
+
+from .harness import Run, train
+
+STEPS = 4
+TOLERANCE = 1e-4  # nats, float32
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    score = float(sum(map(ord, solution_str)) % 2)  # half of the answers are right: most groups are valid
+    return {"score": score, "acc": score}
+"""
+AGENT_LOOPS = """
+- name: next_problem_loop
+  _target_: tests.e2e.tool_agent.NextProblemLoop
+"""
+
+
+@pytest.fixture(scope="module", params=["partial", "partial_stale_kv"])
+def run(request, assets, tmp_path_factory) -> Run:
+    folder = tmp_path_factory.mktemp(f"multi_turn_{request.param}")
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "loops.yaml").write_text(AGENT_LOOPS)
+    rollout = "actor_rollout_ref.rollout"
+    return train(
+        assets,
+        folder,
+        steps=STEPS,
+        strategy=request.param,
+        overrides=(
+            "async_dapo.importance_sampling=decoupled",
+            f"reward.custom_reward_function.path={folder}/reward.py",
+            f"{rollout}.agent.agent_loop_config_path={folder}/loops.yaml",
+            f"{rollout}.agent.default_agent_loop=next_problem_loop",
+            f"{rollout}.multi_turn.function_tool_path={Path(__file__).with_name('next_problem.py')}",
+            f"{rollout}.multi_turn.format=every_response_calls",
+            f"{rollout}.multi_turn.max_assistant_turns=3",
+        ),
+    )
+
+
+def test_given_a_tool_loop_when_it_is_interrupted_then_it_goes_on_and_nothing_is_thrown_away(run: Run):
+    assert sum(run.metric("async_dapo/partial/resumed_groups")) > 0
+    assert sum(run.metric("async_dapo/tokens/discarded")) == sum(run.metric("async_dapo/partial/diverged_tokens")) == 0
+    assert sum(run.metric("async_dapo/failure/groups")) == 0
+    versions = [len({version for version, _ in spans}) for record in run.inspections for spans in record["spans"]]
+    assert max(versions) > 1, "no trajectory has tokens of two versions"
+
+
+def test_given_several_turns_when_trained_then_the_tool_s_tokens_are_masked_and_log_probs_are_the_engine_s(run: Run):
+    assert len(run.inspections) == STEPS
+    for record in run.inspections:
+        assert record["unsampled_tok"] > 0, "no tool has answered"
+        assert record["max_diff_newest"] < TOLERANCE
