@@ -34,7 +34,7 @@ def run(name: str, seed: int, folder: Path, *, steps: int) -> dict[str, float | 
     command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--steps", str(steps), "--seed", str(seed)]
     subprocess.run([*command, *ROWS[name], "--output", str(folder)], check=True)
     summary = json.loads((folder / "summary.json").read_text())
-    return {"strategy": name, "seed": seed, "steps": steps} | figures(summary, metrics_of(folder))
+    return {"strategy": name, "seed": seed, "steps": steps, **figures(summary, metrics_of(folder))}
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
@@ -54,9 +54,7 @@ def figures(summary: dict, steps: list[dict[str, float]]) -> dict[str, float]:
         "step_s": round(statistics.median(step["timing_s/step"] for step in warm), 3),
         "waste": round(total["discarded"] / (total["discarded"] + total["trained"]), 4),
         "trained_to_dispatched": round(steps[-1]["async_dapo/length/trained_to_dispatched"], 4),
-        "off_policy": round(
-            statistics.mean(step["async_dapo/partial/off_policy_token_ratio"] for step in steps), 4
-        ),
+        "off_policy": round(statistics.mean(step["async_dapo/partial/off_policy_token_ratio"] for step in steps), 4),
         "reprefilled_tok": sum(step["async_dapo/partial/reprefilled_tokens"] for step in steps),
         "idle": round(statistics.mean(step["async_dapo/load_balancer/idle_ratio"] for step in warm), 3),
     }

@@ -180,8 +180,8 @@ class AsyncDAPOConfig:
             raise ConfigError(
                 "async_dapo.max_tokens_per_round",
                 self.max_tokens_per_round,
-                f"does not go with async_dapo.rollout_strategy={self.rollout_strategy}, under which a trajectory loses its "
-                "tokens or KV cache when it is set aside, or has to end under one policy; choose "
+                f"does not go with async_dapo.rollout_strategy={self.rollout_strategy}, under which one that is "
+                "set aside loses its tokens or KV cache, or has to end under one policy; choose "
                 "async_dapo.rollout_strategy=partial or leave it null",
             )
         if self.reward.max_retries < 0:

@@ -4,7 +4,7 @@ import logging
 
 
 def show_logs() -> None:
-    """Show what the recipe logs from INFO on, like verl's own lines: importing vLLM silences every logger below ERROR."""
+    """Show what the recipe logs from INFO on, like verl's own lines; importing vLLM silences all others below ERROR."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
     package_logger = logging.getLogger(__package__)

@@ -119,7 +119,9 @@ class RoundReplayBuffer(ReplayBuffer):
         if limit and self._num_gen_batches >= limit:
             cause = "the task is too easy, too hard, or the reward is constant"
             if self._options.max_tokens_per_round is not None:
-                cause += f", or async_dapo.max_tokens_per_round={self._options.max_tokens_per_round} ends too few groups"
+                cause += (
+                    f", or async_dapo.max_tokens_per_round={self._options.max_tokens_per_round} ends too few groups"
+                )
             raise ConfigError(
                 "algorithm.filter_groups.max_num_gen_batches",
                 limit,

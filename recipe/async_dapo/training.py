@@ -64,4 +64,3 @@ def _write_router_config(options: AsyncDAPOConfig) -> Path:
     }
     OmegaConf.save(router, path)
     return path
-

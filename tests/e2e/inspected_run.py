@@ -74,7 +74,7 @@ class InspectedTrainer(AsyncDAPOTrainer):
         return batch
 
     def _probe_unfinished(self) -> list[dict[str, Any]]:
-        """Log-probs of buffered, unfinished trajectories of one turn, under the weights that have just generated them."""
+        """Log-probs of buffered, unfinished one-turn trajectories under the weights that have just generated them."""
         rows = [
             (group, trajectory)
             for group in self.replay_buffer.pool.buffered
