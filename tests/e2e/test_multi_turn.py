@@ -53,6 +53,7 @@ def test_given_a_tool_loop_when_it_is_interrupted_then_it_goes_on_and_nothing_is
 
 def test_given_several_turns_when_trained_then_the_tool_s_tokens_are_masked_and_log_probs_are_the_engine_s(run: Run):
     assert len(run.inspections) == STEPS
-    for record in run.inspections:
-        assert record["unsampled_tok"] > 0, "no tool has answered"
-        assert record["max_diff_newest"] < TOLERANCE
+    assert all(record["unsampled_tok"] > 0 for record in run.inspections), "no tool has answered"
+    # With the KV cache of older weights, the newest ones sample from what no version computes afresh.
+    comparable = run.inspections[:1] if "stale_kv" in run.folder.name else run.inspections
+    assert all(record["max_diff_newest"] < TOLERANCE for record in comparable)
