@@ -9,12 +9,16 @@ from .model_shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConstants:
-    """What an inference server reaches of its hardware. Assumed unless calibrated; see assets/plan/README.md."""
+    """What an inference server reaches of its hardware, unless calibrated.
+
+    The two overheads and the prefill share are fitted to published rollout times, the others are assumed: see
+    assets/plan/README.md.
+    """
 
     bandwidth_share: float = 0.77  # of peak, while weights and KV cache are read
-    step_overhead_ms: float = 1.5  # scheduling and launches of one decode step
-    request_overhead_ms: float = 0.03  # sampling and output handling, per running request and step
-    prefill_flop_share: float = 0.5  # of peak, during prefill
+    step_overhead_ms: float = 5.0  # scheduling and launches of one decode step
+    request_overhead_ms: float = 0.12  # sampling and output handling, per running request and step
+    prefill_flop_share: float = 0.15  # of peak, during prefill
     other_memory_gb: float = 5.0  # activations, CUDA graphs, communication buffers, per GPU
     stop_s: float = 0.05  # from the stop to idle engines
 

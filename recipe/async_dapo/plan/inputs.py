@@ -50,9 +50,9 @@ class Inputs:
     training_flop_share: Annotated[float, "of peak that training reaches [0-1]"] = 0.35
     update_s: Annotated[float, "engines to sleep and back, with new weights [s]"] = 5.0
     bandwidth_share: Annotated[float, "of peak that decoding reaches [0-1]"] = 0.77
-    step_overhead_ms: Annotated[float, "of one decode step, on top of memory traffic [ms]"] = 1.5
-    request_overhead_ms: Annotated[float, "of one decode step, per running request [ms]"] = 0.03
-    prefill_flop_share: Annotated[float, "of peak that prefill reaches [0-1]"] = 0.5
+    step_overhead_ms: Annotated[float, "of one decode step, on top of memory traffic [ms]"] = 5.0
+    request_overhead_ms: Annotated[float, "of one decode step, per running request [ms]"] = 0.12
+    prefill_flop_share: Annotated[float, "of peak that prefill reaches [0-1]"] = 0.15
     calibrate: Annotated[str | None, "JSONL record of a real run, whose costs replace the constants"] = None
     strategies: Annotated[list[RolloutStrategy] | None, "async_dapo.rollout_strategy values to try; null = all"] = None
     stop_rules: Annotated[list[StopRuleName] | None, "async_dapo.stop_rule values to try; null = all"] = None
