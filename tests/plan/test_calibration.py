@@ -7,10 +7,12 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.plan.calibration import calibrate
+from recipe.async_dapo.plan.costs import ServerConstants
 from recipe.async_dapo.plan.systems import recipe, verl_sync
 
 from .settings import mean_step, simulate, small_scenario
 
+COSTS = ServerConstants(step_overhead_ms=1.5, request_overhead_ms=0.03, prefill_flop_share=0.5)
 LATENCY_S, BASE_S, PER_REQUEST_S = 0.03, 0.004, 0.0005
 
 
@@ -58,10 +60,31 @@ def test_given_one_concurrency_only_then_the_step_time_there_is_right(tmp_path):
     assert fitted.base_s + 8 * fitted.per_request_s == pytest.approx(0.008)
 
 
+def test_given_metrics_of_rollouts_with_more_and_fewer_requests_then_the_time_of_a_request_is_found(tmp_path):
+    rng = random.Random(2)
+    rows = []
+    for _ in range(60):
+        requests, tokens, inflight = rng.randint(50, 300), rng.randint(2000, 20_000), rng.uniform(20, 90)
+        rollout_s = tokens * (BASE_S / inflight + PER_REQUEST_S) + requests * 0.008
+        data = {
+            "async_dapo/round/rollout_s": rollout_s,
+            "async_dapo/tokens/trained": tokens,
+            "async_dapo/load_balancer/inflight/max": inflight,
+            "async_dapo/load_balancer/idle_ratio": 0.0,
+            "async_dapo/load_balancer/requests": requests,
+        }
+        rows.append({"data": data})
+    fitted = calibrate(write(tmp_path / "log.jsonl", rows), num_servers=1)
+    assert (fitted.base_s, fitted.per_request_s, fitted.admission_s) == pytest.approx((BASE_S, PER_REQUEST_S, 0.008))
+
+
 def test_given_a_metrics_log_then_speed_and_time_outside_of_rollouts_are_found(tmp_path):
-    """A log as verl's file logger writes it, of a simulated run: calibrating on it gives that run's speed back."""
-    scenario = small_scenario()
-    measures = simulate(scenario, recipe("partial", rollout_strategy="partial"), steps=8)
+    """A log as verl's file logger writes it, of a simulated run: calibrating on it gives that run's speed back.
+
+    The log knows only means of a round, so prefills, which come in bursts, must not be most of the time.
+    """
+    scenario = small_scenario(constants=COSTS)
+    measures = simulate(scenario, recipe("partial", rollout_strategy="partial"), steps=30)
     rows = [
         {
             "step": number,
@@ -74,14 +97,15 @@ def test_given_a_metrics_log_then_speed_and_time_outside_of_rollouts_are_found(t
                 "async_dapo/partial/buffer_tokens": step.buffered_tok,
                 "async_dapo/load_balancer/inflight/max": step.inflight_max,
                 "async_dapo/load_balancer/idle_ratio": step.idle_ratio,
+                "async_dapo/load_balancer/requests": step.prefilled_tok / scenario.prompt_len_tok,
             },
         }
         for number, step in enumerate(measures)
     ]
     measured = calibrate(write(tmp_path / "log.jsonl", rows), num_servers=scenario.num_servers)
-    assert measured.outside_s == pytest.approx(sorted(step.step_s - step.rollout_s for step in measures)[3], rel=0.2)
+    assert measured.outside_s == pytest.approx(sorted(step.step_s - step.rollout_s for step in measures)[15], rel=0.2)
 
-    calibrated = small_scenario(measured=measured)
+    calibrated = small_scenario(constants=COSTS, measured=measured)
     for system in (verl_sync(groups=8), recipe("partial", rollout_strategy="partial")):
         assert mean_step(calibrated, system).step_s == pytest.approx(mean_step(scenario, system).step_s, rel=0.15)
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.plan.costs import ServerConstants
 from recipe.async_dapo.plan.hardware import find_accelerator
 from recipe.async_dapo.plan.model_shape import PRESETS, load_model, shape_of
 
@@ -37,7 +38,7 @@ def test_given_qwen3_8b_then_the_kv_room_is_the_known_one(accelerator, room_tok)
 
 
 def test_given_qwen3_8b_on_an_h200_then_a_decode_step_takes_what_its_memory_traffic_takes():
-    cost = small_scenario().step_cost()
+    cost = small_scenario(constants=ServerConstants(step_overhead_ms=1.5, request_overhead_ms=0.03)).step_cost()
     weights_s, kv_s = 16.38e9 / (0.77 * 4.8e12), 500_000 * 147_456 / (0.77 * 4.8e12)
     assert cost.decode_s(1, 100, 500_000) == pytest.approx(weights_s + kv_s + 100 * 0.03e-3 + 1.5e-3, rel=0.001)
 

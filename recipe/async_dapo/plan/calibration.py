@@ -7,8 +7,9 @@ A line of the record is one of
     {"inflight": b, "response_length": n, "seconds": s}  one request that got n tokens in s seconds, among b in flight
     {"step": i, "data": {...}}                           the recipe's metrics, as verl's `file` logger writes them
 
-and the fit is that of `StepCost`: n tokens take latency + n * (base + per_request * b [+ per_kv_token * k]).
-Metrics also tell what a step spends outside of the rollout.
+and the fit is that of `StepCost`: n tokens take latency + n * (base + per_request * b [+ per_kv_token * k]). Metrics
+tell two things more: the engine's time per request, if rollouts with more requests take longer, and what a step spends
+outside of its rollout.
 """
 
 import json
@@ -25,7 +26,7 @@ from ..config import ConfigError
 from .costs import StepCost
 
 PREFIX = "async_dapo/"
-TERMS = ("latency_s", "base_s", "per_request_s", "per_kv_token_s")
+TERMS = ("latency_s", "base_s", "per_request_s", "per_kv_token_s", "admission_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,27 +37,28 @@ class MeasuredCosts:
     base_s: float
     per_request_s: float
     per_kv_token_s: float | None
+    admission_s: float  # engine time that every request takes, besides its tokens
     outside_s: float | None  # of a step, outside of its rollout: training, log-probs, weight update
     num_points: int
     relative_rms: float  # of the fit, over its points
 
     def apply(self, cost: StepCost) -> StepCost:
-        """The measured decode step; a prefill is part of the measured latency."""
-        kv_s = cost.per_kv_token_s if self.per_kv_token_s is None else self.per_kv_token_s
+        """The measured decode step; a prefill is part of the measured latency and admission."""
         return replace(
             cost,
             base_s=self.base_s,
             per_request_s=self.per_request_s,
-            per_kv_token_s=0.0 if self.per_kv_token_s is None else kv_s,
+            per_kv_token_s=self.per_kv_token_s or 0.0,
             prefill_token_s=0.0,
             prefill_token2_s=0.0,
+            admission_s=self.admission_s,
         )
 
     def __str__(self) -> str:
         return (
             f"{self.num_points} points, {100 * self.relative_rms:.0f} % rms: a request takes "
             f"{1e3 * self.latency_s:.2f} ms, a step {1e3 * self.base_s:.3f} ms + {1e6 * self.per_request_s:.1f} us per "
-            "request"
+            f"request, an admission {1e3 * self.admission_s:.2f} ms"
         )
 
 
@@ -84,6 +86,7 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
         base_s=measured["base_s"],
         per_request_s=measured["per_request_s"],
         per_kv_token_s=measured["per_kv_token_s"] if has_kv else None,
+        admission_s=measured["admission_s"],
         outside_s=median(outside) if outside else None,
         num_points=len(equations),
         relative_rms=fit_error,
@@ -92,7 +95,7 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
 
 _FORMS = "`inflight` with `tokens_per_s`, or with `response_length` and `seconds`, or be a line of verl's file logger"
 
-Equation = tuple[tuple[float, float, float, float], float]  # coefficients of TERMS, seconds
+Equation = tuple[tuple[float, float, float, float, float], float]  # coefficients of TERMS, seconds
 
 
 def _equation(row: Mapping[str, Any]) -> Equation | None:
@@ -100,9 +103,9 @@ def _equation(row: Mapping[str, Any]) -> Equation | None:
     try:
         inflight = float(row["inflight"])
         if "tokens_per_s" in row:
-            return (0.0, 1.0, inflight, float(row.get("kv_tok", 0))), inflight / float(row["tokens_per_s"])
+            return (0.0, 1.0, inflight, float(row.get("kv_tok", 0)), 0.0), inflight / float(row["tokens_per_s"])
         length = float(row["response_length"])
-        return (1.0, length, length * inflight, 0.0), float(row["seconds"])
+        return (1.0, length, length * inflight, 0.0, 0.0), float(row["seconds"])
     except (KeyError, TypeError, ZeroDivisionError):
         return None
 
@@ -122,12 +125,13 @@ def _step_equations(steps: Iterable[Mapping[str, float]], num_servers: int) -> l
         inflight = of("load_balancer/inflight/max") * (1 - of("load_balancer/idle_ratio")) / num_servers
         if generated > 0 and inflight > 0:
             seconds = of("round/rollout_s") * inflight * num_servers / generated
-            equations.append(((0.0, 1.0, inflight, 0.0), seconds))
+            admissions = of("load_balancer/requests") * inflight / generated  # in one decode step
+            equations.append(((0.0, 1.0, inflight, 0.0, admissions), seconds))
     return equations
 
 
 def _fit(terms: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
-    """Least squares of relative errors with terms >= 0: the best over all subsets of the (four) terms."""
+    """Least squares of relative errors with terms >= 0: the best over all subsets of the (five) terms."""
     scaled, ones = terms / seconds[:, None], np.ones(len(seconds))
     best, best_error = np.zeros(terms.shape[1]), np.inf
     useful = [i for i in range(terms.shape[1]) if terms[:, i].any()]

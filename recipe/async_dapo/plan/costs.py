@@ -29,7 +29,7 @@ class StepCost:
 
         base_s + per_request_s * b + per_kv_token_s * k
 
-    and every request of the batch gets one token by it. A prefill adds its own time to the step that admits it.
+    and every request of the batch gets one token by it. Admitting a request adds `prefill_s` to its first step.
     """
 
     base_s: float
@@ -38,6 +38,7 @@ class StepCost:
     prefill_token_s: float
     prefill_token2_s: float
     kv_room_tok: int
+    admission_s: float = 0.0  # of every request, whatever its context
 
     def decode_s(self, steps: int, batch: int, kv_tok: int) -> float:
         """Seconds of `steps` steps in a row, the first of which reads `kv_tok` tokens.
@@ -60,8 +61,8 @@ class StepCost:
         return steps
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds to compute the KV cache of a context; quadratic attention included."""
-        return tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
+        """Seconds to admit a request: to compute the KV cache of its context, with quadratic attention."""
+        return self.admission_s + tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
 
 
 def step_cost(
