@@ -25,8 +25,6 @@ class AsyncDAPOServer(vLLMHttpServer):
     An output holds the tokens since the last delivery of the request, its `stop_reason` says whether the request is
     over (`aborted`, `completed`) or still in the engine (`paused`: `reattach` goes on with it). `extra_fields` has
     `segments`, pairs of (policy version, tokens), and the engine's own `finish_reason`.
-
-    Handles carry the types that an actor's methods name, and whoever receives one imports them: none of vLLM's here.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -135,11 +133,7 @@ def _empty(stop_reason: str, version: int | None) -> TokenOutput:
 class AsyncDAPOReplica(vLLMReplica):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.server_class = self.server_actor_class()
-
-    @staticmethod
-    def server_actor_class() -> Any:
-        return ray.remote(AsyncDAPOServer)
+        self.server_class = ray.remote(AsyncDAPOServer)
 
 
 def _load_replica() -> type[RolloutReplica]:

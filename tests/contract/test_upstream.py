@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import importlib.metadata
 import inspect
-import pickle
 import textwrap
 from types import SimpleNamespace
 from typing import Any
@@ -103,13 +102,6 @@ def test_our_trainer_and_server_are_registered_under_verls_names() -> None:
         assert RolloutReplicaRegistry.get("vllm") is server.AsyncDAPOReplica
     finally:
         RolloutReplicaRegistry._registry["vllm"] = before
-
-
-def test_a_server_s_handle_makes_nobody_import_vllm() -> None:
-    """Ray puts the types that an actor's methods name into its handles; the load balancer needs nothing but handles."""
-    signatures = server.AsyncDAPOReplica.server_actor_class().__ray_metadata__.method_meta.signatures
-    named_types = pickle.dumps([parameter.annotation for method in signatures.values() for parameter in method])
-    assert b"vllm" not in named_types and b"verl" not in named_types
 
 
 def test_the_manager_only_replaces_what_the_base_lets_it_replace() -> None:

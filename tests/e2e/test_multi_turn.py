@@ -1,4 +1,7 @@
-"""verl's tool agent loop on the real stack: interrupted between and within turns, and resumed."""
+"""verl's tool agent loop on the real stack: interrupted between and within turns, and resumed.
+
+Under `partial`, CoPRIS's fixed concurrency and the limit of tokens a round act as well.
+"""
 
 from pathlib import Path
 
@@ -7,8 +10,15 @@ import pytest
 from .harness import Run, train
 
 STEPS = 4
+POOL_SIZE = 48  # trajectories at once
+ROUND_LIMIT_TOK = 150
 TOLERANCE = 1e-4  # nats, float32
 
+LIMITS = (
+    f"async_dapo.rollout_pool_size={POOL_SIZE}",
+    f"async_dapo.max_tokens_per_round={ROUND_LIMIT_TOK}",
+    "async_dapo.max_partial_share=0.5",
+)
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     score = float(sum(map(ord, solution_str)) % 2)  # half of the answers are right: most groups are valid
@@ -23,6 +33,7 @@ AGENT_LOOPS = """
 @pytest.fixture(scope="module", params=["partial", "partial_stale_kv"])
 def run(request, assets, tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp(f"multi_turn_{request.param}")
+    limits = () if request.param == "partial_stale_kv" else LIMITS
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text(AGENT_LOOPS)
     rollout = "actor_rollout_ref.rollout"
@@ -39,6 +50,7 @@ def run(request, assets, tmp_path_factory) -> Run:
             f"{rollout}.multi_turn.function_tool_path={Path(__file__).with_name('next_problem.py')}",
             f"{rollout}.multi_turn.format=every_response_calls",
             f"{rollout}.multi_turn.max_assistant_turns=3",
+            *limits,
         ),
     )
 
@@ -57,3 +69,12 @@ def test_given_several_turns_when_trained_then_the_tool_s_tokens_are_masked_and_
     # With the KV cache of older weights, the newest ones sample from what no version computes afresh.
     comparable = run.inspections[:1] if "stale_kv" in run.folder.name else run.inspections
     assert all(record["max_diff_newest"] < TOLERANCE for record in comparable)
+
+
+@pytest.mark.parametrize("run", ["partial"], indirect=True)
+def test_given_limits_when_trained_then_they_hold(run: Run):
+    assert 0 < max(run.metric("async_dapo/load_balancer/inflight/max")) <= POOL_SIZE
+    generated = [count for record in run.inspections for spans in record["spans"] for _, count in spans]
+    assert 0 < max(generated) <= ROUND_LIMIT_TOK, "a segment is what a trajectory generates in one round"
+    held = run.metric("async_dapo/round/groups_to_hold")
+    assert min(held) < max(held), "the cap on the partial share never changed the over-sampling"
