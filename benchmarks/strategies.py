@@ -14,10 +14,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP
+
 ROWS: dict[str, tuple[str, ...]] = {
     "discard, first_completed": ("--strategy", "discard", "--stop-rule", "first_completed"),
     "discard, fifo": ("--strategy", "discard", "--stop-rule", "fifo"),
     "discard, drain": ("--strategy", "discard", "--stop-rule", "drain"),
+    # As verl's sync mode refills: B prompts at a time, each batch awaited whole, nothing carried over but what it has to be.
+    "discard, drain, B prompts at a time": (
+        *("--strategy", "discard", "--stop-rule", "drain"),
+        *("--", f"async_dapo.over_sampling_batch_size={PROMPTS_PER_STEP}"),
+    ),
     "partial": ("--strategy", "partial"),
     "partial_stale_kv": ("--strategy", "partial_stale_kv"),
     "consistent": ("--strategy", "consistent"),
@@ -32,7 +39,7 @@ def run(name: str, seed: int, folder: Path, *, steps: int) -> dict[str, float | 
         subprocess.CalledProcessError: when the run fails; its log is in `folder`.
     """
     command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--steps", str(steps), "--seed", str(seed)]
-    subprocess.run([*command, *ROWS[name], "--output", str(folder)], check=True)
+    subprocess.run([*command, "--output", str(folder), *ROWS[name]], check=True)
     summary = json.loads((folder / "summary.json").read_text())
     return {"strategy": name, "seed": seed, "steps": steps, **figures(summary, metrics_of(folder))}
 
