@@ -20,7 +20,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "discard, first_completed": ("--strategy", "discard", "--stop-rule", "first_completed"),
     "discard, fifo": ("--strategy", "discard", "--stop-rule", "fifo"),
     "discard, drain": ("--strategy", "discard", "--stop-rule", "drain"),
-    # As verl's sync mode refills: B prompts at a time, each batch awaited whole, nothing carried over but what it has to be.
+    # As verl's sync mode refills: B prompts at a time, each batch awaited whole.
     "discard, drain, B prompts at a time": (
         *("--strategy", "discard", "--stop-rule", "drain"),
         *("--", f"async_dapo.over_sampling_batch_size={PROMPTS_PER_STEP}"),

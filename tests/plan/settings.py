@@ -33,3 +33,10 @@ def simulate(scenario: Scenario, system: System, *, steps: int = 6) -> list[Step
 
 def mean_step(scenario: Scenario, system: System, *, steps: int = 12, warmup: int = 4) -> StepMeasure:
     return mean_of(simulate(scenario, system, steps=warmup + steps)[warmup:])
+
+
+def natural_len_tok(scenario: Scenario) -> float:
+    """Mean response length of the data set's valid groups [tokens]."""
+    workload = scenario.workload()
+    workload.draw(8192, step=1)
+    return workload.mean_drawn_tok

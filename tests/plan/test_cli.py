@@ -52,7 +52,7 @@ def test_given_a_scenario_then_every_strategy_rule_and_concurrency_has_a_row(pla
     ours = {
         (row["strategy"], row["stop_rule"], row["concurrency"]) for row in document["rows"] if not row["is_baseline"]
     }
-    assert len(ours) == 9 * 3 and ("partial_stale_kv", "fifo", 64) in ours
+    assert len(ours) == 8 * 3 and ("partial_stale_kv", "fifo", 64) in ours
     assert [row["system"] for row in document["rows"]][:2] == ["verl sync", "verl colocate_async"]
     assert all(row["system"] in printed for row in document["rows"])
     assert document["rows"][0]["speed_up"] == 1 and document["inputs"]["train_batch_size"] == 8

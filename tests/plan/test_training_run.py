@@ -20,7 +20,7 @@ from recipe.async_dapo.plan.systems import (
 from recipe.async_dapo.plan.training_run import TrainingRun
 from recipe.async_dapo.plan.workload import ValidShare
 
-from .settings import mean_step, simulate, small_scenario
+from .settings import mean_step, natural_len_tok, simulate, small_scenario
 
 OTHER_SYSTEMS = {
     "verl sync": verl_sync(groups=8),
@@ -92,13 +92,13 @@ def test_given_staleness_limit_then_no_loss_token_is_older_and_what_is_older_is_
 
 def test_given_discard_and_drain_then_trained_lengths_are_natural():
     scenario = small_scenario(train_batch_size=64, num_servers=8)
-    natural = scenario.workload().mean_valid_tok()
+    natural = natural_len_tok(scenario)
     assert mean_step(scenario, verl_sync(groups=64)).trained_len_tok == pytest.approx(natural, rel=0.04)
 
 
 def test_given_completion_order_and_forgotten_prompts_then_training_prefers_short_answers():
     scenario = small_scenario(train_batch_size=32, num_servers=8)
-    natural = scenario.workload().mean_valid_tok()
+    natural = natural_len_tok(scenario)
     biased = mean_step(scenario, async_dapo_2025(over_sampling=128, max_concurrent_prompts=64))
     assert biased.trained_len_tok < 0.85 * natural
 

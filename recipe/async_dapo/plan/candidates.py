@@ -51,6 +51,8 @@ def recipe_candidates(
         for rule in stop_rules:
             if rule is StopRuleName.DRAIN and strategy is not RolloutStrategy.DISCARD:
                 continue  # nothing is interrupted, so there is nothing to keep: the same as discard
+            if rule is StopRuleName.FIFO and strategy is RolloutStrategy.CONSISTENT:
+                continue  # it awaits whatever runs under either rule
             for pool_size in (None, *concurrency):
                 options: dict[str, Any] = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
                 if pool_size is not None:

@@ -19,7 +19,7 @@ class Row:
 
     candidate: Candidate
     mean: StepMeasure
-    natural_len_tok: float  # mean response length of the data set's valid groups
+    natural_len_tok: float  # mean response length of the valid groups among the prompts it drew
     speed_up: float = 1.0  # trained tokens per second, over the first row's
 
     @property
@@ -28,18 +28,28 @@ class Row:
         return self.mean.trained_len_tok / self.natural_len_tok if self.natural_len_tok else 1.0
 
 
-def simulate(scenario: Scenario, candidate: Candidate, *, steps: int | None, warmup: int | None) -> StepMeasure:
-    """The mean step of a candidate, after its buffer has filled."""
+def simulate(
+    scenario: Scenario, candidate: Candidate, *, steps: int | None, warmup: int | None
+) -> tuple[StepMeasure, float]:
+    """The mean step of a candidate, after its buffer has filled, and the natural length of its prompts [tokens]."""
     run = TrainingRun(scenario, candidate.system)
     batch = scenario.train_batch_size * scenario.rollout_n
     if warmup is None:
-        in_flight = candidate.concurrency or run.options.max_waiting_requests
-        warmup = 2 + ceil(2 * min(in_flight, 2 * batch) / batch)
+        warmup = _steps_to_fill(run, candidate, batch)
     if steps is None:
-        steps = min(40, max(3, ceil(TRAJECTORIES_TO_MEASURE / batch)))
+        steps = min(40, max(2, ceil(TRAJECTORIES_TO_MEASURE / batch)))
     for _ in range(warmup):
         run.step()
-    return mean_of([run.step() for _ in range(steps)])
+    return mean_of([run.step() for _ in range(steps)]), run.natural_len_tok
+
+
+def _steps_to_fill(run: TrainingRun, candidate: Candidate, batch: int) -> int:
+    """Steps until the buffer is as full as it gets; 0 for a system that keeps nothing."""
+    habits = candidate.system.habits
+    if habits.drops_surplus and (run.options.drains or habits.drops_interrupted):
+        return 0
+    in_flight = candidate.concurrency or run.options.max_waiting_requests
+    return ceil(2 * min(in_flight, 2 * batch) / batch)
 
 
 def sweep(
@@ -52,12 +62,11 @@ def sweep(
     on_row: Callable[[], None] = lambda: None,
 ) -> list[Row]:
     """Simulate every candidate; speed-ups refer to the first. The same seed gives the same rows, on any `jobs`."""
-    natural_len_tok = scenario.workload().mean_valid_tok()
-    means = []
-    for mean in _simulate_all(scenario, candidates, steps, warmup, jobs):
-        means.append(mean)
+    results = []
+    for result in _simulate_all(scenario, candidates, steps, warmup, jobs):
+        results.append(result)
         on_row()
-    reference = means[0].tokens_per_s_per_gpu
+    reference = results[0][0].tokens_per_s_per_gpu
     return [
         Row(
             candidate=candidate,
@@ -65,13 +74,13 @@ def sweep(
             natural_len_tok=natural_len_tok,
             speed_up=mean.tokens_per_s_per_gpu / reference,
         )
-        for candidate, mean in zip(candidates, means, strict=True)
+        for candidate, (mean, natural_len_tok) in zip(candidates, results, strict=True)
     ]
 
 
 def _simulate_all(
     scenario: Scenario, candidates: Iterable[Candidate], steps: int | None, warmup: int | None, jobs: int
-) -> Iterator[StepMeasure]:
+) -> Iterator[tuple[StepMeasure, float]]:
     if jobs <= 1:
         for candidate in candidates:
             yield simulate(scenario, candidate, steps=steps, warmup=warmup)

@@ -60,6 +60,11 @@ class TrainingRun:
         """Leases that are held; between rounds, only requests left in their engines hold one."""
         return self._fleet.leases.total_inflight
 
+    @property
+    def natural_len_tok(self) -> float:
+        """Mean response length of the valid groups among all prompts drawn so far [tokens]."""
+        return self._workload.mean_drawn_tok
+
     def step(self) -> StepMeasure:
         """Run one training step."""
         self._step += 1

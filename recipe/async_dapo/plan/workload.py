@@ -83,6 +83,8 @@ class Workload:
         self._seed = seed
         self._block: list[Answers] = []
         self._drawn = 0
+        self._valid = 0  # of these: groups whose metric varies
+        self._valid_tok = 0.0  # sum of their mean response lengths
 
     def draw(self, count: int, step: int) -> list[PromptGroup]:
         """Fresh groups of the next prompts."""
@@ -92,6 +94,9 @@ class Workload:
                 self._block = self._draw_block(self._drawn // BLOCK)
             answers = self._block[self._drawn % BLOCK]
             self._drawn += 1
+            if min(answers.metrics) < max(answers.metrics):
+                self._valid += 1
+                self._valid_tok += sum(answers.response_lens_tok) / self._n
             groups.append(
                 PromptGroup(
                     uid=f"prompt-{answers.number}",
@@ -108,11 +113,10 @@ class Workload:
         rng = np.random.default_rng((self._seed, answers.number, answers.attempt))
         answers.response_lens_tok = self._cut(np.full((1, 1), answers.level), rng)[0].tolist()
 
-    def mean_valid_tok(self, blocks: int = 8) -> float:
-        """Mean response length of the valid groups that the data set holds, for comparison with what is trained on."""
-        answers = [one for block in range(blocks) for one in self._draw_block(block)]
-        means = [np.mean(one.response_lens_tok) for one in answers if min(one.metrics) < max(one.metrics)]
-        return float(np.mean(means)) if means else 0.0
+    @property
+    def mean_drawn_tok(self) -> float:
+        """Mean response length of the valid groups drawn so far, at their first attempt; 0 if there is none."""
+        return self._valid_tok / self._valid if self._valid else 0.0
 
     def _draw_block(self, block: int) -> list[Answers]:
         rng = np.random.default_rng((self._seed, block))
