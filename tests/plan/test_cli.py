@@ -69,7 +69,7 @@ def test_given_a_plan_then_the_recommended_overrides_are_options_of_the_recipe(p
     System(name="pasted", overrides=typed).options(train_batch_size=8, rollout_n=4)
     best = max(row["speed_up"] for row in document["rows"] if not row["is_baseline"])
     chosen = next(row for row in document["rows"] if row["system"] == document["recommended"]["system"])
-    assert chosen["speed_up"] >= 0.99 * best
+    assert chosen["speed_up"] >= 0.98 * best
 
 
 @pytest.mark.parametrize("ending", ["png", "html"])
@@ -112,11 +112,19 @@ def test_given_no_row_that_is_allowed_then_it_says_which_limit_to_relax(scenario
         (["--pass-rate-beta", "1"], "pass_rate_beta=[1.0]: must be two numbers"),
         (["--length-correlation", "2"], "length_correlation=2.0: must be in 0..1"),
         (["missing.yaml"], "scenario=missing.yaml: no such file"),
+        (["--steps", "0"], "steps=0: must be >= 1"),
+        (["--seed", "-3"], "seed=-3: must be >= 0"),
+        (["--length-sigma", "nan"], "length_sigma=nan: must be a number"),
+        (["--concurrency", "100000"], "concurrency=100000: must be in 1..7992"),
+        (["--concurrency", ""], "concurrency=: must be a comma-separated list"),
+        (["--jobs", "0"], "jobs=0: must be >= 1"),
+        (["--json", "no-such-folder/plan.json"], "json=no-such-folder/plan.json: must be a file in a folder"),
+        (["--no-baselines", "--strategies", "partial", "--stop-rules", "drain"], "stop_rules=drain: only goes with"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_given_bad_input_then_the_error_names_key_value_and_remedy(capsys, arguments, words):
-    assert main([*arguments, "--jobs", "1"]) == 2
+    assert main(["--jobs", "1", *arguments]) == 2
     assert words in capsys.readouterr().err
 
 
@@ -125,6 +133,17 @@ def test_given_an_unknown_key_in_the_file_then_the_error_lists_the_known_ones(tm
     path.write_text("server: 8")
     assert main([str(path)]) == 2
     assert "server=8: unknown input" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 3", ""], ids=["not YAML", "a list", "empty"])
+def test_given_a_file_without_inputs_then_the_error_says_what_it_must_hold(tmp_path, capsys, text):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    if text:
+        assert main([str(path)]) == 2
+        assert f"scenario={path}: " in capsys.readouterr().err
+    else:
+        assert Inputs.load(str(path), {}) == Inputs()
 
 
 @given(st.integers(1, 1024), st.floats(0.01, 1))

@@ -102,6 +102,13 @@ def test_given_a_bad_file_of_lengths_then_the_error_says_what_is_wrong(tmp_path,
         load_lengths(str(path), default_correlation=0.5)
 
 
+def test_given_a_parquet_file_that_is_none_then_the_error_says_so(tmp_path):
+    path = tmp_path / "lengths.parquet"
+    path.write_text("none")
+    with pytest.raises(ConfigError, match="cannot be read as parquet"):
+        load_lengths(str(path), default_correlation=0.5)
+
+
 def test_given_no_file_of_lengths_then_the_error_names_the_remedy(tmp_path):
     with pytest.raises(ConfigError, match=r"no such file.*length_median_tok"):
         load_lengths(str(tmp_path / "none.jsonl"), default_correlation=0.5)

@@ -36,8 +36,7 @@ def _run(options: argparse.Namespace) -> None:
     given = {name: value for name in Inputs.described() if (value := getattr(options, name)) is not None}
     inputs = Inputs.load(options.scenario, given)
     scenario = inputs.scenario()
-    if options.figure is not None and Path(options.figure).suffix not in (".png", ".html"):
-        raise ConfigError("figure", options.figure, "must end in .png or .html")
+    _check_outputs(options)
     _say(describe(scenario))
     if scenario.measured is not None:
         _say(f"calibrated on {inputs.calibrate}: {scenario.measured}")
@@ -48,6 +47,8 @@ def _run(options: argparse.Namespace) -> None:
         stop_rules=inputs.stop_rules or list(StopRuleName),
         concurrency=default_concurrency(scenario) if inputs.concurrency is None else inputs.concurrency,
     )
+    if not candidates:
+        raise ConfigError("stop_rules", "drain", "only goes with strategies=discard; add either")
     with Progress(console=stderr, transient=True) as progress:
         bar = progress.add_task("simulating", total=len(candidates))
         rows = sweep(
@@ -64,6 +65,16 @@ def _run(options: argparse.Namespace) -> None:
         Path(options.json).write_text(as_json(inputs, scenario, rows, chosen) + "\n")
     if options.figure is not None:
         draw(options.figure, rows, None if chosen is None else chosen.row, describe(scenario))
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    if options.figure is not None and Path(options.figure).suffix not in (".png", ".html"):
+        raise ConfigError("figure", options.figure, "must end in .png or .html")
+    for key, path in (("figure", options.figure), ("json", options.json)):
+        if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+            raise ConfigError(key, path, "must be a file in a folder that exists")
+    if options.jobs < 1:
+        raise ConfigError("jobs", options.jobs, "must be >= 1")
 
 
 def _parser() -> argparse.ArgumentParser:

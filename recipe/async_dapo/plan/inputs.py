@@ -1,21 +1,36 @@
 """What the user says: one flat list of inputs, the same in a YAML file and on the command line."""
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from ..config import ConfigError, RolloutStrategy
 from ..core.stop_rules import StopRuleName
 from .calibration import calibrate
+from .candidates import VLLM_CALL_LIMIT
 from .costs import ServerConstants
 from .hardware import Accelerator, find_accelerator
 from .lengths import LengthModel, LogNormalLengths, load_lengths
 from .model_shape import ModelShape, load_model
 from .scenario import Scenario
 from .workload import BetaPassRates, PassRates, ValidShare
+
+SMALLEST = {
+    "steps": 1,
+    "warmup": 0,
+    "seed": 0,
+    "servers": 1,
+    "step_overhead_ms": 0,
+    "request_overhead_ms": 0,
+    "max_length_bias": 0,
+    "max_off_policy": 0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +97,33 @@ class Inputs:
         if path is not None:
             if not Path(path).is_file():
                 raise ConfigError("scenario", path, "no such file; give a YAML file with the inputs that --help lists")
-            loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+            try:
+                loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+            except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+                raise ConfigError("scenario", path, f"is not YAML ({str(error).splitlines()[0]})") from error
             if not isinstance(loaded, dict):
                 raise ConfigError("scenario", path, "must hold `name: value` lines")
             values = {str(key): value for key, value in loaded.items()}
         types = get_type_hints(cls)
         for key in values.keys() - types.keys():
             raise ConfigError(key, values[key], f"unknown input of {path}; known: {', '.join(sorted(types))}")
-        return cls(**{key: _convert(key, value, types[key]) for key, value in (values | overrides).items()})
+        inputs = cls(**{key: _convert(key, value, types[key]) for key, value in (values | overrides).items()})
+        for key, smallest in SMALLEST.items():
+            value = getattr(inputs, key)
+            if value is not None and value < smallest:
+                raise ConfigError(key, value, f"must be >= {smallest}")
+        inputs._check_concurrency()
+        return inputs
+
+    def _check_concurrency(self) -> None:
+        most = self.servers * (VLLM_CALL_LIMIT - 1)
+        for value in self.concurrency or []:
+            if not 1 <= value <= most:
+                raise ConfigError(
+                    "concurrency",
+                    value,
+                    f"must be in 1..{most}: {self.servers} servers take fewer than {VLLM_CALL_LIMIT} calls each",
+                )
 
     def scenario(self) -> Scenario:
         """
@@ -169,10 +203,12 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
         if get_origin(kind) is list:
             items = value.split(",") if isinstance(value, str) else list(value)
             return [get_args(kind)[0](item) for item in items]
+        if kind in (int, float) and not math.isfinite(float(value)):
+            raise ValueError
         if kind is int and float(value) != int(float(value)):
             raise ValueError
-        return kind(float(value)) if kind is int else kind(value)
-    except (TypeError, ValueError):
+        return int(float(value)) if kind is int else kind(value)
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(key, value, f"must be {_INPUT_KINDS.get(kind, 'a comma-separated list')}") from None
 
 

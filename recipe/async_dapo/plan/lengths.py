@@ -113,12 +113,15 @@ def _lengths_of(row: Mapping[str, Any], path: str, number: int) -> tuple[list[fl
 
 
 def _read_rows(path: Path) -> Iterable[Mapping[str, Any]]:
-    if not path.exists():
+    if not path.is_file():
         raise ConfigError("lengths", path, "no such file; give a JSONL or parquet file, or set length_median_tok")
     if path.suffix == ".parquet":
         import pyarrow.parquet  # only where a parquet file is read
 
-        return pyarrow.parquet.read_table(path).to_pylist()
+        try:
+            return pyarrow.parquet.read_table(path).to_pylist()
+        except (pyarrow.ArrowInvalid, OSError) as error:
+            raise ConfigError("lengths", path, f"cannot be read as parquet ({error})") from error
     rows = []
     for number, line in enumerate(path.read_text().splitlines()):
         try:

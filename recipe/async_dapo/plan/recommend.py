@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..config import RolloutStrategy
 from .sweep import Row
+
+EQUALLY_FAST = 0.98  # of the fastest; the noise of a few steps is of this size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,7 @@ class Recommendation:
             self.row.candidate.system.overrides
         )
         lines = [f"{key}={'null' if value is None else value}" for key, value in options.items()]
-        if self.row.candidate.strategy == "partial_stale_kv":
+        if _keeps_kv(self.row):
             lines.append("actor_rollout_ref.rollout.free_cache_engine=False")
         return lines
 
@@ -26,8 +29,8 @@ class Recommendation:
 def recommend(rows: Sequence[Row], *, max_length_bias: float, max_off_policy: float) -> Recommendation | None:
     """The fastest row of this recipe whose trained lengths are natural and whose tokens are fresh enough.
 
-    None if no row is. Rows within one per cent of the fastest count as equally fast; of those, the one with the fewest
-    off-policy tokens is taken.
+    None if no row is. Rows within two per cent of the fastest count as equally fast; of those, one that frees the KV
+    cache between rollouts is preferred, then the one with the fewest off-policy tokens.
     """
     allowed = [
         row
@@ -39,10 +42,15 @@ def recommend(rows: Sequence[Row], *, max_length_bias: float, max_off_policy: fl
     if not allowed:
         return None
     fastest = max(row.speed_up for row in allowed)
-    equals = [row for row in allowed if row.speed_up >= 0.99 * fastest]
-    best = min(equals, key=lambda row: (row.mean.off_policy_ratio, -row.speed_up))
+    equals = [row for row in allowed if row.speed_up >= EQUALLY_FAST * fastest]
+    best = min(equals, key=lambda row: (_keeps_kv(row), row.mean.off_policy_ratio, -row.speed_up))
     return Recommendation(
         row=best,
         reason=f"{best.speed_up:.2f}x the trained tokens per second of {rows[0].candidate.system.name}, off-policy "
         f"share {best.mean.off_policy_ratio:.2f}, trained / natural length {best.length_bias:.2f}",
     )
+
+
+def _keeps_kv(row: Row) -> bool:
+    """Whether the KV cache takes memory from training."""
+    return row.candidate.strategy == RolloutStrategy.PARTIAL_STALE_KV
