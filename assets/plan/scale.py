@@ -1,13 +1,14 @@
 """What simulating a step costs, by the number of servers: python -m assets.plan.scale
 
-Writes scale.csv and scale.png: the seconds and the memory of this process on one core, for one step of the first round
-and one of a later round, at 195 trajectories per server and step.
+Writes scale.csv and scale.png: the mean of two steps on one core, and the memory, at 195 trajectories per server and
+step.
 """
 
 import csv
 import math
 import resource
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from recipe.async_dapo.plan.inputs import Inputs
@@ -64,7 +65,8 @@ def draw(rows: list[dict[str, float]]) -> None:
 
 
 def main() -> None:
-    rows = [measure(servers) for servers in SERVERS]
+    with ProcessPoolExecutor(max_workers=1, max_tasks_per_child=1) as pool:  # a process each, for its memory
+        rows = list(pool.map(measure, SERVERS))
     with (HERE / "scale.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
