@@ -11,6 +11,7 @@ TOLERANCE = 1e-4  # nats, float32
 
 OVERRIDES = (
     "async_dapo.importance_sampling=decoupled",
+    "async_dapo.max_tokens_per_round=40",  # so that every long response is resumed, by whatever machine it is generated
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
     "actor_rollout_ref.rollout.disable_log_stats=False",
     f"trainer.save_freq={SAVED_STEP}",
