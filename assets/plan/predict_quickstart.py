@@ -65,6 +65,8 @@ def record(runs: Path) -> None:
     rows = []
     for folder in sorted(path.parent for path in runs.glob("*/summary.json")):
         name, _, seed = folder.name.rpartition("-")
+        if name not in STRATEGIES:
+            continue
         seconds = [step["async_dapo/round/rollout_s"] for step in list(steps_of(folder))[WARM_UP_STEPS:]]
         rows.append({"strategy": name, "seed": seed, "rollout_s": round(mean(seconds), 4)})
     with MEASURED.open("w", newline="") as file:

@@ -7,6 +7,7 @@ step.
 import csv
 import math
 import resource
+import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -52,7 +53,7 @@ def draw(rows: list[dict[str, float]]) -> None:
     events = [row["events"] for row in rows]
     seconds = [row["cpu_s_per_step"] for row in rows]
     axis.loglog(events, seconds, "o-", color="#4269d0", label="measured")
-    scale = seconds[-1] / (events[-1] * math.log(events[-1]))
+    scale = statistics.geometric_mean(s / (n * math.log(n)) for n, s in zip(events, seconds, strict=True))
     axis.loglog(events, [scale * n * math.log(n) for n in events], "--", color="#9c9c9c", label="n log n")
     axis.set_xlabel("events of a step")
     axis.set_ylabel("seconds of one core")

@@ -110,6 +110,18 @@ def test_given_a_metrics_log_then_speed_and_time_outside_of_rollouts_are_found(t
         assert mean_step(calibrated, system).step_s == pytest.approx(mean_step(scenario, system).step_s, rel=0.15)
 
 
+def test_given_a_record_with_step_times_then_what_is_outside_of_rollouts_is_what_was_measured(tmp_path):
+    data = {
+        "timing_s/step": 3.0,
+        "async_dapo/round/rollout_s": 2.3,
+        "async_dapo/tokens/trained": 4000,
+        "async_dapo/load_balancer/inflight/max": 40,
+    }
+    measured = calibrate(write(tmp_path / "log.jsonl", [{"data": data}]), num_servers=2)
+    step = simulate(small_scenario(measured=measured), recipe("any"), steps=1)[0]
+    assert step.step_s - step.rollout_s == pytest.approx(0.7)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -12,8 +12,8 @@ from .sweep import Row
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "system": lambda row: row.candidate.system.name,
-    "step s": lambda row: f"{row.mean.step_s:.0f}",
-    "rollout s": lambda row: f"{row.mean.rollout_s:.0f}",
+    "step s": lambda row: _seconds(row.mean.step_s),
+    "rollout s": lambda row: _seconds(row.mean.rollout_s),
     "tok/s/GPU": lambda row: f"{row.mean.tokens_per_s_per_gpu:.0f}",
     "speed-up": lambda row: f"{row.speed_up:.2f}",
     "idle": lambda row: f"{row.mean.idle_ratio:.2f}",
@@ -98,6 +98,10 @@ def _row_dict(row: Row) -> dict[str, Any]:
         **asdict(mean),
         **{name: getattr(mean, name) for name in derived},
     }
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def _short(count: float) -> str:

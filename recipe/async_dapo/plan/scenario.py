@@ -80,10 +80,16 @@ class Scenario:
             fixed_s=self._outside_s() if self.training_s is None else self.training_s,
         )
 
+    @property
+    def weight_update_s(self) -> float:
+        """Part of what a real run was seen to spend outside of its rollouts, where there is one."""
+        outside_s = None if self.measured is None else self.measured.outside_s
+        return self.update_s if outside_s is None else min(self.update_s, max(0.0, outside_s))
+
     def _outside_s(self) -> float | None:
         if self.measured is None or self.measured.outside_s is None:
             return None
-        return max(0.0, self.measured.outside_s - self.update_s)
+        return max(0.0, self.measured.outside_s - self.weight_update_s)
 
     def workload(self) -> Workload:
         return Workload(
