@@ -1,0 +1,160 @@
+"""What the load balancer and the coordinator cost, against verl's router on the same requests: real actors, one run.
+
+python -m benchmarks.control_plane --in-flight 256 4096 16384 --servers 4 64 512
+
+Every client holds its share of the requests in flight, gives all back, and asks for as many again. CPU seconds are the
+actor's own, of all its threads. The servers are names for one idle actor: nothing is generated.
+"""
+
+import argparse
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+from recipe.async_dapo.coordinator import EarlyStoppingCoordinatorActor, RoundSpec, Ticket
+from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
+from recipe.async_dapo.engine_requests import LeaseReleases
+from recipe.async_dapo.load_balancer import GlobalLoadBalancerActor
+
+NUM_CLIENTS = 2
+GROUP_SIZE = 16
+
+
+class IdleServer:
+    async def allow_generation(self) -> None:
+        """Nothing runs here."""
+
+
+class Client:
+    """Holds requests in flight, as a worker does."""
+
+    def __init__(self, balancer: ActorHandle, name: str) -> None:
+        self._balancer, self._name = balancer, name
+        self._releases = LeaseReleases(balancer)
+
+    async def ours(self, count: int, wave: int) -> None:
+        leases = [f"{self._name}-{wave}-{i}" for i in range(count)]
+        await asyncio.gather(*[_resolve(self._balancer.acquire_server.remote(lease, lease)) for lease in leases])
+        for lease in leases:
+            self._releases.add(lease)
+
+    async def verls(self, count: int, wave: int) -> None:
+        names = [f"{self._name}-{wave}-{i}" for i in range(count)]
+        servers = await asyncio.gather(*[_resolve(self._balancer.acquire_server.remote(request_id=n)) for n in names])
+        for server_id, _ in servers:
+            self._balancer.release_server.remote(server_id=server_id)
+
+    async def lanes(self, coordinator: ActorHandle, worker: int) -> int:
+        """Take groups to the end of the round, reporting every trajectory. Returns the trajectories."""
+        ended = 0
+        while (ticket := await coordinator.take_group.remote("round", worker)) is not None:
+            for _ in range(ticket.unfinished):
+                coordinator.report_trajectory.remote("round", ticket.prompt_uid)
+            outcome = GroupOutcome(prompt_uid=ticket.prompt_uid, verdict=Verdict.VALID)
+            await coordinator.report_completion.remote("round", outcome)
+            ended += ticket.unfinished
+        return ended
+
+
+async def _resolve(ref: Any) -> Any:
+    return await ref
+
+
+def usage(actor: ActorHandle) -> tuple[float, float]:
+    """CPU seconds and peak memory [MB] of an actor's process."""
+
+    def measure(_: Any) -> tuple[float, float]:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+    return ray.get(actor.__ray_call__.remote(measure))
+
+
+def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int, in_flight: int, waves: int) -> dict:
+    idle = ray.remote(num_cpus=0)(IdleServer).remote()
+    balancer = make({f"server-{i}": idle for i in range(servers)})
+    client_cls = ray.remote(num_cpus=0)(Client)
+    clients = [client_cls.remote(balancer, f"client-{i}") for i in range(NUM_CLIENTS)]
+    share = in_flight // NUM_CLIENTS
+    ray.get([getattr(client, method).remote(share, -1) for client in clients])  # imports and first calls
+    before_s, _ = usage(balancer)
+    started = time.monotonic()
+    for wave in range(waves):
+        ray.get([getattr(client, method).remote(share, wave) for client in clients])
+    ray.get(balancer.get_total_inflight.remote())
+    took_s = time.monotonic() - started
+    after_s, memory_mb = usage(balancer)
+    for actor in (*clients, balancer, idle):
+        ray.kill(actor)
+    requests = waves * share * NUM_CLIENTS
+    return {
+        "cpu_ms_per_request": round(1000 * (after_s - before_s) / requests, 3),
+        "requests_per_s": round(requests / took_s),
+        "peak_memory_mb": round(memory_mb),
+    }
+
+
+def coordinator_cost(trajectories: int) -> dict:
+    idle = ray.remote(num_cpus=0)(IdleServer).remote()
+    balancer = GlobalLoadBalancerActor.remote({"server": idle}, {"max_loads_per_server": 1})
+    coordinator = EarlyStoppingCoordinatorActor.remote(balancer)
+    client_cls = ray.remote(num_cpus=0)(Client)
+    clients = [client_cls.remote(balancer, f"client-{i}") for i in range(NUM_CLIENTS)]
+    groups = trajectories // GROUP_SIZE
+    spec = RoundSpec(
+        round_id="round",
+        stop_rule=None,
+        target_valid_groups=0,
+        carried_valid_groups=0,
+        num_workers=NUM_CLIENTS,
+        drains=True,
+    )
+    tickets = [Ticket(prompt_uid=f"group-{i}", unfinished=GROUP_SIZE, payload=b"") for i in range(groups)]
+    ray.get(coordinator.should_stop_generation.remote())
+    before_s, _ = usage(coordinator)
+    ray.get(coordinator.open_round.remote(spec, tickets))
+    ended = sum(ray.get([client.lanes.remote(coordinator, i) for i, client in enumerate(clients)]))
+    assert ended == trajectories, f"{ended} trajectories ended"
+    after_s, memory_mb = usage(coordinator)
+    for actor in (*clients, coordinator, balancer, idle):
+        ray.kill(actor)
+    return {
+        "cpu_ms_per_trajectory": round(1000 * (after_s - before_s) / trajectories, 3),
+        "peak_memory_mb": round(memory_mb),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[256, 4096, 16384])
+    parser.add_argument("--servers", type=int, nargs="+", default=[4, 64, 512], help="one number for each --in-flight")
+    parser.add_argument("--requests", type=int, default=16384, help="requests measured in each row")
+    options = parser.parse_args()
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
+    makers: dict[str, tuple[Callable[[dict], ActorHandle], str]] = {
+        "verl router": (lambda servers: ray.remote(num_cpus=0)(GlobalRequestLoadBalancer).remote(servers), "verls"),
+        "load balancer": (
+            lambda servers: GlobalLoadBalancerActor.remote(servers, {"max_loads_per_server": 100_000}),
+            "ours",
+        ),
+    }
+    try:
+        for in_flight, servers in zip(options.in_flight, options.servers, strict=True):
+            setting = {"in_flight": in_flight, "servers": servers}
+            waves = max(1, options.requests // in_flight)
+            for name, (make, method) in makers.items():
+                print(json.dumps({"actor": name, **setting, **balancer_cost(make, method, servers, in_flight, waves)}))
+            print(json.dumps({"actor": "coordinator", **setting, **coordinator_cost(in_flight)}), flush=True)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
