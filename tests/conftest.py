@@ -9,7 +9,7 @@ from hypothesis import settings
 
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo" / "cpu" / "plugin"
-FOLDER_OF_OTHER_NAME = {"shell_scripts": "contract", "startup": "contract", "plan": "core"}
+FOLDER_OF_OTHER_NAME = {"shell_scripts": "contract", "startup": "contract"}
 
 # HYPOTHESIS_PROFILE=explore looks for new examples; the default is the same in every run.
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)

@@ -5,6 +5,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from .config import ConfigError, ImportanceSampling
 
 
+def importance_sampling_mode(config: DictConfig) -> ImportanceSampling:
+    """`async_dapo.importance_sampling`, or what verl's own options say where it is null."""
+    mode = config.async_dapo.importance_sampling
+    if mode is None:
+        bypasses = config.algorithm.rollout_correction.bypass_mode
+        return ImportanceSampling.BYPASS if bypasses else ImportanceSampling.DECOUPLED
+    return ImportanceSampling(mode)
+
+
 def wire_importance_sampling(config: DictConfig) -> None:
     """Set verl's options for `async_dapo.importance_sampling`, in place.
 
@@ -15,15 +24,11 @@ def wire_importance_sampling(config: DictConfig) -> None:
     In bypass mode verl reads rejection masks from the loss's own options, and only with its own loss: they are copied
     there.
     """
-    mode = config.async_dapo.importance_sampling
+    mode = importance_sampling_mode(config)
     correction = config.algorithm.rollout_correction
-    if mode == ImportanceSampling.BYPASS:
-        correction.bypass_mode = True
-    elif mode == ImportanceSampling.DECOUPLED:
-        correction.bypass_mode = False
+    correction.bypass_mode = mode is ImportanceSampling.BYPASS
+    if mode is ImportanceSampling.DECOUPLED:
         correction.rollout_is = correction.rollout_is or "token"
-    elif mode == ImportanceSampling.NONE:
-        correction.bypass_mode = False
     if correction.bypass_mode and _needs_bypass_loss(correction):
         policy_loss = config.actor_rollout_ref.actor.policy_loss
         with open_dict(policy_loss):
@@ -41,9 +46,9 @@ def check_importance_sampling(config: DictConfig) -> None:
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    mode = config.async_dapo.importance_sampling
+    mode = importance_sampling_mode(config)
     correction = config.algorithm.rollout_correction
-    if mode == ImportanceSampling.NONE:
+    if mode is ImportanceSampling.NONE:
         for name in ("rollout_is", "rollout_rs"):
             if correction[name] is not None:
                 raise ConfigError(
@@ -51,7 +56,7 @@ def check_importance_sampling(config: DictConfig) -> None:
                     correction[name],
                     "contradicts async_dapo.importance_sampling=none; leave it null or choose decoupled",
                 )
-    is_bypass = mode == ImportanceSampling.BYPASS or (mode is None and correction.bypass_mode)
+    is_bypass = mode is ImportanceSampling.BYPASS
     if is_bypass and correction.rollout_is is not None and correction.loss_type == "ppo_clip":
         raise ConfigError(
             "algorithm.rollout_correction.rollout_is",

@@ -5,7 +5,7 @@ import math
 from omegaconf import DictConfig, OmegaConf
 
 from .config import AsyncDAPOConfig, ConfigError, ImportanceSampling
-from .correction import check_importance_sampling
+from .correction import check_importance_sampling, importance_sampling_mode
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
@@ -52,8 +52,7 @@ def _check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> None:
             "overlong penalty, with which an all-wrong group can pass",
         )
     check_importance_sampling(config)
-    mode = options.importance_sampling
-    is_bypass = mode is ImportanceSampling.BYPASS or (mode is None and algorithm.rollout_correction.bypass_mode)
+    is_bypass = importance_sampling_mode(config) is ImportanceSampling.BYPASS
     loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
     if loss_mode == "bypass_mode" and not is_bypass:
         raise ConfigError(

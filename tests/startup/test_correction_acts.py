@@ -138,6 +138,11 @@ def test_without_correction_the_loss_is_ppo_s_on_the_newest_weights(loss) -> Non
     assert loss(NONE) == pytest.approx(expected(current_minus_proximal), rel=1e-5)
 
 
+def test_the_default_is_decoupled_and_leaves_verl_s_own_bypass_alone(loss) -> None:
+    assert loss() == loss(DECOUPLED)
+    assert loss(f"{CORRECTION}bypass_mode=True") == loss(BYPASS)
+
+
 def test_decoupled_weighs_that_loss_by_the_truncated_ratio_to_the_behaviour_policy(loss) -> None:
     weighted = expected(current_minus_proximal, lambda i, t: min(math.exp(proximal_minus_behaviour(i, t)), 2.0))
     assert loss(DECOUPLED) == pytest.approx(weighted, rel=1e-5)

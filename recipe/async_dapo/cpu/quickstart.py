@@ -151,7 +151,7 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--stop-rule", choices=STOP_RULES, help="default: the strategy's own")
-    parser.add_argument("--strategy", choices=STRATEGIES, default="discard")
+    parser.add_argument("--strategy", choices=STRATEGIES, default="partial")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--output", type=Path, default=Path("outputs", "quickstart", time.strftime("%Y%m%d-%H%M%S")), metavar="DIR"
