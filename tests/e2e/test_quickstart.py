@@ -41,4 +41,3 @@ def test_given_the_quick_start_when_it_trains_then_filter_and_stop_act(summary):
     assert summary["steps"] == STEPS
     assert summary["groups"]["filtered"] > 0
     assert summary["steps_stopped_early"] > 0
-    assert summary["groups"]["requeued"] == 0, "partial rollout starts nothing again"

@@ -26,13 +26,13 @@ def seconds_of_rollout(measure) -> float:
 
 def test_given_no_overrides_then_options_are_the_yamls_own():
     options = recipe("default").options(train_batch_size=8, rollout_n=4)
-    assert options.rollout_strategy is RolloutStrategy.DISCARD and options.stop_rule is StopRuleName.FIFO
+    assert options.rollout_strategy is RolloutStrategy.PARTIAL and options.stop_rule is StopRuleName.FIRST_COMPLETED
     assert (options.max_concurrent_prompts, options.over_sampling_batch_size) == (16, 16)
 
 
 def test_given_an_option_that_the_recipe_refuses_then_the_plan_refuses_it_too():
     with pytest.raises(ConfigError, match="max_tokens_per_round"):
-        TrainingRun(small_scenario(), recipe("bad", max_tokens_per_round=5))
+        TrainingRun(small_scenario(), recipe("bad", rollout_strategy="discard", max_tokens_per_round=5))
 
 
 @pytest.mark.parametrize(("system", "poll_s"), [(verl_sync(groups=8), 2.0), (async_dapo_2025(over_sampling=16), 0.1)])

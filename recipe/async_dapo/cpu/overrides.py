@@ -118,7 +118,7 @@ def _trainer(run: RunSettings) -> Iterator[str]:
     yield f"trainer.total_training_steps={run.steps}"
     yield "trainer.total_epochs=1000"
     yield "trainer.val_before_train=True"
-    yield f"trainer.test_freq={max(1, run.steps // 3)}"
+    yield f"trainer.test_freq={max(1, run.steps // 2)}"
     yield "trainer.save_freq=-1"
     yield "trainer.resume_mode=disable"
     yield f"trainer.default_local_dir={_quoted(run.output / 'checkpoints')}"
