@@ -7,16 +7,14 @@ repetition. Writes `runs.csv`. Runs that are in the file already are not repeate
 """
 
 import argparse
-import csv
-import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipe.async_dapo.cpu.activation import cpu_environment
+from benchmarks.runs_file import RunsFile
+from recipe.async_dapo.cpu.activation import run_environment
 from recipe.async_dapo.cpu.assets import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import (
     PROMPTS_PER_STEP,
@@ -25,7 +23,7 @@ from recipe.async_dapo.cpu.overrides import (
     recipe_overrides,
     verl_overrides,
 )
-from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S
+from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,29 +64,33 @@ SYSTEMS = {
 }
 
 
-def train(system: System, assets: Assets, folder: Path, *, steps: int, seed: int) -> list[dict[str, float]]:
-    """One run. Returns the metrics of its steps, the validation before them first.
+def train(system: System, assets: Assets, folder: Path, *, steps: int, seed: int) -> RunMetrics:
+    """One run, from its start.
 
     Raises:
         RuntimeError: when training fails; the log is in `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    metrics = RunMetrics(file=folder / "metrics.jsonl")
+    metrics.file.unlink(missing_ok=True)
     with RayFolder() as ray_folder:
         settings = RunSettings(assets=assets, output=folder, ray_folder=ray_folder.path, steps=steps, seed=seed)
         command = [sys.executable, "-m", system.module, *verl_overrides(settings), *system.overrides]
-        process = TrainingProcess(command, environment=_environment(folder), log_file=folder / "train.log")
+        environment = run_environment(os.environ, code_path=ROOT, output=folder)
+        process = TrainingProcess(command, environment=environment, log_file=folder / "train.log")
         with process:
             while process.exit_code is None:
                 process.watch(1.0)
     if process.exit_code != 0:
         raise RuntimeError(f"exit code {process.exit_code}; see {folder / 'train.log'}")
-    return [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics.read_new()
+    return metrics
 
 
-def figures(records: list[dict[str, float]]) -> dict[str, float]:
+def figures(metrics: RunMetrics) -> dict[str, float]:
     """Medians over the steps after the warm-up; accuracies of the first and the last validation."""
-    steps = [record for record in records if STEP_S in record][WARM_UP_STEPS:]
-    accuracies = [record[ACCURACY] for record in records if ACCURACY in record]
+    steps = metrics.steps[WARM_UP_STEPS:]
+    accuracies = [accuracy for _, accuracy in metrics.series(ACCURACY)]
     trained_tok = [step["response_length/mean"] * TRAJECTORIES_PER_STEP for step in steps]
     return {
         "step_s": round(statistics.median(step[STEP_S] for step in steps), 3),
@@ -100,24 +102,6 @@ def figures(records: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    environment = cpu_environment(os.environ, code_path=ROOT)
-    environment.pop("RAY_ADDRESS", None)
-    return environment | {
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-        "TENSORBOARD_DIR": str(folder / "tensorboard"),
-    }
-
-
-def missing(rows: list[dict], names: list[str], repetitions: int) -> Iterator[tuple[int, str]]:
-    """(repetition, system) of the runs that the file does not have, interleaved."""
-    done = {(int(row["repetition"]), row["system"]) for row in rows}
-    for repetition in range(repetitions):
-        yield from ((repetition, name) for name in names if (repetition, name) not in done)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
@@ -126,19 +110,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("assets", "side_by_side"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "side_by_side"), help="folder of the runs' logs")
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    file = options.output / "runs.csv"
-    rows = list(csv.DictReader(file.open(newline=""))) if file.exists() else []
+    runs = RunsFile(options.output / "runs.csv")
     assets = prepare_assets(options.runs.absolute(), seed=0)
-    for repetition, name in list(missing(rows, options.systems, options.repetitions)):
-        folder = options.runs.absolute() / f"{name.replace(', ', '-').replace(' ', '_')}-{repetition}"
-        records = train(SYSTEMS[name], assets, folder, steps=options.steps, seed=repetition)
-        rows.append({"system": name, "repetition": repetition, "steps": options.steps, **figures(records)})
-        print(rows[-1], flush=True)
-        with file.open("w", newline="") as out:
-            writer = csv.DictWriter(out, fieldnames=list(rows[-1]))
-            writer.writeheader()
-            writer.writerows(rows)
+    for repetition in range(options.repetitions):
+        for name in options.systems:
+            if runs.has(system=name, repetition=repetition):
+                continue
+            folder = options.runs.absolute() / f"{name.replace(', ', '-').replace(' ', '_')}-{repetition}"
+            metrics = train(SYSTEMS[name], assets, folder, steps=options.steps, seed=repetition)
+            row = {"system": name, "repetition": repetition, "steps": options.steps, **figures(metrics)}
+            runs.add(row)
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

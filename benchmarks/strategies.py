@@ -7,14 +7,15 @@ delete the file to start over.
 """
 
 import argparse
-import csv
 import json
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.runs_file import RunsFile
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP
+from recipe.async_dapo.cpu.run_metrics import STEP_S, RunMetrics
 
 ROWS: dict[str, tuple[str, ...]] = {
     "discard, first_completed": ("--strategy", "discard", "--stop-rule", "first_completed"),
@@ -41,12 +42,9 @@ def run(name: str, seed: int, folder: Path, *, steps: int) -> dict[str, float | 
     command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--steps", str(steps), "--seed", str(seed)]
     subprocess.run([*command, "--output", str(folder), *ROWS[name]], check=True)
     summary = json.loads((folder / "summary.json").read_text())
-    return {"strategy": name, "seed": seed, "steps": steps, **figures(summary, metrics_of(folder))}
-
-
-def metrics_of(folder: Path) -> list[dict[str, float]]:
-    records = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if "timing_s/step" in record]
+    metrics = RunMetrics(file=folder / "metrics.jsonl")
+    metrics.read_new()
+    return {"strategy": name, "seed": seed, "steps": steps, **figures(summary, metrics.steps)}
 
 
 def figures(summary: dict, steps: list[dict[str, float]]) -> dict[str, float]:
@@ -58,7 +56,7 @@ def figures(summary: dict, steps: list[dict[str, float]]) -> dict[str, float]:
         "accuracy_after": summary["accuracy_after"],
         "rollout_s": round(statistics.median(step["async_dapo/round/rollout_s"] for step in warm), 3),
         "rollout_s_mean": round(statistics.mean(step["async_dapo/round/rollout_s"] for step in warm), 3),
-        "step_s": round(statistics.median(step["timing_s/step"] for step in warm), 3),
+        "step_s": round(statistics.median(step[STEP_S] for step in warm), 3),
         "waste": round(total["discarded"] / (total["discarded"] + total["trained"]), 4),
         "trained_to_dispatched": round(steps[-1]["async_dapo/length/trained_to_dispatched"], 4),
         "off_policy": round(statistics.mean(step["async_dapo/partial/off_policy_token_ratio"] for step in steps), 4),
@@ -75,23 +73,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("assets", "strategies"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "strategies"), help="folder of the runs' logs")
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    file = options.output / "runs.csv"
-    done = read_runs(file)
+    runs = RunsFile(options.output / "runs.csv")
     for seed in options.seeds:
         for name in options.rows:
-            if any(row["strategy"] == name and int(row["seed"]) == seed for row in done):
-                continue
-            folder = options.runs / f"{name.replace(', ', '-')}-{seed}"
-            done.append(run(name, seed, folder.absolute(), steps=options.steps))
-            with file.open("w", newline="") as out:
-                writer = csv.DictWriter(out, fieldnames=list(done[0]))
-                writer.writeheader()
-                writer.writerows(done)
-
-
-def read_runs(file: Path) -> list[dict]:
-    return list(csv.DictReader(file.open(newline=""))) if file.exists() else []
+            if not runs.has(strategy=name, seed=seed):
+                folder = options.runs / f"{name.replace(', ', '-')}-{seed}"
+                runs.add(run(name, seed, folder.absolute(), steps=options.steps))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.async_dapo.cpu.activation import cpu_environment
+from recipe.async_dapo.cpu.activation import run_environment
 from recipe.async_dapo.cpu.assets import Assets
 from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
@@ -98,15 +98,8 @@ _QUICK = (
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    environment = cpu_environment(os.environ, code_path=ROOT)
-    environment.pop("RAY_ADDRESS", None)
-    return environment | {
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONUNBUFFERED": "1",
-        "INSPECTION_FILE": str(folder / "inspection.jsonl"),
-        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-    }
+    environment = run_environment(os.environ, code_path=ROOT, output=folder)
+    return environment | {"INSPECTION_FILE": str(folder / "inspection.jsonl")}
 
 
 def _lines(file: Path) -> list[str]:

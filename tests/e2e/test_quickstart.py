@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import ROOT
+from .harness import ROOT, Run
 
 STEPS = 60
 
@@ -41,3 +41,6 @@ def test_given_the_quick_start_when_it_trains_then_filter_and_stop_act(summary):
     assert summary["steps"] == STEPS
     assert summary["groups"]["filtered"] > 0
     assert summary["steps_stopped_early"] > 0
+    steps = Run(folder=Path(summary["options"]["output"]), exit_code=0).steps
+    assert sum(step["async_dapo/partial/resumed_groups"] for step in steps) > 0
+    assert sum(step["async_dapo/tokens/discarded"] for step in steps) == 0

@@ -18,3 +18,16 @@ def cpu_environment(base: Mapping[str, str], *, code_path: Path | None = None) -
         paths.append(str(code_path))
     paths += [path for path in base.get("PYTHONPATH", "").split(os.pathsep) if path and path not in paths]
     return {**base, "VERL_PLATFORM": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run_environment(base: Mapping[str, str], *, code_path: Path, output: Path) -> dict[str, str]:
+    """That of a training run with a cluster of its own, whose metrics go to `output`. Nothing is downloaded."""
+    environment = cpu_environment(base, code_path=code_path)
+    environment.pop("RAY_ADDRESS", None)
+    return environment | {
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "VERL_FILE_LOGGER_PATH": str(output / "metrics.jsonl"),
+        "TENSORBOARD_DIR": str(output / "tensorboard"),
+    }

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from .activation import cpu_environment
+from .activation import run_environment
 from .assets import Assets, prepare_assets
 from .overrides import RunSettings, recipe_overrides, verl_overrides
 from .progress import Progress
@@ -75,7 +75,8 @@ def _run(options: Options) -> None:
         assets = prepare_assets(options.output.parent, seed=options.seed, on_progress=progress.preparing)
         with RayFolder() as ray:
             command = _command(options, assets, ray.path)
-            environment = _environment(options.output) | {"TMPDIR": str(ray.path)}
+            environment = run_environment(os.environ, code_path=_CODE_PATH, output=options.output)
+            environment["TMPDIR"] = str(ray.path)
             process = TrainingProcess(command, environment=environment, log_file=options.output / "train.log")
             try:
                 with process:
@@ -130,18 +131,6 @@ def _command(options: Options, assets: Assets, ray_folder: Path) -> list[str]:
         *recipe_overrides(strategy=options.strategy, stop_rule=options.stop_rule),
         *options.overrides,
     ]
-
-
-def _environment(output: Path) -> dict[str, str]:
-    environment = cpu_environment(os.environ, code_path=_CODE_PATH)
-    environment.pop("RAY_ADDRESS", None)  # a cluster of its own
-    return environment | {
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONUNBUFFERED": "1",
-        "VERL_FILE_LOGGER_PATH": str(output / "metrics.jsonl"),
-        "TENSORBOARD_DIR": str(output / "tensorboard"),
-    }
 
 
 def _parse(arguments: Sequence[str] | None) -> Options:

@@ -43,8 +43,13 @@ class RunMetrics:
         return steps
 
     @property
+    def steps(self) -> list[dict[str, float]]:
+        """Metrics of every training step, in order."""
+        return [values for _, values in sorted(self.by_step.items()) if STEP_S in values]
+
+    @property
     def trained_steps(self) -> int:
-        return sum(STEP_S in values for values in self.by_step.values())
+        return len(self.steps)
 
     def series(self, key: str) -> Iterator[tuple[int, float]]:
         for step, values in sorted(self.by_step.items()):

@@ -102,7 +102,7 @@ def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
     all_experts, active_experts = _feed_forward(text, name, hidden)
     embedding = vocabulary * hidden
-    tied = bool(text.get("tie_word_embeddings", False))
+    tied = bool(text.get("tie_word_embeddings"))  # absent: untied, as Llama's, Qwen's and Mistral's classes have it
     return ModelShape(
         name=name,
         weight_bytes=BYTES_PER_VALUE * (layers * (attention + all_experts) + embedding * (1 if tied else 2)),

@@ -1,0 +1,30 @@
+"""The CSV file of a benchmark's runs: it grows run by run, so that an interrupted benchmark goes on where it was."""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class RunsFile:
+    """Rows with the same columns; a row that is in the file is never measured again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: list[dict[str, Any]] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                self._rows = list(csv.DictReader(file))
+
+    def has(self, **wanted: Any) -> bool:
+        """Whether there is a row with these values."""
+        return any(all(row[key] == str(value) for key, value in wanted.items()) for row in self._rows)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append a row, and write the file whole."""
+        self._rows.append({key: str(value) for key, value in row.items()})
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(row))
+            writer.writeheader()
+            writer.writerows(self._rows)
