@@ -1,4 +1,4 @@
-"""Writes the README's generated tables: options and metrics from where they are declared, strategies from their runs.
+"""Writes the README's generated tables: options and metrics from where they are declared, the others from their runs.
 
 python -m assets.readme_tables
 """
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from assets.strategies import draw
+import assets.side_by_side.draw as side_by_side
+import assets.strategies.draw as strategies
 from recipe.async_dapo.metrics import METRICS, PREFIX, STALENESS_BUCKETS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,12 +60,17 @@ def strategies_table() -> str:
         "Length trained / dispatched",
         "Off-policy tokens",
     )
-    return _table(head, draw.table_rows())
+    return _table(head, strategies.table_rows())
 
 
 def with_tables(text: str) -> str:
     """The README's text with its tables brought up to date between their markers."""
-    tables = {"options": options_table(), "metrics": metrics_table(), "strategies": strategies_table()}
+    tables = {
+        "options": options_table(),
+        "metrics": metrics_table(),
+        "strategies": strategies_table(),
+        "side by side": _table(side_by_side.HEAD, side_by_side.table_rows()),
+    }
     for name, table in tables.items():
         marked = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
         text, found = re.subn(marked, lambda match, table=table: match[1] + table + match[2], text, flags=re.DOTALL)

@@ -1,23 +1,29 @@
-"""What the load balancer and the coordinator cost, against verl's router on the same requests: real actors, one run.
+"""What the load balancer and the coordinator cost, against verl's router and replay buffer: real actors, one run.
 
 python -m benchmarks.control_plane --in-flight 256 4096 16384 --servers 4 64 512
 
-Every client holds its share of the requests in flight, gives all back, and asks for as many again. CPU seconds are the
-actor's own, of all its threads. The servers are names for one idle actor: nothing is generated.
+Router and load balancer: every client holds its share of the requests in flight, gives all back, and asks for as many
+again. Coordinator and replay buffer: as many trajectories, in groups of 16, come to their end; the coordinator is told,
+the replay buffer looks at verl's TransferQueue every 2 s. CPU seconds are those of the actors, with all their threads.
+The servers are names for one idle actor: nothing is generated. Writes `control_plane.csv`.
 """
 
 import argparse
 import asyncio
-import json
 import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
+import transfer_queue as tq
+from omegaconf import OmegaConf
 from ray.actor import ActorHandle
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from benchmarks.runs_file import RunsFile
 from recipe.async_dapo.coordinator import EarlyStoppingCoordinatorActor, RoundSpec, Ticket
 from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
 from recipe.async_dapo.engine_requests import LeaseReleases
@@ -25,6 +31,10 @@ from recipe.async_dapo.load_balancer import GlobalLoadBalancerActor
 
 NUM_CLIENTS = 2
 GROUP_SIZE = 16
+REQUESTS = 16_384  # measured in each row of router and load balancer
+LOOKS = 10
+NOT_MEASURED = {"cpu_ms_per_trajectory": "", "per_s": "", "cpu_ms_per_look": "", "peak_memory_mb": ""}
+STEP_S, POLL_S = 60.0, 2.0  # of the replay buffer's row: a step's length is assumed, the poll is verl's
 
 
 class IdleServer:
@@ -77,7 +87,8 @@ def usage(actor: ActorHandle) -> tuple[float, float]:
     return ray.get(actor.__ray_call__.remote(measure))
 
 
-def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int, in_flight: int, waves: int) -> dict:
+def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int, in_flight: int) -> dict:
+    waves = max(1, REQUESTS // in_flight)
     idle = ray.remote(num_cpus=0)(IdleServer).remote()
     balancer = make({f"server-{i}": idle for i in range(servers)})
     client_cls = ray.remote(num_cpus=0)(Client)
@@ -95,8 +106,8 @@ def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int
         ray.kill(actor)
     requests = waves * share * NUM_CLIENTS
     return {
-        "cpu_ms_per_request": round(1000 * (after_s - before_s) / requests, 3),
-        "requests_per_s": round(requests / took_s),
+        "cpu_ms_per_trajectory": round(1000 * (after_s - before_s) / requests, 3),
+        "per_s": round(requests / took_s),
         "peak_memory_mb": round(memory_mb),
     }
 
@@ -119,39 +130,85 @@ def coordinator_cost(trajectories: int) -> dict:
     tickets = [Ticket(prompt_uid=f"group-{i}", unfinished=GROUP_SIZE, payload=b"") for i in range(groups)]
     ray.get(coordinator.should_stop_generation.remote())
     before_s, _ = usage(coordinator)
+    started = time.monotonic()
     ray.get(coordinator.open_round.remote(spec, tickets))
     ended = sum(ray.get([client.lanes.remote(coordinator, i) for i, client in enumerate(clients)]))
     assert ended == trajectories, f"{ended} trajectories ended"
     after_s, memory_mb = usage(coordinator)
+    took_s = time.monotonic() - started
     for actor in (*clients, coordinator, balancer, idle):
         ray.kill(actor)
     return {
         "cpu_ms_per_trajectory": round(1000 * (after_s - before_s) / trajectories, 3),
+        "per_s": round(trajectories / took_s),
         "peak_memory_mb": round(memory_mb),
     }
+
+
+def replay_buffer_cost(trajectories: int) -> dict:
+    """verl's replay buffer, and the controller of the queue that it asks, with all trajectories ended."""
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    tags = {}
+    for group in range(trajectories // GROUP_SIZE):
+        tags[f"group{group}"] = {"is_prompt": True, "status": "finished", "global_steps": 1}
+        for session in range(GROUP_SIZE):
+            tags[f"group{group}_{session}_0"] = {"status": "success", "prompt_len": 8, "response_len": 8, "seq_len": 16}
+    tq.kv_batch_put(keys=list(tags), tags=list(tags.values()), partition_id="train")
+    buffer = ReplayBufferAsync(
+        trainer_mode="colocate_async",
+        trainer_config=OmegaConf.create(),
+        max_off_policy_threshold=None,
+        max_off_policy_strategy="wait",
+        sampler_kwargs=OmegaConf.create(),
+    )
+    controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    before_s = time.process_time() + usage(controller)[0]
+    for _ in range(LOOKS):
+        found = buffer.get_sampleable_count(1, "train")
+        assert found == trajectories // GROUP_SIZE, f"{found} groups found"
+    look_s = (time.process_time() + usage(controller)[0] - before_s) / LOOKS
+    memory_mb = usage(controller)[1]
+    tq.close()
+    return {
+        "cpu_ms_per_look": round(1000 * look_s, 3),
+        "cpu_ms_per_trajectory": round(1000 * look_s * STEP_S / POLL_S / trajectories, 3),
+        "peak_memory_mb": round(memory_mb),
+    }
+
+
+def verls_router(servers: dict) -> ActorHandle:
+    return ray.remote(num_cpus=0)(GlobalRequestLoadBalancer).remote(servers)
+
+
+def our_balancer(servers: dict) -> ActorHandle:
+    return GlobalLoadBalancerActor.remote(servers, {"max_loads_per_server": 100_000})
+
+
+# Each takes the number of servers and of trajectories in flight.
+ACTORS: dict[str, Callable[[int, int], dict]] = {
+    "verl router": lambda servers, in_flight: balancer_cost(verls_router, "verls", servers, in_flight),
+    "load balancer": lambda servers, in_flight: balancer_cost(our_balancer, "ours", servers, in_flight),
+    "verl replay buffer": lambda _, in_flight: replay_buffer_cost(in_flight),
+    "coordinator": lambda _, in_flight: coordinator_cost(in_flight),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[256, 4096, 16384])
     parser.add_argument("--servers", type=int, nargs="+", default=[4, 64, 512], help="one number for each --in-flight")
-    parser.add_argument("--requests", type=int, default=16384, help="requests measured in each row")
+    parser.add_argument("--output", type=Path, default=Path("assets", "control_plane"))
     options = parser.parse_args()
+    rows = RunsFile(options.output / "control_plane.csv")
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
-    makers: dict[str, tuple[Callable[[dict], ActorHandle], str]] = {
-        "verl router": (lambda servers: ray.remote(num_cpus=0)(GlobalRequestLoadBalancer).remote(servers), "verls"),
-        "load balancer": (
-            lambda servers: GlobalLoadBalancerActor.remote(servers, {"max_loads_per_server": 100_000}),
-            "ours",
-        ),
-    }
     try:
         for in_flight, servers in zip(options.in_flight, options.servers, strict=True):
             setting = {"in_flight": in_flight, "servers": servers}
-            waves = max(1, options.requests // in_flight)
-            for name, (make, method) in makers.items():
-                print(json.dumps({"actor": name, **setting, **balancer_cost(make, method, servers, in_flight, waves)}))
-            print(json.dumps({"actor": "coordinator", **setting, **coordinator_cost(in_flight)}), flush=True)
+            for name, measure in ACTORS.items():
+                if not rows.has(actor=name, **setting):
+                    row = {"actor": name, **setting, **NOT_MEASURED, **measure(servers, in_flight)}
+                    rows.add(row)
+                    print(row, flush=True)
     finally:
         ray.shutdown()
 

@@ -1,17 +1,23 @@
-"""verl's own asynchronous replay buffer, asking every 0.05 s instead of every 2 s whether a batch is there.
+"""verl's own replay buffers, asking every 0.05 s instead of every 2 s whether a batch is there.
 
-For the row of `side_by_side` that shows what is left of our gain without verl's polling: verl loads it by path.
+For the rows of `side_by_side` that show what is left of our gain without verl's polling: verl loads them by path.
 """
 
 from typing import Any
 
-from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-POLL_S = 0.05
+from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP
+
+# verl hands a buffer from outside neither filter nor poll interval: they are set to the benchmark's here.
+_OPTIONS: dict[str, Any] = {"filter_groups_metric": "acc", "poll_interval": 0.05}
 
 
-class FastPollReplayBuffer(ReplayBufferAsync):
-    """verl hands a buffer from outside no filter: it is set to the benchmark's metric here."""
-
+class FastPollAsyncReplayBuffer(ReplayBufferAsync):
     def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments, filter_groups_metric="acc", poll_interval=POLL_S)
+        super().__init__(**arguments, **_OPTIONS)
+
+
+class FastPollSyncReplayBuffer(ReplayBuffer):
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments, **_OPTIONS, train_batch_size=PROMPTS_PER_STEP, gen_batch_size=1)

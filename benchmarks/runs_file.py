@@ -20,6 +20,11 @@ class RunsFile:
         """Whether there is a row with these values."""
         return any(all(row[key] == str(value) for key, value in wanted.items()) for row in self._rows)
 
+    @staticmethod
+    def folder_name(wanted: Mapping[str, Any]) -> str:
+        """For what the run of such a row leaves behind."""
+        return "-".join(map(str, wanted.values())).replace(", ", "-").replace(" ", "_")
+
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row, and write the file whole."""
         self._rows.append({key: str(value) for key, value in row.items()})

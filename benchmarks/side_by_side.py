@@ -1,36 +1,31 @@
 """The same training job through verl's own trainer modes and through this recipe: real Ray, vLLM, FSDP2; one run.
 
-python -m benchmarks.side_by_side --steps 20 --repetitions 3 --output assets/side_by_side
+python -m benchmarks.side_by_side --tails 8 25 2 --engines 1 --repetitions 3
 
-Model, data, seeds, B, n, engine options and precision are the same in every row; rows are interleaved, repetition by
-repetition. Writes `runs.csv`. Runs that are in the file already are not repeated; delete it to start over.
+Model, data, seeds, B, n, engine options and precision are the same in every row of a cell (a tail and a number of
+engines); rows are interleaved, repetition by repetition. Writes `runs.csv`. Runs that are in the file already are not
+repeated; delete it to start over. `python -m assets.side_by_side.draw` makes the table and the figure.
 """
 
 import argparse
-import os
 import statistics
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.runs_file import RunsFile
-from recipe.async_dapo.cpu.activation import run_environment
-from recipe.async_dapo.cpu.assets import Assets, prepare_assets
+from benchmarks.training_run import RECIPE, TAILS, WARM_UP_STEPS, EngineLoad, train
+from recipe.async_dapo.cpu.assets import prepare_assets
 from recipe.async_dapo.cpu.overrides import (
     PROMPTS_PER_STEP,
+    REQUESTS_IN_FLIGHT,
     RESPONSES_PER_PROMPT,
-    RunSettings,
     recipe_overrides,
-    verl_overrides,
 )
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
-from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
 
-ROOT = Path(__file__).resolve().parents[1]
-WARM_UP_STEPS = 3
 TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
 
-VERL, RECIPE = "verl.trainer.main_ppo", "recipe.async_dapo.main_async_dapo"
+VERL = "verl.trainer.main_ppo"
 # What this recipe's configuration sets by default, for verl's own entry.
 DAPO = (
     "algorithm.adv_estimator=grpo",
@@ -39,88 +34,103 @@ DAPO = (
     "++algorithm.filter_groups.enable=True",
     "++algorithm.filter_groups.metric=acc",
 )
+SYNC = ("trainer.v1.trainer_mode=sync", *DAPO)
 COLOCATE_ASYNC = ("trainer.v1.trainer_mode=colocate_async", *DAPO)
-FAST_POLL = (
-    f"++trainer.v1.sampler.custom_sampler.path={Path(__file__).with_name('fast_poll.py')}",
-    "++trainer.v1.sampler.custom_sampler.name=FastPollReplayBuffer",
-)
+
+
+def fast_poll(buffer: str) -> tuple[str, ...]:
+    """verl's replay buffer with another pause between two looks (`fast_poll.py`)."""
+    custom = "++trainer.v1.sampler.custom_sampler"
+    return f"{custom}.path={Path(__file__).with_name('fast_poll.py')}", f"{custom}.name={buffer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    module: str
-    overrides: tuple[str, ...]
+    """A row: verl's own trainer mode, or a strategy of this recipe."""
+
+    verl_mode: tuple[str, ...] = ()
+    strategy: str = ""
+    stop_rule: str | None = None
+    own: tuple[str, ...] = ()
+
+    def entry(self, engines: int) -> list[str]:
+        """Module and options."""
+        if not self.strategy:
+            return [VERL, *self.verl_mode]
+        options = recipe_overrides(strategy=self.strategy, stop_rule=self.stop_rule, engines=engines)
+        return [RECIPE, *options, *self.own]
 
 
+# verl's modes keep the engines full whatever group a request belongs to; so does a pool of that size.
+POOL = (f"async_dapo.rollout_pool_size={REQUESTS_IN_FLIGHT}",)
 SYSTEMS = {
-    "verl sync": System(module=VERL, overrides=("trainer.v1.trainer_mode=sync", *DAPO)),
-    "verl colocate_async": System(module=VERL, overrides=COLOCATE_ASYNC),
-    "verl colocate_async, 0.05 s poll": System(module=VERL, overrides=(*COLOCATE_ASYNC, *FAST_POLL)),
-    "discard, fifo": System(module=RECIPE, overrides=tuple(recipe_overrides(strategy="discard", stop_rule="fifo"))),
-    "partial": System(module=RECIPE, overrides=tuple(recipe_overrides(strategy="partial", stop_rule=None))),
-    "partial_stale_kv": System(
-        module=RECIPE, overrides=tuple(recipe_overrides(strategy="partial_stale_kv", stop_rule=None))
-    ),
+    "verl sync": System(verl_mode=SYNC),
+    "verl sync, 0.05 s poll": System(verl_mode=(*SYNC, *fast_poll("FastPollSyncReplayBuffer"))),
+    "verl colocate_async": System(verl_mode=COLOCATE_ASYNC),
+    "verl colocate_async, 0.05 s poll": System(verl_mode=(*COLOCATE_ASYNC, *fast_poll("FastPollAsyncReplayBuffer"))),
+    "discard, fifo": System(strategy="discard", stop_rule="fifo"),
+    "partial": System(strategy="partial", own=POOL),
+    "partial_stale_kv": System(strategy="partial_stale_kv", own=POOL),
 }
 
 
-def train(system: System, assets: Assets, folder: Path, *, steps: int, seed: int) -> RunMetrics:
-    """One run, from its start.
-
-    Raises:
-        RuntimeError: when training fails; the log is in `folder`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    metrics = RunMetrics(file=folder / "metrics.jsonl")
-    metrics.file.unlink(missing_ok=True)
-    with RayFolder() as ray_folder:
-        settings = RunSettings(assets=assets, output=folder, ray_folder=ray_folder.path, steps=steps, seed=seed)
-        command = [sys.executable, "-m", system.module, *verl_overrides(settings), *system.overrides]
-        environment = run_environment(os.environ, code_path=ROOT, output=folder)
-        process = TrainingProcess(command, environment=environment, log_file=folder / "train.log")
-        with process:
-            while process.exit_code is None:
-                process.watch(1.0)
-    if process.exit_code != 0:
-        raise RuntimeError(f"exit code {process.exit_code}; see {folder / 'train.log'}")
-    metrics.read_new()
-    return metrics
-
-
-def figures(metrics: RunMetrics) -> dict[str, float]:
-    """Medians over the steps after the warm-up; accuracies of the first and the last validation."""
-    steps = metrics.steps[WARM_UP_STEPS:]
-    accuracies = [accuracy for _, accuracy in metrics.series(ACCURACY)]
-    trained_tok = [step["response_length/mean"] * TRAJECTORIES_PER_STEP for step in steps]
+def figures(metrics: RunMetrics, load: EngineLoad) -> dict[str, float | str]:
+    """Over the steps after the warm-up. Validations are in no step's time."""
+    every = {step: values for step, values in metrics.by_step.items() if STEP_S in values}
+    warm = {step: values for step, values in every.items() if step > WARM_UP_STEPS}
+    step_s = [values[STEP_S] for values in warm.values()]
+    rollout_s = [values["timing_s/gen"] for values in warm.values()]
+    trained_tok = sum(values["response_length/mean"] * TRAJECTORIES_PER_STEP for values in warm.values())
+    generated = [f"async_dapo/tokens/{kind}" for kind in ("trained", "filtered", "discarded")]
+    generated_tok = sum(values.get(key, 0.0) for values in warm.values() for key in generated)
     return {
-        "step_s": round(statistics.median(step[STEP_S] for step in steps), 3),
-        "step_s_mean": round(statistics.mean(step[STEP_S] for step in steps), 3),
-        "rollout_s": round(statistics.median(step["timing_s/gen"] for step in steps), 3),
-        "trained_tok_per_s": round(sum(trained_tok) / sum(step[STEP_S] for step in steps), 1),
-        "accuracy_before": accuracies[0],
-        "accuracy_after": accuracies[-1],
+        "step_s": round(statistics.median(step_s), 3),
+        "step_s_mean": round(statistics.mean(step_s), 3),
+        "rollout_s": round(statistics.median(rollout_s), 3),
+        "rollout_s_mean": round(statistics.mean(rollout_s), 3),
+        "trained_tok_per_s": round(trained_tok / sum(step_s), 1),
+        "rollout_tok_per_s": round(generated_tok / sum(rollout_s), 1) if generated_tok else "",
+        "engine_idle": round(load.idle_share(step for step, values in warm.items() if ACCURACY not in values), 3),
+        "waste": _mean(warm, "async_dapo/tokens/waste_ratio"),
+        "off_policy": _mean(warm, "async_dapo/partial/off_policy_token_ratio"),
+        # Training seconds so far and accuracy, at every validation.
+        "validations": " ".join(
+            f"{sum(values[STEP_S] for at, values in every.items() if at <= step):.1f}:{accuracy:.4f}"
+            for step, accuracy in metrics.series(ACCURACY)
+        ),
     }
+
+
+def _mean(steps: dict[int, dict[str, float]], key: str) -> float | str:
+    """Empty for a system that does not say."""
+    values = [step[key] for step in steps.values() if key in step]
+    return round(statistics.mean(values), 4) if values else ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--tails", type=int, nargs="+", choices=TAILS, default=list(TAILS))
+    parser.add_argument("--engines", type=int, nargs="+", default=[1])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--output", type=Path, default=Path("assets", "side_by_side"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "side_by_side"), help="folder of the runs' logs")
     options = parser.parse_args()
     runs = RunsFile(options.output / "runs.csv")
-    assets = prepare_assets(options.runs.absolute(), seed=0)
     for repetition in range(options.repetitions):
-        for name in options.systems:
-            if runs.has(system=name, repetition=repetition):
-                continue
-            folder = options.runs.absolute() / f"{name.replace(', ', '-').replace(' ', '_')}-{repetition}"
-            metrics = train(SYSTEMS[name], assets, folder, steps=options.steps, seed=repetition)
-            row = {"system": name, "repetition": repetition, "steps": options.steps, **figures(metrics)}
-            runs.add(row)
-            print(row, flush=True)
+        for tail in options.tails:
+            assets = prepare_assets(options.runs.absolute(), seed=0, shape=TAILS[tail])
+            for engines in options.engines:
+                for name in options.systems:
+                    cell = {"tail": tail, "engines": engines, "system": name, "repetition": repetition}
+                    if runs.has(**cell):
+                        continue
+                    entry, folder = SYSTEMS[name].entry(engines), options.runs.absolute() / runs.folder_name(cell)
+                    result = train(entry, assets, folder, steps=options.steps, seed=repetition, engines=engines)
+                    row = {**cell, "steps": options.steps, **figures(*result)}
+                    runs.add(row)
+                    print(row, flush=True)
 
 
 if __name__ == "__main__":

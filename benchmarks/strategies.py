@@ -1,59 +1,48 @@
-"""The quick start with each strategy and several seeds, interleaved in one run: what each costs, and what it learns.
+"""The recipe with each strategy and several seeds, interleaved in one run: what each costs, and what it learns.
 
-python -m benchmarks.strategies --seeds 0 1 2 --output assets/strategies
+python -m benchmarks.strategies --seeds 0 1 2                    # on the quick start's task
+python -m benchmarks.strategies --seeds 0 1 2 --task "tail 25" --steps 30
 
 Writes `runs.csv`, one row a run. Runs that are in the file already are not repeated, so that it can be interrupted;
 delete the file to start over.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 from benchmarks.runs_file import RunsFile
-from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP
-from recipe.async_dapo.cpu.run_metrics import STEP_S, RunMetrics
+from benchmarks.training_run import RECIPE, TAILS, WARM_UP_STEPS, train
+from recipe.async_dapo.cpu.assets import prepare_assets
+from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, recipe_overrides
+from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
+from recipe.async_dapo.cpu.task import QUICK_START
 
-ROWS: dict[str, tuple[str, ...]] = {
-    "discard, first_completed": ("--strategy", "discard", "--stop-rule", "first_completed"),
-    "discard, fifo": ("--strategy", "discard", "--stop-rule", "fifo"),
-    "discard, drain": ("--strategy", "discard", "--stop-rule", "drain"),
+TASKS = {"quick start": QUICK_START} | {f"tail {tail}": shape for tail, shape in TAILS.items()}
+ROWS: dict[str, list[str]] = {
+    "discard, first_completed": [*recipe_overrides(strategy="discard", stop_rule="first_completed")],
+    "discard, fifo": [*recipe_overrides(strategy="discard", stop_rule="fifo")],
+    "discard, drain": [*recipe_overrides(strategy="discard", stop_rule="drain")],
     # As verl's sync mode refills: B prompts at a time, each batch awaited whole.
-    "discard, drain, B prompts at a time": (
-        *("--strategy", "discard", "--stop-rule", "drain"),
-        *("--", f"async_dapo.over_sampling_batch_size={PROMPTS_PER_STEP}"),
-    ),
-    "partial": ("--strategy", "partial"),
-    "partial_stale_kv": ("--strategy", "partial_stale_kv"),
-    "consistent": ("--strategy", "consistent"),
+    "discard, drain, B prompts at a time": [
+        *recipe_overrides(strategy="discard", stop_rule="drain"),
+        f"async_dapo.over_sampling_batch_size={PROMPTS_PER_STEP}",
+    ],
+    "partial": [*recipe_overrides(strategy="partial", stop_rule=None)],
+    "partial_stale_kv": [*recipe_overrides(strategy="partial_stale_kv", stop_rule=None)],
+    "consistent": [*recipe_overrides(strategy="consistent", stop_rule=None)],
 }
-WARM_UP_STEPS = 3  # the engine's and the trainer's first calls are slow
 
 
-def run(name: str, seed: int, folder: Path, *, steps: int) -> dict[str, float | str | int]:
-    """One training run. Returns its row of the table.
-
-    Raises:
-        subprocess.CalledProcessError: when the run fails; its log is in `folder`.
-    """
-    command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--steps", str(steps), "--seed", str(seed)]
-    subprocess.run([*command, "--output", str(folder), *ROWS[name]], check=True)
-    summary = json.loads((folder / "summary.json").read_text())
-    metrics = RunMetrics(file=folder / "metrics.jsonl")
-    metrics.read_new()
-    return {"strategy": name, "seed": seed, "steps": steps, **figures(summary, metrics.steps)}
-
-
-def figures(summary: dict, steps: list[dict[str, float]]) -> dict[str, float]:
+def figures(metrics: RunMetrics) -> dict[str, float]:
     """Times are medians over the steps after the warm-up; tokens are sums over all steps."""
+    steps = metrics.steps
     warm = steps[WARM_UP_STEPS:]
+    accuracies = [accuracy for _, accuracy in metrics.series(ACCURACY)]
     total = {name: sum(step[f"async_dapo/tokens/{name}"] for step in steps) for name in ("trained", "discarded")}
     return {
-        "accuracy_before": summary["accuracy_before"],
-        "accuracy_after": summary["accuracy_after"],
+        "accuracy_before": accuracies[0],
+        "accuracy_after": accuracies[-1],
         "rollout_s": round(statistics.median(step["async_dapo/round/rollout_s"] for step in warm), 3),
         "rollout_s_mean": round(statistics.mean(step["async_dapo/round/rollout_s"] for step in warm), 3),
         "step_s": round(statistics.median(step[STEP_S] for step in warm), 3),
@@ -68,6 +57,7 @@ def figures(summary: dict, steps: list[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--task", choices=TASKS, default="quick start")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--output", type=Path, default=Path("assets", "strategies"))
@@ -75,10 +65,15 @@ def main() -> None:
     options = parser.parse_args()
     runs = RunsFile(options.output / "runs.csv")
     for seed in options.seeds:
+        # A seed has its own model and data; what is compared is the strategies on the same ones.
+        assets = prepare_assets(options.runs.absolute(), seed=seed, shape=TASKS[options.task])
         for name in options.rows:
-            if not runs.has(strategy=name, seed=seed):
-                folder = options.runs / f"{name.replace(', ', '-')}-{seed}"
-                runs.add(run(name, seed, folder.absolute(), steps=options.steps))
+            cell = {"task": options.task, "strategy": name, "seed": seed}
+            if runs.has(**cell):
+                continue
+            folder = options.runs.absolute() / runs.folder_name(cell)
+            metrics, _ = train([RECIPE, *ROWS[name]], assets, folder, steps=options.steps, seed=seed)
+            runs.add({**cell, "steps": options.steps, **figures(metrics)})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """verl's agent loops, one per trajectory, made without reading their configuration again each time."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,8 @@ class AgentLoopFactory:
                 f"no such agent loop; choose one of {sorted(_agent_loop_registry)}, or register it",
             )
         config = OmegaConf.create(_agent_loop_registry[name])
-        if any(OmegaConf.is_config(value) for value in config.values()):  # may hold objects that must not be shared
+        arguments = {key: value for key, value in config.items() if key != "_target_"}
+        # A nested configuration may hold an object that must not be shared, a key like _args_ is Hydra's to read.
+        if any(OmegaConf.is_config(value) or str(key).startswith("_") for key, value in arguments.items()):
             return lambda **parts: hydra.utils.instantiate(config, **parts)
-        return hydra.utils.instantiate(config, _partial_=True)
+        return functools.partial(hydra.utils.get_object(config["_target_"]), **arguments)

@@ -44,6 +44,11 @@ def test_objects_in_the_configuration_are_not_shared_between_trajectories(regist
     assert isinstance(first.extra, Helper) and first.extra is not second.extra
 
 
+def test_hydra_s_own_keys_keep_their_meaning(registry) -> None:
+    loop = registry(_convert_="all", extra=4).make("echo")
+    assert (loop.tools, loop.extra) == (["calculator"], 4)
+
+
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no_such_loop: no such agent loop; choose one of .*single_turn_agent"):
         AgentLoopFactory().make("no_such_loop")

@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.cpu import task
-from recipe.async_dapo.cpu.task import Problem, compute_score, dataset_rows, draw_problem
+from recipe.async_dapo.cpu.task import QUICK_START, Problem, TaskShape, compute_score, dataset_rows, draw_problem
 from recipe.async_dapo.cpu.tiny_model import build_tokenizer
 
 GROUP_SIZE = 8
-PROBLEMS = st.builds(
-    Problem, start=st.integers(0, 99), additions=st.integers(1, task.MAX_ADDITIONS)
-)  # fmt: skip
+PROBLEMS = st.builds(Problem, start=st.integers(0, 99), additions=st.integers(1, 99))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +56,15 @@ def test_given_many_problems_when_tokenised_then_lengths_have_a_long_tail_within
     median, p99 = lengths_tok[len(lengths_tok) // 2], lengths_tok[len(lengths_tok) * 99 // 100]
     assert 10 <= median <= 30
     assert p99 >= 8 * median
-    assert lengths_tok[-1] < task.MAX_RESPONSE_TOK
+    assert lengths_tok[-1] < QUICK_START.max_response_tok
+
+
+@given(st.integers(1, 99), st.integers(0, 98), st.floats(0.3, 8.0))
+def test_given_a_shape_when_problems_are_drawn_then_they_keep_its_bounds_and_fit(shortest, more, exponent):
+    shape = TaskShape(shortest=shortest, longest=min(99, shortest + more), tail_exponent=exponent)
+    problem = draw_problem(random.Random(0), held_out=False, shape=shape)
+    assert shape.shortest <= problem.additions <= shape.longest
+    assert len(problem.answer) + 1 <= shape.max_response_tok
 
 
 def test_given_a_prompt_when_the_chat_template_is_applied_then_it_fits(tokenizer):

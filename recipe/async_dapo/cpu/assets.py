@@ -10,8 +10,10 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from .task import QUICK_START, TaskShape, dataset_rows
 
 TRAIN_ROWS = 4096
 VALIDATION_ROWS = 256
@@ -22,6 +24,7 @@ _SOURCES = ("task.py", "tiny_model.py", "warm_start.py", "assets.py")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assets:
     folder: Path
+    shape: TaskShape = QUICK_START
 
     @property
     def model(self) -> Path:
@@ -36,16 +39,22 @@ class Assets:
         return self.folder / "validation.parquet"
 
 
-def prepare_assets(parent: Path, *, seed: int, on_progress: Callable[[float], None] = lambda share: None) -> Assets:
+def prepare_assets(
+    parent: Path,
+    *,
+    seed: int,
+    shape: TaskShape = QUICK_START,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> Assets:
     """The assets under `parent`, made if they are not there (about 20 s on one free core).
 
-    The folder's name is a hash of the seed and of the code that makes it, and it appears in one step:
+    The folder's name is a hash of seed, shape and the code that makes it, and it appears in one step:
     a folder that exists is complete and up to date.
     """
-    assets = Assets(folder=parent / f"assets-{_fingerprint(seed)}")
+    assets = Assets(folder=parent / f"assets-{_fingerprint(seed, shape)}", shape=shape)
     if not assets.folder.exists():
         parent.mkdir(parents=True, exist_ok=True)
-        draft = Assets(folder=parent / f"{assets.folder.name}.part-{os.getpid()}")
+        draft = replace(assets, folder=parent / f"{assets.folder.name}.part-{os.getpid()}")
         try:
             _make(draft, seed=seed, on_progress=on_progress)
             _publish(draft.folder, assets.folder)
@@ -54,8 +63,8 @@ def prepare_assets(parent: Path, *, seed: int, on_progress: Callable[[float], No
     return assets
 
 
-def _fingerprint(seed: int) -> str:
-    digest = hashlib.sha256(str(seed).encode())
+def _fingerprint(seed: int, shape: TaskShape) -> str:
+    digest = hashlib.sha256(f"{seed} {shape}".encode())
     for name in _SOURCES:
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()[:12]
@@ -74,7 +83,6 @@ def _make(assets: Assets, *, seed: int, on_progress: Callable[[float], None]) ->
     import pyarrow.parquet
     from transformers.utils.logging import disable_progress_bar
 
-    from .task import dataset_rows
     from .tiny_model import build_model, build_tokenizer
     from .warm_start import warm_start
 
@@ -84,12 +92,12 @@ def _make(assets: Assets, *, seed: int, on_progress: Callable[[float], None]) ->
         (assets.train_file, TRAIN_ROWS, False),
         (assets.validation_file, VALIDATION_ROWS, True),
     ):
-        rows = list(dataset_rows(count, seed=seed, held_out=held_out))
+        rows = list(dataset_rows(count, seed=seed, held_out=held_out, shape=assets.shape))
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed=seed)
     with _one_thread():
-        warm_start(model, tokenizer, seed=seed, on_progress=on_progress)
+        warm_start(model, tokenizer, seed=seed, shape=assets.shape, on_progress=on_progress)
     tokenizer.save_pretrained(assets.model)
     model.save_pretrained(assets.model)
 

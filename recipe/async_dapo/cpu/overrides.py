@@ -14,7 +14,8 @@ LEARNING_RATE = 2e-4
 
 _OVER_SAMPLING = 4
 _CONCURRENT_PROMPTS = 12
-_MODEL_LEN_TOK = 384
+_MICRO_BATCH = RESPONSES_PER_PROMPT  # those of one prompt are about equally long: little padding
+REQUESTS_IN_FLIGHT = _CONCURRENT_PROMPTS * RESPONSES_PER_PROMPT
 # The engine's process computes itself: a worker process of its own would have both wait for each other in busy loops.
 # By its full name, because vLLM's CPU platform replaces "uni".
 _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -27,6 +28,7 @@ class RunSettings:
     ray_folder: Path  # with a short path, see `RayFolder`
     steps: int
     seed: int
+    engines: int = 1  # they share the requests in flight
 
 
 def verl_overrides(run: RunSettings) -> Iterator[str]:
@@ -34,18 +36,18 @@ def verl_overrides(run: RunSettings) -> Iterator[str]:
     yield from _machine(run)
     yield from _task(run.assets)
     yield from _actor()
-    yield from _rollout(run.seed)
+    yield from _rollout(run)
     yield from _trainer(run)
 
 
-def recipe_overrides(*, strategy: str, stop_rule: str | None) -> Iterator[str]:
+def recipe_overrides(*, strategy: str, stop_rule: str | None, engines: int = 1) -> Iterator[str]:
     """This recipe's own options. About half of the groups are filtered, so four times B leaves some to interrupt."""
     yield "trainer.v1.trainer_mode=async_dapo"
     yield f"async_dapo.rollout_strategy={strategy}"
     yield f"async_dapo.stop_rule={stop_rule or 'null'}"
     yield f"async_dapo.over_sampling_batch_size={_OVER_SAMPLING * PROMPTS_PER_STEP}"
     yield f"async_dapo.max_concurrent_prompts={_CONCURRENT_PROMPTS}"
-    yield f"async_dapo.max_loads_per_server={_CONCURRENT_PROMPTS * RESPONSES_PER_PROMPT}"
+    yield f"async_dapo.max_loads_per_server={REQUESTS_IN_FLIGHT // engines}"
     yield "async_dapo.round_timeout_s=300"
 
 
@@ -53,9 +55,9 @@ def _machine(run: RunSettings) -> Iterator[str]:
     """Ray's resources are logical: they have to suffice for verl's actors, not to exist."""
     yield "trainer.device=cpu"
     yield "trainer.nnodes=1"
-    yield "trainer.n_gpus_per_node=1"
-    yield "ray_kwargs.ray_init.num_cpus=16"
-    yield "++ray_kwargs.ray_init.num_gpus=1"
+    yield f"trainer.n_gpus_per_node={run.engines}"
+    yield f"ray_kwargs.ray_init.num_cpus={12 + 4 * run.engines}"
+    yield f"++ray_kwargs.ray_init.num_gpus={run.engines}"
     yield "++ray_kwargs.ray_init.include_dashboard=False"
     yield "++ray_kwargs.ray_init.object_store_memory=500000000"
     yield f"++ray_kwargs.ray_init._temp_dir={_quoted(run.ray_folder)}"
@@ -70,7 +72,7 @@ def _task(assets: Assets) -> Iterator[str]:
     yield f"data.val_files={_quoted(assets.validation_file)}"
     yield f"data.train_batch_size={PROMPTS_PER_STEP}"
     yield f"data.max_prompt_length={task.MAX_PROMPT_TOK}"
-    yield f"data.max_response_length={task.MAX_RESPONSE_TOK}"
+    yield f"data.max_response_length={assets.shape.max_response_tok}"
     yield f"reward.custom_reward_function.path=pkg://{task.__name__}"
     yield "reward.custom_reward_function.name=compute_score"
 
@@ -87,15 +89,15 @@ def _actor() -> Iterator[str]:
     yield f"{actor}.fsdp_config.use_torch_compile=False"
     yield f"{actor}.use_torch_compile=False"
     yield f"{actor}.ppo_mini_batch_size={PROMPTS_PER_STEP}"
-    yield f"{actor}.ppo_micro_batch_size_per_gpu={PROMPTS_PER_STEP * RESPONSES_PER_PROMPT}"
+    yield f"{actor}.ppo_micro_batch_size_per_gpu={_MICRO_BATCH}"
     yield f"{actor}.optim.lr={LEARNING_RATE}"
 
 
-def _rollout(seed: int) -> Iterator[str]:
+def _rollout(run: RunSettings) -> Iterator[str]:
     rollout = "actor_rollout_ref.rollout"
     yield f"{rollout}.name=vllm"
     yield f"{rollout}.n={RESPONSES_PER_PROMPT}"
-    yield f"{rollout}.seed={seed}"
+    yield f"{rollout}.seed={run.seed}"
     yield f"{rollout}.dtype=float32"
     yield f"{rollout}.tensor_model_parallel_size=1"
     yield f"{rollout}.enforce_eager=True"
@@ -103,10 +105,10 @@ def _rollout(seed: int) -> Iterator[str]:
     yield f"++{rollout}.enable_sleep_mode=False"
     yield f"++{rollout}.engine_kwargs.vllm.distributed_executor_backend={_EXECUTOR}"
     yield f"{rollout}.gpu_memory_utilization=0.1"
-    yield f"{rollout}.max_model_len={_MODEL_LEN_TOK}"
-    yield f"{rollout}.max_num_seqs={_CONCURRENT_PROMPTS * RESPONSES_PER_PROMPT}"
+    yield f"{rollout}.max_model_len={task.MAX_PROMPT_TOK + run.assets.shape.max_response_tok}"
+    yield f"{rollout}.max_num_seqs={REQUESTS_IN_FLIGHT // run.engines}"
     yield f"{rollout}.max_num_batched_tokens=4096"
-    yield f"{rollout}.log_prob_micro_batch_size_per_gpu={PROMPTS_PER_STEP * RESPONSES_PER_PROMPT}"
+    yield f"{rollout}.log_prob_micro_batch_size_per_gpu={_MICRO_BATCH}"
     yield f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=16"
     yield f"{rollout}.agent.num_workers=1"
     yield f"{rollout}.val_kwargs.do_sample=True"

@@ -3,7 +3,7 @@
 The problem `47+4*03` asks to add 4 to 47 three times (after 99 comes 00). The only accepted answer is the
 complete working as on paper, `03:1'5 02:5_5 01:9_5`: additions left, units, carry (`'`) or none (`_`), tens.
 
-- *Long tail.* The number of additions follows a truncated Pareto law and each one costs seven tokens, so
+- *Long tail.* The number of additions follows a truncated Pareto law (`TaskShape`) and each one costs seven tokens, so
   the length of a response belongs to its problem: a shorter one is wrong.
 - *Room to learn.* The warm start imitates a teacher that forgets most carries and goes on from the wrong
   tens. Without a carry every answer of a group is right, with many every answer is wrong, and both are
@@ -20,16 +20,36 @@ from typing import Any
 
 DATA_SOURCE = "carry"
 ADDEND = 4
-MAX_ADDITIONS = 45
-TAIL_EXPONENT = 0.8
-CARELESSNESS = 0.7  # probability that the teacher forgets a carry
-
 MAX_PROMPT_TOK = 16
-MAX_RESPONSE_TOK = 336  # the longest working takes 315, its end token included
 
+_TOK_PER_ADDITION = 7
 _COUNTER_SIZE = 100
 _HELD_OUT_ONE_IN = 4
 _CARRY_MARK = "_'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskShape:
+    """How long problems are, and how often the teacher errs; the defaults are the quick start's.
+
+    Attributes:
+        shortest, longest: bounds of the number of additions [1-99].
+        tail_exponent: a of P(additions >= k) = (k / shortest) ** -a; the smaller, the longer the tail.
+        carelessness: probability that the teacher forgets a carry [0-1].
+    """
+
+    shortest: int = 1
+    longest: int = 45
+    tail_exponent: float = 0.8
+    carelessness: float = 0.7
+
+    @property
+    def max_response_tok(self) -> int:
+        """The longest working with its end token, and some room."""
+        return _TOK_PER_ADDITION * (self.longest + 3)
+
+
+QUICK_START = TaskShape()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +72,9 @@ class Problem:
         """Whether the problem is kept for validation: one in four, independent of its length."""
         return zlib.crc32(self.question.encode()) % _HELD_OUT_ONE_IN == 0
 
-    def careless_answer(self, rng: random.Random) -> str:
+    def careless_answer(self, rng: random.Random, carelessness: float = QUICK_START.carelessness) -> str:
         """The working of the teacher, who goes on from a mistake without noticing it."""
-        return self._working(lambda: rng.random() < CARELESSNESS)
+        return self._working(lambda: rng.random() < carelessness)
 
     def _working(self, forgets_carry: Callable[[], bool]) -> str:
         tens, units = divmod(self.start, 10)
@@ -68,23 +88,23 @@ class Problem:
         return " ".join(steps)
 
 
-def draw_problem(rng: random.Random, *, held_out: bool, tail_exponent: float = TAIL_EXPONENT) -> Problem:
+def draw_problem(rng: random.Random, *, held_out: bool, shape: TaskShape = QUICK_START) -> Problem:
     """One problem of the training set or of the held-out set; no problem is in both."""
     while True:
-        # Inverse transform of P(additions >= k) = k ** -tail_exponent.
-        additions = int((1.0 - rng.random()) ** (-1.0 / tail_exponent))
-        if additions > MAX_ADDITIONS:
+        # By inverse transform.
+        additions = int(shape.shortest * (1.0 - rng.random()) ** (-1.0 / shape.tail_exponent))
+        if additions > shape.longest:
             continue
         problem = Problem(start=rng.randrange(_COUNTER_SIZE), additions=additions)
         if problem.is_held_out == held_out:
             return problem
 
 
-def dataset_rows(count: int, *, seed: int, held_out: bool) -> Iterator[dict[str, Any]]:
+def dataset_rows(count: int, *, seed: int, held_out: bool, shape: TaskShape = QUICK_START) -> Iterator[dict[str, Any]]:
     """Rows in verl's RLHF format; the same arguments give the same rows."""
     rng = random.Random(f"{DATA_SOURCE}-{seed}-{held_out}")
     for index in range(count):
-        problem = draw_problem(rng, held_out=held_out)
+        problem = draw_problem(rng, held_out=held_out, shape=shape)
         yield {
             "data_source": DATA_SOURCE,
             "prompt": [{"role": "user", "content": problem.question}],

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from .task import draw_problem
+from .task import QUICK_START, TaskShape, draw_problem
 
 UPDATES = 1200
 BATCH_TOK = 1024
@@ -26,12 +27,13 @@ def warm_start(
     tokenizer: PreTrainedTokenizerFast,
     *,
     seed: int,
+    shape: TaskShape = QUICK_START,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> float:
     """Trains `model` in place and reports the share done; returns the last loss in nats per response token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=LEARNING_RATE, total_steps=UPDATES)
-    batches = _batches(tokenizer, random.Random(f"warm-start-{seed}"))
+    batches = _batches(tokenizer, random.Random(f"warm-start-{seed}"), shape)
     model.train()
     for update in range(UPDATES):
         tokens_BT, targets_BT = _pad(next(batches), pad_id=tokenizer.pad_token_id)
@@ -47,11 +49,11 @@ def warm_start(
     return loss.item()
 
 
-def _batches(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[list[Demonstration]]:
+def _batches(tokenizer: PreTrainedTokenizerFast, rng: random.Random, shape: TaskShape) -> Iterator[list[Demonstration]]:
     """Endless batches of at most `BATCH_TOK` tokens, padding included: equal lengths go together."""
     while True:
         refill = sorted(
-            (_demonstrate(tokenizer, rng) for _ in range(_DEMONSTRATIONS_PER_REFILL)),
+            (_demonstrate(tokenizer, rng, shape) for _ in range(_DEMONSTRATIONS_PER_REFILL)),
             key=lambda demonstration: len(demonstration[0]) + len(demonstration[1]),
         )
         batches: list[list[Demonstration]] = [[]]
@@ -63,11 +65,11 @@ def _batches(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator
         yield from batches
 
 
-def _demonstrate(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Demonstration:
-    problem = draw_problem(rng, held_out=False, tail_exponent=_TAIL_EXPONENT)
+def _demonstrate(tokenizer: PreTrainedTokenizerFast, rng: random.Random, shape: TaskShape) -> Demonstration:
+    problem = draw_problem(rng, held_out=False, shape=replace(shape, tail_exponent=_TAIL_EXPONENT))
     messages = [{"role": "user", "content": problem.question}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    response = [*tokenizer.encode(problem.careless_answer(rng)), tokenizer.eos_token_id]
+    response = [*tokenizer.encode(problem.careless_answer(rng, shape.carelessness)), tokenizer.eos_token_id]
     return prompt, response
 
 

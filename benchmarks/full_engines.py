@@ -1,0 +1,124 @@
+"""The bound without idle time: tokens per second of the same engines, kept full, with the machine to themselves.
+
+python -m benchmarks.full_engines --tails 8 25 2 --engines 1 --repetitions 3
+
+Model, prompts, engine options and requests in flight are those of `side_by_side`; whenever a request ends the next one
+starts. Tokens are counted in a window that begins when every place has been filled for a while. Writes `bound.csv`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from benchmarks.runs_file import RunsFile
+from benchmarks.training_run import ROOT, TAILS
+from recipe.async_dapo.cpu.activation import run_environment
+from recipe.async_dapo.cpu.assets import Assets, prepare_assets
+from recipe.async_dapo.cpu.overrides import REQUESTS_IN_FLIGHT, RunSettings, verl_overrides
+
+RAMP_UP_S, WINDOW_S = 5.0, 15.0
+ROLLOUT = "actor_rollout_ref.rollout."
+ENGINE_OPTIONS = ("dtype", "enforce_eager", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "seed")
+
+
+def engine_options(assets: Assets, *, engines: int) -> dict[str, object]:
+    """What a training run gives its engines."""
+    nowhere = Path("unused")
+    run = RunSettings(assets=assets, output=nowhere, ray_folder=nowhere, steps=1, seed=0, engines=engines)
+    given = OverridesParser.create().parse_overrides(list(verl_overrides(run)))
+    rollout = {one.key_or_group.removeprefix(ROLLOUT): one.value() for one in given}
+    executor = rollout["engine_kwargs.vllm.distributed_executor_backend"]
+    return {name: rollout[name] for name in ENGINE_OPTIONS} | {"distributed_executor_backend": executor}
+
+
+async def full_engine(assets: Assets, *, engines: int) -> float:
+    """Tokens per second of one of the engines, in this process."""
+    import pyarrow.parquet
+    from transformers import AutoTokenizer
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.inputs import TokensPrompt
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    tokenizer = AutoTokenizer.from_pretrained(assets.model)
+    rows = pyarrow.parquet.read_table(assets.train_file).to_pylist()
+    prompts = [
+        tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in rows
+    ]
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(model=str(assets.model), **engine_options(assets, engines=engines))
+    )
+    params = SamplingParams(temperature=1.0, max_tokens=assets.shape.max_response_tok, logprobs=0)
+    counted_tok = started = 0
+
+    async def keep_one_place_filled() -> None:
+        nonlocal counted_tok, started
+        while True:
+            name, prompt_ids = f"request-{started}", prompts[started % len(prompts)]
+            started += 1
+            so_far_tok = 0
+            async for output in engine.generate(TokensPrompt(prompt_token_ids=prompt_ids), params, name):
+                counted_tok += len(output.outputs[0].token_ids) - so_far_tok
+                so_far_tok = len(output.outputs[0].token_ids)
+
+    places = [asyncio.create_task(keep_one_place_filled()) for _ in range(REQUESTS_IN_FLIGHT // engines)]
+    await asyncio.wait(places, timeout=RAMP_UP_S)
+    before_tok, began = counted_tok, time.monotonic()
+    ended, _ = await asyncio.wait(places, timeout=WINDOW_S)
+    assert not ended, "a place ended: see its error above"
+    rate = (counted_tok - before_tok) / (time.monotonic() - began)
+    for place in places:
+        place.cancel()
+    engine.shutdown()
+    return rate
+
+
+def measure(assets: Assets, *, tail: int, engines: int, folder: Path) -> float:
+    """Tokens per second of all engines together, each in a process of its own, at the same time."""
+    command = [sys.executable, "-m", "benchmarks.full_engines", "--one-of", str(engines), "--tails", str(tail)]
+    environment = run_environment(os.environ, code_path=ROOT, output=folder)
+    processes = [
+        subprocess.Popen([*command, "--runs", str(folder)], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(engines)
+    ]
+    outputs = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise RuntimeError("an engine failed: see its error above")
+    return sum(json.loads(output.splitlines()[-1])["tok_per_s"] for output in outputs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tails", type=int, nargs="+", choices=TAILS, default=list(TAILS))
+    parser.add_argument("--engines", type=int, nargs="+", default=[1])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("assets", "side_by_side"))
+    parser.add_argument("--runs", type=Path, default=Path("outputs", "side_by_side"), help="folder of model and data")
+    parser.add_argument("--one-of", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    folder = options.runs.absolute()
+    if options.one_of:
+        assets = prepare_assets(folder, seed=0, shape=TAILS[options.tails[0]])
+        print(json.dumps({"tok_per_s": asyncio.run(full_engine(assets, engines=options.one_of))}))
+        return
+    bounds = RunsFile(options.output / "bound.csv")
+    for repetition in range(options.repetitions):
+        for tail in options.tails:
+            assets = prepare_assets(folder, seed=0, shape=TAILS[tail])
+            for engines in options.engines:
+                cell = {"tail": tail, "engines": engines, "repetition": repetition}
+                if not bounds.has(**cell):
+                    rate = measure(assets, tail=tail, engines=engines, folder=folder)
+                    bounds.add({**cell, "tok_per_s": round(rate)})
+                    print({**cell, "tok_per_s": round(rate)}, flush=True)
+
+
+if __name__ == "__main__":
+    main()
