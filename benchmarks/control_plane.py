@@ -24,9 +24,9 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from benchmarks.runs_file import RunsFile
+from recipe.async_dapo.aio import TurnBatch
 from recipe.async_dapo.coordinator import EarlyStoppingCoordinatorActor, RoundSpec, Ticket
 from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
-from recipe.async_dapo.engine_requests import LeaseReleases
 from recipe.async_dapo.load_balancer import GlobalLoadBalancerActor
 
 NUM_CLIENTS = 2
@@ -47,7 +47,7 @@ class Client:
 
     def __init__(self, balancer: ActorHandle, name: str) -> None:
         self._balancer, self._name = balancer, name
-        self._releases = LeaseReleases(balancer)
+        self._releases = TurnBatch[str](balancer.release.remote)
 
     async def ours(self, count: int, wave: int) -> None:
         leases = [f"{self._name}-{wave}-{i}" for i in range(count)]
@@ -66,7 +66,7 @@ class Client:
         ended = 0
         while (ticket := await coordinator.take_group.remote("round", worker)) is not None:
             for _ in range(ticket.unfinished):
-                coordinator.report_trajectory.remote("round", ticket.prompt_uid)
+                coordinator.report_trajectories.remote("round", [ticket.prompt_uid])
             outcome = GroupOutcome(prompt_uid=ticket.prompt_uid, verdict=Verdict.VALID)
             await coordinator.report_completion.remote("round", outcome)
             ended += ticket.unfinished

@@ -1,8 +1,8 @@
-"""Two asyncio helpers: finish a clean-up whatever happens, and wait for several remote calls."""
+"""asyncio helpers: finish a clean-up whatever happens, wait for several remote calls, send many things in one."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -38,3 +38,24 @@ async def await_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+class TurnBatch(Generic[T]):
+    """What is added in the same turn of the event loop is sent in one call: a stop ends hundreds of requests at once.
+
+    Args:
+        send: called with all items, in order; nobody waits for it.
+    """
+
+    def __init__(self, send: Callable[[list[T]], Any]) -> None:
+        self._send = send
+        self._items: list[T] = []
+
+    def add(self, item: T) -> None:
+        if not self._items:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._items.append(item)
+
+    def _flush(self) -> None:
+        items, self._items = self._items, []
+        self._send(items)

@@ -13,6 +13,7 @@ Everybody awaits an event; nobody polls.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -83,16 +84,36 @@ class _OpenRound:
         self.stopped = asyncio.Event()
         self.engines_idle: asyncio.Future[float] | None = None
         self.changed = asyncio.Event()
+        self._takers: deque[asyncio.Future[None]] = deque()
+
+    async def next_start(self) -> None:
+        """Wait, in line, until a group may start or nothing more will."""
+        taker = asyncio.get_running_loop().create_future()
+        self._takers.append(taker)
+        await taker
+
+    def wake_taker(self) -> None:
+        """A taker that finds a group wakes the next one: who waits in vain is left asleep, however many they are."""
+        if self._takers and self.state.may_start:
+            self._takers.popleft().set_result(None)
 
     def notify(self) -> None:
-        """Wake everybody who waits for a change; the event is replaced, so that nobody misses the next one."""
+        """Wake the trainer, and takers; the event is replaced, so that nobody misses the next one."""
         self.changed.set()
         self.changed = asyncio.Event()
+        self.wake_taker()
+        if self.state.is_halted:
+            self._dismiss_takers()
 
     def release(self) -> None:
         """Nobody waits in a round that is over."""
         self.stopped.set()
-        self.notify()
+        self.changed.set()
+        self._dismiss_takers()
+
+    def _dismiss_takers(self) -> None:
+        while self._takers:
+            self._takers.popleft().set_result(None)
 
 
 class EarlyStoppingCoordinator:
@@ -125,8 +146,9 @@ class EarlyStoppingCoordinator:
         while (current := self._find(round_id)) is not None and not current.state.is_halted:
             uid = current.state.take(worker)
             if uid is not None:
+                current.wake_taker()
                 return current.tickets.pop(uid)
-            await current.changed.wait()
+            await current.next_start()
         return None
 
     async def report_completion(self, round_id: str, outcome: GroupOutcome) -> None:
@@ -138,15 +160,15 @@ class EarlyStoppingCoordinator:
         current.state.report(outcome)
         self._after_change(current)
 
-    async def report_trajectory(self, round_id: str, prompt_uid: str) -> None:
-        """Count a trajectory that has been generated to its end, over all data-parallel groups (the AggregatorActor of
-        the partial rollout workflow). With a pool size, its place is free for the next group.
+    async def report_trajectories(self, round_id: str, prompt_uids: Sequence[str]) -> None:
+        """Count trajectories that have been generated to their end, over all data-parallel groups (the AggregatorActor
+        of the partial rollout workflow), each by its group. With a pool size, their places are free for the next group.
         """
         current = self._find(round_id)
         if current is not None:
-            current.state.end_trajectory(prompt_uid)
-            if current.state.has_free_places:
-                current.notify()
+            for prompt_uid in prompt_uids:
+                current.state.end_trajectory(prompt_uid)
+            current.wake_taker()
 
     async def should_stop_generation(self) -> bool:
         return self._round is None or self._round.stopped.is_set()

@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 from verl.workers.rollout.replica import TokenOutput
 
-from .aio import resolve, run_to_completion
+from .aio import TurnBatch, resolve, run_to_completion
 from .core.recording import append_tokens
 from .core.trajectory import Attachment, Turn
 
@@ -33,24 +33,6 @@ class EnginesUnavailable(RuntimeError):
     """No server is left to generate on: training cannot go on."""
 
 
-class LeaseReleases:
-    """Leases that end in the same turn of the event loop go back in one call: a stop ends hundreds of them."""
-
-    def __init__(self, balancer: ActorHandle) -> None:
-        self._balancer = balancer
-        self._lease_ids: list[str] = []
-
-    def add(self, lease_id: str) -> None:
-        """Give a lease back; nobody waits for it."""
-        if not self._lease_ids:
-            asyncio.get_running_loop().call_soon(self._send)
-        self._lease_ids.append(lease_id)
-
-    def _send(self) -> None:
-        lease_ids, self._lease_ids = self._lease_ids, []
-        self._balancer.release.remote(lease_ids)
-
-
 class EngineRequests:
     """Sends requests through the load balancer and records their tokens, whatever happens to the caller.
 
@@ -62,7 +44,7 @@ class EngineRequests:
     def __init__(self, balancer: ActorHandle, *, cleanup_timeout_s: float) -> None:
         self._balancer = balancer
         self._cleanup_timeout_s = cleanup_timeout_s
-        self._releases = LeaseReleases(balancer)
+        self._releases = TurnBatch[str](balancer.release.remote)
 
     async def advance(
         self, turn: Turn, request_id: str, prompt_ids: list[int], params: dict[str, Any], options: dict[str, Any]

@@ -13,6 +13,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 
 from . import store
 from .agent_loops import AgentLoopFactory
+from .aio import TurnBatch
 from .config import AsyncDAPOConfig, ConfigError
 from .core.trajectory import PromptGroup, Trajectory, Verdict
 from .group_rollout import GroupRollout, leaves
@@ -77,6 +78,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             ConfigError: when the reward function does not return the metric that groups are filtered by.
         """
         report = WorkerReport()
+        generated = TurnBatch[str](lambda uids: self._coordinator.report_trajectories.remote(order.round_id, uids))
         scorer = RewardScorer(self._compute_score, options=self._options)
         rollout = GroupRollout(
             self._loop_runner(order),
@@ -85,7 +87,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             is_filtered=self._options.filter.metric is not None,
             keeps_failures=order.validate,
             max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
-            on_generated=lambda uid: self._coordinator.report_trajectory.remote(order.round_id, uid),
+            on_generated=generated.add,
             abandon=self.llm_client.abandon,
         )
         try:

@@ -120,9 +120,8 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.round.wants_prompts == (
             self.name is not None and not self.round.is_halted and self.round.outstanding < self.target
         )
-        assert self.round.has_free_places == (
-            self.pool_size is not None and self.inflight < self.pool_size and bool(self.waiting)
-        )
+        has_place = self.pool_size is None or self.inflight < self.pool_size
+        assert self.round.may_start == (has_place and bool(self.waiting) and not self.round.is_halted)
 
     @invariant()
     def halt_and_stop_never_revert(self) -> None:

@@ -1,11 +1,11 @@
-"""The two asyncio helpers under cancellation at every point."""
+"""The asyncio helpers, under cancellation at every point."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from recipe.async_dapo.aio import await_all, run_to_completion
+from recipe.async_dapo.aio import TurnBatch, await_all, run_to_completion
 
 from .simulation import now_s, simulate
 
@@ -112,3 +112,18 @@ def test_given_calls_awaited_together_when_cancelled_then_it_is_a_plain_cancella
 
 def test_given_no_calls_then_there_are_no_results() -> None:
     assert simulate(await_all([])) == []
+
+
+def test_given_items_added_in_one_turn_of_the_loop_then_they_are_sent_together_and_later_ones_apart() -> None:
+    async def main() -> None:
+        sent: list[list[str]] = []
+        batch = TurnBatch[str](sent.append)
+        batch.add("a"), batch.add("b")
+        assert sent == []
+        await asyncio.sleep(0)
+        batch.add("c")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert sent == [["a", "b"], ["c"]]
+
+    simulate(main())

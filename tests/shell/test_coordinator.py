@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.coordinator import EarlyStoppingCoordinator, RoundEvent, RoundSpec, Ticket
-from recipe.async_dapo.core.round import StopReason
+from recipe.async_dapo.core.round import Round, StopReason
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
 
@@ -145,7 +145,7 @@ def test_given_a_new_round_when_late_calls_of_the_old_one_arrive_then_it_is_not_
         await it.open_round(spec("step-2", target_valid_groups=1), tickets("same", "b"))
         assert await take(it, "step-2") == "same"
         await it.report_completion("step-1", ended("same"))
-        await it.report_trajectory("step-1", "same")
+        await it.report_trajectories("step-1", ["same"])
         assert await it.take_group("step-1", 0) is None
         await it.wait_stopped("step-1")
         assert not await it.should_stop_generation()
@@ -220,10 +220,40 @@ def test_given_a_pool_size_when_a_trajectory_ends_then_the_next_group_starts_bef
         lane = asyncio.create_task(take(it))
         await settle()
         assert not lane.done()
-        await it.report_trajectory("step-1", "a")
+        await it.report_trajectories("step-1", ["a"])
         assert await lane == "b"
 
     simulate(main())
+
+
+def test_given_many_waiting_lanes_when_places_come_free_then_only_those_that_get_a_group_are_woken(monkeypatch) -> None:
+    lanes, groups = 500, 50
+    tried = 0
+
+    def counted_take(state: Round, worker: int) -> str | None:
+        nonlocal tried
+        tried += 1
+        return take_of_round(state, worker)
+
+    take_of_round = Round.take
+    monkeypatch.setattr(Round, "take", counted_take)
+
+    async def main() -> None:
+        it = coordinator()
+        names = [f"group-{i}" for i in range(groups)]
+        await it.open_round(spec(target_valid_groups=groups, pool_size=1, num_workers=1), tickets(*names))
+        async with asyncio.TaskGroup() as tasks:
+            taken = [tasks.create_task(it.take_group("step-1", 0)) for _ in range(lanes)]
+            for name in names:
+                await settle()
+                await it.report_trajectories("step-1", [name])
+                await it.report_completion("step-1", ended(name))
+        started = [ticket.prompt_uid for lane in taken if (ticket := lane.result()) is not None]
+        assert started == names
+        assert await it.next_event("step-1") is RoundEvent.STOPPED
+
+    simulate(main())
+    assert tried <= lanes + 2 * groups  # a place that comes free is reported twice
 
 
 def test_given_a_balancer_that_fails_to_stop_the_engines_then_the_trainer_gets_the_error() -> None:

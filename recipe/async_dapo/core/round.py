@@ -115,9 +115,10 @@ class Round:
         return self._rule is not None and not self.is_halted and self.outstanding < self._target
 
     @property
-    def has_free_places(self) -> bool:
-        """Whether the pool size leaves room for a waiting group, in a round that has one."""
-        return self._pool_size is not None and self._inflight_trajectories < self._pool_size and self.num_waiting > 0
+    def may_start(self) -> bool:
+        """Whether a waiting group may start now."""
+        has_place = self._pool_size is None or self._inflight_trajectories < self._pool_size
+        return has_place and self.num_waiting > 0 and not self.is_halted
 
     @property
     def ended_trajectories(self) -> int:
@@ -132,7 +133,7 @@ class Round:
 
     def take(self, worker: int) -> str | None:
         """The next group for a lane of this worker; None when nothing may start now."""
-        if self.is_halted or (self._pool_size is not None and self._inflight_trajectories >= self._pool_size):
+        if not self.may_start:
             return None
         uid = self._queues.pop(worker)
         if uid is not None:

@@ -191,7 +191,7 @@ class RoundSimulation:
 
     def _on_generated(self, uid: str) -> None:
         self._round.end_trajectory(uid)
-        if self._round.has_free_places:
+        if self._round.may_start:
             self._fill_lanes()
 
     def _on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
