@@ -37,6 +37,17 @@ def test_given_nothing_goes_wrong_when_a_turn_is_generated_then_its_tokens_log_p
     simulate(main())
 
 
+def test_a_turn_costs_one_call_to_acquire_its_lease_and_one_to_release_it_that_nobody_waits_for() -> None:
+    async def main() -> None:
+        it = world()
+        await it.generate()
+        assert now_s() == pytest.approx(DONE_S)  # there and back for `acquire_server` and `generate`, nothing else
+        await it.is_quiet()
+        assert [method for method, _, _ in it.balancer_handle.calls] == ["acquire_server", "release"]
+
+    simulate(main())
+
+
 def suspensions_of_a_turn() -> int:
     async def main() -> int:
         suspensions = Suspensions(world().generate())
