@@ -48,27 +48,12 @@ def metrics_table() -> str:
     return _table((f"Metric `{PREFIX}*`", "Meaning"), [(f"`{name}`", meaning) for name, meaning in rows.items()])
 
 
-def strategies_table() -> str:
-    """Means and standard deviations over the seeds of `assets/strategies/runs.csv`."""
-    head = (
-        "Strategy, stop rule",
-        "Seeds",
-        "Accuracy after 60 steps",
-        "Rollout [s/step]",
-        "Step [s]",
-        "Waste",
-        "Length trained / dispatched",
-        "Off-policy tokens",
-    )
-    return _table(head, strategies.table_rows())
-
-
 def with_tables(text: str) -> str:
     """The README's text with its tables brought up to date between their markers."""
     tables = {
         "options": options_table(),
         "metrics": metrics_table(),
-        "strategies": strategies_table(),
+        "strategies": _table(strategies.HEAD, strategies.table_rows()),
         "side by side": _table(side_by_side.HEAD, side_by_side.table_rows()),
     }
     for name, table in tables.items():

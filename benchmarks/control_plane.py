@@ -30,7 +30,7 @@ from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
 from recipe.async_dapo.load_balancer import GlobalLoadBalancerActor
 
 NUM_CLIENTS = 2
-GROUP_SIZE = 16
+GROUP_SIZE, LANES = 16, 64
 REQUESTS = 16_384  # measured in each row of router and load balancer
 LOOKS = 10
 NOT_MEASURED = {"cpu_ms_per_trajectory": "", "per_s": "", "cpu_ms_per_look": "", "peak_memory_mb": ""}
@@ -62,7 +62,10 @@ class Client:
             self._balancer.release_server.remote(server_id=server_id)
 
     async def lanes(self, coordinator: ActorHandle, worker: int) -> int:
-        """Take groups to the end of the round, reporting every trajectory. Returns the trajectories."""
+        """Many lanes take groups to the end of the round and report every trajectory. Returns the trajectories."""
+        return sum(await asyncio.gather(*[self._lane(coordinator, worker) for _ in range(LANES)]))
+
+    async def _lane(self, coordinator: ActorHandle, worker: int) -> int:
         ended = 0
         while (ticket := await coordinator.take_group.remote("round", worker)) is not None:
             for _ in range(ticket.unfinished):

@@ -18,12 +18,13 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from benchmarks.runs_file import RunsFile
-from benchmarks.training_run import ROOT, TAILS
+from benchmarks.training_run import ROOT, STREAM_INTERVAL, TAILS
 from recipe.async_dapo.cpu.activation import run_environment
 from recipe.async_dapo.cpu.assets import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import REQUESTS_IN_FLIGHT, RunSettings, verl_overrides
 
-RAMP_UP_S, WINDOW_S = 5.0, 15.0
+RAMP_UP_S, WINDOW_S = 15.0, 15.0  # the longest responses take about ten seconds
+READY = "ready"
 ROLLOUT = "actor_rollout_ref.rollout."
 ENGINE_OPTIONS = ("dtype", "enforce_eager", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "seed")
 
@@ -40,11 +41,15 @@ def engine_options(assets: Assets, *, engines: int) -> dict[str, object]:
 
 async def full_engine(assets: Assets, *, engines: int) -> float:
     """Tokens per second of one of the engines, in this process."""
+    from verl.plugin.platform import get_platform
+
+    os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
     import pyarrow.parquet
     from transformers import AutoTokenizer
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
 
     tokenizer = AutoTokenizer.from_pretrained(assets.model)
@@ -53,9 +58,16 @@ async def full_engine(assets: Assets, *, engines: int) -> float:
         tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in rows
     ]
     engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(model=str(assets.model), **engine_options(assets, engines=engines))
+        AsyncEngineArgs(
+            model=str(assets.model), stream_interval=STREAM_INTERVAL, **engine_options(assets, engines=engines)
+        )
     )
-    params = SamplingParams(temperature=1.0, max_tokens=assets.shape.max_response_tok, logprobs=0)
+    params = SamplingParams(
+        temperature=1.0,
+        max_tokens=assets.shape.max_response_tok,
+        logprobs=0,
+        output_kind=RequestOutputKind.DELTA,
+    )
     counted_tok = started = 0
 
     async def keep_one_place_filled() -> None:
@@ -63,35 +75,48 @@ async def full_engine(assets: Assets, *, engines: int) -> float:
         while True:
             name, prompt_ids = f"request-{started}", prompts[started % len(prompts)]
             started += 1
-            so_far_tok = 0
             async for output in engine.generate(TokensPrompt(prompt_token_ids=prompt_ids), params, name):
-                counted_tok += len(output.outputs[0].token_ids) - so_far_tok
-                so_far_tok = len(output.outputs[0].token_ids)
+                counted_tok += len(output.outputs[0].token_ids)
 
-    places = [asyncio.create_task(keep_one_place_filled()) for _ in range(REQUESTS_IN_FLIGHT // engines)]
-    await asyncio.wait(places, timeout=RAMP_UP_S)
-    before_tok, began = counted_tok, time.monotonic()
-    ended, _ = await asyncio.wait(places, timeout=WINDOW_S)
-    assert not ended, "a place ended: see its error above"
-    rate = (counted_tok - before_tok) / (time.monotonic() - began)
-    for place in places:
-        place.cancel()
+    async def measure() -> float:
+        await asyncio.sleep(RAMP_UP_S)
+        print(READY, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)  # until all engines are
+        before_tok, began = counted_tok, time.monotonic()
+        await asyncio.sleep(WINDOW_S)
+        return (counted_tok - before_tok) / (time.monotonic() - began)
+
+    async with asyncio.TaskGroup() as tasks:
+        places = [tasks.create_task(keep_one_place_filled()) for _ in range(REQUESTS_IN_FLIGHT // engines)]
+        rate = await measure()
+        for place in places:
+            place.cancel()
     engine.shutdown()
     return rate
 
 
-def measure(assets: Assets, *, tail: int, engines: int, folder: Path) -> float:
+def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> float:
     """Tokens per second of all engines together, each in a process of its own, at the same time."""
     command = [sys.executable, "-m", "benchmarks.full_engines", "--one-of", str(engines), "--tails", str(tail)]
     environment = run_environment(os.environ, code_path=ROOT, output=folder)
     processes = [
-        subprocess.Popen([*command, "--runs", str(folder)], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, "--runs", str(folder)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(engines)
     ]
-    outputs = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise RuntimeError("an engine failed: see its error above")
-    return sum(json.loads(output.splitlines()[-1])["tok_per_s"] for output in outputs)
+    for process in processes:
+        if not any(line.strip() == READY for line in process.stdout or ()):
+            raise RuntimeError("an engine failed: see its error above")
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return sum(json.loads(process.communicate()[0].splitlines()[-1])["tok_per_s"] for process in processes)
 
 
 def main() -> None:
@@ -115,7 +140,7 @@ def main() -> None:
             for engines in options.engines:
                 cell = {"tail": tail, "engines": engines, "repetition": repetition}
                 if not bounds.has(**cell):
-                    rate = measure(assets, tail=tail, engines=engines, folder=folder)
+                    rate = measure_all(assets, tail=tail, engines=engines, folder=folder)
                     bounds.add({**cell, "tok_per_s": round(rate)})
                     print({**cell, "tok_per_s": round(rate)}, flush=True)
 

@@ -3,17 +3,19 @@
 python -m benchmarks.side_by_side --tails 8 25 2 --engines 1 --repetitions 3
 
 Model, data, seeds, B, n, engine options and precision are the same in every row of a cell (a tail and a number of
-engines); rows are interleaved, repetition by repetition. Writes `runs.csv`. Runs that are in the file already are not
+engines), but for `partial_stale_kv`, which needs every token at once (`stream_interval` 1 instead of 16). Rows are
+interleaved, repetition by repetition. Writes `runs.csv`. Runs that are in the file already are not
 repeated; delete it to start over. `python -m assets.side_by_side.draw` makes the table and the figure.
 """
 
 import argparse
+import operator
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.runs_file import RunsFile
-from benchmarks.training_run import RECIPE, TAILS, WARM_UP_STEPS, EngineLoad, train
+from benchmarks.training_run import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, EngineLoad, train
 from recipe.async_dapo.cpu.assets import prepare_assets
 from recipe.async_dapo.cpu.overrides import (
     PROMPTS_PER_STEP,
@@ -33,15 +35,20 @@ DAPO = (
     "actor_rollout_ref.actor.loss_agg_mode=token-mean",
     "++algorithm.filter_groups.enable=True",
     "++algorithm.filter_groups.metric=acc",
+    f"++actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval={STREAM_INTERVAL}",
 )
-SYNC = ("trainer.v1.trainer_mode=sync", *DAPO)
-COLOCATE_ASYNC = ("trainer.v1.trainer_mode=colocate_async", *DAPO)
 
 
-def fast_poll(buffer: str) -> tuple[str, ...]:
-    """verl's replay buffer with another pause between two looks (`fast_poll.py`)."""
-    custom = "++trainer.v1.sampler.custom_sampler"
-    return f"{custom}.path={Path(__file__).with_name('fast_poll.py')}", f"{custom}.name={buffer}"
+def verl_mode(mode: str, buffer: str, *, poll_s: float) -> tuple[str, ...]:
+    """One of verl's trainer modes, with a pause of its replay buffer between two looks [s]; verl's own is 2."""
+    sampler = "++trainer.v1.sampler"
+    return (
+        f"trainer.v1.trainer_mode={mode}",
+        f"{sampler}.custom_sampler.path={Path(__file__).with_name('verl_buffers.py')}",
+        f"{sampler}.custom_sampler.name={buffer}",
+        f"{sampler}.sampler_kwargs.poll_s={poll_s}",
+        *DAPO,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +68,13 @@ class System:
         return [RECIPE, *options, *self.own]
 
 
-# verl's modes keep the engines full whatever group a request belongs to; so does a pool of that size.
+# verl's asynchronous mode keeps the engine full whatever group a request belongs to; so does a pool of that size.
 POOL = (f"async_dapo.rollout_pool_size={REQUESTS_IN_FLIGHT}",)
 SYSTEMS = {
-    "verl sync": System(verl_mode=SYNC),
-    "verl sync, 0.05 s poll": System(verl_mode=(*SYNC, *fast_poll("FastPollSyncReplayBuffer"))),
-    "verl colocate_async": System(verl_mode=COLOCATE_ASYNC),
-    "verl colocate_async, 0.05 s poll": System(verl_mode=(*COLOCATE_ASYNC, *fast_poll("FastPollAsyncReplayBuffer"))),
+    "verl sync": System(verl_mode=verl_mode("sync", "SyncBuffer", poll_s=2.0)),
+    "verl sync, 0.05 s poll": System(verl_mode=verl_mode("sync", "SyncBuffer", poll_s=0.05)),
+    "verl colocate_async": System(verl_mode=verl_mode("colocate_async", "AsyncBuffer", poll_s=2.0)),
+    "verl colocate_async, 0.05 s poll": System(verl_mode=verl_mode("colocate_async", "AsyncBuffer", poll_s=0.05)),
     "discard, fifo": System(strategy="discard", stop_rule="fifo"),
     "partial": System(strategy="partial", own=POOL),
     "partial_stale_kv": System(strategy="partial_stale_kv", own=POOL),
@@ -75,24 +82,22 @@ SYSTEMS = {
 
 
 def figures(metrics: RunMetrics, load: EngineLoad) -> dict[str, float | str]:
-    """Over the steps after the warm-up. Validations are in no step's time."""
+    """Over the steps after the warm-up, but for those after a validation, during which some systems generate."""
     every = {step: values for step, values in metrics.by_step.items() if STEP_S in values}
-    warm = {step: values for step, values in every.items() if step > WARM_UP_STEPS}
-    step_s = [values[STEP_S] for values in warm.values()]
-    rollout_s = [values["timing_s/gen"] for values in warm.values()]
-    trained_tok = sum(values["response_length/mean"] * TRAJECTORIES_PER_STEP for values in warm.values())
-    generated = [f"async_dapo/tokens/{kind}" for kind in ("trained", "filtered", "discarded")]
-    generated_tok = sum(values.get(key, 0.0) for values in warm.values() for key in generated)
+    validated = {step for step, _ in metrics.series(ACCURACY)}
+    warm = [values for step, values in every.items() if step > WARM_UP_STEPS and step - 1 not in validated]
+    step_s = [values[STEP_S] for values in warm]
+    rollout_s = [values["timing_s/gen"] for values in warm]
+    trained_tok = [values["response_length/mean"] * TRAJECTORIES_PER_STEP for values in warm]
+    undisturbed = [step for step in every if step > WARM_UP_STEPS and not {step, step - 1} & validated]
     return {
         "step_s": round(statistics.median(step_s), 3),
         "step_s_mean": round(statistics.mean(step_s), 3),
         "rollout_s": round(statistics.median(rollout_s), 3),
         "rollout_s_mean": round(statistics.mean(rollout_s), 3),
-        "trained_tok_per_s": round(trained_tok / sum(step_s), 1),
-        "rollout_tok_per_s": round(generated_tok / sum(rollout_s), 1) if generated_tok else "",
-        "engine_idle": round(load.idle_share(step for step, values in warm.items() if ACCURACY not in values), 3),
-        "waste": _mean(warm, "async_dapo/tokens/waste_ratio"),
-        "off_policy": _mean(warm, "async_dapo/partial/off_policy_token_ratio"),
+        "trained_tok_per_s": round(sum(trained_tok) / sum(step_s), 1),
+        "engine_idle": round(load.idle_share(undisturbed), 3),
+        **own_figures(warm, trained_tok),
         # Training seconds so far and accuracy, at every validation.
         "validations": " ".join(
             f"{sum(values[STEP_S] for at, values in every.items() if at <= step):.1f}:{accuracy:.4f}"
@@ -101,10 +106,19 @@ def figures(metrics: RunMetrics, load: EngineLoad) -> dict[str, float | str]:
     }
 
 
-def _mean(steps: dict[int, dict[str, float]], key: str) -> float | str:
-    """Empty for a system that does not say."""
-    values = [step[key] for step in steps.values() if key in step]
-    return round(statistics.mean(values), 4) if values else ""
+def own_figures(steps: list[dict[str, float]], trained_tok: list[float]) -> dict[str, float | str]:
+    """What only this recipe counts; empty for verl's modes. `generated_tok` leaves out what stays in the buffer."""
+    if "async_dapo/tokens/trained" not in steps[0]:
+        return {"generated_tok": "", "waste": "", "off_policy": ""}
+    total = {
+        kind: sum(step[f"async_dapo/tokens/{kind}"] for step in steps) for kind in ("trained", "filtered", "discarded")
+    }
+    off_policy = [step["async_dapo/partial/off_policy_token_ratio"] for step in steps]
+    return {
+        "generated_tok": round(sum(total.values()) / len(steps)),
+        "waste": round(total["discarded"] / (total["discarded"] + total["trained"]), 4),
+        "off_policy": round(sum(map(operator.mul, off_policy, trained_tok)) / sum(trained_tok), 4),
+    }
 
 
 def main() -> None:
@@ -113,7 +127,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, nargs="+", default=[1])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--output", type=Path, default=Path("assets", "side_by_side"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "side_by_side"), help="folder of the runs' logs")
     options = parser.parse_args()

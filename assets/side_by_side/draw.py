@@ -77,11 +77,10 @@ def share_of_bound(row: Row, full_tok_per_s: float) -> float | None:
     The step keeps its time outside the rollout and generates the same tokens. None for a system that does not count
     the tokens it generates.
     """
-    if not row["rollout_tok_per_s"]:
+    if not row["generated_tok"]:
         return None
     step_s, rollout_s = float(row["step_s_mean"]), float(row["rollout_s_mean"])
-    full_rollout_s = rollout_s * float(row["rollout_tok_per_s"]) / full_tok_per_s
-    return (step_s - rollout_s + full_rollout_s) / step_s
+    return (step_s - rollout_s + float(row["generated_tok"]) / full_tok_per_s) / step_s
 
 
 def median_and_range(numbers: list[float], digits: int) -> str:
@@ -118,7 +117,9 @@ def table_rows() -> list[tuple[str, ...]]:
                     median_and_range(values(runs, "waste"), 2),
                     median_and_range(values(runs, "off_policy"), 2),
                     median_and_range([accuracies(run)[-1][1] for run in runs], 2),
-                    "not reached by all" if None in reached else median_and_range([s for s in reached if s], 0),
+                    "not reached by all"
+                    if None in reached
+                    else median_and_range([s for s in reached if s is not None], 0),
                 )
             )
     return lines

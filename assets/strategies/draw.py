@@ -9,16 +9,28 @@ from collections import defaultdict
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-Runs = dict[str, list[dict[str, str]]]
+HEAD = (
+    "Task",
+    "Strategy, stop rule",
+    "Seeds",
+    "Steps",
+    "Accuracy after",
+    "Rollout [s/step]",
+    "Step [s]",
+    "Waste",
+    "Length trained / dispatched",
+    "Off-policy tokens",
+)
+Runs = dict[str, dict[str, list[dict[str, str]]]]
 
 
 def read_runs() -> Runs:
-    """strategy -> its runs, in the order of the file."""
-    runs: Runs = defaultdict(list)
+    """task -> strategy -> its runs, in the order of the file."""
+    runs: Runs = defaultdict(lambda: defaultdict(list))
     with (FOLDER / "runs.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            runs[row["strategy"]].append(row)
-    return dict(runs)
+            runs[row["task"]][row["strategy"]].append(row)
+    return runs
 
 
 def values(rows: list[dict[str, str]], column: str) -> list[float]:
@@ -34,8 +46,10 @@ def mean_and_spread(numbers: list[float], digits: int) -> str:
 def table_rows() -> list[tuple[str, ...]]:
     return [
         (
+            task,
             name,
             str(len(rows)),
+            rows[0]["steps"],
             mean_and_spread(values(rows, "accuracy_after"), 3),
             mean_and_spread(values(rows, "rollout_s_mean"), 2),
             mean_and_spread(values(rows, "step_s"), 2),
@@ -43,7 +57,8 @@ def table_rows() -> list[tuple[str, ...]]:
             mean_and_spread(values(rows, "trained_to_dispatched"), 3),
             mean_and_spread(values(rows, "off_policy"), 2),
         )
-        for name, rows in read_runs().items()
+        for task, strategies in read_runs().items()
+        for name, rows in strategies.items()
     ]
 
 
@@ -51,20 +66,21 @@ def draw() -> None:
     import matplotlib.pyplot as plt
 
     runs = read_runs()
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.2), layout="constrained")
+    figure, axes = plt.subplots(len(runs), 3, figsize=(12, 3.2 * len(runs)), layout="constrained", squeeze=False)
     panels = (
         ("rollout_s_mean", "rollout of a step [s]"),
         ("waste", "tokens thrown away [share]"),
-        ("accuracy_after", "accuracy after 60 steps"),
+        ("accuracy_after", "accuracy at the end"),
     )
-    for axis, (column, title) in zip(axes, panels, strict=True):
-        for place, rows in enumerate(runs.values()):
-            numbers = values(rows, column)
-            axis.barh(place, statistics.mean(numbers), color="tab:blue", alpha=0.5)
-            axis.plot(numbers, [place] * len(numbers), "k.", markersize=4)
-        axis.set_yticks(range(len(runs)), list(runs) if axis is axes[0] else [""] * len(runs))
-        axis.invert_yaxis()
-        axis.set_title(title)
+    for line, (task, strategies) in zip(axes, runs.items(), strict=True):
+        for axis, (column, title) in zip(line, panels, strict=True):
+            for place, rows in enumerate(strategies.values()):
+                numbers = values(rows, column)
+                axis.barh(place, statistics.mean(numbers), color="tab:blue", alpha=0.5)
+                axis.plot(numbers, [place] * len(numbers), "k.", markersize=4)
+            axis.set_yticks(range(len(strategies)), list(strategies) if axis is line[0] else [""] * len(strategies))
+            axis.invert_yaxis()
+            axis.set_title(f"{task}: {title}")
     figure.savefig(FOLDER / "strategies.png", dpi=120)
 
 

@@ -90,12 +90,19 @@ class _OpenRound:
         """Wait, in line, until a group may start or nothing more will."""
         taker = asyncio.get_running_loop().create_future()
         self._takers.append(taker)
-        await taker
+        try:
+            await taker
+        except asyncio.CancelledError:
+            if taker in self._takers:
+                self._takers.remove(taker)
+            else:
+                self.wake_taker()  # it was woken: the place is somebody else's now
+            raise
 
     def wake_taker(self) -> None:
         """A taker that finds a group wakes the next one: who waits in vain is left asleep, however many they are."""
-        if self._takers and self.state.may_start:
-            self._takers.popleft().set_result(None)
+        if self.state.may_start:
+            self._wake(1)
 
     def notify(self) -> None:
         """Wake the trainer, and takers; the event is replaced, so that nobody misses the next one."""
@@ -103,17 +110,20 @@ class _OpenRound:
         self.changed = asyncio.Event()
         self.wake_taker()
         if self.state.is_halted:
-            self._dismiss_takers()
+            self._wake(len(self._takers))
 
     def release(self) -> None:
         """Nobody waits in a round that is over."""
         self.stopped.set()
         self.changed.set()
-        self._dismiss_takers()
+        self._wake(len(self._takers))
 
-    def _dismiss_takers(self) -> None:
-        while self._takers:
-            self._takers.popleft().set_result(None)
+    def _wake(self, count: int) -> None:
+        while self._takers and count > 0:
+            taker = self._takers.popleft()
+            if not taker.done():  # else it has been cancelled just now
+                taker.set_result(None)
+                count -= 1
 
 
 class EarlyStoppingCoordinator:

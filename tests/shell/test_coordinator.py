@@ -226,6 +226,27 @@ def test_given_a_pool_size_when_a_trajectory_ends_then_the_next_group_starts_bef
     simulate(main())
 
 
+@pytest.mark.parametrize("is_woken_first", [True, False])
+def test_given_waiting_lanes_when_one_is_cancelled_then_another_gets_the_place(is_woken_first) -> None:
+    async def main() -> None:
+        it = coordinator()
+        await it.open_round(spec(pool_size=1), tickets("a", "b"))
+        await it.take_group("step-1", 0)
+        first, second = (asyncio.create_task(take(it)) for _ in range(2))
+        await settle()
+        if is_woken_first:
+            await it.report_trajectories("step-1", ["a"])
+            first.cancel()
+        else:
+            first.cancel()
+            await settle()
+            await it.report_trajectories("step-1", ["a"])
+        assert await second == "b"
+        assert first.cancelled()
+
+    simulate(main())
+
+
 def test_given_many_waiting_lanes_when_places_come_free_then_only_those_that_get_a_group_are_woken(monkeypatch) -> None:
     lanes, groups = 500, 50
     tried = 0
