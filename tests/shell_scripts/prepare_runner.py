@@ -1,4 +1,4 @@
-"""Starts the script under test with an environment of its own."""
+"""Starts the script under test with an environment of its own, and looks at what it leaves."""
 
 import os
 import signal
@@ -7,11 +7,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .fake_hub import Hub
+import pyarrow.parquet as pq
+
+from .fake_hub import Hub, published_rows
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "recipe" / "async_dapo" / "prepare_dapo_data.sh"
 RUN_TIMEOUT_S = 60
+
+READY = {"train.parquet", "train.parquet.sha256"}
+PART = "train.parquet.download.part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +78,9 @@ class Runner:
             except ProcessLookupError:
                 pass
             process.communicate(timeout=RUN_TIMEOUT_S)
+
+
+def assert_ready(prepare: Runner) -> None:
+    """The one published file is there, each of its prompts once."""
+    assert prepare.files() == READY
+    assert pq.read_table(prepare.data_home / "train.parquet").to_pylist() == published_rows(prompts=5, copies=1)
