@@ -1,7 +1,6 @@
 """Marks every test by its folder, and makes verl importable on a machine without an accelerator."""
 
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -16,9 +15,6 @@ FOLDER_OF_OTHER_NAME = {"shell_scripts": "contract", "startup": "contract"}
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, database=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
-
-# A shell's background job ignores Ctrl-C, and so would all that a test starts and interrupts.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # verl chooses its platform on import; child processes find the plugin through PYTHONPATH.
 os.environ.setdefault("VERL_PLATFORM", "cpu")

@@ -14,6 +14,8 @@ import pytest
 from recipe.async_dapo.cpu import run_metrics as keys
 from recipe.async_dapo.cpu.run_metrics import RunMetrics
 
+from ..signals import as_in_the_foreground
+
 ROOT = Path(__file__).parents[2]
 # Runs the quick start with `sys.argv[1]` as the code of the training process.
 LAUNCHER = """
@@ -105,7 +107,14 @@ def test_given_ctrl_c_when_a_run_goes_on_then_it_is_ended(tmp_path):
     code = TRAIN + "open('started', 'w').write(str(os.getpid())); time.sleep(600)"
     command = [sys.executable, "-c", LAUNCHER, code, "--output", str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_in_the_foreground,
+    )
     while not (tmp_path / "started").exists():
         assert process.poll() is None
         time.sleep(0.05)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from ..signals import as_in_the_foreground
 from .fake_hub import Hub, published_rows
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,6 +56,7 @@ class Runner:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=as_in_the_foreground,
         )
         self._processes.append(process)
         return process
