@@ -47,7 +47,7 @@ class Client:
 
     def __init__(self, balancer: ActorHandle, name: str) -> None:
         self._balancer, self._name = balancer, name
-        self._releases = TurnBatch[str](balancer.release.remote)
+        self._releases = TurnBatch[str](lambda lease_ids: balancer.release.remote(lease_ids))
 
     async def ours(self, count: int, wave: int) -> None:
         leases = [f"{self._name}-{wave}-{i}" for i in range(count)]
