@@ -19,6 +19,8 @@ class ScriptedServer:
         self._stopped = asyncio.Event()
         self._active = 0
         self._idle = asyncio.Event()
+        self._is_full = asyncio.Event()
+        self._places = 0
         self._idle_at_s = 0.0
         self._delivers = asyncio.Event()
         self._delivers.set()
@@ -30,6 +32,8 @@ class ScriptedServer:
             return _output([], ABORTED)
         self._active += 1
         self._idle.clear()
+        if self._active == self._places:
+            self._is_full.set()
         try:
             async with asyncio.timeout(self._decode_s):
                 await self._stopped.wait()
@@ -58,6 +62,13 @@ class ScriptedServer:
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         pass
+
+    async def wait_full(self, places: int) -> None:
+        """Until as many requests run."""
+        self._places = places
+        if self._active < places:
+            self._is_full.clear()
+            await self._is_full.wait()
 
     async def num_running(self) -> int:
         return self._active

@@ -58,7 +58,7 @@ def measure(*, requests: int, servers: int, workers: int, rounds: int) -> list[S
     """One stop a round, with all requests in flight."""
     server_cls = ray.remote(num_cpus=0, max_concurrency=10_000)(ScriptedServer)
     handles = {f"server-{i}": server_cls.remote() for i in range(servers)}
-    balancer = GlobalLoadBalancerActor.remote(handles, {"max_loads_per_server": -(-requests // servers)})
+    balancer = GlobalLoadBalancerActor.remote(handles, {"max_loads_per_server": requests // servers})
     coordinator = EarlyStoppingCoordinatorActor.remote(balancer)
     requester_cls = ray.remote(num_cpus=0, max_concurrency=16)(Requester)
     requesters = [requester_cls.remote(balancer) for _ in range(workers)]
@@ -81,8 +81,7 @@ def _one_round(round_id, coordinator, balancer, requesters, servers, requests) -
     ray.get(coordinator.open_round.remote(spec, [Ticket(prompt_uid="last", unfinished=1, payload=b"")]))
     ray.get(coordinator.take_group.remote(round_id, 0))
     held = [requester.hold.remote(requests // len(requesters)) for requester in requesters]
-    while sum(ray.get([server.num_running.remote() for server in servers])) < requests:
-        pass
+    ray.get([server.wait_full.remote(requests // len(servers)) for server in servers])
     stopped = coordinator.next_event.remote(round_id)
     started = time.perf_counter()
     coordinator.report_completion.remote(round_id, GroupOutcome(prompt_uid="last", verdict=Verdict.VALID))
@@ -112,6 +111,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=200)
     options = parser.parse_args()
+    if options.requests % options.servers or options.requests % options.workers:
+        parser.error(f"--requests {options.requests}: must be a multiple of --servers and of --workers")
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     try:
         latencies = measure(**vars(options))
