@@ -28,11 +28,16 @@ from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
 
 VERL = "verl.trainer.main_ppo"
+# The loss of every row; only the recipe's correction for older versions comes on top, as it is by default.
+LOSS = (
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.actor.clip_ratio_low=0.2",
+    "actor_rollout_ref.actor.clip_ratio_high=0.28",
+    "actor_rollout_ref.actor.clip_ratio_c=3.0",
+    "actor_rollout_ref.actor.loss_agg_mode=token-mean",
+)
 # What this recipe's configuration sets by default, for verl's own entry.
 DAPO = (
-    "algorithm.adv_estimator=grpo",
-    "actor_rollout_ref.actor.clip_ratio_high=0.28",
-    "actor_rollout_ref.actor.loss_agg_mode=token-mean",
     "++algorithm.filter_groups.enable=True",
     "++algorithm.filter_groups.metric=acc",
     f"++actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval={STREAM_INTERVAL}",
@@ -63,9 +68,9 @@ class System:
     def entry(self, engines: int) -> list[str]:
         """Module and options."""
         if not self.strategy:
-            return [VERL, *self.verl_mode]
+            return [VERL, *LOSS, *self.verl_mode]
         options = recipe_overrides(strategy=self.strategy, stop_rule=self.stop_rule, engines=engines)
-        return [RECIPE, *options, *self.own]
+        return [RECIPE, *LOSS, *options, *self.own]
 
 
 # verl's asynchronous mode keeps the engine full whatever group a request belongs to; so does a pool of that size.
