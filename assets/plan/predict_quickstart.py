@@ -1,10 +1,10 @@
 """Calibrates the server model on one recorded quick start, and predicts the rollout seconds of the other strategies.
 
-    python -m assets.plan.predict_quickstart --record outputs/strategies   reads runs of benchmarks/strategies.py anew
-    python -m assets.plan.predict_quickstart                               predicts from the small files in this folder
+    python -m assets.plan.predict_quickstart --record outputs/strategies   takes the runs of benchmarks/strategies.py
+    python -m assets.plan.predict_quickstart                               predicts from the small files of assets/
 
-Reads the calibration run's `quickstart_record.jsonl`, `quickstart_lengths.jsonl` (of the task's answers) and what the
-other runs measured, `quickstart_measured.csv`; writes `quickstart_predicted.csv` and a table of README.md.
+Reads the calibration run's `quickstart_record.jsonl`, `quickstart_lengths.jsonl` (of the task's answers) and what all
+runs measured, `../strategies/runs.csv`; writes `quickstart_predicted.csv` and a table of README.md.
 """
 
 import argparse
@@ -14,6 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.runs_file import RunsFile
+from benchmarks.training_run import WARM_UP_STEPS
+from recipe.async_dapo.cpu.overrides import (
+    CONCURRENT_PROMPTS,
+    OVER_SAMPLING,
+    PROMPTS_PER_STEP,
+    REQUESTS_IN_FLIGHT,
+    RESPONSES_PER_PROMPT,
+)
+from recipe.async_dapo.cpu.task import MAX_PROMPT_TOK, QUICK_START, TOK_PER_ADDITION
 from recipe.async_dapo.plan.inputs import Inputs
 from recipe.async_dapo.plan.measures import mean_of
 from recipe.async_dapo.plan.systems import recipe
@@ -23,19 +33,17 @@ from .validate import write_into_page
 
 HERE = Path(__file__).parent
 RECORD, LENGTHS = HERE / "quickstart_record.jsonl", HERE / "quickstart_lengths.jsonl"
-MEASURED, PREDICTED = HERE / "quickstart_measured.csv", HERE / "quickstart_predicted.csv"
-CALIBRATION_RUN = "discard-fifo-0"
-REFERENCE = "discard-drain"
+MEASURED, PREDICTED = HERE.parent / "strategies" / "runs.csv", HERE / "quickstart_predicted.csv"
+CALIBRATION_RUN = {"task": "quick start", "strategy": "discard, fifo", "seed": 0}
+REFERENCE = "discard, drain"
 STRATEGIES = {
-    "discard-drain": {"rollout_strategy": "discard", "stop_rule": "drain"},
-    "discard-fifo": {"rollout_strategy": "discard", "stop_rule": "fifo"},
-    "discard-first_completed": {"rollout_strategy": "discard", "stop_rule": "first_completed"},
+    "discard, drain": {"rollout_strategy": "discard", "stop_rule": "drain"},
+    "discard, fifo": {"rollout_strategy": "discard", "stop_rule": "fifo"},
+    "discard, first_completed": {"rollout_strategy": "discard", "stop_rule": "first_completed"},
     "partial": {"rollout_strategy": "partial"},
     "partial_stale_kv": {"rollout_strategy": "partial_stale_kv"},
     "consistent": {"rollout_strategy": "consistent"},
 }
-WARM_UP_STEPS = 3  # the engine's and the trainer's first calls are slow
-TOK_PER_ADDITION = 7  # of the quick start's task: an answer's length belongs to its problem
 KEYS = (
     "timing_s/step",
     "async_dapo/round/rollout_s",
@@ -59,26 +67,24 @@ def steps_of(folder: Path) -> Iterator[dict[str, float]]:
 
 
 def record(runs: Path) -> None:
-    """Keep of the runs what the prediction needs."""
+    """Keep of the calibration run and its task what the prediction needs."""
     import pyarrow.parquet
 
-    rows = []
-    for folder in sorted(path.parent for path in runs.glob("*/summary.json")):
-        name, _, seed = folder.name.rpartition("-")
-        if name not in STRATEGIES:
-            continue
-        seconds = [step["async_dapo/round/rollout_s"] for step in list(steps_of(folder))[WARM_UP_STEPS:]]
-        rows.append({"strategy": name, "seed": seed, "rollout_s": round(mean(seconds), 4)})
-    with MEASURED.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    steps = list(steps_of(runs / CALIBRATION_RUN))[WARM_UP_STEPS:]
+    steps = list(steps_of(runs / RunsFile.folder_name(CALIBRATION_RUN)))[WARM_UP_STEPS:]
     lines = [json.dumps({"data": {key: round(step[key], 5) for key in KEYS}}) for step in steps]
     RECORD.write_text("\n".join(lines) + "\n")
     problems = pyarrow.parquet.read_table(next(runs.glob("assets-*/train.parquet"))).to_pylist()
     lens_tok = [TOK_PER_ADDITION * problem["extra_info"]["additions"] for problem in problems[:2000]]
     LENGTHS.write_text("\n".join(map(str, lens_tok)) + "\n")
+
+
+def measured() -> dict[str, list[float]]:
+    """Mean rollout seconds of a step of every run, by strategy."""
+    seconds: dict[str, list[float]] = {name: [] for name in STRATEGIES}
+    for row in csv.DictReader(MEASURED.open(newline="")):
+        if row["task"] == CALIBRATION_RUN["task"] and row["strategy"] in seconds:
+            seconds[row["strategy"]].append(float(row["rollout_s_mean"]))
+    return seconds
 
 
 def predict() -> dict[str, float]:
@@ -89,11 +95,11 @@ def predict() -> dict[str, float]:
         None,
         {
             "servers": 1,
-            "max_num_seqs": 96,
-            "train_batch_size": 8,
-            "rollout_n": 8,
-            "prompt_len_tok": 15,
-            "max_response_length": 336,
+            "max_num_seqs": REQUESTS_IN_FLIGHT,
+            "train_batch_size": PROMPTS_PER_STEP,
+            "rollout_n": RESPONSES_PER_PROMPT,
+            "prompt_len_tok": MAX_PROMPT_TOK,
+            "max_response_length": QUICK_START.max_response_tok,
             "lengths": str(LENGTHS),
             "length_correlation": 1.0,
             "valid_share": trained / (trained + filtered),
@@ -103,7 +109,11 @@ def predict() -> dict[str, float]:
     seconds = {}
     for name, options in STRATEGIES.items():
         system = recipe(
-            name, over_sampling_batch_size=32, max_concurrent_prompts=12, max_loads_per_server=96, **options
+            name,
+            over_sampling_batch_size=OVER_SAMPLING * PROMPTS_PER_STEP,
+            max_concurrent_prompts=CONCURRENT_PROMPTS,
+            max_loads_per_server=REQUESTS_IN_FLIGHT,
+            **options,
         ).with_overrides({"actor_rollout_ref.rollout.agent.num_workers": 1})
         run = TrainingRun(scenario, system)
         seconds[name] = mean_of([run.step() for _ in range(400)]).rollout_s
@@ -116,23 +126,20 @@ def main() -> None:
     options = parser.parse_args()
     if options.record is not None:
         record(options.record)
-    measured: dict[str, list[float]] = {}
-    for row in csv.DictReader(MEASURED.open(newline="")):
-        measured.setdefault(row["strategy"], []).append(float(row["rollout_s"]))
-    predicted = predict()
+    measured_s, predicted_s = measured(), predict()
     lines = [
         f"| Strategy | Runs | Measured [s] | Predicted [s] | Measured / {REFERENCE} | Predicted | Error |",
         "|" + "---|" * 7,
     ]
     rows = []
-    for name, runs in measured.items():
-        ratios = mean(runs) / mean(measured[REFERENCE]), predicted[name] / predicted[REFERENCE]
+    for name, runs in measured_s.items():
+        ratios = mean(runs) / mean(measured_s[REFERENCE]), predicted_s[name] / predicted_s[REFERENCE]
         error = ratios[1] / ratios[0] - 1
-        rows.append([name, len(runs), mean(runs), predicted[name], *ratios, error])
+        rows.append([name, len(runs), mean(runs), predicted_s[name], *ratios, error])
         mark = "" if abs(error) <= 0.15 else " (miss)"
+        seconds = f"{mean(runs):.2f} | {predicted_s[name]:.2f}"
         lines.append(
-            f"| {name} | {len(runs)} | {mean(runs):.2f} | {predicted[name]:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} | "
-            f"{100 * error:+.0f} %{mark} |"
+            f"| {name} | {len(runs)} | {seconds} | {ratios[0]:.2f} | {ratios[1]:.2f} | {100 * error:+.0f} %{mark} |"
         )
     with PREDICTED.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -20,8 +20,8 @@ from recipe.async_dapo.plan.systems import (
 from recipe.async_dapo.plan.training_run import TrainingRun
 from recipe.async_dapo.plan.workload import ValidShare
 
-R1_AND_BASE = LogNormalLengths(median_tok=4000, sigma=0.9, correlation=0.5)  # FIELD.md, 16K
-QWEN3_THINKING = LogNormalLengths(median_tok=9000, sigma=0.75, correlation=0.5)  # FIELD.md, 32K; cut at each limit
+R1_AND_BASE = LogNormalLengths(median_tok=4000, sigma=0.9, correlation=0.5)  # assumed, see README.md
+QWEN3_THINKING = LogNormalLengths(median_tok=9000, sigma=0.75, correlation=0.5)  # the same; cut at each limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

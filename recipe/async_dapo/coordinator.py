@@ -180,6 +180,11 @@ class EarlyStoppingCoordinator:
                 current.state.end_trajectory(prompt_uid)
             current.wake_taker()
 
+    async def count_ended(self, round_id: str) -> dict[str, int]:
+        """How the groups of the round have ended so far: verdict, or why a group failed -> groups."""
+        current = self._find(round_id)
+        return {} if current is None else current.state.count_ended()
+
     async def should_stop_generation(self) -> bool:
         return self._round is None or self._round.stopped.is_set()
 

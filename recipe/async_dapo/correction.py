@@ -57,6 +57,18 @@ def check_importance_sampling(config: DictConfig) -> None:
                     "contradicts async_dapo.importance_sampling=none; leave it null or choose decoupled",
                 )
     is_bypass = mode is ImportanceSampling.BYPASS
+    if correction.bypass_mode and not is_bypass:
+        raise ConfigError(
+            "algorithm.rollout_correction.bypass_mode",
+            True,
+            f"contradicts async_dapo.importance_sampling={mode}; set it to False, or importance_sampling to bypass",
+        )
+    if correction.loss_type != "ppo_clip" and not is_bypass:
+        raise ConfigError(
+            "algorithm.rollout_correction.loss_type",
+            correction.loss_type,
+            "acts with async_dapo.importance_sampling=bypass only; leave it at ppo_clip",
+        )
     if is_bypass and correction.rollout_is is not None and correction.loss_type == "ppo_clip":
         raise ConfigError(
             "algorithm.rollout_correction.rollout_is",
@@ -64,19 +76,12 @@ def check_importance_sampling(config: DictConfig) -> None:
             "PPO's ratio is the importance weight in bypass mode, verl ignores this one; leave it null, choose "
             "async_dapo.importance_sampling=decoupled, or set algorithm.rollout_correction.loss_type=reinforce",
         )
-    if (
-        is_bypass
-        and correction.loss_type != "ppo_clip"
-        and config.actor_rollout_ref.actor.policy_loss.loss_mode
-        not in (
-            "vanilla",
-            "bypass_mode",
-        )
-    ):
+    loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if is_bypass and _needs_bypass_loss(correction) and loss_mode not in ("vanilla", "bypass_mode"):
         raise ConfigError(
             "actor_rollout_ref.actor.policy_loss.loss_mode",
-            config.actor_rollout_ref.actor.policy_loss.loss_mode,
-            "is replaced by verl's bypass loss; leave it at vanilla",
+            loss_mode,
+            "is replaced by verl's bypass loss, which rollout_rs and loss_type=reinforce need; leave it at vanilla",
         )
     if correction.rollout_rs is not None and correction.rollout_rs_threshold is None:
         raise ConfigError(

@@ -83,7 +83,7 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
     ):
         census = Census(enough_short=wanted if config.data.filter_overlong_prompts else None)
         for file in files[key]:
-            _take_census(f"data.{key}", file, config.data.prompt_key, meter, census)
+            _take_census(f"data.{key}", file, config.data, meter, census)
         row_of_source = census.row_of_source | row_of_source
         available = min(census.rows, max_samples) if max_samples > 0 else census.rows
         if available < wanted:
@@ -120,10 +120,10 @@ def _local_file(key: str, name: str, config: DictConfig) -> Path:
     return path
 
 
-def _take_census(key: str, file: Path, prompt_key: str, meter: PromptMeter, census: Census) -> None:
+def _take_census(key: str, file: Path, config: DictConfig, meter: PromptMeter, census: Census) -> None:
     rows_before = census.rows
     try:
-        for batch in _batches(key, file, prompt_key):
+        for batch in _batches(key, file, config):
             _count_batch(key, file, batch, meter, census)
     except (pa.ArrowException, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(key, file, f"cannot be read: {error}; prepare the data again") from error
@@ -131,18 +131,18 @@ def _take_census(key: str, file: Path, prompt_key: str, meter: PromptMeter, cens
         raise ConfigError(key, file, "is empty; prepare the data again")
 
 
-def _batches(key: str, file: Path, prompt_key: str) -> Iterator[pa.RecordBatch]:
+def _batches(key: str, file: Path, config: DictConfig) -> Iterator[pa.RecordBatch]:
     """The columns that verl reads, named `prompt`, `data_source`, `reward_model` and, if there is one, `extra_info`."""
     if file.suffix == ".parquet":
         parquet = pq.ParquetFile(file)
-        columns = _check_schema(key, file, parquet.schema_arrow, prompt_key, parquet.metadata.num_rows)
+        columns = _check_schema(key, file, parquet.schema_arrow, config, parquet.metadata.num_rows)
         batches = parquet.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
     else:
         table = _read_json(file)
-        columns = _check_schema(key, file, table.schema, prompt_key, table.num_rows)
+        columns = _check_schema(key, file, table.schema, config, table.num_rows)
         batches = iter(table.select(columns).to_batches(max_chunksize=_BATCH_ROWS))
     for batch in batches:
-        yield batch.rename_columns(["prompt" if name == prompt_key else name for name in batch.schema.names])
+        yield batch.rename_columns(["prompt" if name == config.prompt_key else name for name in batch.schema.names])
 
 
 def _read_json(file: Path) -> pa.Table:
@@ -156,8 +156,9 @@ def _read_json(file: Path) -> pa.Table:
     return pyarrow.json.read_json(file)
 
 
-def _check_schema(key: str, file: Path, schema: pa.Schema, prompt_key: str, rows: int) -> list[str]:
+def _check_schema(key: str, file: Path, schema: pa.Schema, config: DictConfig, rows: int) -> list[str]:
     """The columns to read. `prompt` holds chat messages, `reward_model` a ground truth."""
+    prompt_key = config.prompt_key
     if rows == 0:
         raise ConfigError(key, file, "is empty; prepare the data again")
     required = [prompt_key, SOURCE, ANSWER]
@@ -174,6 +175,11 @@ def _check_schema(key: str, file: Path, schema: pa.Schema, prompt_key: str, rows
         raise ConfigError(
             key, file, f"column {prompt_key} must hold [{{'role': ..., 'content': ...}}, ...], it holds {prompt}"
         )
+    content = prompt.value_type.field("content").type
+    media = [name for name in (config.image_key, config.video_key, config.audio_key) if name in schema.names]
+    if media or not (pa.types.is_string(content) or pa.types.is_large_string(content)):
+        found = f"the columns {media}" if media else f"content of {content}"
+        raise ConfigError(key, file, f"has {found}: training would not see images, video or audio; use text only")
     answer = schema.field(ANSWER).type
     if not pa.types.is_struct(answer) or answer.get_field_index("ground_truth") < 0:
         raise ConfigError(key, file, f"column {ANSWER} must hold {{'ground_truth': ...}}, it holds {answer}")

@@ -11,8 +11,8 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from .config import ConfigError, OnRewardError, RewardConfig
 from .core.group_filter import judge_group
-from .core.recording import Recorder, current_recorder
-from .core.trajectory import Attachment, GroupOutcome, PromptGroup, Trajectory, Verdict
+from .core.recording import Recorder, SampledTokens, current_recorder
+from .core.trajectory import Attachment, BrokenRecord, GroupOutcome, PromptGroup, Trajectory, Verdict
 from .engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from .reward import RewardFailed, RewardScorer
 from .store import PackedOutput
@@ -124,8 +124,8 @@ class GroupRollout:
             outputs = await self._run_agent_loop(group, trajectory)
             self._on_generated(group.uid)
             await self._scorer.score(outputs, group.prompt)
-        except (RayActorError, EnginesUnavailable, ConfigError):
-            raise  # a part of the system is gone, or the options are wrong: training ends
+        except (RayActorError, EnginesUnavailable, ConfigError, BrokenRecord):
+            raise  # a part of the system is gone or broken, or the options are wrong: training ends
         except RewardFailed as error:
             self._fail(group, error.reason, str(error))
         except TrajectoryInterrupted:
@@ -133,7 +133,8 @@ class GroupRollout:
         except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
             self._fail(group, "generation_error", repr(error))
         else:
-            trajectory.finish([PackedOutput.pack(output) for output in outputs])
+            sampled = SampledTokens(trajectory.turns)
+            trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
         finally:
             self._abandon(recorder.diverged_attachments)
             self.diverged_tok += recorder.diverged_tok
@@ -148,7 +149,7 @@ class GroupRollout:
         if not self._is_filtered:
             return GroupOutcome.of(group, Verdict.VALID)
         metrics = [self._scorer.metric_of(trajectory.outputs[-1].rest) for trajectory in group.trajectories]
-        return GroupOutcome.of(group, judge_group(metrics), metric_mean=sum(metrics) / len(metrics))
+        return GroupOutcome.of(group, judge_group(metrics))
 
 
 def leaves(errors: BaseExceptionGroup) -> Iterator[BaseException]:

@@ -105,6 +105,10 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             self._get(ready[0])  # a worker's round is over: raises its error if it has one
             waiting.remove(ready[0])
 
+    def count_ended(self) -> dict[str, int]:
+        """How the groups of the open round have ended so far: verdict, or why a group failed -> groups."""
+        return self._get(self._coordinator.count_ended.remote(self._round_id))
+
     def close_round(self) -> RoundResult:
         """Collect all workers' reports after the stop.
 

@@ -36,7 +36,7 @@ METRICS: dict[str, str] = {
     "round/ended_trajectories": "trajectories generated to their end in this step [count]",
     "round/rollout_s": "from the opening of the round to the last worker's report [s]",
     "early_stop/stopped_early": "1 if the stop interrupted something, else 0",
-    "early_stop/stop_latency_s": "from the report that met the stop rule to all engines idle [s]",
+    "early_stop/stop_latency_s": "from the report that met the stop rule until every request is back [s]",
     "early_stop/interrupted_groups": "groups that the stop interrupted [groups]",
     "early_stop/requeued_groups": "of these: queued again from the start [groups]",
     "early_stop/surplus_groups": "valid groups kept for the next step [groups]",
@@ -53,9 +53,10 @@ METRICS: dict[str, str] = {
     "load_balancer/wait_s/mean": "time a request waited for a server [s]",
     "load_balancer/wait_s/max": "longest time a request waited for a server [s]",
     "load_balancer/inflight/max": "most requests in flight at once [requests]",
-    "load_balancer/idle_ratio": "empty share, over the round, of the places taken at its peak [0-1]",
-    "tokens/trained": "generated tokens in this step's batch [tokens]",
-    "tokens/discarded": "tokens thrown away in this step: interrupted without being kept, retired, diverged [tokens]",
+    "load_balancer/idle_ratio": "share of request slots left empty over the round, of the most in flight at once [0-1]",
+    "tokens/trained": "generated tokens in this step's batch, without withheld ones [tokens]",
+    "tokens/discarded": "tokens thrown away in this step: interrupted without being kept, retired, withheld, diverged, "
+    "or of failed groups [tokens]",
     "tokens/filtered": "tokens of groups that the filter removed in this step [tokens]",
     "tokens/waste_ratio": "thrown-away tokens over thrown-away plus trained ones, in this step [0-1]",
     "partial/off_policy_token_ratio": "share of the batch's tokens from older policy versions [0-1]",
@@ -69,8 +70,8 @@ METRICS: dict[str, str] = {
     "partial/diverged_tokens": "recorded tokens dropped because an agent loop took another way when resumed [tokens]",
     "partial/buffer_tokens": "tokens kept in unfinished groups for the next step [tokens]",
     "partial/buffer_bytes": "memory of these tokens with log-probs and masks [bytes]",
-    "staleness/mean": "staleness of the batch's tokens [versions]",
-    "staleness/max": "staleness of the batch's oldest token [versions]",
+    "staleness/mean": "staleness of the batch's tokens, withheld ones included [versions]",
+    "staleness/max": "staleness of the batch's oldest token, withheld ones included [versions]",
     **{
         f"staleness/tokens/{name}": f"share of the batch's tokens with staleness {name} [0-1]"
         for name in STALENESS_BUCKETS
@@ -180,17 +181,16 @@ def _load(record: RoundRecord) -> dict[str, float]:
 
 
 def _tokens(record: RoundRecord) -> dict[str, float]:
-    trained = record.versions.tokens.total()
-    discarded = record.settlement.discarded_tok + record.dispatch.retired_tok + record.result.diverged_tok
-    filtered = sum(
-        sum(outcome.response_lens_tok)
-        for outcome in record.result.summary.outcomes
-        if outcome.verdict is Verdict.FILTERED
-    )
+    ended: Counter[Verdict] = Counter()
+    for outcome in record.result.summary.outcomes:
+        ended[outcome.verdict] += sum(outcome.response_lens_tok)
+    trained = record.versions.tokens.total() - record.withheld_tok
+    interrupted, retired = record.settlement.discarded_tok, record.dispatch.retired_tok
+    discarded = interrupted + retired + record.withheld_tok + record.result.diverged_tok + ended[Verdict.FAILED]
     return {
         "tokens/trained": trained,
         "tokens/discarded": discarded,
-        "tokens/filtered": filtered,
+        "tokens/filtered": ended[Verdict.FILTERED],
         "tokens/waste_ratio": _ratio(discarded, discarded + trained),
     }
 

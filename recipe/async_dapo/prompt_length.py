@@ -45,15 +45,10 @@ class PromptMeter:
         return len(tokens)
 
     def upper_bounds_tok(self, prompts: pa.Array) -> np.ndarray:
-        """A bound per prompt: the bytes of its messages, and the template's own tokens for each of them.
-
-        Content that is not text (images) has no bound: those prompts count as short.
-        """
+        """A bound per prompt: the bytes of its messages, and the template's own tokens for each of them."""
         messages = prompts.flatten()
         content = pc.struct_field(messages, "content")
         per_prompt = np.asarray(pc.list_value_length(prompts))
-        if not (pa.types.is_string(content.type) or pa.types.is_large_string(content.type)):
-            return np.zeros(len(prompts), dtype=np.int64)
         per_message = np.asarray(pc.fill_null(pc.binary_length(content), 0)).astype(np.int64) + self._template_tok
         ends = np.cumsum(per_prompt)
         sums = np.concatenate([[0], np.cumsum(per_message)])

@@ -117,7 +117,8 @@ class RoundReplayBuffer(ReplayBuffer):
     def _refill(self, step: int) -> None:
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:
-            cause = "the task is too easy, too hard, or the reward is constant"
+            ended = ", ".join(f"{count} {how}" for how, count in self.manager.count_ended().items())
+            cause = f"groups ended as {ended}: the task is too easy, too hard, or the reward is constant"
             if self._options.max_tokens_per_round is not None:
                 cause += (
                     f", or async_dapo.max_tokens_per_round={self._options.max_tokens_per_round} ends too few groups"
@@ -125,7 +126,7 @@ class RoundReplayBuffer(ReplayBuffer):
             raise ConfigError(
                 "algorithm.filter_groups.max_num_gen_batches",
                 limit,
-                f"drew {limit} batches and still has fewer than {self._options.target_valid_groups} valid groups: "
+                f"drew {limit} batches and still has fewer than {self._options.target_valid_groups} valid groups; "
                 f"{cause}; raise the limit (0 = none) or change the data",
             )
         self._draw_batch(self._over_sampling.batch_size)

@@ -76,10 +76,11 @@ class RewardScorer:
         extra = output.extra_fields.setdefault("reward_extra_info", {})  # absent if the agent loop scored itself
         if self._metric is not None and self._metric not in extra:
             raise metric_missing(self._metric, extra)
-        return _is_finite(output.reward_score) and (self._metric is None or _is_finite(extra[self._metric]))
+        return is_finite(output.reward_score) and (self._metric is None or is_finite(extra[self._metric]))
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
+    """Whether it is a number, and neither infinite nor NaN."""
     try:
         return math.isfinite(float(value))
     except (TypeError, ValueError):

@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -92,7 +91,7 @@ async def _finish(awaitable: Any) -> Any:
 
 
 def _check_result(result: Any, metric: str | None, *, key: str, value: str) -> None:
-    from .reward import metric_missing
+    from .reward import is_finite, metric_missing
 
     returned = result if isinstance(result, dict) else {"acc": result}  # what verl makes of a bare number
     if isinstance(result, dict) and "score" not in result:
@@ -100,14 +99,7 @@ def _check_result(result: Any, metric: str | None, *, key: str, value: str) -> N
     if metric is not None and metric not in returned:
         raise metric_missing(metric, returned)
     for name in {"score", "acc", metric} & returned.keys():
-        if not _is_finite(returned[name]):
+        if not is_finite(returned[name]):
             raise ConfigError(
                 key, value, f"the reward function returns {name}={returned[name]!r}; return a finite number"
             )
-
-
-def _is_finite(number: Any) -> bool:
-    try:
-        return math.isfinite(float(number))
-    except (TypeError, ValueError):
-        return False

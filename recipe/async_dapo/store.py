@@ -7,6 +7,7 @@ lengths and policy versions. Prompts never enter the training partition: the poo
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -16,25 +17,52 @@ from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from .core.trajectory import PromptGroup, Trajectory
+from .config import ConfigError
+from .core.recording import SampledTokens
+from .core.trajectory import BrokenRecord, PromptGroup, Trajectory
 
 TRAIN, VAL = "train", "val"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedOutput:
-    """An agent loop's output with its token lists as compact arrays: 9 bytes a response token."""
+    """An agent loop's output with its token lists as compact arrays: 9 bytes a response token.
+
+    `stamps`: (policy version, tokens) of the tokens that its mask says the policy has sampled, in order.
+    """
 
     rest: AgentLoopOutput
+    stamps: tuple[tuple[int, int], ...]
     prompt_ids: array
     response_ids: array
     response_mask: bytes
     response_logprobs: array | None
 
     @classmethod
-    def pack(cls, output: AgentLoopOutput) -> "PackedOutput":
+    def pack(cls, output: AgentLoopOutput, sampled: SampledTokens) -> "PackedOutput":
+        """The next output of a trajectory.
+
+        Raises:
+            ConfigError: if training could not see all that the policy has seen, or not know which policy that was.
+        """
+        if output.multi_modal_data:
+            raise ConfigError(
+                "agent loop", "multi_modal_data", "training would not see images, video or audio: use text only"
+            )
         log_probs = output.response_logprobs
+        is_sampled = output.response_mask
+        try:
+            stamps = sampled.stamps_of(
+                list(compress(output.response_ids, is_sampled)), list(compress(log_probs or [], is_sampled))
+            )
+        except (BrokenRecord, ValueError) as error:
+            raise ConfigError(
+                "agent loop",
+                "response_mask",
+                f"{error}: their policy versions are unknown; mask tokens of tools with 0 and keep those of the engine",
+            ) from error
         return cls(
+            stamps=stamps,
             rest=output.model_copy(
                 update={"prompt_ids": [], "response_ids": [], "response_mask": [], "response_logprobs": None}
             ),
@@ -68,16 +96,16 @@ def _rows(
     group: PromptGroup, trajectory: Trajectory, dispatched_at_step: int
 ) -> Iterable[tuple[str, dict[str, Any], dict[str, Any]]]:
     """(key, fields, tag) of every output of a finished trajectory."""
-    versions = [version for version, _ in trajectory.stamps]
     for index, packed in enumerate(trajectory.outputs):
+        versions = [version for version, _ in packed.stamps or trajectory.stamps]
         fields = packed.fields() | group.prompt
-        fields["extra_fields"] = fields["extra_fields"] | {"segments": list(trajectory.stamps), "age": trajectory.age}
+        fields["extra_fields"] = fields["extra_fields"] | {"segments": list(packed.stamps), "age": trajectory.age}
         fields["uid"], fields["session_id"] = group.uid, trajectory.session_id
         fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])
         fields["position_ids"] = torch.arange(len(fields["input_ids"]))
         fields["loss_mask"] = fields["response_mask"]
         fields["multi_modal_inputs"] = {}
-        fields["policy_versions"] = _policy_versions(fields["response_mask"], trajectory.stamps)
+        fields["policy_versions"] = _policy_versions(fields["response_mask"], packed.stamps)
         prompt_len, response_len = len(fields["prompts"]), len(fields["responses"])
         tag = {
             "status": "success",
@@ -87,7 +115,7 @@ def _rows(
             "global_steps": dispatched_at_step,
             "min_global_steps": min(versions),
             "max_global_steps": max(versions),
-            "segments": list(trajectory.stamps),
+            "segments": list(packed.stamps),
             "age": trajectory.age,
         }
         yield f"{group.uid}_{trajectory.session_id}_{index}", fields, tag
@@ -96,9 +124,10 @@ def _rows(
 def _policy_versions(response_mask_T: torch.Tensor, stamps: tuple[tuple[int, int], ...]) -> torch.Tensor:
     """[T] int32: the policy version that sampled each token; -1 for tokens that no policy sampled."""
     versions_T = torch.full_like(response_mask_T, -1, dtype=torch.int32)
-    generated = response_mask_T.nonzero().squeeze(-1)
-    sampled_by = torch.cat([torch.full((count,), version, dtype=torch.int32) for version, count in stamps])
-    versions_T[generated] = sampled_by[: len(generated)]
+    sampled_by: list[int] = []
+    for version, count in stamps:
+        sampled_by += [version] * count
+    versions_T[response_mask_T.bool()] = torch.tensor(sampled_by, dtype=torch.int32)
     return versions_T
 
 

@@ -2,12 +2,14 @@
 # Trains Qwen3-8B-Base with DAPO and early-stopped rollouts, on one or several nodes of 8 GPUs with 80 GB:
 #
 #   DATA_HOME=$HOME/data bash test_qwen3_8b.sh
-#   DATA_HOME=/shared/data NNODES=4 RAY_ADDRESS=10.0.0.1:6379 bash test_qwen3_8b.sh async_dapo.stop_rule=first_completed
+#   DATA_HOME=/shared/data CKPTS_DIR=/shared/checkpoints NNODES=4 RAY_ADDRESS=10.0.0.1:6379 bash test_qwen3_8b.sh
 #
 # Prepare the data with prepare_dapo_data.sh first. Arguments are further Hydra overrides. The environment decides:
 #
 #   DATA_HOME    folder with dapo-math-17k.parquet and aime-2024.parquet, the same on every node; required
 #   MODEL_PATH   model folder, the same on every node, or name on the Hugging Face hub [Qwen/Qwen3-8B-Base]
+#   CKPTS_DIR    folder of the checkpoints, 100 GB each, three are kept; with NNODES > 1 required, and shared by all nodes
+#                [checkpoints]
 #   NNODES       nodes to train on [1]
 #   RAY_ADDRESS  running Ray cluster to join; required if NNODES > 1, else a local one is started []
 set -euo pipefail
@@ -21,10 +23,12 @@ if [[ ! $nnodes =~ ^[1-9][0-9]*$ ]]; then
 fi
 if ((nnodes > 1)); then
   : "${RAY_ADDRESS:?set RAY_ADDRESS to the head of a Ray cluster with NNODES nodes, for example 10.0.0.1:6379}"
+  : "${CKPTS_DIR:?set CKPTS_DIR to a folder that all nodes share: each writes a part of every checkpoint}"
 fi
 
 # The recipe may have been copied anywhere, under any parent: it is started as PARENT.FOLDER.main_async_dapo.
 data_home=$(cd -- "$DATA_HOME" && pwd)
+ckpts_dir=$(realpath --canonicalize-missing -- "${CKPTS_DIR:-checkpoints}")
 if [[ -d $model_path ]]; then model_path=$(cd -- "$model_path" && pwd); fi
 recipe_dir=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 parent_dir=$(dirname -- "$recipe_dir")
@@ -111,6 +115,7 @@ overrides=(
   trainer.test_freq=5
   trainer.save_freq=10
   trainer.max_actor_ckpt_to_keep=3
+  trainer.default_local_dir="$ckpts_dir/qwen3-8b-base"
   trainer.project_name=async_dapo
   trainer.experiment_name=qwen3-8b-base
 )

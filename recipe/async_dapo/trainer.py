@@ -14,7 +14,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from . import store
 from .client import AsyncDAPOLLMClient
-from .config import AsyncDAPOConfig
+from .config import AsyncDAPOConfig, ConfigError
 from .core.trajectory import PromptGroup
 from .manager import AsyncDAPOAgentLoopManager, make_group, rows_of
 from .metrics import importance_metrics
@@ -112,6 +112,13 @@ class AsyncDAPOTrainer(PPOTrainer):
             )
         with open(path, "rb") as file:
             self.replay_buffer.pool.load_state_dict(pickle.load(file))
+        n = self.config.actor_rollout_ref.rollout.n
+        if other := self.replay_buffer.pool.group_sizes - {n}:
+            raise ConfigError(
+                "actor_rollout_ref.rollout.n",
+                n,
+                f"the checkpoint holds groups of {other.pop()}; resume with that, or set trainer.resume_mode=disable",
+            )
         store.forget_all_but(self.replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
 
     def _checkpoint_folder(self) -> Path:

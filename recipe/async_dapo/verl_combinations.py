@@ -1,9 +1,11 @@
 """Combinations of verl options that would be ignored in part, or that fail only after the first rollout."""
 
-import math
+from importlib.util import find_spec
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
+from .batch_sizes import check_batch_sizes, num_gpus
 from .config import AsyncDAPOConfig, ConfigError, ImportanceSampling
 from .correction import check_importance_sampling, importance_sampling_mode
 
@@ -30,10 +32,11 @@ def check_combinations(config: DictConfig, options: AsyncDAPOConfig) -> None:
     _check_reward_model(config)
     _check_overlong_penalty(config)
     _check_engines(config, options)
-    _check_mini_batch(config, options)
-    _check_micro_batches(config, options)
+    check_batch_sizes(config, options)
+    _check_attention(config)
     _check_validation(config)
     _check_trainer(config)
+    _check_storage(config, options)
 
 
 def _check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> None:
@@ -127,11 +130,11 @@ def _check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
         if OmegaConf.select(config, key) < 1:
             raise ConfigError(key, OmegaConf.select(config, key), "must be >= 1")
     per_engine = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    if per_engine < 1 or _num_gpus(config) % per_engine:
+    if per_engine < 1 or num_gpus(config) % per_engine:
         raise ConfigError(
             _ROLLOUT + "tensor_model_parallel_size",
             rollout.tensor_model_parallel_size,
-            f"an engine takes {per_engine} GPUs, which does not divide the {_num_gpus(config)} of trainer.nnodes x "
+            f"an engine takes {per_engine} GPUs, which does not divide the {num_gpus(config)} of trainer.nnodes x "
             "trainer.n_gpus_per_node",
         )
     if options.keeps_kv and rollout.free_cache_engine:
@@ -155,57 +158,21 @@ def _check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
         )
 
 
-def _check_mini_batch(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """verl fills a batch up with padding rows to a common multiple of ranks and mini batch, without a word."""
-    actor = config.actor_rollout_ref.actor
-    prompts = actor.ppo_mini_batch_size
-    if prompts < 1 or options.target_valid_groups % prompts:
-        raise ConfigError(
-            _ACTOR + "ppo_mini_batch_size",
-            prompts,
-            f"must divide data.train_batch_size={options.target_valid_groups}: verl would fill the last mini batch up "
-            "with padding",
-        )
-    ranks = _num_ranks(config)
-    if prompts * options.rollout_n % ranks:
-        raise ConfigError(
-            _ACTOR + "ppo_mini_batch_size",
-            prompts,
-            f"times rollout.n={options.rollout_n} trajectories must be a multiple of the {ranks} data-parallel ranks; "
-            f"set a multiple of {ranks // math.gcd(ranks, options.rollout_n)}",
-        )
+def _check_attention(config: DictConfig) -> None:
+    """verl asks for flash attention unless told otherwise; its extra `vllm` does not bring the package.
 
-
-def _check_micro_batches(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """A micro batch must hold the longest trajectory (dynamic), or divide what a rank gets (fixed)."""
-    actor = config.actor_rollout_ref.actor
-    if actor.use_dynamic_bsz:
-        longest_tok = config.data.max_prompt_length + config.data.max_response_length
-        parallel = _sequence_parallel(config)
-        for key in (_ACTOR + "ppo_max_token_len_per_gpu", _ROLLOUT + "log_prob_max_token_len_per_gpu"):
-            value = OmegaConf.select(config, key)
-            if value * parallel < longest_tok:
-                raise ConfigError(
-                    key,
-                    value,
-                    f"must be >= {-(-longest_tok // parallel)}: a trajectory can have {longest_tok} tokens, over "
-                    f"{parallel} sequence-parallel ranks; training would fail at the first long one",
-                )
-        return
-    ranks = _num_ranks(config)
-    per_rank = {
-        _ACTOR + "ppo_micro_batch_size_per_gpu": actor.ppo_mini_batch_size * options.rollout_n // ranks,
-        _ROLLOUT + "log_prob_micro_batch_size_per_gpu": options.target_valid_groups * options.rollout_n // ranks,
-    }
-    for key, rows in per_rank.items():
-        value = OmegaConf.select(config, key)
-        if value is None or value < 1 or rows % value:
-            raise ConfigError(
-                key,
-                value,
-                f"must divide the {rows} trajectories that a rank gets; or set "
-                "actor_rollout_ref.actor.use_dynamic_bsz=True",
-            )
+    A driver without a GPU says nothing of the nodes that have one.
+    """
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    attention = OmegaConf.select(config, key) or "flash_attention_2"
+    is_missing = torch.cuda.is_available() and not any(find_spec(package) for package in ("flash_attn", "kernels"))
+    if config.trainer.device == "cuda" and attention == "flash_attention_2" and is_missing:
+        raise ConfigError(
+            key,
+            attention,
+            "the trainer needs the package flash-attn; run: pip install --no-build-isolation flash-attn==2.8.3, or set "
+            f"++{key}=sdpa and actor_rollout_ref.model.use_remove_padding=False",
+        )
 
 
 def _check_validation(config: DictConfig) -> None:
@@ -232,6 +199,13 @@ def _check_trainer(config: DictConfig) -> None:
         raise ConfigError(
             "trainer.critic_warmup", trainer.critic_warmup, "there is no critic, and the actor would not train; set 0"
         )
+    if trainer.default_hdfs_dir is not None:
+        raise ConfigError(
+            "trainer.default_hdfs_dir",
+            trainer.default_hdfs_dir,
+            "verl copies the model there, but neither prompts nor buffer, and never resumes from it; set null, and "
+            "trainer.default_local_dir to a shared folder",
+        )
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         raise ConfigError("trainer.resume_from_path", None, "set it to a checkpoint folder, or resume_mode=auto")
     if actor.strategy != "megatron" and actor.checkpoint.async_save:
@@ -240,17 +214,14 @@ def _check_trainer(config: DictConfig) -> None:
         )
 
 
-def _num_gpus(config: DictConfig) -> int:
-    return config.trainer.n_gpus_per_node * config.trainer.nnodes
-
-
-def _sequence_parallel(config: DictConfig) -> int:
-    sizes = (_ACTOR + "ulysses_sequence_parallel_size", _ACTOR + "fsdp_config.ulysses_sequence_parallel_size")
-    return max(OmegaConf.select(config, key) or 1 for key in sizes)
-
-
-def _num_ranks(config: DictConfig) -> int:
-    """Data-parallel ranks of FSDP; 1 for other strategies, which divide the GPUs in other ways."""
-    if config.actor_rollout_ref.actor.strategy not in ("fsdp", "fsdp2"):
-        return 1
-    return max(1, _num_gpus(config) // _sequence_parallel(config))
+def _check_storage(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """Trained and carried trajectories are stored; TransferQueue ends the run where they have no room."""
+    backend = config.transfer_queue.backend
+    limit = backend.SimpleStorage.total_storage_size
+    needed = (options.target_valid_groups + options.over_sampling_batch_size) * options.rollout_n
+    if backend.storage_backend == "SimpleStorage" and limit is not None and limit < needed:
+        raise ConfigError(
+            "transfer_queue.backend.SimpleStorage.total_storage_size",
+            limit,
+            f"must be >= {needed} trajectories: data.train_batch_size + async_dapo.over_sampling_batch_size groups",
+        )

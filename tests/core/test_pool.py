@@ -45,8 +45,10 @@ def summary_of(run: Run, outcomes: list[GroupOutcome], started: list[str], waiti
     )
 
 
-def valid(uid: str) -> GroupOutcome:
-    return GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID, oldest_version=0, newest_version=0)
+def valid(uid: str, *lens_tok: int) -> GroupOutcome:
+    return GroupOutcome(
+        prompt_uid=uid, verdict=Verdict.VALID, response_lens_tok=lens_tok, oldest_version=0, newest_version=0
+    )
 
 
 def opened_run(stop_rule: StopRuleName, **options: bool) -> tuple[Run, list[PromptGroup]]:
@@ -120,6 +122,16 @@ def test_given_a_stale_group_when_dispatched_then_it_is_retired_and_its_prompt_w
     assert [group.uid for group in dispatch.groups] == ["again-1", uids[2]]
     assert dispatch.groups[0].prompt == groups[1].prompt and dispatch.groups[0].generated_tok == 0
     assert run.pool.ledger.retired == 1
+
+
+def test_given_a_stale_surplus_group_when_it_is_retired_then_its_tokens_are_counted() -> None:
+    run = Run(Random(0), 1, 2, True, StopRuleName.FIRST_COMPLETED, 1, step=1)
+    run.draw(2)
+    uids = [group.uid for group in run.pool.dispatch(1).groups]
+    run.pool.settle(summary_of(run, [valid(uids[0], 3, 4), valid(uids[1], 5, 6)], uids, []), [])
+    dispatch = run.pool.dispatch(3)
+    assert dispatch.retired_uids == (uids[1],) and dispatch.retired_tok == 11
+    assert run.pool.group_sizes == set() and dispatch.groups[0].uid == "again-1"
 
 
 def test_given_terms_that_do_not_close_when_checked_then_the_ledger_says_which() -> None:

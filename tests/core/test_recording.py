@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.recording import Recorder, append_tokens, prompt_digest
-from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
+from recipe.async_dapo.core.recording import Recorder, SampledTokens, append_tokens, prompt_digest
+from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Segment, Trajectory, Turn
 
 tokens = st.integers(0, 2**31 - 1)
 log_probs = st.floats(-100, 0, width=32)
@@ -37,7 +37,7 @@ def test_given_any_requests_when_recorded_then_segments_concatenate_to_exactly_w
     [([1, 2], [0.0, 0.0], [(0, 1)]), ([1, 2], [0.0], [(0, 2)]), ([1], [0.0], [(0, 2)]), ([1], [], [])],
 )
 def test_given_stamps_or_log_probs_that_do_not_cover_the_tokens_then_it_is_an_error(token_ids, probs, stamps) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(BrokenRecord):
         append_tokens(Turn(prompt_digest=b"", prompt_len_tok=1), token_ids, probs, stamps)
 
 
@@ -108,3 +108,32 @@ def test_given_a_trajectory_when_finished_or_restarted_then_its_lengths_and_vers
     assert group.age == 3
     assert group.restart() == count
     assert not group.has_started and group.generated_tok == group.age == 0 and not group.versions()
+
+
+def sampled_by(versions: list[int]) -> tuple[Turn, Turn]:
+    """Two turns of tokens 0, 1, 2, ... with log-probs 0, -1, -2, ... of the given versions."""
+    turns = Turn(prompt_digest=b"", prompt_len_tok=1), Turn(prompt_digest=b"", prompt_len_tok=1)
+    for token, version in enumerate(versions):
+        turns[token >= len(versions) // 2].segments.append(
+            Segment(policy_version=version, token_ids=[token], rollout_log_probs=[-float(token)])
+        )
+    return turns
+
+
+@given(versions=st.lists(st.integers(0, 3), min_size=1, max_size=12), data=st.data())
+def test_given_outputs_that_drop_some_sampled_tokens_then_the_versions_of_the_others_are_found(versions, data) -> None:
+    kept = sorted(data.draw(st.sets(st.integers(0, len(versions) - 1))))
+    border = data.draw(st.integers(0, len(kept)))
+    sampled = SampledTokens(sampled_by(versions))
+    for output in (kept[:border], kept[border:]):
+        assert sampled.stamps_of(output, [-float(t) for t in output]) == tuple(stamps_of([versions[t] for t in output]))
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "log_probs"),
+    [([0, 2, 1], [0.0, -2.0, -1.0]), ([3], [-3.0]), ([0, 2], [0.0, -1.0]), ([0, 1, 2, 0], [0.0, -1.0, -2.0, 0.0])],
+    ids=["another order", "another token", "another log-prob", "too many"],
+)
+def test_given_an_output_that_was_not_sampled_then_it_is_an_error(token_ids, log_probs) -> None:
+    with pytest.raises(BrokenRecord, match="tokens that no engine sampled, or in another order"):
+        SampledTokens(sampled_by([0, 0, 1])).stamps_of(token_ids, log_probs)

@@ -12,7 +12,15 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from recipe.async_dapo.config import ConfigError, OnRewardError, RewardConfig
 from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder, prompt_digest
-from recipe.async_dapo.core.trajectory import Attachment, GroupOutcome, PromptGroup, Trajectory, Turn, Verdict
+from recipe.async_dapo.core.trajectory import (
+    Attachment,
+    BrokenRecord,
+    GroupOutcome,
+    PromptGroup,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 from recipe.async_dapo.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from recipe.async_dapo.group_rollout import GroupRollout
 from recipe.async_dapo.reward import RewardScorer
@@ -96,7 +104,7 @@ def test_given_all_trajectories_end_then_the_group_is_judged_with_the_last_one(v
     async def main() -> None:
         held = group()
         outcome = await outcome_of(rollout(compute_score=scores(*values)), held)
-        assert (outcome.verdict, outcome.metric_mean) == (verdict, sum(values) / N)
+        assert outcome.verdict is verdict
         assert outcome.response_lens_tok == (1,) * N and (outcome.oldest_version, outcome.newest_version) == (0, 0)
         assert now_s() == pytest.approx(N) and not held.unfinished
 
@@ -139,7 +147,11 @@ def test_given_an_agent_loop_that_raises_then_the_group_is_dropped_and_counted(o
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
 
 
-@pytest.mark.parametrize("error", [ActorDiedError(), EnginesUnavailable("none"), ConfigError("key", 1, "remedy")])
+@pytest.mark.parametrize(
+    "error",
+    [ActorDiedError(), EnginesUnavailable("none"), ConfigError("key", 1, "remedy"), BrokenRecord("no log-probs")],
+    ids=repr,
+)
 def test_given_a_part_of_the_system_gone_then_it_is_no_failed_group_but_an_error(error: Exception) -> None:
     async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         await asyncio.sleep(1 + trajectory.session_id)
@@ -205,7 +217,7 @@ def test_given_an_interrupted_group_when_run_again_then_finished_trajectories_st
         assert outcome is None and len(held.unfinished) == 2
         kept = [trajectory.outputs for trajectory in held.trajectories[:2]]
         outcome = await outcome_of(rollout(compute_score=scores(1, 0)), held)
-        assert outcome.verdict is Verdict.VALID and outcome.metric_mean == 0.5
+        assert outcome.verdict is Verdict.VALID
         assert [trajectory.outputs for trajectory in held.trajectories[:2]] == kept
 
     simulate(main())

@@ -23,6 +23,9 @@ class InsatiableManager:
 
     def abandon(self, attachments: Sequence[object]) -> None: ...
 
+    def count_ended(self) -> dict[str, int]:
+        return {"filtered": 7, "generation_error": 2}
+
     def next_event(self) -> RoundEvent:
         self.events += 1
         assert self.events < 100, "the step does not end"
@@ -50,4 +53,4 @@ def test_given_only_filtered_groups_when_the_limit_is_reached_then_the_step_ends
         buffer.sample(global_steps=1, partition_id="train", batch_size=8)
     assert drawn == [12] * limit
     assert str(refused.value).startswith(f"algorithm.filter_groups.max_num_gen_batches={limit}: drew {limit} batches")
-    assert "fewer than 8 valid groups" in str(refused.value)
+    assert "fewer than 8 valid groups; groups ended as 7 filtered, 2 generation_error: " in str(refused.value)

@@ -61,6 +61,11 @@ def test_given_a_missing_column_when_checked_then_it_is_named(run, tmp_path, col
         ({"reward_model": "2"}, "column reward_model must hold {'ground_truth': ...}, it holds string"),
         ({"reward_model": {"answer": "2"}}, "column reward_model must hold {'ground_truth': ...}"),
         ({"__rollout_n__": 8}, "has the columns ['__rollout_n__'], which this recipe does not read"),
+        ({"images": [b"png"]}, "has the columns ['images']: training would not see images, video or audio"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
+            "has content of list<element: struct<type: string>>: training would not see images, video or audio",
+        ),
     ],
     ids=str,
 )

@@ -1,13 +1,17 @@
 """Bad options are refused before Ray starts, with a message that names key, value and remedy."""
 
 import pickle
+import re
+import sys
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
-from recipe.async_dapo import preflight
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo import verl_combinations
+from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.preflight import check_all, check_versions
+from recipe.async_dapo.verl_combinations import check_combinations
 from recipe.async_dapo.verl_options import FIXED, IGNORED, SHADOWED
 
 from .runs import ComposeRun
@@ -76,6 +80,15 @@ BAD_OPTIONS = [
     ),
     ("actor_rollout_ref.actor.loss_agg_mode=mean", "verl refuses these options: "),
     ("data.val_max_samples=${nowhere}", "data.val_max_samples=<unreadable>: "),
+    ("trainer.default_hdfs_dir=hdfs://run", "trainer.default_hdfs_dir=hdfs://run: verl copies the model there, but"),
+    (
+        "transfer_queue.backend.SimpleStorage.total_storage_size=95",
+        "transfer_queue.backend.SimpleStorage.total_storage_size=95: must be >= 96 trajectories",
+    ),
+    (
+        "algorithm.rollout_correction.loss_type=reinforce",
+        "algorithm.rollout_correction.loss_type=reinforce: acts with async_dapo.importance_sampling=bypass only",
+    ),
 ]
 
 BAD_COMBINATIONS = [
@@ -119,6 +132,19 @@ BAD_COMBINATIONS = [
     (
         ["algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_is=token"],
         "algorithm.rollout_correction.rollout_is=token: PPO's ratio is the importance weight in bypass mode",
+    ),
+    (
+        ["algorithm.rollout_correction.bypass_mode=True", "async_dapo.importance_sampling=decoupled"],
+        "algorithm.rollout_correction.bypass_mode=True: contradicts async_dapo.importance_sampling=decoupled",
+    ),
+    (
+        [
+            "async_dapo.importance_sampling=bypass",
+            "algorithm.rollout_correction.rollout_rs=seq_mean_k3",
+            "algorithm.rollout_correction.rollout_rs_threshold=0.1",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+        ],
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gspo: is replaced by verl's bypass loss",
     ),
     (["custom_reward_function.path=a.py"], "custom_reward_function.path=a.py: verl's V1 trainer does not read"),
     (["reward_model.reward_manager=dapo"], "reward_model.reward_manager=dapo: verl's V1 trainer does not read"),
@@ -172,19 +198,61 @@ def test_an_option_that_another_one_shadows_must_agree_with_it(run, key, read):
     assert f"{key}={value}: is ignored, verl reads {read}" in refusal(run, f"{key}={value}")
 
 
-def test_given_another_verl_when_checked_then_the_required_one_is_named(monkeypatch):
-    monkeypatch.setattr(preflight, "version", lambda name: "0.7.0")
-    with pytest.raises(ConfigError, match=r"^verl=verl==0\.7\.0: .*pip install 'verl==0\.9\.1'$"):
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+
+
+def check_on_gpus(run: ComposeRun, *overrides: str) -> None:
+    config = run("trainer.device=cuda", *overrides)
+    check_combinations(config, AsyncDAPOConfig.from_hydra(config))
+
+
+def test_given_gpus_without_flash_attention_when_checked_then_the_package_is_named(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(verl_combinations, "find_spec", lambda package: None)
+    with pytest.raises(
+        ConfigError, match=f"^{ATTENTION}=flash_attention_2: .*pip install --no-build-isolation flash-attn"
+    ):
+        check_on_gpus(run)
+
+
+def test_given_gpus_with_flash_attention_or_without_need_of_it_when_checked_then_accepted(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(verl_combinations, "find_spec", lambda package: package == "flash_attn" or None)
+    check_on_gpus(run)
+    monkeypatch.setattr(verl_combinations, "find_spec", lambda package: None)
+    check_on_gpus(run, f"++{ATTENTION}=sdpa")
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder that Python searches before the installed packages."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "verl", raising=False)
+    return tmp_path
+
+
+def test_given_another_verl_in_the_checkout_when_checked_then_it_is_found_and_the_required_one_named(checkout):
+    write_verl(checkout / "verl", "0.10.0.dev")
+    folder = re.escape(str(checkout / "verl"))
+    with pytest.raises(ConfigError, match=rf"^verl=verl==0\.10\.0\.dev in {folder}: .*pip install 'verl==0\.9\.1'$"):
         check_versions()
 
 
-def test_given_no_verl_when_checked_then_the_required_one_is_named(monkeypatch):
-    def not_installed(name: str) -> str:
-        raise preflight.PackageNotFoundError(name)
+def test_given_the_required_verl_in_the_checkout_when_checked_then_it_is_accepted(checkout):
+    write_verl(checkout / "verl", "0.9.1")
+    check_versions()
 
-    monkeypatch.setattr(preflight, "version", not_installed)
-    with pytest.raises(ConfigError, match=r"^verl=no verl: .*pip install 'verl==0\.9\.1'$"):
+
+def test_given_no_verl_when_checked_then_the_required_one_is_named(checkout, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(checkout)])
+    with pytest.raises(ConfigError, match=r"^verl=none: .*pip install 'verl==0\.9\.1'$"):
         check_versions()
+
+
+def write_verl(package, version):
+    (package / "version").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "version" / "version").write_text(f"{version}\n")
 
 
 def test_an_error_raised_in_an_actor_arrives_whole():

@@ -21,7 +21,7 @@ from .runs import RECIPE, compose_run, rows, write_model, write_parquet
 
 SCRIPT = RECIPE / "test_qwen3_8b.sh"
 Completed = subprocess.CompletedProcess[str]
-INPUTS = ("DATA_HOME", "MODEL_PATH", "NNODES", "RAY_ADDRESS")
+INPUTS = ("DATA_HOME", "MODEL_PATH", "CKPTS_DIR", "NNODES", "RAY_ADDRESS")
 AT_ROOT = RECIPE.parents[1] / "test_qwen3_8b.sh"
 
 
@@ -65,6 +65,7 @@ def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     assert config.actor_rollout_ref.model.path == "Qwen/Qwen3-8B-Base"
     assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (1, 8)
+    assert config.trainer.default_local_dir == str(tmp_path / "checkpoints" / "qwen3-8b-base")
     assert (config.data.max_prompt_length, config.data.max_response_length) == (1024, 8192)
     assert (options.rollout_n, options.target_valid_groups, options.over_sampling_batch_size) == (16, 512, 1024)
     assert (options.num_workers, options.max_concurrent_prompts, options.filter.metric) == (8, 16, "acc")
@@ -82,9 +83,10 @@ def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe
 
 @pytest.mark.parametrize("nnodes", [1, 2, 4])
 def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_and_ours(data_home, tmp_path, nnodes):
-    done = run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES=str(nnodes), RAY_ADDRESS="10.0.0.1:6379")
-    config = composed(done)
+    cluster = {"NNODES": str(nnodes), "RAY_ADDRESS": "10.0.0.1:6379", "CKPTS_DIR": "/shared/checkpoints"}
+    config = composed(run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, **cluster))
     assert config.trainer.nnodes == nnodes
+    assert config.trainer.default_local_dir == "/shared/checkpoints/qwen3-8b-base"
     check_verl_options(config)
     check_combinations(config, AsyncDAPOConfig.from_hydra(config))
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
@@ -118,6 +120,7 @@ def test_given_a_copied_folder_when_run_then_the_copy_is_started(data_home, tmp_
         ({"DATA_HOME": "/tmp", "NNODES": "0"}, "NNODES=0: must be a number >= 1"),
         ({"DATA_HOME": "/tmp", "NNODES": "two"}, "NNODES=two: must be a number >= 1"),
         ({"DATA_HOME": "/tmp", "NNODES": "2"}, "RAY_ADDRESS: set RAY_ADDRESS to the head of a Ray cluster"),
+        ({"DATA_HOME": "/tmp", "NNODES": "2", "RAY_ADDRESS": "a:1"}, "CKPTS_DIR: set CKPTS_DIR to a folder that all"),
     ],
     ids=str,
 )

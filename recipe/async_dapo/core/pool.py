@@ -70,6 +70,12 @@ class PromptPool:
         return tuple(carried.uid for carried in self._carried)
 
     @property
+    def group_sizes(self) -> set[int]:
+        """Trajectories of a group, over all groups that are held [count]."""
+        groups = [*self._waiting, *self._buffered, *(carried.group for carried in self._carried)]
+        return {len(group.trajectories) for group in groups}
+
+    @property
     def buffered(self) -> Sequence[PromptGroup]:
         return tuple(self._buffered)
 
@@ -174,7 +180,12 @@ class PromptPool:
         group = self._in_round.pop(outcome.prompt_uid)
         group.restart()
         assert outcome.oldest_version is not None and outcome.newest_version is not None, "a valid group has tokens"
-        return CarriedGroup(group=group, oldest_version=outcome.oldest_version, newest_version=outcome.newest_version)
+        return CarriedGroup(
+            group=group,
+            oldest_version=outcome.oldest_version,
+            newest_version=outcome.newest_version,
+            generated_tok=sum(outcome.response_lens_tok),
+        )
 
     def _count_ended(self, summary: RoundSummary) -> tuple[int, dict[str, int]]:
         failed: dict[str, int] = {}
@@ -228,6 +239,7 @@ class PromptPool:
     def _retire(self, groups: list[PromptGroup], step: int) -> int:
         """Give groups up, and queue their prompts again, in front. Returns the tokens thrown away."""
         uids = {group.uid for group in groups}
+        lost_tok = sum(carried.generated_tok for carried in self._carried if carried.uid in uids)
         self._carried = [carried for carried in self._carried if carried.uid not in uids]
         self._buffered = [group for group in self._buffered if group.uid not in uids]
         again = [
@@ -242,4 +254,4 @@ class PromptPool:
         self.ledger.retired += len(groups)
         self.ledger.drawn += len(again)
         self._waiting.extendleft(reversed(again))
-        return sum(group.restart() for group in groups)
+        return lost_tok + sum(group.restart() for group in groups)

@@ -12,6 +12,7 @@ class CarriedGroup:
     group: PromptGroup  # without tokens
     oldest_version: int
     newest_version: int
+    generated_tok: int
 
     @property
     def uid(self) -> str:

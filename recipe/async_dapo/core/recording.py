@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import groupby
 
-from .trajectory import Attachment, Segment, Trajectory, Turn
+from .trajectory import Attachment, BrokenRecord, Segment, Trajectory, Turn
 
 
 def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
@@ -55,6 +56,9 @@ def append_tokens(
         token_ids: new tokens.
         log_probs: the engine's log-prob of each [nats].
         stamps: (policy version, number of tokens) in order; sums to len(token_ids).
+
+    Raises:
+        BrokenRecord: when they do not.
     """
     start = 0
     for version, num_tokens in stamps:
@@ -66,7 +70,50 @@ def append_tokens(
             turn.segments.pop()
         turn.segments.append(Segment(policy_version=version, token_ids=ids, rollout_log_probs=probs))
         start = end
-    assert start == len(token_ids) == len(log_probs), "segments do not cover the tokens"
+    if not start == len(token_ids) == len(log_probs):
+        raise BrokenRecord(f"{len(token_ids)} tokens with {len(log_probs)} log-probs, and versions of {start}")
+
+
+class SampledTokens:
+    """All that the engines sampled for a trajectory, in order, to find the outputs of its agent loop in it."""
+
+    def __init__(self, turns: Iterable[Turn]) -> None:
+        self._ids, self._log_probs, self._versions = array("i"), array("f"), array("i")
+        self._next = 0
+        for segment in (segment for turn in turns for segment in turn.segments):
+            self._ids.extend(segment.token_ids)
+            self._log_probs.extend(segment.rollout_log_probs)
+            self._versions.extend([segment.policy_version] * len(segment.token_ids))
+
+    def stamps_of(self, token_ids: Sequence[int], log_probs: Sequence[float]) -> tuple[tuple[int, int], ...]:
+        """(policy version, tokens) of the next output's generated tokens, which are sampled ones in order. A loop may
+        have dropped some of those (cut at its end, or a tool's marker).
+
+        Raises:
+            BrokenRecord: if they are not.
+        """
+        versions = self._run_of(token_ids) or self._one_by_one(array("i", token_ids), array("f", log_probs))
+        return tuple((version, len(list(same))) for version, same in groupby(versions))
+
+    def _run_of(self, token_ids: Sequence[int]) -> array:
+        """Versions, if the tokens follow the ones found last without a gap; else nothing."""
+        end = self._next + len(token_ids)
+        if self._ids[self._next : end] != array("i", token_ids):
+            return array("i")
+        start, self._next = self._next, end
+        return self._versions[start:end]
+
+    def _one_by_one(self, ids: array, log_probs: array) -> array:
+        """A token is the next sampled one with its id and its log-prob."""
+        versions = array("i")
+        for token in zip(ids, log_probs, strict=True):
+            while self._next < len(self._ids) and (self._ids[self._next], self._log_probs[self._next]) != token:
+                self._next += 1
+            if self._next == len(self._ids):
+                raise BrokenRecord("an output has tokens that no engine sampled, or in another order")
+            versions.append(self._versions[self._next])
+            self._next += 1
+        return versions
 
 
 current_recorder: ContextVar[Recorder | None] = ContextVar("current_recorder", default=None)

@@ -10,6 +10,7 @@
 The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -163,6 +164,10 @@ class Round:
         if self._rule is not None:
             self._rule.on_end(outcome.prompt_uid, outcome.verdict)
         self._update()
+
+    def count_ended(self) -> dict[str, int]:
+        """How groups have ended: verdict, or why a group failed -> groups."""
+        return dict(Counter(outcome.reason or str(outcome.verdict) for outcome in self._outcomes))
 
     def close(self) -> RoundSummary:
         """End the round: what still waits or runs is given back."""

@@ -11,6 +11,10 @@ from enum import StrEnum
 from typing import Any
 
 
+class BrokenRecord(RuntimeError):
+    """An engine's answer has a token without log-prob or policy version: no prompt is to blame."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Consecutive tokens that one policy version sampled."""
@@ -20,7 +24,8 @@ class Segment:
     rollout_log_probs: Sequence[float]  # array of typecode "f", nats, the engine's own, same length as token_ids
 
     def __post_init__(self) -> None:
-        assert len(self.token_ids) == len(self.rollout_log_probs), "a token without its behaviour log-prob"
+        if len(self.token_ids) != len(self.rollout_log_probs):
+            raise BrokenRecord(f"{len(self.token_ids)} tokens with {len(self.rollout_log_probs)} log-probs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,17 +169,16 @@ class GroupOutcome:
     response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory
     oldest_version: int | None = None  # of all generated tokens of the group
     newest_version: int | None = None
-    metric_mean: float = float("nan")
 
     @classmethod
-    def of(cls, group: PromptGroup, verdict: Verdict, **details: Any) -> "GroupOutcome":
+    def of(cls, group: PromptGroup, verdict: Verdict, reason: str = "") -> "GroupOutcome":
         """The report of a group with what it has generated so far."""
         versions = group.versions()
         return cls(
             prompt_uid=group.uid,
             verdict=verdict,
+            reason=reason,
             response_lens_tok=tuple(trajectory.generated_tok for trajectory in group.trajectories),
             oldest_version=min(versions, default=None),
             newest_version=max(versions, default=None),
-            **details,
         )

@@ -22,7 +22,7 @@ DATA_SOURCE = "carry"
 ADDEND = 4
 MAX_PROMPT_TOK = 16
 
-_TOK_PER_ADDITION = 7
+TOK_PER_ADDITION = 7
 _COUNTER_SIZE = 100
 _HELD_OUT_ONE_IN = 4
 _CARRY_MARK = "_'"
@@ -46,7 +46,7 @@ class TaskShape:
     @property
     def max_response_tok(self) -> int:
         """The longest working with its end token, and some room."""
-        return _TOK_PER_ADDITION * (self.longest + 3)
+        return TOK_PER_ADDITION * (self.longest + 3)
 
 
 QUICK_START = TaskShape()

@@ -1,0 +1,60 @@
+"""Outputs of agent loops as they are stored: which policy version sampled each token, and what is refused."""
+
+from typing import Any
+
+import pytest
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.core.recording import SampledTokens, append_tokens
+from recipe.async_dapo.core.trajectory import Turn
+from recipe.async_dapo.store import PackedOutput
+
+
+def sampled() -> SampledTokens:
+    """Tokens 10 to 14: two of version 0, then three of version 1."""
+    turn = Turn(prompt_digest=b"", prompt_len_tok=1)
+    append_tokens(turn, [10, 11, 12, 13, 14], [-0.5, -0.25, -0.5, -0.25, -0.5], [(0, 2), (1, 3)])
+    return SampledTokens([turn])
+
+
+def output(response_ids: list[int], mask: list[int], **rest: Any) -> AgentLoopOutput:
+    log_probs = [-0.25 if token % 2 else -0.5 for token in response_ids]
+    return AgentLoopOutput(
+        prompt_ids=[1],
+        response_ids=response_ids,
+        response_mask=mask,
+        response_logprobs=log_probs,
+        metrics=AgentLoopMetrics(),
+        **rest,
+    )
+
+
+def test_given_tokens_of_tools_between_the_sampled_ones_then_only_the_latter_have_versions() -> None:
+    packed = PackedOutput.pack(output([10, 11, 12, 99, 99, 13, 14], [1, 1, 1, 0, 0, 1, 1]), sampled())
+    assert packed.stamps == ((0, 2), (1, 3))
+
+
+def test_given_an_output_that_ends_early_then_the_versions_are_those_of_what_is_left() -> None:
+    assert PackedOutput.pack(output([10, 11, 12], [1, 1, 1]), sampled()).stamps == ((0, 2), (1, 1))
+
+
+def test_given_a_sampled_token_that_the_loop_removes_then_later_ones_keep_their_versions() -> None:
+    assert PackedOutput.pack(output([10, 12, 13, 14], [1, 1, 1, 1]), sampled()).stamps == ((0, 1), (1, 3))
+
+
+def test_given_several_outputs_then_each_has_the_versions_of_its_own_tokens() -> None:
+    tokens = sampled()
+    assert PackedOutput.pack(output([10], [1]), tokens).stamps == ((0, 1),)
+    assert PackedOutput.pack(output([99], [0]), tokens).stamps == ()
+    assert PackedOutput.pack(output([11, 12, 13, 14], [1, 1, 1, 1]), tokens).stamps == ((0, 1), (1, 3))
+
+
+def test_given_tokens_of_tools_that_are_not_masked_then_they_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^agent loop=response_mask: .* no engine sampled.* mask tokens of tools"):
+        PackedOutput.pack(output([10, 99, 11], [1, 1, 1]), sampled())
+
+
+def test_given_images_then_they_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^agent loop=multi_modal_data: training would not see images"):
+        PackedOutput.pack(output([10], [1], multi_modal_data={"images": ["image"]}), sampled())
