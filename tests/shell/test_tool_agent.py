@@ -13,10 +13,11 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from recipe.async_dapo.core.recording import Recorder, current_recorder
+from recipe.async_dapo.core.recording import Recorder, SampledTokens, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.cpu.tiny_model import build_tokenizer
 from recipe.async_dapo.engine_requests import TrajectoryInterrupted
+from recipe.async_dapo.store import PackedOutput
 
 from . import scripted_server
 from .client_world import World
@@ -155,3 +156,5 @@ def test_given_stops_at_any_time_then_the_loop_ends_as_if_nothing_had_happened(
     assert len(it.trajectory.turns) == TURNS and it.recorder.diverged_tok == 0
     assert len({version for version, _ in it.trajectory.stamps}) > 1
     assert all(turn.attachment is None for turn in it.trajectory.turns)
+    packed = PackedOutput.pack(output, SampledTokens(it.trajectory.turns))
+    assert [v for v, n in packed.stamps for _ in range(n)] == [v for v, n in it.trajectory.stamps for _ in range(n)]
