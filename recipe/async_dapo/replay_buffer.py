@@ -110,6 +110,30 @@ class RoundReplayBuffer(ReplayBuffer):
         logger.info(step_line(global_steps, result, metrics))
         return batch, metrics
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on as if nothing had happened."""
+        return {
+            "pool": self.pool.state_dict(),
+            "over_sampling": self._over_sampling.state_dict(),
+            "lengths": self._lengths.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            ConfigError: when it holds groups of another size than `rollout.n`.
+        """
+        self.pool.load_state_dict(state["pool"])
+        self._over_sampling.load_state_dict(state["over_sampling"])
+        self._lengths.load_state_dict(state["lengths"])
+        if other := self.pool.group_sizes - {self._options.rollout_n}:
+            raise ConfigError(
+                "actor_rollout_ref.rollout.n",
+                self._options.rollout_n,
+                f"the checkpoint holds groups of {other.pop()}; resume with that, or set trainer.resume_mode=disable",
+            )
+
     def free_engines(self) -> None:
         """Take what is frozen in the engines out of them: validation needs their places."""
         self.manager.abandon(self.pool.detach())

@@ -14,7 +14,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from . import store
 from .client import AsyncDAPOLLMClient
-from .config import AsyncDAPOConfig, ConfigError
+from .config import AsyncDAPOConfig
 from .core.trajectory import PromptGroup
 from .manager import AsyncDAPOAgentLoopManager, make_group, rows_of
 from .metrics import importance_metrics
@@ -96,7 +96,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / POOL_FILE, "wb") as file:
-            pickle.dump(self.replay_buffer.pool.state_dict(), file, protocol=5)
+            pickle.dump(self.replay_buffer.state_dict(), file, protocol=5)
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
@@ -111,14 +111,7 @@ class AsyncDAPOTrainer(PPOTrainer):
                 "trainer.resume_mode=disable"
             )
         with open(path, "rb") as file:
-            self.replay_buffer.pool.load_state_dict(pickle.load(file))
-        n = self.config.actor_rollout_ref.rollout.n
-        if other := self.replay_buffer.pool.group_sizes - {n}:
-            raise ConfigError(
-                "actor_rollout_ref.rollout.n",
-                n,
-                f"the checkpoint holds groups of {other.pop()}; resume with that, or set trainer.resume_mode=disable",
-            )
+            self.replay_buffer.load_state_dict(pickle.load(file))
         store.forget_all_but(self.replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
 
     def _checkpoint_folder(self) -> Path:

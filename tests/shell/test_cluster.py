@@ -101,9 +101,9 @@ def test_given_calls_that_take_any_time_when_steps_are_run_then_all_invariants_h
 
 def resumed(start: Any, crashed: Cluster) -> Cluster:
     """A new cluster from a checkpoint of another; the engines are empty."""
-    state = pickle.dumps(crashed.buffer.pool.state_dict(), protocol=5)
+    state = pickle.dumps(crashed.buffer.state_dict(), protocol=5)
     cluster = start(crashed.options, task=crashed.task)
-    cluster.buffer.pool.load_state_dict(pickle.loads(state))
+    cluster.buffer.load_state_dict(pickle.loads(state))
     carried = cluster.buffer.pool.carried_uids
     rows = crashed.store.rows[store.TRAIN]
     cluster.store.rows[store.TRAIN] = {key: row for key, row in rows.items() if key.split("_")[0] in carried}

@@ -1,44 +1,50 @@
-"""A checkpoint that does not fit the options is refused when it is loaded."""
+"""What a checkpoint holds of the rollout, and that it is refused where it does not fit the options."""
 
 import pickle
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from recipe.async_dapo import store, trainer
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
-from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
 from recipe.async_dapo.replay_buffer import RoundReplayBuffer
+
+from .runs import ComposeRun
+
+
+def buffer(run: ComposeRun, *overrides: str) -> RoundReplayBuffer:
+    config = run("async_dapo.max_partial_share=0.5", "async_dapo.over_sampling_batch_size=32", *overrides)
+    return RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), draw=lambda count: [])
 
 
 @pytest.fixture
-def resumed(run, tmp_path, monkeypatch):
-    """A trainer that is about to load a checkpoint with one waiting group of 4."""
-    config = run(f"trainer.default_local_dir={tmp_path}")
-    buffer = RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), draw=lambda count: [])
+def checkpoint(run) -> bytes:
+    """Of a run that holds a waiting group of 4, starts fewer groups than it may, and has trained one."""
+    held = buffer(run)
     trajectories = [Trajectory(session_id=k) for k in range(4)]
-    buffer.pool.add_drawn([PromptGroup(uid="a", prompt={}, drawn_at_step=1, trajectories=trajectories)])
-    folder = tmp_path / "global_step_3"
-    folder.mkdir()
-    (folder / trainer.POOL_FILE).write_bytes(pickle.dumps(buffer.pool.state_dict()))
-    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: None)
-    monkeypatch.setattr(store, "forget_all_but", lambda uids, partition_id: None)
-    fresh = RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), draw=lambda count: [])
-    one: Any = trainer.AsyncDAPOTrainer.__new__(trainer.AsyncDAPOTrainer)
-    one.__dict__ |= vars(SimpleNamespace(config=config, global_steps=3, replay_buffer=fresh))
-    return one
+    held.pool.add_drawn([PromptGroup(uid="a", prompt={}, drawn_at_step=1, trajectories=trajectories)])
+    held._over_sampling.observe(0.9)
+    held._lengths.observe([GroupOutcome(prompt_uid="b", verdict=Verdict.VALID, response_lens_tok=(3, 5))], [])
+    held._lengths.mark_trained(["b"])
+    return pickle.dumps(held.state_dict())
 
 
-def test_given_groups_of_the_same_size_when_loaded_then_they_are_held(resumed):
-    resumed._load_checkpoint()
-    assert resumed.replay_buffer.pool.num_held == 1
+def test_given_a_checkpoint_when_loaded_then_the_run_goes_on_where_it_was(run, checkpoint):
+    resumed = buffer(run)
+    resumed.load_state_dict(pickle.loads(checkpoint))
+    assert resumed.pool.num_held == 1
+    assert resumed._over_sampling.groups_to_hold == 8 + 24 // 2
+    assert resumed._lengths.trained.mean_tok == resumed._lengths.dispatched.mean_tok == 4
 
 
-def test_given_groups_of_another_size_when_loaded_then_the_option_is_named(resumed):
-    resumed.config.actor_rollout_ref.rollout.n = 8
+def test_given_fewer_groups_to_hold_or_to_remember_when_loaded_then_the_options_of_this_run_hold(run, checkpoint):
+    resumed = buffer(run, "async_dapo.over_sampling_batch_size=10")
+    resumed.load_state_dict(pickle.loads(checkpoint))
+    assert resumed._over_sampling.groups_to_hold == 10
+
+
+def test_given_groups_of_another_size_when_loaded_then_the_option_is_named(run, checkpoint):
+    resumed = buffer(run, "actor_rollout_ref.rollout.n=8")
     with pytest.raises(
         ConfigError, match=r"^actor_rollout_ref\.rollout\.n=8: the checkpoint holds groups of 4; resume"
     ):
-        resumed._load_checkpoint()
+        resumed.load_state_dict(pickle.loads(checkpoint))

@@ -65,6 +65,13 @@ class LengthBiasWindow:
     def trained(self) -> "LengthSample":
         return LengthSample([group.mean_len_tok for group in self._groups.values() if group.is_trained])
 
+    def state_dict(self) -> dict[str, tuple[float, bool]]:
+        """uid -> (mean length, whether it was trained), oldest first."""
+        return {uid: (group.mean_len_tok, group.is_trained) for uid, group in self._groups.items()}
+
+    def load_state_dict(self, state: dict[str, tuple[float, bool]]) -> None:
+        self._groups = OrderedDict((uid, _Observed(*known)) for uid, known in list(state.items())[-self._size :])
+
     def _note(self, uid: str, lens_tok: Sequence[int]) -> None:
         mean_len_tok = sum(lens_tok) / len(lens_tok)
         known = self._groups.get(uid)
