@@ -3,7 +3,7 @@
 python -m benchmarks.side_by_side --tails 8 25 2 --engines 1 --repetitions 3
 
 Model, data, seeds, B, n, engine options and precision are the same in every row of a cell (a tail and a number of
-engines), but for `partial_stale_kv`, which needs every token at once (`stream_interval` 1 instead of 16). Rows are
+engines), but for `partial_stale_kv`, which needs every token at once (`stream_interval` 1). Rows are
 interleaved, repetition by repetition. Writes `runs.csv`. Runs that are in the file already are not
 repeated; delete it to start over. `python -m assets.side_by_side.draw` makes the table and the figure.
 """

@@ -18,7 +18,7 @@ from recipe.async_dapo.cpu.task import TaskShape
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = "recipe.async_dapo.main_async_dapo"
-STREAM_INTERVAL = 16  # tokens; what this recipe's configuration sets
+STREAM_INTERVAL = 64  # tokens; what this recipe's configuration sets
 WARM_UP_STEPS = 3  # the engine's and the trainer's first calls are slow
 _SAMPLING_S = 0.2
 _ENGINE_PROCESS = "VLLM::EngineCore"

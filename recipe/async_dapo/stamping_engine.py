@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl.workers.rollout.replica import TokenOutput
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 
@@ -75,27 +75,23 @@ class RequestTable:
         request = self._requests.get(request_id)
         return self.is_aborting or request is None or request.is_aborted
 
-    def note_chunk(self, request_id: str, chunk: RequestOutput, version: int) -> None:
+    def take_chunk(self, request_id: str, chunk: RequestOutput, version: int) -> None:
+        """Move the tokens of a chunk, if somebody still wants them, into the record of its request."""
         request = self._requests.get(request_id)
-        if request is None or not chunk.outputs:
-            return
-        completion = chunk.outputs[0]
-        log_probs = [
-            position[token].logprob
-            for token, position in zip(
-                completion.token_ids, completion.logprobs or (), strict=bool(completion.logprobs)
-            )
-        ]
-        request.add(version, list(completion.token_ids), log_probs)
-        request.finish_reason = completion.finish_reason
+        for completion in chunk.outputs:
+            if request is not None:
+                request.add(version, list(completion.token_ids), _sampled_log_probs(completion))
+                request.finish_reason = completion.finish_reason
+            completion.token_ids, completion.logprobs = [], []
 
 
 class StampingEngine:
-    """vLLM's engine, whose `generate` yields a request's first chunk and its last one.
+    """vLLM's engine, whose `generate` yields a request's first chunk and its last one, both without tokens.
 
     The output is read in increments, so that the front end's work per token does not grow with the length of the
-    response; every increment is noted with the policy version under which it arrived. Prompts are salted with that
-    version, so that no request meets prefix-cache entries of older weights.
+    response, and as mere numbers: no text, unless a stop string is looked for, and no object per token. Every
+    increment is recorded with the policy version under which it arrived. Prompts are salted with that version, so that
+    no request meets prefix-cache entries of older weights.
 
     Args:
         policy_version: what the engine's weights are now.
@@ -113,12 +109,13 @@ class StampingEngine:
         self, *, prompt: dict[str, Any], sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncIterator[RequestOutput]:
         sampling_params.output_kind = RequestOutputKind.DELTA
+        sampling_params.detokenize = bool(sampling_params.stop)
+        sampling_params.flat_logprobs = True
         salted = {**prompt, "cache_salt": f"policy-{self._policy_version()}"}
         stream = self._engine.generate(prompt=salted, sampling_params=sampling_params, request_id=request_id, **kwargs)
         is_first = True
         async for chunk in stream:
-            _trim_log_probs(chunk)
-            self._requests.note_chunk(request_id, chunk, self._policy_version())
+            self._requests.take_chunk(request_id, chunk, self._policy_version())
             if not chunk.finished and self._requests.must_abort(request_id):
                 await self._engine.abort(request_id)  # it was being admitted when it was to be aborted
             if is_first or chunk.finished:
@@ -126,8 +123,10 @@ class StampingEngine:
             is_first = False
 
 
-def _trim_log_probs(chunk: RequestOutput) -> None:
-    """vLLM hands an aborted request's last chunk, when it has no tokens, all earlier log-probs again (`[-0:]`)."""
-    for completion in chunk.outputs:
-        if completion.logprobs is not None:
-            completion.logprobs = completion.logprobs[: len(completion.token_ids)]
+def _sampled_log_probs(completion: CompletionOutput) -> list[float]:
+    """The log-prob of each token, first of its position; none if they were not asked for.
+
+    An aborted request's last chunk, when it has no tokens, repeats all earlier log-probs: they are left out.
+    """
+    flat = completion.logprobs
+    return [flat.logprobs[start] for start in flat.start_indices[: len(completion.token_ids)]] if flat else []

@@ -152,7 +152,7 @@ def test_chunks_have_the_fields_we_read() -> None:
 async def last_chunks(stream_interval: int, *, reads_s: float) -> list[CompletionOutput]:
     """A request that is aborted after 3 tokens, as its reader sees it."""
     engine = ScriptedEngine(9, stream_interval=stream_interval)
-    params = SamplingParams(max_tokens=100, logprobs=0, output_kind=RequestOutputKind.DELTA)
+    params = SamplingParams(max_tokens=100, logprobs=0, flat_logprobs=True, output_kind=RequestOutputKind.DELTA)
     prompt = {"prompt_token_ids": [7], "cache_salt": ""}
     stream = engine.generate(prompt=prompt, sampling_params=params, request_id="request")
 
@@ -170,7 +170,7 @@ async def last_chunks(stream_interval: int, *, reads_s: float) -> list[Completio
 
 
 def test_an_aborted_requests_empty_last_chunk_repeats_all_log_probs() -> None:
-    """The reason for `stamping_engine._trim_log_probs`: when this fails, vLLM has mended it, and it can go."""
+    """The reason for the slice in `stamping_engine._sampled_log_probs`: when this fails, vLLM has mended it."""
     *before, last = simulate(last_chunks(1, reads_s=0.0))
     assert [len(chunk.token_ids) for chunk in before] == [1, 1, 1]
     assert (len(last.token_ids), len(last.logprobs), last.finish_reason) == (0, 3, "abort")
