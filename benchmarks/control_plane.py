@@ -51,7 +51,7 @@ class Client:
 
     async def ours(self, count: int, wave: int) -> None:
         leases = [f"{self._name}-{wave}-{i}" for i in range(count)]
-        await asyncio.gather(*[_resolve(self._balancer.acquire_server.remote(lease, lease)) for lease in leases])
+        await asyncio.gather(*[_resolve(self._balancer.lease.remote(lease, lease)) for lease in leases])
         for lease in leases:
             self._releases.add(lease)
 

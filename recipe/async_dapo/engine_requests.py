@@ -45,6 +45,7 @@ class EngineRequests:
         self._balancer = balancer
         self._cleanup_timeout_s = cleanup_timeout_s
         self._releases = TurnBatch[str](balancer.release.remote)
+        self._servers: dict[str, ActorHandle] = {}
 
     async def advance(
         self, turn: Turn, request_id: str, prompt_ids: list[int], params: dict[str, Any], options: dict[str, Any]
@@ -68,12 +69,13 @@ class EngineRequests:
         lease_id = uuid4().hex if attachment is None else attachment.lease_id
         server_id, is_kept = "", False
         try:
-            leased = await self._lease(request_id, lease_id, attachment)
-            if leased is None and attachment is None:
+            leased_id = await self._lease(request_id, lease_id, attachment)
+            if leased_id is None and attachment is None:
                 raise TrajectoryInterrupted("stopped before the request was sent")
-            if leased is None:
+            server = None if leased_id is None else await self._server(leased_id)
+            if leased_id is None or server is None:
                 return None
-            server_id, server = leased
+            server_id = leased_id
             if attachment is None:
                 call = server.generate.remote(
                     prompt_ids=prompt_ids, sampling_params=params, request_id=lease_id, **options
@@ -86,6 +88,7 @@ class EngineRequests:
             if not server_id:
                 raise  # the load balancer itself is gone
             logger.error("server %s died under a request; trying another", server_id)
+            self._servers.pop(server_id, None)
             self._balancer.remove_servers.remote([server_id])
             return None
         except asyncio.CancelledError:
@@ -108,15 +111,22 @@ class EngineRequests:
         if attachments:
             self._balancer.abandon.remote(attachments)
 
-    async def _lease(
-        self, request_id: str, lease_id: str, attachment: Attachment | None
-    ) -> tuple[str, ActorHandle] | None:
+    async def _lease(self, request_id: str, lease_id: str, attachment: Attachment | None) -> str | None:
         if attachment is not None:
             return await self._balancer.server_of.remote(lease_id)
         try:
-            return await self._balancer.acquire_server.remote(request_id, lease_id)
+            return await self._balancer.lease.remote(request_id, lease_id)
         except RayTaskError as error:
             raise EnginesUnavailable(str(error.cause)) from error
+
+    async def _server(self, server_id: str) -> ActorHandle | None:
+        """The handle of a server, asked for once; None if it has been removed."""
+        if server_id not in self._servers:
+            handle = await self._balancer.server.remote(server_id)
+            if handle is None:
+                return None
+            self._servers[server_id] = handle
+        return self._servers[server_id]
 
     async def _receive(self, ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:
         """Await an output and record it, also when the caller is cancelled meanwhile."""

@@ -38,7 +38,7 @@ class LoadBalancerStats:
 class GlobalLoadBalancer:
     """Total capacity = `max_loads_per_server` x servers; least load; FIFO waiters; named leases, idempotent release.
 
-    A waiting request is voided by `stop`: its `acquire_server` returns None, and the caller gives its trajectory back.
+    A waiting request is voided by `stop`: its `lease` returns None, and the caller gives its trajectory back.
 
     Args:
         servers: server id -> vLLM server actor.
@@ -53,7 +53,7 @@ class GlobalLoadBalancer:
         self._pause_mode = options.get("pause_mode", "abort")
         self._handles = dict(servers)
         self._table.add_servers(servers)
-        self._waiters: dict[str, asyncio.Future[tuple[str, ActorHandle] | None]] = {}
+        self._waiters: dict[str, asyncio.Future[str | None]] = {}
         self._is_open = True
         self._released = asyncio.Event()  # replaced whenever a lease comes back
         self._acquired = 0
@@ -61,11 +61,11 @@ class GlobalLoadBalancer:
         self._inflight_max = 0
         self._inflight_since = time.monotonic()
 
-    async def acquire_server(self, request_id: str, lease_id: str | None = None) -> tuple[str, ActorHandle] | None:
-        """Lease a slot under `lease_id` (default: the request's id), waiting for one if need be.
+    async def lease(self, request_id: str, lease_id: str) -> str | None:
+        """Lease a slot under `lease_id`, waiting for one if need be; requests with the same id go to the same server.
 
         Returns:
-            Server id and handle; None if generation was stopped first, or the lease was released first.
+            The server's id, see `server`; None if generation was stopped first, or the lease was released first.
 
         Raises:
             RuntimeError: if there is no server at all.
@@ -74,9 +74,8 @@ class GlobalLoadBalancer:
             return None
         if not self._handles:
             raise RuntimeError("No available servers in load balancer")
-        lease_id = lease_id or request_id
         started = time.monotonic()
-        waiter: asyncio.Future[tuple[str, ActorHandle] | None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._note_inflight()
         grants = self._table.request(lease_id, sticky_key=request_id)
         self._waiters[lease_id] = waiter
@@ -84,21 +83,18 @@ class GlobalLoadBalancer:
             self._deliver(grants)
             if not waiter.done() and not self._table.is_waiting(lease_id):
                 return None  # released before it was requested
-            server = await waiter
+            server_id = await waiter
         except asyncio.CancelledError:
             self._take_back(lease_id)
             raise
         finally:
             del self._waiters[lease_id]
         self._note_wait(time.monotonic() - started)
-        return server
+        return server_id
 
-    async def release_server(self, server_id: str, request_id: str | None = None, lease_id: str | None = None) -> None:
-        """verl's way to give one lease back."""
-        name = lease_id or request_id
-        if name is None:
-            raise ValueError("release_server needs the lease_id, or the request_id that named the lease")
-        await self.release([name])
+    async def server(self, server_id: str) -> ActorHandle | None:
+        """For clients to keep: to send a handle with every lease would cost more than the lease. None if it is gone."""
+        return self._handles.get(server_id)
 
     async def release(self, lease_ids: Sequence[str]) -> None:
         """Give leases back. Releasing twice, or before the request arrives, is harmless."""
@@ -107,10 +103,9 @@ class GlobalLoadBalancer:
                 self._answer(lease_id, None)
             self._take_back(lease_id)
 
-    async def server_of(self, lease_id: str) -> tuple[str, ActorHandle] | None:
+    async def server_of(self, lease_id: str) -> str | None:
         """Where a request that was frozen in its engine is; None if its server is gone."""
-        server_id = self._table.server_of(lease_id)
-        return None if server_id is None else (server_id, self._handles[server_id])
+        return self._table.server_of(lease_id)
 
     async def abandon(self, attachments: list[Attachment]) -> None:
         """Take requests that nobody will continue out of their engines, then give their leases back."""
@@ -173,6 +168,18 @@ class GlobalLoadBalancer:
 
     # ---- the rest of verl's RequestLoadBalancer protocol ----
 
+    async def acquire_server(self, request_id: str, lease_id: str | None = None) -> tuple[str, ActorHandle] | None:
+        """verl's way to lease a slot."""
+        server_id = await self.lease(request_id, lease_id or request_id)
+        return (server_id, self._handles[server_id]) if server_id in self._handles else None
+
+    async def release_server(self, server_id: str, request_id: str | None = None, lease_id: str | None = None) -> None:
+        """verl's way to give one lease back."""
+        name = lease_id or request_id
+        if name is None:
+            raise ValueError("release_server needs the lease_id, or the request_id that named the lease")
+        await self.release([name])
+
     async def require_acquire_fields(self) -> list[str]:
         return ["lease_id"]
 
@@ -202,12 +209,12 @@ class GlobalLoadBalancer:
 
     def _deliver(self, grants: list[Grant]) -> None:
         for grant in grants:
-            self._answer(grant.lease_id, (grant.server_id, self._handles[grant.server_id]))
+            self._answer(grant.lease_id, grant.server_id)
         self._inflight_max = max(self._inflight_max, self._table.total_inflight)
 
-    def _answer(self, lease_id: str, server: tuple[str, ActorHandle] | None) -> None:
+    def _answer(self, lease_id: str, server_id: str | None) -> None:
         if not self._waiters[lease_id].done():  # a call that was cancelled gives its lease back itself
-            self._waiters[lease_id].set_result(server)
+            self._waiters[lease_id].set_result(server_id)
 
     def _take_back(self, lease_id: str) -> None:
         self._note_inflight()
