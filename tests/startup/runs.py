@@ -96,3 +96,10 @@ def override(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 ComposeRun = Callable[..., DictConfig]
+
+
+def write_verl(package: Path, version: str) -> None:
+    """A package `verl` of that version, and nothing in it."""
+    (package / "version").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "version" / "version").write_text(f"{version}\n")

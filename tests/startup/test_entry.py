@@ -11,7 +11,7 @@ from ray.exceptions import RayTaskError
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.main_async_dapo import _explained
 
-from .runs import RECIPE, valid_overrides
+from .runs import RECIPE, valid_overrides, write_verl
 
 REPOSITORY = RECIPE.parents[1]
 
@@ -60,11 +60,10 @@ def test_given_a_missing_file_when_started_then_the_process_ends_with_its_messag
 
 
 def test_given_another_verl_when_started_then_the_process_ends_with_the_remedy(files, tmp_path):
-    installed = tmp_path / "site" / "verl-0.7.0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.7.0\n")
-    done = start(tmp_path, *valid_overrides(files), python_path=(tmp_path / "site",))
-    message = "verl=verl==0.7.0: this recipe needs verl==0.9.1; run: pip install 'verl==0.9.1'"
+    other = tmp_path / "checkout" / "verl"
+    write_verl(other, "0.7.0")
+    done = start(tmp_path, *valid_overrides(files), python_path=(other.parent,))
+    message = f"verl=verl==0.7.0 in {other}: this recipe needs verl==0.9.1; run: pip install 'verl==0.9.1'"
     assert_refused(done, tmp_path, message)
 
 

@@ -14,7 +14,7 @@ from recipe.async_dapo.preflight import check_all, check_versions
 from recipe.async_dapo.verl_combinations import check_combinations
 from recipe.async_dapo.verl_options import FIXED, IGNORED, SHADOWED
 
-from .runs import ComposeRun
+from .runs import ComposeRun, write_verl
 
 # (override, what the message must contain)
 BAD_OPTIONS = [
@@ -247,12 +247,6 @@ def test_given_no_verl_when_checked_then_the_required_one_is_named(checkout, mon
     monkeypatch.setattr(sys, "path", [str(checkout)])
     with pytest.raises(ConfigError, match=r"^verl=none: .*pip install 'verl==0\.9\.1'$"):
         check_versions()
-
-
-def write_verl(package, version):
-    (package / "version").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "version" / "version").write_text(f"{version}\n")
 
 
 def test_an_error_raised_in_an_actor_arrives_whole():

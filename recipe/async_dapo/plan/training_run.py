@@ -71,10 +71,10 @@ class TrainingRun:
         """Run one training step."""
         self._step += 1
         before, drawn = self._fleet.counters(), self.pool.ledger.drawn
-        dispatch, lost_tok = self._open_round()
+        dispatch = self._open_round()
         simulated = self._simulate(dispatch)
         missing = self.options.target_valid_groups - self.pool.num_carried
-        lost_tok += _throw_away(simulated, self._habits, missing=missing, stop_rule=self.options.stop_rule)
+        lost_tok = _throw_away(simulated, self._habits, missing=missing, stop_rule=self.options.stop_rule)
         settlement = self.pool.settle(simulated.summary, simulated.unfinished)
         self.pool.check_ledger()
         if not self.options.keeps_tokens:
@@ -89,14 +89,15 @@ class TrainingRun:
             before=before,
         )
 
-    def _open_round(self) -> tuple[Dispatch, int]:
-        """As `RoundReplayBuffer.open_round`. Also returns the tokens of stored groups that were retired."""
+    def _open_round(self) -> Dispatch:
+        """As `RoundReplayBuffer.open_round`."""
         dispatch = self.pool.dispatch(self._step)
         for attachment in dispatch.retired_attachments:
             self._fleet.abandon(attachment)
-        lost_tok = sum(_length(self._stored.pop(uid)) for uid in dispatch.retired_uids if uid in self._stored)
+        for uid in dispatch.retired_uids:
+            self._stored.pop(uid, None)
         missing = self.pool.missing_for_round()
-        return (dispatch.extended(self._draw(missing)) if missing else dispatch), lost_tok
+        return dispatch.extended(self._draw(missing)) if missing else dispatch
 
     def _draw(self, count: int) -> Dispatch:
         self.pool.add_drawn(self._workload.draw(count, self._step))
