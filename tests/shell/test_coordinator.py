@@ -1,63 +1,16 @@
 """The coordinator actor as a plain class: events reach everybody at once, old rounds touch nothing."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from recipe.async_dapo.coordinator import EarlyStoppingCoordinator, RoundEvent, RoundSpec, Ticket
-from recipe.async_dapo.core.round import Round, StopReason
+from recipe.async_dapo.coordinator import RoundEvent
+from recipe.async_dapo.core.round import StopReason
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
+from recipe.async_dapo.core.trajectory import Verdict
 
-from .fakes import FakeHandle
+from .coordinator_world import FakeBalancer, coordinator, ended, spec, take, tickets
 from .simulation import now_s, settle, simulate
-
-
-class FakeBalancer:
-    """Knows only how to stop, which takes a while or fails."""
-
-    def __init__(self, takes_s: float = 0.0, error: Exception | None = None) -> None:
-        self.stops_s: list[float] = []
-        self._takes_s = takes_s
-        self._error = error
-
-    async def stop(self) -> float:
-        self.stops_s.append(now_s())
-        if self._error is not None:
-            raise self._error
-        await asyncio.sleep(self._takes_s)
-        return self._takes_s
-
-
-def spec(round_id: str = "step-1", **options: Any) -> RoundSpec:
-    defaults: dict[str, Any] = {
-        "stop_rule": StopRuleName.FIRST_COMPLETED,
-        "target_valid_groups": 2,
-        "carried_valid_groups": 0,
-        "num_workers": 2,
-        "drains": False,
-    }
-    return RoundSpec(round_id=round_id, **(defaults | options))
-
-
-def tickets(*uids: str, unfinished: int = 1) -> list[Ticket]:
-    return [Ticket(prompt_uid=uid, unfinished=unfinished, payload=uid.encode()) for uid in uids]
-
-
-def ended(uid: str, verdict: Verdict = Verdict.VALID) -> GroupOutcome:
-    return GroupOutcome(prompt_uid=uid, verdict=verdict)
-
-
-async def take(it: EarlyStoppingCoordinator, round_id: str = "step-1", worker: int = 0) -> str:
-    """The uid of a group that is there to be taken."""
-    ticket = await it.take_group(round_id, worker)
-    assert ticket is not None
-    return ticket.prompt_uid
-
-
-def coordinator(balancer: FakeBalancer | None = None) -> EarlyStoppingCoordinator:
-    return EarlyStoppingCoordinator(FakeHandle(balancer or FakeBalancer()))
 
 
 def test_given_the_last_valid_report_when_it_arrives_then_everybody_knows_without_the_clock_moving() -> None:
@@ -211,71 +164,6 @@ def test_given_draining_when_the_target_is_reached_then_lanes_end_at_once_and_th
         assert (await it.close_round("step-1"))[0].never_started == ("c",)
 
     simulate(main())
-
-
-def test_given_a_pool_size_when_a_trajectory_ends_then_the_next_group_starts_before_the_first_has_ended() -> None:
-    async def main() -> None:
-        it = coordinator()
-        await it.open_round(spec(pool_size=3), tickets("a", "b", unfinished=3))
-        await it.take_group("step-1", 0)
-        lane = asyncio.create_task(take(it))
-        await settle()
-        assert not lane.done()
-        await it.report_trajectories("step-1", ["a"])
-        assert await lane == "b"
-
-    simulate(main())
-
-
-@pytest.mark.parametrize("is_woken_first", [True, False])
-def test_given_waiting_lanes_when_one_is_cancelled_then_another_gets_the_place(is_woken_first) -> None:
-    async def main() -> None:
-        it = coordinator()
-        await it.open_round(spec(pool_size=1), tickets("a", "b"))
-        await it.take_group("step-1", 0)
-        first, second = (asyncio.create_task(take(it)) for _ in range(2))
-        await settle()
-        if is_woken_first:
-            await it.report_trajectories("step-1", ["a"])
-            first.cancel()
-        else:
-            first.cancel()
-            await settle()
-            await it.report_trajectories("step-1", ["a"])
-        assert await second == "b"
-        assert first.cancelled()
-
-    simulate(main())
-
-
-def test_given_many_waiting_lanes_when_places_come_free_then_only_those_that_get_a_group_are_woken(monkeypatch) -> None:
-    lanes, groups = 500, 50
-    tried = 0
-
-    def counted_take(state: Round, worker: int) -> str | None:
-        nonlocal tried
-        tried += 1
-        return take_of_round(state, worker)
-
-    take_of_round = Round.take
-    monkeypatch.setattr(Round, "take", counted_take)
-
-    async def main() -> None:
-        it = coordinator()
-        names = [f"group-{i}" for i in range(groups)]
-        await it.open_round(spec(target_valid_groups=groups, pool_size=1, num_workers=1), tickets(*names))
-        async with asyncio.TaskGroup() as tasks:
-            taken = [tasks.create_task(it.take_group("step-1", 0)) for _ in range(lanes)]
-            for name in names:
-                await settle()
-                await it.report_trajectories("step-1", [name])
-                await it.report_completion("step-1", ended(name))
-        started = [ticket.prompt_uid for lane in taken if (ticket := lane.result()) is not None]
-        assert started == names
-        assert await it.next_event("step-1") is RoundEvent.STOPPED
-
-    simulate(main())
-    assert tried <= lanes + 2 * groups  # a place that comes free is reported twice
 
 
 def test_given_a_balancer_that_fails_to_stop_the_engines_then_the_trainer_gets_the_error() -> None:
