@@ -1,10 +1,15 @@
 """Every metric that a step emits is declared, and every declared one is emitted."""
 
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from recipe.async_dapo.config import RolloutStrategy
-from recipe.async_dapo.metrics import METRICS, PREFIX, STALENESS_BUCKETS, importance_metrics
+from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
+from recipe.async_dapo.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _tokens, importance_metrics
 
 from ..shell.cluster import Cluster, options
 from ..shell.simulated_worker import random_task
@@ -32,3 +37,23 @@ def test_names_and_meanings_follow_the_style() -> None:
         assert meaning, name
         assert name.endswith("_s") <= ("[s]" in meaning), name
         assert name.endswith(("_ratio", "_share")) <= ("[0-1]" in meaning), name
+
+
+def test_every_token_that_is_not_trained_counts_as_discarded_or_filtered() -> None:
+    outcomes = [
+        GroupOutcome(prompt_uid=verdict, verdict=verdict, response_lens_tok=(lens_tok, 1))
+        for verdict, lens_tok in ((Verdict.VALID, 50), (Verdict.FILTERED, 8), (Verdict.FAILED, 6))
+    ]
+    record: Any = SimpleNamespace(
+        versions=SimpleNamespace(tokens=Counter({0: 70, 3: 30})),
+        withheld_tok=30,
+        settlement=SimpleNamespace(discarded_tok=5),
+        dispatch=SimpleNamespace(retired_tok=4),
+        result=SimpleNamespace(diverged_tok=3, summary=SimpleNamespace(outcomes=outcomes)),
+    )
+    assert _tokens(record) == {
+        "tokens/trained": 70,
+        "tokens/discarded": 5 + 4 + 30 + 3 + 7,
+        "tokens/filtered": 9,
+        "tokens/waste_ratio": 49 / 119,
+    }

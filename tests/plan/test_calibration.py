@@ -137,3 +137,9 @@ def test_given_a_bad_record_then_the_error_says_what_a_line_needs(tmp_path, text
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         calibrate(str(path), num_servers=1)
+
+
+def test_given_cache_sizes_in_some_lines_only_then_the_record_is_refused(tmp_path):
+    rows = [{"inflight": 8, "tokens_per_s": 1000, "kv_tok": 5000}, {"inflight": 4, "tokens_per_s": 600}]
+    with pytest.raises(ConfigError, match=r"`kv_tok` is in 1 of 2 lines; give it in all or none"):
+        calibrate(write(tmp_path / "part.jsonl", rows), num_servers=1)

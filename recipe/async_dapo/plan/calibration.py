@@ -66,9 +66,10 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
     """Fit a record.
 
     Raises:
-        ConfigError: when the file is missing, empty, or says too little to fit a decode step.
+        ConfigError: when the file is missing, empty, says too little to fit a decode step, or gives `kv_tok` in part.
     """
     rows = _read(path)
+    _check_kv(path, rows)
     equations = [equation for row in rows if (equation := _equation(row)) is not None]
     steps = [row["data"] for row in rows if isinstance(row.get("data"), dict)]
     equations += _step_equations(steps, num_servers)
@@ -93,9 +94,21 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
     )
 
 
-_FORMS = "`inflight` with `tokens_per_s`, or with `response_length` and `seconds`, or be a line of verl's file logger"
+_FORMS = (
+    "`inflight` with `tokens_per_s` (and `kv_tok`, the tokens of KV cache that a step reads), or with "
+    "`response_length` and `seconds`, or be a line of verl's file logger"
+)
 
 Equation = tuple[tuple[float, float, float, float, float], float]  # coefficients of TERMS, seconds
+
+
+def _check_kv(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Without `kv_tok` the accelerator's bandwidth says what reading costs; lines without it would count as 0."""
+    gives = [row.get("kv_tok") is not None for row in rows if "tokens_per_s" in row]
+    if any(gives) and not all(gives):
+        raise ConfigError(
+            "calibrate", path, f"`kv_tok` is in {sum(gives)} of {len(gives)} lines; give it in all or none"
+        )
 
 
 def _equation(row: Mapping[str, Any]) -> Equation | None:
@@ -103,7 +116,7 @@ def _equation(row: Mapping[str, Any]) -> Equation | None:
     try:
         inflight = float(row["inflight"])
         if "tokens_per_s" in row:
-            return (0.0, 1.0, inflight, float(row.get("kv_tok", 0)), 0.0), inflight / float(row["tokens_per_s"])
+            return (0.0, 1.0, inflight, float(row.get("kv_tok") or 0), 0.0), inflight / float(row["tokens_per_s"])
         length = float(row["response_length"])
         return (1.0, length, length * inflight, 0.0, 0.0), float(row["seconds"])
     except (KeyError, TypeError, ZeroDivisionError):
