@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.hf import get_cached_tokenizer
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists
 
+from benchmarks.front_end_request import admit, chunks_of
 from benchmarks.training_run import STREAM_INTERVAL
 from recipe.async_dapo.cpu.tiny_model import build_tokenizer
 from recipe.async_dapo.stamping_engine import RequestTable, RunningRequest, StampingEngine
@@ -39,25 +40,9 @@ class FedEngine:
         self._names: list[str] = []
 
     async def generate(self, *, prompt: Any, sampling_params: SamplingParams, request_id: str) -> Any:
-        queue = RequestOutputCollector(sampling_params.output_kind, request_id)
-        request = EngineCoreRequest(
-            request_id=f"{request_id}-internal",
-            external_req_id=request_id,
-            prompt_token_ids=PROMPT_IDS,
-            mm_features=None,
-            sampling_params=sampling_params,
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        self._processor.add_request(request, None, queue=queue)
-        self._names.append(request.request_id)
-        finished = False
-        while not finished:
-            chunk = queue.get_nowait() or await queue.get()
-            finished = chunk.finished
+        name, queue = admit(self._processor, request_id, PROMPT_IDS, sampling_params, None)
+        self._names.append(name)
+        async for chunk in chunks_of(queue):
             yield chunk
 
     async def feed(self) -> None:

@@ -11,11 +11,12 @@ import pytest
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists
 
+from benchmarks.front_end_request import admit, chunks_of
 from recipe.async_dapo.server import AsyncDAPOServer
 
 from .fakes import log_prob_of, token_at
@@ -64,32 +65,15 @@ class ScriptedEngine:
         await asyncio.sleep(self._admission_s)
         if self.is_dead:
             raise EngineDeadError()
-        queue = RequestOutputCollector(sampling_params.output_kind, request_id)
-        request = EngineCoreRequest(
-            request_id=f"{request_id}-internal",
-            external_req_id=request_id,
-            prompt_token_ids=prompt["prompt_token_ids"],
-            mm_features=None,
-            sampling_params=sampling_params,
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None,
-            cache_salt=prompt["cache_salt"],
-            data_parallel_rank=None,
-        )
-        self.output_processor.add_request(request, None, queue=queue)
-        self.core[request.request_id] = _Decoding(
-            prompt["prompt_token_ids"], sampling_params.max_tokens, prompt["cache_salt"]
-        )
+        prompt_ids, salt = prompt["prompt_token_ids"], prompt["cache_salt"]
+        name, queue = admit(self.output_processor, request_id, prompt_ids, sampling_params, salt)
+        self.core[name] = _Decoding(prompt_ids, sampling_params.max_tokens, salt)
         self.sampled[request_id] = []
-        self.salts.append(prompt["cache_salt"])
+        self.salts.append(salt)
         if self._decode_loop is None:
             self._decode_loop = asyncio.create_task(self._decode(), name=f"{REMOTE} engine core")
-        finished = False
-        while not finished:
-            output = queue.get_nowait() or await queue.get()
-            finished = output.finished
-            yield output
+        async for chunk in chunks_of(queue):
+            yield chunk
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
