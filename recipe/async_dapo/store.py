@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -92,13 +92,18 @@ def connect() -> None:
     tq.init()
 
 
-def _rows(
-    group: PromptGroup, trajectory: Trajectory, dispatched_at_step: int
+def _wrapped_once(prompt: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a group's rows share, as `list_of_dict_to_tensordict` would wrap them row by row."""
+    return {key: value if isinstance(value, torch.Tensor) else NonTensorData(value) for key, value in prompt.items()}
+
+
+def rows_of(
+    group: PromptGroup, trajectory: Trajectory, dispatched_at_step: int, prompt: dict[str, Any]
 ) -> Iterable[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """(key, fields, tag) of every output of a finished trajectory."""
+    """(key, fields, tag) of every output of a finished trajectory; `prompt` are the fields that its group shares."""
     for index, packed in enumerate(trajectory.outputs):
         versions = [version for version, _ in packed.stamps or trajectory.stamps]
-        fields = packed.fields() | group.prompt
+        fields = packed.fields() | prompt
         fields["extra_fields"] = fields["extra_fields"] | {"segments": list(packed.stamps), "age": trajectory.age}
         fields["uid"], fields["session_id"] = group.uid, trajectory.session_id
         fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])
@@ -133,11 +138,12 @@ def _policy_versions(response_mask_T: torch.Tensor, stamps: tuple[tuple[int, int
 
 async def put_group(group: PromptGroup, *, partition_id: str, dispatched_at_step: int) -> None:
     """Store all finished trajectories of a group in one call."""
+    prompt = _wrapped_once(group.prompt)
     rows = [
         row
         for trajectory in group.trajectories
         if trajectory.is_finished
-        for row in _rows(group, trajectory, dispatched_at_step)
+        for row in rows_of(group, trajectory, dispatched_at_step, prompt)
     ]
     if not rows:
         return

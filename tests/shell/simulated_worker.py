@@ -96,7 +96,7 @@ class FakeStore:
         await asyncio.sleep(0.1)
         for trajectory in group.trajectories:
             if trajectory.is_finished:
-                for key, fields, tag in store._rows(group, trajectory, dispatched_at_step):
+                for key, fields, tag in store.rows_of(group, trajectory, dispatched_at_step, group.prompt):
                     self.rows[partition_id][key] = (fields, tag)
 
     def batch_of(self, uids: Sequence[str], *, partition_id: str) -> KVBatchMeta:

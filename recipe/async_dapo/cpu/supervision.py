@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ import psutil
 _SHARED_MEMORY = Path("/dev/shm")
 _SEGMENT_PREFIXES = ("psm_", "verl_weights_")  # of `multiprocessing.shared_memory`, of verl's weight transfer
 _PR_SET_CHILD_SUBREAPER = 36
+_INSPECTION_S = 1.0  # one takes some 15 ms: too much for every look at the metrics
 
 
 class TrainingProcess:
@@ -34,6 +36,7 @@ class TrainingProcess:
         self._environment = environment
         self._log_file = log_file
         self._segments: set[Path] = set()
+        self._next_inspection = 0.0
         self.peak_memory_bytes = 0
 
     def __enter__(self) -> Self:
@@ -66,10 +69,9 @@ class TrainingProcess:
         return self._process.poll()
 
     def watch(self, seconds: float) -> None:
-        """Wait, at most until the process ends, and note what it uses."""
-        processes = self._descendants()
-        self._segments.update(segment for process in processes for segment in _open_segments(process.pid))
-        self.peak_memory_bytes = max(self.peak_memory_bytes, sum(map(_memory_bytes, processes)))
+        """Wait, at most until the process ends, and note now and then what it uses."""
+        if time.monotonic() >= self._next_inspection:
+            self._inspect()
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -82,7 +84,7 @@ class TrainingProcess:
             grace_s: instead of the one given at the start; 0 kills all of them without asking.
         """
         grace_s = self._grace_s if grace_s is None else grace_s
-        self.watch(0)
+        self._inspect()
         if self.exit_code is None and grace_s > 0:
             self._process.terminate()
             try:
@@ -101,6 +103,12 @@ class TrainingProcess:
             psutil.wait_procs(remaining)
         for segment in self._segments:
             segment.unlink(missing_ok=True)
+
+    def _inspect(self) -> None:
+        processes = self._descendants()
+        self._segments.update(segment for process in processes for segment in _open_segments(process.pid))
+        self.peak_memory_bytes = max(self.peak_memory_bytes, sum(map(_memory_bytes, processes)))
+        self._next_inspection = time.monotonic() + _INSPECTION_S
 
     def _descendants(self) -> list[psutil.Process]:
         children = [child for child in psutil.Process().children() if child.pid not in self._not_ours]
