@@ -1,6 +1,6 @@
 """The recipe with each strategy and several seeds, interleaved in one run: what each costs, and what it learns.
 
-python -m benchmarks.strategies --seeds 0 1 2                    # on the quick start's task
+python -m benchmarks.strategies --seeds 0 1 2 --overrides async_dapo.importance_sampling=none  # quick start's task
 python -m benchmarks.strategies --seeds 0 1 2 --task "tail 25" --steps 30
 
 Writes `runs.csv`, one row a run. Runs that are in the file already are not repeated, so that it can be interrupted;
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, default="quick start")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--overrides", nargs="+", default=[], help="further Hydra overrides of every row")
     parser.add_argument("--output", type=Path, default=Path("assets", "strategies"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "strategies"), help="folder of the runs' logs")
     options = parser.parse_args()
@@ -72,7 +73,8 @@ def main() -> None:
             if runs.has(**cell):
                 continue
             folder = options.runs.absolute() / runs.folder_name(cell)
-            metrics, _ = train([RECIPE, *ROWS[name]], assets, folder, steps=options.steps, seed=seed)
+            entry = [RECIPE, *ROWS[name], *options.overrides]
+            metrics, _ = train(entry, assets, folder, steps=options.steps, seed=seed)
             runs.add({**cell, "steps": options.steps, **figures(metrics)})
 
 

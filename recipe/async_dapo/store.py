@@ -92,15 +92,20 @@ def connect() -> None:
     tq.init()
 
 
-def _wrapped_once(prompt: dict[str, Any]) -> dict[str, Any]:
-    """The fields that a group's rows share, as `list_of_dict_to_tensordict` would wrap them row by row."""
-    return {key: value if isinstance(value, torch.Tensor) else NonTensorData(value) for key, value in prompt.items()}
+def rows_of(group: PromptGroup, *, dispatched_at_step: int) -> Iterable[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """(key, fields, tag) of every output of a group's finished trajectories."""
+    # Wrapped once a group: `list_of_dict_to_tensordict` would wrap them row by row.
+    prompt = {
+        key: value if isinstance(value, torch.Tensor) else NonTensorData(value) for key, value in group.prompt.items()
+    }
+    for trajectory in group.trajectories:
+        if trajectory.is_finished:
+            yield from _rows(group, prompt, trajectory, dispatched_at_step)
 
 
-def rows_of(
-    group: PromptGroup, trajectory: Trajectory, dispatched_at_step: int, prompt: dict[str, Any]
+def _rows(
+    group: PromptGroup, prompt: dict[str, Any], trajectory: Trajectory, dispatched_at_step: int
 ) -> Iterable[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """(key, fields, tag) of every output of a finished trajectory; `prompt` are the fields that its group shares."""
     for index, packed in enumerate(trajectory.outputs):
         versions = [version for version, _ in packed.stamps or trajectory.stamps]
         fields = packed.fields() | prompt
@@ -138,13 +143,7 @@ def _policy_versions(response_mask_T: torch.Tensor, stamps: tuple[tuple[int, int
 
 async def put_group(group: PromptGroup, *, partition_id: str, dispatched_at_step: int) -> None:
     """Store all finished trajectories of a group in one call."""
-    prompt = _wrapped_once(group.prompt)
-    rows = [
-        row
-        for trajectory in group.trajectories
-        if trajectory.is_finished
-        for row in rows_of(group, trajectory, dispatched_at_step, prompt)
-    ]
+    rows = list(rows_of(group, dispatched_at_step=dispatched_at_step))
     if not rows:
         return
     keys, fields, tags = zip(*rows, strict=True)

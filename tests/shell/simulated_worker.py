@@ -94,10 +94,8 @@ class FakeStore:
 
     async def put_group(self, group: PromptGroup, *, partition_id: str, dispatched_at_step: int) -> None:
         await asyncio.sleep(0.1)
-        for trajectory in group.trajectories:
-            if trajectory.is_finished:
-                for key, fields, tag in store.rows_of(group, trajectory, dispatched_at_step, group.prompt):
-                    self.rows[partition_id][key] = (fields, tag)
+        for key, fields, tag in store.rows_of(group, dispatched_at_step=dispatched_at_step):
+            self.rows[partition_id][key] = (fields, tag)
 
     def batch_of(self, uids: Sequence[str], *, partition_id: str) -> KVBatchMeta:
         keys = [key for uid in uids for key in sorted(self.rows[partition_id]) if key.split("_")[0] == uid]

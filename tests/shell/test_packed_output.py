@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.recording import SampledTokens, append_tokens
-from recipe.async_dapo.core.trajectory import Turn
-from recipe.async_dapo.store import PackedOutput
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
+from recipe.async_dapo.store import PackedOutput, rows_of
 
 
 def sampled() -> SampledTokens:
@@ -58,3 +59,17 @@ def test_given_tokens_of_tools_that_are_not_masked_then_they_are_refused() -> No
 def test_given_images_then_they_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^agent loop=multi_modal_data: training would not see images"):
         PackedOutput.pack(output([10], [1], multi_modal_data={"images": ["image"]}), sampled())
+
+
+def test_given_finished_trajectories_then_every_row_has_the_prompt_s_columns_as_they_were() -> None:
+    prompt = {"raw_prompt": [{"role": "user", "content": "?"}], "extra_info": {"index": 7}, "data_source": "sums"}
+    trajectories = [Trajectory(session_id=k) for k in range(3)]
+    for trajectory in trajectories[:2]:
+        tokens = sampled()
+        trajectory.finish([PackedOutput.pack(output([10, 11], [1, 1]), tokens)])
+    group = PromptGroup(uid="group", prompt=prompt, drawn_at_step=1, trajectories=trajectories)
+    keys, fields, _ = zip(*rows_of(group, dispatched_at_step=1), strict=True)
+    assert keys == ("group_0_0", "group_1_0")  # the third is unfinished
+    stored = list_of_dict_to_tensordict(list(fields))
+    for key, value in prompt.items():
+        assert stored.get(key).tolist() == [value, value]
