@@ -1,11 +1,12 @@
 """What the load balancer and the coordinator cost, against verl's router and replay buffer: real actors, one run.
 
-python -m benchmarks.control_plane --in-flight 256 4096 16384 --servers 4 64 512
+python -m benchmarks.control_plane --in-flight 256 4096 16384 --servers 4 64 512 --repetitions 3
 
 Router and load balancer: every client holds its share of the requests in flight, gives all back, and asks for as many
-again. Coordinator and replay buffer: as many trajectories, in groups of 16, come to their end; the coordinator is told,
-the replay buffer looks at verl's TransferQueue every 2 s. CPU seconds are those of the actors, with all their threads.
-The servers are names for one idle actor: nothing is generated. Writes `control_plane.csv`.
+again, until 16,384 have been given back. Coordinator and replay buffer: as many trajectories as are in flight, in
+groups of 16, come to their end; the coordinator is told, round after round until 16,384 have ended, the replay buffer
+looks at verl's TransferQueue every 2 s. CPU seconds are those of the actors, with all their threads, after a first
+wave or round. The servers are names for one idle actor: nothing is generated. Writes `control_plane.csv`.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from recipe.async_dapo.load_balancer import GlobalLoadBalancerActor
 
 NUM_CLIENTS = 2
 GROUP_SIZE, LANES = 16, 64
-REQUESTS = 16_384  # measured in each row of router and load balancer
+TRAJECTORIES = 16_384  # measured in each row, but for the replay buffer's
 LOOKS = 10
 NOT_MEASURED = {"cpu_ms_per_trajectory": "", "per_s": "", "cpu_ms_per_look": "", "peak_memory_mb": ""}
 STEP_S, POLL_S = 60.0, 2.0  # of the replay buffer's row: a step's length is assumed, the poll is verl's
@@ -61,19 +62,16 @@ class Client:
         for server_id, _ in servers:
             self._balancer.release_server.remote(server_id=server_id)
 
-    async def lanes(self, coordinator: ActorHandle, worker: int) -> int:
-        """Many lanes take groups to the end of the round and report every trajectory. Returns the trajectories."""
-        return sum(await asyncio.gather(*[self._lane(coordinator, worker) for _ in range(LANES)]))
+    async def lanes(self, coordinator: ActorHandle, round_id: str, worker: int) -> None:
+        """Many lanes take groups to the end of the round and report every trajectory."""
+        await asyncio.gather(*[self._lane(coordinator, round_id, worker) for _ in range(LANES)])
 
-    async def _lane(self, coordinator: ActorHandle, worker: int) -> int:
-        ended = 0
-        while (ticket := await coordinator.take_group.remote("round", worker)) is not None:
+    async def _lane(self, coordinator: ActorHandle, round_id: str, worker: int) -> None:
+        while (ticket := await coordinator.take_group.remote(round_id, worker)) is not None:
             for _ in range(ticket.unfinished):
-                coordinator.report_trajectories.remote("round", [ticket.prompt_uid])
+                coordinator.report_trajectories.remote(round_id, [ticket.prompt_uid])
             outcome = GroupOutcome(prompt_uid=ticket.prompt_uid, verdict=Verdict.VALID)
-            await coordinator.report_completion.remote("round", outcome)
-            ended += ticket.unfinished
-        return ended
+            await coordinator.report_completion.remote(round_id, outcome)
 
 
 async def _resolve(ref: Any) -> Any:
@@ -91,7 +89,7 @@ def usage(actor: ActorHandle) -> tuple[float, float]:
 
 
 def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int, in_flight: int) -> dict:
-    waves = max(1, REQUESTS // in_flight)
+    waves = max(1, TRAJECTORIES // in_flight)
     idle = ray.remote(num_cpus=0)(IdleServer).remote()
     balancer = make({f"server-{i}": idle for i in range(servers)})
     client_cls = ray.remote(num_cpus=0)(Client)
@@ -102,7 +100,8 @@ def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int
     started = time.monotonic()
     for wave in range(waves):
         ray.get([getattr(client, method).remote(share, wave) for client in clients])
-    ray.get(balancer.get_total_inflight.remote())
+    while ray.get(balancer.get_total_inflight.remote()):  # nobody awaits a release
+        pass
     took_s = time.monotonic() - started
     after_s, memory_mb = usage(balancer)
     for actor in (*clients, balancer, idle):
@@ -115,37 +114,46 @@ def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int
     }
 
 
-def coordinator_cost(trajectories: int) -> dict:
+def coordinator_cost(in_flight: int) -> dict:
     idle = ray.remote(num_cpus=0)(IdleServer).remote()
     balancer = GlobalLoadBalancerActor.remote({"server": idle}, {"max_loads_per_server": 1})
     coordinator = EarlyStoppingCoordinatorActor.remote(balancer)
     client_cls = ray.remote(num_cpus=0)(Client)
     clients = [client_cls.remote(balancer, f"client-{i}") for i in range(NUM_CLIENTS)]
-    groups = trajectories // GROUP_SIZE
+    rounds = max(1, TRAJECTORIES // in_flight)
+    coordinated_round("first calls", coordinator, clients, in_flight)
+    before_s, _ = usage(coordinator)
+    started = time.monotonic()
+    for number in range(rounds):
+        coordinated_round(f"round-{number}", coordinator, clients, in_flight)
+    took_s = time.monotonic() - started
+    after_s, memory_mb = usage(coordinator)
+    for actor in (*clients, coordinator, balancer, idle):
+        ray.kill(actor)
+    trajectories = rounds * in_flight
+    return {
+        "cpu_ms_per_trajectory": round(1000 * (after_s - before_s) / trajectories, 3),
+        "per_s": round(trajectories / took_s),
+        "peak_memory_mb": round(memory_mb),
+    }
+
+
+def coordinated_round(round_id: str, coordinator: ActorHandle, clients: list[ActorHandle], in_flight: int) -> None:
     spec = RoundSpec(
-        round_id="round",
+        round_id=round_id,
         stop_rule=None,
         target_valid_groups=0,
         carried_valid_groups=0,
         num_workers=NUM_CLIENTS,
         drains=True,
     )
-    tickets = [Ticket(prompt_uid=f"group-{i}", unfinished=GROUP_SIZE, payload=b"") for i in range(groups)]
-    ray.get(coordinator.should_stop_generation.remote())
-    before_s, _ = usage(coordinator)
-    started = time.monotonic()
+    groups = [f"group-{i}" for i in range(in_flight // GROUP_SIZE)]
+    tickets = [Ticket(prompt_uid=uid, unfinished=GROUP_SIZE, payload=b"") for uid in groups]
     ray.get(coordinator.open_round.remote(spec, tickets))
-    ended = sum(ray.get([client.lanes.remote(coordinator, i) for i, client in enumerate(clients)]))
-    assert ended == trajectories, f"{ended} trajectories ended"
-    after_s, memory_mb = usage(coordinator)
-    took_s = time.monotonic() - started
-    for actor in (*clients, coordinator, balancer, idle):
-        ray.kill(actor)
-    return {
-        "cpu_ms_per_trajectory": round(1000 * (after_s - before_s) / trajectories, 3),
-        "per_s": round(trajectories / took_s),
-        "peak_memory_mb": round(memory_mb),
-    }
+    ray.get([client.lanes.remote(coordinator, round_id, i) for i, client in enumerate(clients)])
+    summary, _ = ray.get(coordinator.close_round.remote(round_id))
+    assert summary.started_groups == len(groups), f"{summary.started_groups} groups started"
+    assert summary.ended_trajectories == in_flight, f"{summary.ended_trajectories} trajectories ended"
 
 
 def replay_buffer_cost(trajectories: int) -> dict:
@@ -200,18 +208,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[256, 4096, 16384])
     parser.add_argument("--servers", type=int, nargs="+", default=[4, 64, 512], help="one number for each --in-flight")
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("assets", "control_plane"))
     options = parser.parse_args()
     rows = RunsFile(options.output / "control_plane.csv")
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     try:
-        for in_flight, servers in zip(options.in_flight, options.servers, strict=True):
-            setting = {"in_flight": in_flight, "servers": servers}
-            for name, measure in ACTORS.items():
-                if not rows.has(actor=name, **setting):
-                    row = {"actor": name, **setting, **NOT_MEASURED, **measure(servers, in_flight)}
-                    rows.add(row)
-                    print(row, flush=True)
+        for repetition in range(options.repetitions):
+            for in_flight, servers in zip(options.in_flight, options.servers, strict=True):
+                for name, measure in ACTORS.items():
+                    cell = {"actor": name, "in_flight": in_flight, "servers": servers, "repetition": repetition}
+                    if not rows.has(**cell):
+                        row = {**cell, **NOT_MEASURED, **measure(servers, in_flight)}
+                        rows.add(row)
+                        print(row, flush=True)
     finally:
         ray.shutdown()
 

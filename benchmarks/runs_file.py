@@ -1,13 +1,14 @@
 """The CSV file of a benchmark's runs: it grows run by run, so that an interrupted benchmark goes on where it was."""
 
 import csv
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
 class RunsFile:
-    """Rows with the same columns; a row that is in the file is never measured again."""
+    """Rows with the same columns, and the commit that was measured; what is in the file is never measured again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,9 +28,15 @@ class RunsFile:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row, and write the file whole."""
-        self._rows.append({key: str(value) for key, value in row.items()})
+        self._rows.append({key: str(value) for key, value in row.items()} | {"commit": _commit()})
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row))
+            writer = csv.DictWriter(file, fieldnames=list(self._rows[-1]))
             writer.writeheader()
             writer.writerows(self._rows)
+
+
+def _commit() -> str:
+    """Of this checkout; ends in `-dirty` if it has been changed since, is empty if it is none."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()

@@ -4,8 +4,9 @@ python -m benchmarks.side_by_side --tails 8 25 2 --engines 1 --repetitions 3
 
 Model, data, seeds, B, n, engine options and precision are the same in every row of a cell (a tail and a number of
 engines), but for `partial_stale_kv`, which needs every token at once (`stream_interval` 1). Rows are
-interleaved, repetition by repetition. Writes `runs.csv`. Runs that are in the file already are not
-repeated; delete it to start over. `python -m assets.side_by_side.draw` makes the table and the figure.
+interleaved, repetition by repetition, each of which begins with another one; repetitions differ in the seed of
+the engines' sampling. Writes `runs.csv`. Runs that are in the file already are not repeated; delete it to start
+over. `python -m assets.side_by_side.draw` draws the figure, `python -m assets.readme_tables` writes the table.
 """
 
 import argparse
@@ -26,6 +27,9 @@ from recipe.async_dapo.cpu.overrides import (
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 
 TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
+TRAINED_TOK = "async_dapo/tokens/trained"
+STALENESS = "training/off_policy/trajectory_staleness_worst/mean"  # of a trajectory's oldest token [versions]
+SURPLUS_GROUPS = "training/filter_groups/discarded_surplus_samples"
 
 VERL = "verl.trainer.main_ppo"
 # The loss of every row; only the recipe's correction for older versions comes on top, as it is by default.
@@ -102,7 +106,8 @@ def figures(metrics: RunMetrics, load: EngineLoad) -> dict[str, float | str]:
         "rollout_s_mean": round(statistics.mean(rollout_s), 3),
         "trained_tok_per_s": round(sum(trained_tok) / sum(step_s), 1),
         "engine_idle": round(load.idle_share(undisturbed), 3),
-        **own_figures(warm, trained_tok),
+        "staleness": round(statistics.mean(values[STALENESS] for values in warm), 3),
+        **(recipe_figures(warm, trained_tok) if TRAINED_TOK in warm[0] else verl_figures(warm)),
         # Training seconds so far and accuracy, at every validation.
         "validations": " ".join(
             f"{sum(values[STEP_S] for at, values in every.items() if at <= step):.1f}:{accuracy:.4f}"
@@ -111,10 +116,8 @@ def figures(metrics: RunMetrics, load: EngineLoad) -> dict[str, float | str]:
     }
 
 
-def own_figures(steps: list[dict[str, float]], trained_tok: list[float]) -> dict[str, float | str]:
-    """What only this recipe counts; empty for verl's modes. `generated_tok` leaves out what stays in the buffer."""
-    if "async_dapo/tokens/trained" not in steps[0]:
-        return {"generated_tok": "", "waste": "", "off_policy": ""}
+def recipe_figures(steps: list[dict[str, float]], trained_tok: list[float]) -> dict[str, float | str]:
+    """Shares of tokens; `generated_tok` leaves out what stays in the buffer."""
     total = {
         kind: sum(step[f"async_dapo/tokens/{kind}"] for step in steps) for kind in ("trained", "filtered", "discarded")
     }
@@ -124,6 +127,13 @@ def own_figures(steps: list[dict[str, float]], trained_tok: list[float]) -> dict
         "waste": round(total["discarded"] / (total["discarded"] + total["trained"]), 4),
         "off_policy": round(sum(map(operator.mul, off_policy, trained_tok)) / sum(trained_tok), 4),
     }
+
+
+def verl_figures(steps: list[dict[str, float]]) -> dict[str, float | str]:
+    """verl counts groups, not tokens: the share of valid groups that its sync mode throws away after the B-th."""
+    discarded = sum(step.get(SURPLUS_GROUPS, 0.0) for step in steps)
+    trained = len(steps) * PROMPTS_PER_STEP
+    return {"generated_tok": "", "waste": round(discarded / (discarded + trained), 4), "off_policy": ""}
 
 
 def main() -> None:
@@ -141,7 +151,8 @@ def main() -> None:
         for tail in options.tails:
             assets = prepare_assets(options.runs.absolute(), seed=0, shape=TAILS[tail])
             for engines in options.engines:
-                for name in options.systems:
+                turn = repetition % len(options.systems)
+                for name in options.systems[turn:] + options.systems[:turn]:
                     cell = {"tail": tail, "engines": engines, "system": name, "repetition": repetition}
                     if runs.has(**cell):
                         continue

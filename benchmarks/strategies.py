@@ -70,12 +70,13 @@ def main() -> None:
         assets = prepare_assets(options.runs.absolute(), seed=seed, shape=TASKS[options.task])
         for name in options.rows:
             cell = {"task": options.task, "strategy": name, "seed": seed}
-            if runs.has(**cell):
+            setting = {"steps": options.steps, "overrides": " ".join(options.overrides)}
+            if runs.has(**cell, **setting):
                 continue
             folder = options.runs.absolute() / runs.folder_name(cell)
             entry = [RECIPE, *ROWS[name], *options.overrides]
             metrics, _ = train(entry, assets, folder, steps=options.steps, seed=seed)
-            runs.add({**cell, "steps": options.steps, **figures(metrics)})
+            runs.add({**cell, **setting, **figures(metrics)})
 
 
 if __name__ == "__main__":

@@ -33,8 +33,13 @@ TAILS = {
 
 @dataclass(slots=True)
 class EngineLoad:
-    """CPU seconds of the engines' processes, step by step."""
+    """CPU seconds of the engines' processes, step by step.
 
+    Args:
+        count: engines of the run; others must not run on this machine.
+    """
+
+    count: int
     _engines: list[psutil.Process] = field(default_factory=list)
     _at_step: dict[int, tuple[float, float]] = field(default_factory=dict)  # (time, CPU seconds) when its line came
 
@@ -42,6 +47,8 @@ class EngineLoad:
         """Call when lines of the metrics file have come."""
         if new_steps and not self._engines:
             self._engines = [p for p in psutil.process_iter() if _ENGINE_PROCESS in " ".join(_command(p))]
+            if len(self._engines) != self.count:
+                raise RuntimeError(f"{len(self._engines)} engines run on this machine, of {self.count} of this run")
         try:
             times = [engine.cpu_times() for engine in self._engines]
         except psutil.NoSuchProcess:  # the run is over: its last step was validated and is left out anyway
@@ -79,7 +86,7 @@ def train(
         RuntimeError: when training fails; the log is in `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    metrics, load = RunMetrics(file=folder / "metrics.jsonl"), EngineLoad()
+    metrics, load = RunMetrics(file=folder / "metrics.jsonl"), EngineLoad(count=engines)
     metrics.file.unlink(missing_ok=True)
     with RayFolder() as ray_folder:
         settings = RunSettings(

@@ -1,16 +1,18 @@
-"""Table and figure of what `benchmarks.side_by_side` (runs.csv) and `benchmarks.full_engines` (bound.csv) wrote.
+"""The figure, and the rows of the README's table, of `runs.csv` and `bound.csv` in this folder.
 
 python -m assets.side_by_side.draw
 
-Seconds of a run are means over its steps: some systems train on two steps' groups after every second rollout, and a
-median would see one kind of step only. Seconds of a system are medians over its runs.
+`benchmarks.side_by_side` and `benchmarks.full_engines` wrote them. Seconds of a run are means over its steps: some
+systems train on two steps' groups after every second rollout, and a median would see one kind of step only. Seconds of
+a system are medians over its runs.
 """
 
-import csv
 import statistics
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
+
+from assets.runs import Row, median_and_range, read, values
 
 FOLDER = Path(__file__).parent
 SYNC, FAST_ASYNC = "verl sync", "verl colocate_async, 0.05 s poll"
@@ -27,32 +29,19 @@ HEAD = (
     "Engine idle",
     "Waste",
     "Off-policy",
+    "Staleness",
     "Accuracy after",
     "Seconds to midway",
 )
-Row = dict[str, str]
 Cell = tuple[str, str]  # tail, engines
-
-
-def read(name: str) -> list[Row]:
-    """The rows of a benchmark's file; none before it has run."""
-    path = FOLDER / name
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def by_cell() -> dict[Cell, dict[str, list[Row]]]:
     """(tail, engines) -> system -> its runs, in the order of the file."""
     cells: dict[Cell, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in read("runs.csv"):
+    for row in read(FOLDER / "runs.csv"):
         cells[row["tail"], row["engines"]][row["system"]].append(row)
     return dict(sorted(cells.items(), key=lambda item: tuple(map(int, item[0]))))
-
-
-def values(rows: list[Row], column: str) -> list[float]:
-    return [float(row[column]) for row in rows if row[column]]
 
 
 def accuracies(row: Row) -> list[tuple[float, float]]:
@@ -72,35 +61,47 @@ def seconds_to(target: float, row: Row) -> float | None:
 
 
 def share_of_bound(row: Row, full_tok_per_s: float) -> float | None:
-    """Trained tokens per second over those that the same step would have if its rollout ran on full engines.
+    """A step's seconds if its rollout ran on full engines, over its seconds.
 
-    The step keeps its time outside the rollout and generates the same tokens. None for a system that does not count
-    the tokens it generates.
+    The step keeps its time outside the rollout and generates the same trained and filtered tokens; discarded ones are
+    no work done. None for a system that does not count the tokens it generates.
     """
     if not row["generated_tok"]:
         return None
-    step_s, rollout_s = float(row["step_s_mean"]), float(row["rollout_s_mean"])
-    return (step_s - rollout_s + float(row["generated_tok"]) / full_tok_per_s) / step_s
+    step_s, rollout_s, waste = float(row["step_s_mean"]), float(row["rollout_s_mean"]), float(row["waste"])
+    trained_tok = float(row["trained_tok_per_s"]) * step_s
+    useful_tok = float(row["generated_tok"]) - trained_tok * waste / (1 - waste)
+    return (step_s - rollout_s + useful_tok / full_tok_per_s) / step_s
 
 
-def median_and_range(numbers: list[float], digits: int) -> str:
-    if not numbers:
+def ratio_of_steps(runs: list[Row], base: list[Row]) -> str:
+    """Ratio of the medians of step time, and the range of the repetitions' own ratios; empty without a base."""
+    if not base:
         return ""
-    text = f"{statistics.median(numbers):.{digits}f}"
-    return text if len(numbers) == 1 else f"{text} ({min(numbers):.{digits}f}-{max(numbers):.{digits}f})"
+    step_s, base_s = ({row["repetition"]: float(row["step_s_mean"]) for row in rows} for rows in (runs, base))
+    text = f"{statistics.median(step_s.values()) / statistics.median(base_s.values()):.2f}"
+    pairs = [step_s[repetition] / base_s[repetition] for repetition in step_s.keys() & base_s.keys()]
+    return text if len(set(pairs)) < 2 else f"{text} ({min(pairs):.2f}-{max(pairs):.2f})"
+
+
+def seconds_to_midway(runs: list[Row], sync: list[Row]) -> str:
+    """Until the accuracy is halfway between the mean of verl sync's first validations and that of its last."""
+    if not sync:
+        return ""
+    midway = statistics.mean(accuracies(run)[place][1] for run in sync for place in (0, -1))
+    reached = [seconds_to(midway, run) for run in runs]
+    if None in reached:
+        return "not reached by all"
+    return median_and_range([seconds for seconds in reached if seconds is not None], 0)
 
 
 def table_rows() -> list[tuple[str, ...]]:
     bounds = defaultdict(list)
-    for row in read("bound.csv"):
+    for row in read(FOLDER / "bound.csv"):
         bounds[row["tail"], row["engines"]].append(float(row["tok_per_s"]))
     lines = []
     for cell, systems in by_cell().items():
-        step_s = {name: statistics.median(values(runs, "step_s_mean")) for name, runs in systems.items()}
-        ends = [accuracies(run) for run in systems[SYNC]]
-        midway = statistics.mean(accuracy for run in ends for _, accuracy in (run[0], run[-1]))
         for name, runs in systems.items():
-            reached = [seconds_to(midway, run) for run in runs]
             of_bound = [share_of_bound(run, statistics.median(bounds[cell])) for run in runs] if bounds[cell] else []
             lines.append(
                 (
@@ -108,18 +109,17 @@ def table_rows() -> list[tuple[str, ...]]:
                     name,
                     str(len(runs)),
                     median_and_range(values(runs, "step_s_mean"), 2),
-                    f"{step_s[name] / step_s[SYNC]:.2f}",
-                    f"{step_s[name] / step_s[FAST_ASYNC]:.2f}" if FAST_ASYNC in step_s else "",
+                    ratio_of_steps(runs, systems.get(SYNC, [])),
+                    ratio_of_steps(runs, systems.get(FAST_ASYNC, [])),
                     median_and_range(values(runs, "rollout_s_mean"), 2),
                     median_and_range(values(runs, "trained_tok_per_s"), 0),
                     median_and_range([share for share in of_bound if share is not None], 2),
                     median_and_range(values(runs, "engine_idle"), 2),
                     median_and_range(values(runs, "waste"), 2),
                     median_and_range(values(runs, "off_policy"), 2),
+                    median_and_range(values(runs, "staleness"), 2),
                     median_and_range([accuracies(run)[-1][1] for run in runs], 2),
-                    "not reached by all"
-                    if None in reached
-                    else median_and_range([s for s in reached if s is not None], 0),
+                    seconds_to_midway(runs, systems.get(SYNC, [])),
                 )
             )
     return lines

@@ -3,10 +3,11 @@
 python -m assets.strategies.draw
 """
 
-import csv
 import statistics
 from collections import defaultdict
 from pathlib import Path
+
+from assets.runs import Row, read, values
 
 FOLDER = Path(__file__).parent
 HEAD = (
@@ -15,26 +16,21 @@ HEAD = (
     "Seeds",
     "Steps",
     "Accuracy after",
-    "Rollout [s/step]",
-    "Step [s]",
+    "Rollout, mean [s]",
+    "Step, median [s]",
     "Waste",
     "Length trained / dispatched",
     "Off-policy tokens",
 )
-Runs = dict[str, dict[str, list[dict[str, str]]]]
+Runs = dict[str, dict[str, list[Row]]]
 
 
 def read_runs() -> Runs:
     """task -> strategy -> its runs, in the order of the file."""
     runs: Runs = defaultdict(lambda: defaultdict(list))
-    with (FOLDER / "runs.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            runs[row["task"]][row["strategy"]].append(row)
+    for row in read(FOLDER / "runs.csv"):
+        runs[row["task"]][row["strategy"]].append(row)
     return runs
-
-
-def values(rows: list[dict[str, str]], column: str) -> list[float]:
-    return [float(row[column]) for row in rows]
 
 
 def mean_and_spread(numbers: list[float], digits: int) -> str:
