@@ -10,6 +10,7 @@ from benchmarks import side_by_side
 from benchmarks.runs_file import RunsFile
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 
+
 def run_of(steps: dict[int, dict[str, float]]) -> RunMetrics:
     return RunMetrics(file=Path("none"), by_step=steps)
 
