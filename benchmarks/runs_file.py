@@ -37,6 +37,11 @@ class RunsFile:
 
 
 def _commit() -> str:
-    """Of this checkout; ends in `-dirty` if it has been changed since, is empty if it is none."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    """Of this checkout; ends in `-dirty` if what is measured has been changed since, is empty if it is none."""
+    head = _git("rev-parse", "--short", "HEAD")
+    return f"{head}-dirty" if _git("status", "--porcelain", "--", "recipe", "benchmarks") else head
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
