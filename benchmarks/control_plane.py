@@ -152,7 +152,7 @@ def coordinated_round(round_id: str, coordinator: ActorHandle, clients: list[Act
     ray.get(coordinator.open_round.remote(spec, tickets))
     ray.get([client.lanes.remote(coordinator, round_id, i) for i, client in enumerate(clients)])
     summary, _ = ray.get(coordinator.close_round.remote(round_id))
-    assert summary.started_groups == len(groups), f"{summary.started_groups} groups started"
+    assert len(summary.start_order) == len(groups), f"{len(summary.start_order)} groups started"
     assert summary.ended_trajectories == in_flight, f"{summary.ended_trajectories} trajectories ended"
 
 
