@@ -68,8 +68,10 @@ class Client:
 
     async def _lane(self, coordinator: ActorHandle, round_id: str, worker: int) -> None:
         while (ticket := await coordinator.take_group.remote(round_id, worker)) is not None:
-            for _ in range(ticket.unfinished):
-                coordinator.report_trajectories.remote(round_id, [ticket.prompt_uid])
+            reports = [
+                coordinator.report_trajectories.remote(round_id, [ticket.prompt_uid]) for _ in range(ticket.unfinished)
+            ]
+            await asyncio.gather(*map(_resolve, reports))  # rewards are computed meanwhile
             outcome = GroupOutcome(prompt_uid=ticket.prompt_uid, verdict=Verdict.VALID)
             await coordinator.report_completion.remote(round_id, outcome)
 
