@@ -31,7 +31,7 @@ from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
 from recipe.async_dapo.load_balancer import GlobalLoadBalancerActor
 
 NUM_CLIENTS = 2
-GROUP_SIZE, LANES = 16, 64
+GROUP_SIZE = 16
 TRAJECTORIES = 16_384  # measured in each row, but for the replay buffer's
 LOOKS = 10
 NOT_MEASURED = {"cpu_ms_per_trajectory": "", "per_s": "", "cpu_ms_per_look": "", "peak_memory_mb": ""}
@@ -62,9 +62,9 @@ class Client:
         for server_id, _ in servers:
             self._balancer.release_server.remote(server_id=server_id)
 
-    async def lanes(self, coordinator: ActorHandle, round_id: str, worker: int) -> None:
-        """Many lanes take groups to the end of the round and report every trajectory."""
-        await asyncio.gather(*[self._lane(coordinator, round_id, worker) for _ in range(LANES)])
+    async def lanes(self, count: int, coordinator: ActorHandle, round_id: str, worker: int) -> None:
+        """Lanes take groups to the end of the round and report every trajectory."""
+        await asyncio.gather(*[self._lane(coordinator, round_id, worker) for _ in range(count)])
 
     async def _lane(self, coordinator: ActorHandle, round_id: str, worker: int) -> None:
         while (ticket := await coordinator.take_group.remote(round_id, worker)) is not None:
@@ -152,7 +152,8 @@ def coordinated_round(round_id: str, coordinator: ActorHandle, clients: list[Act
     groups = [f"group-{i}" for i in range(in_flight // GROUP_SIZE)]
     tickets = [Ticket(prompt_uid=uid, unfinished=GROUP_SIZE, payload=b"") for uid in groups]
     ray.get(coordinator.open_round.remote(spec, tickets))
-    ray.get([client.lanes.remote(coordinator, round_id, i) for i, client in enumerate(clients)])
+    lanes = len(groups) // NUM_CLIENTS
+    ray.get([client.lanes.remote(lanes, coordinator, round_id, i) for i, client in enumerate(clients)])
     summary, _ = ray.get(coordinator.close_round.remote(round_id))
     assert len(summary.start_order) == len(groups), f"{len(summary.start_order)} groups started"
     assert summary.ended_trajectories == in_flight, f"{summary.ended_trajectories} trajectories ended"
