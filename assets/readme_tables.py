@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+import assets.control_plane.table as control_plane
 import assets.side_by_side.draw as side_by_side
 import assets.strategies.draw as strategies
 from recipe.async_dapo.metrics import METRICS, PREFIX, STALENESS_BUCKETS
@@ -53,6 +54,7 @@ def with_tables(text: str) -> str:
     tables = {
         "options": options_table(),
         "metrics": metrics_table(),
+        "control plane": _table(control_plane.HEAD, control_plane.table_rows()),
         "strategies": _table(strategies.HEAD, strategies.table_rows()),
         "side by side": _table(side_by_side.HEAD, side_by_side.table_rows()),
     }

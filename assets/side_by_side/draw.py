@@ -129,18 +129,21 @@ def draw() -> None:
     import matplotlib.pyplot as plt
 
     cells = by_cell()
-    figure, axes = plt.subplots(1, len(cells), figsize=(5 * len(cells) + 2, 3.4), layout="constrained", squeeze=False)
+    names = list(dict.fromkeys(row["system"] for row in read(FOLDER / "runs.csv")))
+    width = 3.2 * len(cells) + 2
+    figure, axes = plt.subplots(1, len(cells), figsize=(width, 3.2), layout="constrained", squeeze=False, sharey=True)
     for axis, ((tail, engines), systems) in zip(axes[0], cells.items(), strict=True):
-        for place, runs in enumerate(systems.values()):
+        for name, runs in systems.items():
             rollout_s = statistics.median(values(runs, "rollout_s_mean"))
             step_s = statistics.median(values(runs, "step_s_mean"))
+            place = names.index(name)
             axis.barh(place, step_s, color="tab:blue", alpha=0.3, label="step" if place == 0 else None)
             axis.barh(place, rollout_s, color="tab:blue", alpha=0.6, label="of it rollout" if place == 0 else None)
             axis.plot(values(runs, "step_s_mean"), [place] * len(runs), "k.", markersize=4)
-        axis.set_yticks(range(len(systems)), list(systems) if axis is axes[0][0] else [""] * len(systems))
-        axis.invert_yaxis()
-        axis.set_xlabel("seconds, mean of a run (points), median of runs (bars)")
-        axis.set_title(f"response length p99/median {tail}, engines: {engines}")
+        axis.set_xlabel("seconds: runs (points), median")
+        axis.set_title(f"p99/median {tail}, engines: {engines}")
+    axes[0][0].set_yticks(range(len(names)), names)
+    axes[0][0].invert_yaxis()
     axes[0][-1].legend()
     figure.savefig(FOLDER / "side_by_side.png", dpi=120)
 
