@@ -34,6 +34,7 @@ NUM_CLIENTS = 2
 GROUP_SIZE = 16
 TRAJECTORIES = 16_384  # measured in each row, but for the replay buffer's
 LOOKS = 10
+LONGEST_S = 600.0  # for a row of router or load balancer; half a minute is usual
 NOT_MEASURED = {"cpu_ms_per_trajectory": "", "per_s": "", "cpu_ms_per_look": "", "peak_memory_mb": ""}
 STEP_S, POLL_S = 60.0, 2.0  # of the replay buffer's row: a step's length is assumed, the poll is verl's
 
@@ -103,7 +104,7 @@ def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int
     for wave in range(waves):
         ray.get([getattr(client, method).remote(share, wave) for client in clients])
     while ray.get(balancer.get_total_inflight.remote()):  # nobody awaits a release
-        pass
+        assert time.monotonic() - started < LONGEST_S, "requests were never given back"
     took_s = time.monotonic() - started
     after_s, memory_mb = usage(balancer)
     for actor in (*clients, balancer, idle):

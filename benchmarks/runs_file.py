@@ -6,16 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+Row = dict[str, str]
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file; none before its benchmark has run."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
 
 class RunsFile:
     """Rows with the same columns, and the commit that was measured; what is in the file is never measured again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._rows: list[dict[str, Any]] = []
-        if path.exists():
-            with path.open(newline="") as file:
-                self._rows = list(csv.DictReader(file))
+        self._rows = read(path)
 
     def has(self, **wanted: Any) -> bool:
         """Whether there is a row with these values."""

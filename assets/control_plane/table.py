@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from assets.runs import Row, median_and_range, read, values
+from assets.medians import median_and_range, values
+from benchmarks.runs_file import Row, read
 
 ACTORS = ("load balancer", "coordinator", "verl router", "verl replay buffer")
 RECIPE, VERL = ACTORS[:2], ACTORS[2:]

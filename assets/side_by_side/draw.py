@@ -12,7 +12,8 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
-from assets.runs import Row, median_and_range, read, values
+from assets.medians import median_and_range, values
+from benchmarks.runs_file import Row, read
 
 FOLDER = Path(__file__).parent
 SYNC, FAST_ASYNC = "verl sync", "verl colocate_async, 0.05 s poll"
@@ -75,13 +76,14 @@ def share_of_bound(row: Row, full_tok_per_s: float) -> float | None:
 
 
 def ratio_of_steps(runs: list[Row], base: list[Row]) -> str:
-    """Ratio of the medians of step time, and the range of the repetitions' own ratios; empty without a base."""
-    if not base:
-        return ""
+    """Ratio of the medians of step time over the repetitions that both have, and the range of their own ratios."""
     step_s, base_s = ({row["repetition"]: float(row["step_s_mean"]) for row in rows} for rows in (runs, base))
-    text = f"{statistics.median(step_s.values()) / statistics.median(base_s.values()):.2f}"
-    pairs = [step_s[repetition] / base_s[repetition] for repetition in step_s.keys() & base_s.keys()]
-    return text if len(set(pairs)) < 2 else f"{text} ({min(pairs):.2f}-{max(pairs):.2f})"
+    shared = step_s.keys() & base_s.keys()
+    if not shared:
+        return ""
+    ratio = statistics.median(step_s[at] for at in shared) / statistics.median(base_s[at] for at in shared)
+    own = {step_s[at] / base_s[at] for at in shared}
+    return f"{ratio:.2f}" if len(own) == 1 else f"{ratio:.2f} ({min(own):.2f}-{max(own):.2f})"
 
 
 def seconds_to_midway(runs: list[Row], sync: list[Row]) -> str:

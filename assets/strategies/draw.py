@@ -7,7 +7,8 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from assets.runs import Row, read, values
+from assets.medians import values
+from benchmarks.runs_file import Row, read
 
 FOLDER = Path(__file__).parent
 HEAD = (
@@ -22,14 +23,16 @@ HEAD = (
     "Length trained / dispatched",
     "Off-policy tokens",
 )
-Runs = dict[str, dict[str, list[Row]]]
+Job = tuple[str, str]  # task with what all its runs overrode, steps
+Runs = dict[Job, dict[str, list[Row]]]
 
 
 def read_runs() -> Runs:
-    """task -> strategy -> its runs, in the order of the file."""
+    """job -> strategy -> its runs, in the order of the file."""
     runs: Runs = defaultdict(lambda: defaultdict(list))
     for row in read(FOLDER / "runs.csv"):
-        runs[row["task"]][row["strategy"]].append(row)
+        task = ", ".join(filter(None, (row["task"], row["overrides"])))
+        runs[task, row["steps"]][row["strategy"]].append(row)
     return runs
 
 
@@ -45,7 +48,7 @@ def table_rows() -> list[tuple[str, ...]]:
             task,
             name,
             str(len(rows)),
-            rows[0]["steps"],
+            steps,
             mean_and_spread(values(rows, "accuracy_after"), 3),
             mean_and_spread(values(rows, "rollout_s_mean"), 2),
             mean_and_spread(values(rows, "step_s"), 2),
@@ -53,7 +56,7 @@ def table_rows() -> list[tuple[str, ...]]:
             mean_and_spread(values(rows, "trained_to_dispatched"), 3),
             mean_and_spread(values(rows, "off_policy"), 2),
         )
-        for task, strategies in read_runs().items()
+        for (task, steps), strategies in read_runs().items()
         for name, rows in strategies.items()
     ]
 
@@ -68,7 +71,7 @@ def draw() -> None:
         ("waste", "tokens thrown away [share]"),
         ("accuracy_after", "accuracy at the end"),
     )
-    for line, (task, strategies) in zip(axes, runs.items(), strict=True):
+    for line, ((task, _), strategies) in zip(axes, runs.items(), strict=True):
         for axis, (column, title) in zip(line, panels, strict=True):
             for place, rows in enumerate(strategies.values()):
                 numbers = values(rows, column)
@@ -76,7 +79,8 @@ def draw() -> None:
                 axis.plot(numbers, [place] * len(numbers), "k.", markersize=4)
             axis.set_yticks(range(len(strategies)), list(strategies) if axis is line[0] else [""] * len(strategies))
             axis.invert_yaxis()
-            axis.set_title(f"{task}: {title}")
+            axis.set_title(title)
+        line[0].set_ylabel(task.replace(", ", "\n"))
     figure.savefig(FOLDER / "strategies.png", dpi=120)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from assets.side_by_side import draw
 from benchmarks import side_by_side
-from benchmarks.runs_file import RunsFile
+from benchmarks.runs_file import Row, RunsFile, read
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 
 
@@ -56,7 +56,7 @@ def test_both_sides_have_a_waste() -> None:
     assert side_by_side.verl_figures(theirs)["waste"] == round(2 / (2 + 2 * side_by_side.PROMPTS_PER_STEP), 4)
 
 
-def row(**own: object) -> draw.Row:
+def row(**own: object) -> Row:
     given = {"generated_tok": 4000, "step_s_mean": 4.0, "rollout_s_mean": 3.0, "trained_tok_per_s": 250, "waste": 0}
     return {name: str(value) for name, value in (given | own).items()}
 
@@ -72,6 +72,8 @@ def test_a_ratio_of_medians_comes_with_the_range_of_its_repetitions() -> None:
     runs = [row(repetition=i, step_s_mean=s) for i, s in enumerate((1.0, 2.0, 9.0))]
     base = [row(repetition=i, step_s_mean=s) for i, s in enumerate((4.0, 4.0, 4.0))]
     assert draw.ratio_of_steps(runs, base) == "0.50 (0.25-2.25)"
+    assert draw.ratio_of_steps(runs, base[:2]) == "0.38 (0.25-0.50)", "only repetitions that both have"
+    assert draw.ratio_of_steps(runs, base[:1]) == "0.25"
     assert draw.ratio_of_steps(runs, []) == ""
 
 
@@ -91,6 +93,6 @@ def test_a_runs_file_keeps_older_rows_when_columns_are_added(tmp_path: Path) -> 
 
     runs.add({"tail": 25, "step_s": 2.5, "staleness": 0.5})
 
-    older, newer = draw.read(path)
+    older, newer = read(path)
     assert older == {"tail": "8", "step_s": "1.5", "staleness": "", "commit": ""}
     assert newer["staleness"] == "0.5" and newer["commit"]

@@ -1,19 +1,9 @@
-"""Rows of the benchmarks' CSV files, and their medians."""
+"""Columns of the benchmarks' rows, and their medians as text."""
 
-import csv
 import statistics
 from collections.abc import Iterable
-from pathlib import Path
 
-Row = dict[str, str]
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of a file; none before its benchmark has run."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+from benchmarks.runs_file import Row
 
 
 def values(rows: Iterable[Row], column: str) -> list[float]:
@@ -22,6 +12,7 @@ def values(rows: Iterable[Row], column: str) -> list[float]:
 
 
 def median_and_range(numbers: list[float], digits: int) -> str:
+    """Empty without numbers; no range of a single one."""
     if not numbers:
         return ""
     text = f"{statistics.median(numbers):.{digits}f}"
