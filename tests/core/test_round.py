@@ -58,7 +58,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.running: dict[str, int] = {}
         self.ended: list[GroupOutcome] = []
         self.start_order: list[str] = []
-        self.num_added = 0
+        self.num_added = self.num_ended_trajectories = 0
         self.was_halted = self.was_stopped = False
         if must_finish:
             self.add(num_must_finish, 1)
@@ -85,7 +85,9 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(data=st.data(), verdict=VERDICTS)
     def report(self, data: st.DataObject, verdict: Verdict) -> None:
         uid = data.draw(st.sampled_from(sorted(self.running)))
-        del self.running[uid]
+        unreported = self.running.pop(uid)
+        if verdict in (Verdict.VALID, Verdict.FILTERED):  # judged: all its trajectories have ended
+            self.num_ended_trajectories += unreported
         self.must_finish.discard(uid)
         self.ended.append(outcome(uid, verdict))
         self.round.report(self.ended[-1])
@@ -94,6 +96,7 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_trajectory(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.running)))
+        self.num_ended_trajectories += self.running[uid] > 0
         self.running[uid] = max(0, self.running[uid] - 1)
         self.round.end_trajectory(uid)
 
@@ -114,6 +117,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_right(self) -> None:
+        assert self.round.ended_trajectories == self.num_ended_trajectories
         assert self.round.num_waiting == len(self.waiting)
         assert self.round.num_running == len(self.running)
         assert self.round.outstanding == self.num_valid + len(self.waiting) + len(self.running)

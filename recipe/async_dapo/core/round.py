@@ -153,10 +153,14 @@ class Round:
             self._ended_trajectories += 1
 
     def report(self, outcome: GroupOutcome) -> None:
-        """Record that a running group has ended. A second report of a group is ignored."""
+        """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
+        these are still on their way. A second report of a group is ignored."""
         if outcome.prompt_uid in self._reported or outcome.prompt_uid not in self._running:
             return
-        self._inflight_trajectories -= self._running.pop(outcome.prompt_uid)
+        unreported = self._running.pop(outcome.prompt_uid)
+        self._inflight_trajectories -= unreported
+        if outcome.verdict in (Verdict.VALID, Verdict.FILTERED):
+            self._ended_trajectories += unreported
         self._must_finish.discard(outcome.prompt_uid)
         self._reported.add(outcome.prompt_uid)
         self._outcomes.append(outcome)
