@@ -1,5 +1,7 @@
 """Marks every test by its folder, and makes verl importable on a machine without an accelerator."""
 
+import atexit
+import gc
 import os
 import sys
 from pathlib import Path
@@ -25,3 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(FOLDER_OF_OTHER_NAME.get(folder, folder))
+
+
+def pytest_collection_finish() -> None:
+    """Simulations collect garbage; the million objects that tests import are none."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)
