@@ -77,6 +77,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
         """
         budget_tok = self._budget_tok(len(prompt_ids), sampling_params)
         params = {key: value for key, value in sampling_params.items() if key not in _LIMIT_KEYS}
+        params["logprobs"] = True  # the record needs them, whatever the agent loop asks for
         while turn.finish_reason is None:
             before_tok = turn.generated_tok
             limit_tok = remaining_tok = budget_tok - before_tok

@@ -7,6 +7,7 @@ from typing import Any, cast, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
+from .aio import MAX_PENDING_CALLS
 from .core.stop_rules import StopRuleName
 
 
@@ -90,8 +91,8 @@ class AsyncDAPOConfig:
         if node["over_sampling_batch_size"] is None:
             node["over_sampling_batch_size"] = 2 * batch_size
         if node["stop_rule"] is None:
-            discards = node["rollout_strategy"] == RolloutStrategy.DISCARD
-            node["stop_rule"] = StopRuleName.FIFO if discards else StopRuleName.FIRST_COMPLETED
+            keeps_nothing = node["rollout_strategy"] == RolloutStrategy.DISCARD or node["max_staleness"] == 0
+            node["stop_rule"] = StopRuleName.FIFO if keeps_nothing else StopRuleName.FIRST_COMPLETED
         filter_groups = config.algorithm.filter_groups
         if filter_groups.enable and not filter_groups.metric:
             raise ConfigError(
@@ -145,7 +146,9 @@ class AsyncDAPOConfig:
     @property
     def max_waiting_requests(self) -> int:
         """Requests that can wait for a server at once [requests]."""
-        return self.num_workers * self.lanes_per_worker * self.rollout_n
+        if self.rollout_pool_size is not None:  # a group starts while there is one place for its n
+            return self.rollout_pool_size + self.rollout_n - 1
+        return self.num_workers * self.max_concurrent_prompts * self.rollout_n
 
     def _check(self) -> None:
         at_least_one = {
@@ -172,6 +175,13 @@ class AsyncDAPOConfig:
         }.items():
             if seconds <= 0:
                 raise ConfigError(key, seconds, "must be > 0 seconds")
+        if self.max_waiting_requests >= MAX_PENDING_CALLS:
+            raise ConfigError(
+                "async_dapo.max_concurrent_prompts",
+                self.max_concurrent_prompts,
+                f"{self.num_workers} workers could wait with {self.max_waiting_requests} requests at once, and the "
+                f"load balancer takes {MAX_PENDING_CALLS} calls; lower it, or set async_dapo.rollout_pool_size",
+            )
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ConfigError("async_dapo.max_staleness", self.max_staleness, "must be >= 0; null = no limit")
         if self.max_partial_share is not None and not 0 <= self.max_partial_share <= 1:

@@ -21,13 +21,12 @@ from enum import StrEnum
 import ray
 from ray.actor import ActorHandle
 
+from .aio import MAX_PENDING_CALLS
 from .core.round import Round, RoundSummary
 from .core.stop_rules import StopRuleName, make_stop_rule
 from .core.trajectory import GroupOutcome
 
 logger = logging.getLogger(__name__)
-
-MAX_PENDING_CALLS = 100_000  # every lane of every worker may wait for a group at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

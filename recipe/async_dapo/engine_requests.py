@@ -7,10 +7,10 @@ from uuid import uuid4
 
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.workers.rollout.replica import TokenOutput
 
-from .aio import TurnBatch, resolve, run_to_completion
+from .aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
 from .core.recording import append_tokens
 from .core.trajectory import Attachment, Turn
 
@@ -59,7 +59,8 @@ class EngineRequests:
             options: further arguments of the server's `generate`.
 
         Returns:
-            The engine's finish reason; None if the request was lost with its server: the caller tries again.
+            The engine's finish reason; None if the request was lost with its server, or with the connection to it: the
+            caller tries again.
 
         Raises:
             TrajectoryInterrupted: when the engines stop. The tokens so far are in `turn`.
@@ -84,12 +85,10 @@ class EngineRequests:
                 call = server.reattach.remote(lease_id)
             output = await self._receive(call, server, lease_id, turn)
             is_kept = output.stop_reason == PAUSED
-        except RayActorError:
+        except RayActorError as error:
             if not server_id:
                 raise  # the load balancer itself is gone
-            logger.error("server %s died under a request; trying another", server_id)
-            self._servers.pop(server_id, None)
-            self._balancer.remove_servers.remote([server_id])
+            await self._give_up(server_id, lease_id, error)
             return None
         except asyncio.CancelledError:
             if attachment is not None and not server_id:  # nobody has asked its engine yet: it stays there
@@ -100,11 +99,9 @@ class EngineRequests:
                 self._releases.add(lease_id)
         if is_kept:
             turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
-        if output.stop_reason == UNKNOWN:
-            return None
         if output.stop_reason in (ABORTED, PAUSED):
             raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")
-        return output.extra_fields["finish_reason"]
+        return None if output.stop_reason == UNKNOWN else output.extra_fields["finish_reason"]
 
     def abandon(self, attachments: list[Attachment]) -> None:
         """Take requests that nobody will continue out of their engines."""
@@ -127,6 +124,19 @@ class EngineRequests:
                 return None
             self._servers[server_id] = handle
         return self._servers[server_id]
+
+    async def _give_up(self, server_id: str, lease_id: str, error: RayActorError) -> None:
+        """A request is lost: with its server, or only with the connection to a server that goes on."""
+        if not isinstance(error, ActorUnavailableError):
+            logger.error("server %s died under a request; trying another", server_id)
+            self._servers.pop(server_id, None)
+            self._balancer.remove_servers.remote([server_id])
+            return
+        logger.warning("server %s cannot be reached; what it generated is lost, trying again", server_id)
+        try:
+            await asyncio.sleep(RECONNECT_S)
+        finally:
+            self._servers[server_id].abort_requests.remote([lease_id], True)
 
     async def _receive(self, ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:
         """Await an output and record it, also when the caller is cancelled meanwhile."""

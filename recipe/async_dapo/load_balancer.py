@@ -12,16 +12,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
-from .aio import await_all
+from .aio import MAX_PENDING_CALLS, RECONNECT_S, await_all
 from .core.leases import Grant, LeaseTable
 from .core.trajectory import Attachment
 
 logger = logging.getLogger(__name__)
-
-# Every waiting request is a pending call of the actor; above any number of waiters, so that no release queues behind.
-MAX_PENDING_CALLS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,14 +223,17 @@ class GlobalLoadBalancer:
         self._released = asyncio.Event()
 
     async def _tell(self, server_id: str, method: str, *args: Any) -> None:
-        handle = self._handles.get(server_id)
-        if handle is None:
-            return  # removed meanwhile
-        try:
-            await getattr(handle, method).remote(*args)
-        except RayActorError:
-            logger.error("server %s is dead: removed from the pool", server_id)
-            await self.remove_servers([server_id])
+        """Tell a server, again if it cannot be reached: all of these calls may arrive twice. A dead one is removed."""
+        while (handle := self._handles.get(server_id)) is not None:
+            try:
+                await getattr(handle, method).remote(*args)
+                return
+            except ActorUnavailableError:
+                logger.warning("server %s cannot be reached; %s is repeated", server_id, method)
+                await asyncio.sleep(RECONNECT_S)
+            except RayActorError:
+                logger.error("server %s is dead: removed from the pool", server_id)
+                await self.remove_servers([server_id])
 
     def _note_inflight(self) -> None:
         """Add up the requests in flight over time; called before their number changes."""

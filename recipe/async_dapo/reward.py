@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from .config import AsyncDAPOConfig, ConfigError
@@ -52,9 +52,9 @@ class RewardScorer:
                     await self._compute_score(outputs, sample)
             except TimeoutError:
                 failure = RewardFailed("reward_timeout", f"no answer within {self._options.timeout_s} s")
-            except RayActorError:
-                raise  # a dead reward worker is a dead part of the system, not a bad answer
             except Exception as error:  # the user's function may raise anything: policy `reward.on_error`
+                if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
+                    raise  # a dead reward worker is a dead part of the system, not a bad answer
                 failure = RewardFailed("reward_error", repr(error))
             else:
                 if self._has_finite_score(outputs[-1]):

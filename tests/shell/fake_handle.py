@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from .simulation import REMOTE
 
@@ -35,7 +35,8 @@ class FakeHandle:
     """`handle.method.remote(...)` calls `target.method` as an async Ray actor would.
 
     Arguments and results are copies; a killed actor fails every call, begun or
-    not, with `ActorDiedError`; an error of the method arrives as `RayTaskError`.
+    not, with `ActorDiedError`, one that is cut off with `ActorUnavailableError`;
+    an error of the method arrives as `RayTaskError`.
 
     Args:
         target: the object behind the handle.
@@ -49,7 +50,9 @@ class FakeHandle:
         self._latency_s = latency_s
         self._in_order = in_order
         self._starts_s = 0.0
-        self._dead: asyncio.Event | None = None
+        self._is_dead = False
+        self._reachable_at_s = 0.0
+        self._broken: asyncio.Event | None = None
 
     def __getattr__(self, name: str) -> "_Method":
         if name.startswith("__"):
@@ -60,13 +63,20 @@ class FakeHandle:
         return self  # handles are references
 
     def kill(self) -> None:
-        self._death.set()
+        self._is_dead = True
+        self._connection_broken.set()
+
+    def cut_off(self, seconds: float) -> None:
+        """For that long no call reaches the actor; those under way go on there, and their answers are lost."""
+        self._reachable_at_s = asyncio.get_running_loop().time() + seconds
+        self._connection_broken.set()
+        self._broken = None
 
     @property
-    def _death(self) -> asyncio.Event:
-        if self._dead is None:
-            self._dead = asyncio.Event()
-        return self._dead
+    def _connection_broken(self) -> asyncio.Event:
+        if self._broken is None:
+            self._broken = asyncio.Event()
+        return self._broken
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RemoteCall:
         args, kwargs = copy.deepcopy((args, kwargs))
@@ -82,18 +92,25 @@ class FakeHandle:
     async def _run(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, starts_s: float, latency_s: float
     ) -> Any:
+        if asyncio.get_running_loop().time() < self._reachable_at_s:
+            raise ActorUnavailableError("cut off", None)
         work = asyncio.ensure_future(self._work(method, args, kwargs, starts_s=starts_s, latency_s=latency_s))
         work.set_name(f"{REMOTE} work")
-        death = asyncio.ensure_future(self._death.wait())
-        death.set_name(f"{REMOTE} death")
+        broken = asyncio.ensure_future(self._connection_broken.wait())
+        broken.set_name(f"{REMOTE} connection")
         try:
-            await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
-            if self._death.is_set():
+            await asyncio.wait([work, broken], return_when=asyncio.FIRST_COMPLETED)
+            if self._is_dead:
                 raise ActorDiedError()
+            if broken.done():
+                work.add_done_callback(lambda done: done.cancelled() or done.exception())
+                work = None
+                raise ActorUnavailableError("cut off", None)
             return work.result()
         finally:
-            work.cancel()
-            death.cancel()
+            if work is not None:
+                work.cancel()
+            broken.cancel()
 
     async def _work(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, starts_s: float, latency_s: float

@@ -26,6 +26,7 @@ class ScriptedRequest:
     prompt_ids: list[int]
     max_tokens: int
     length_tok: int
+    logprobs: bool = True
     token_ids: list[int] = field(default_factory=list)
     stamps: list[int] = field(default_factory=list)  # policy version of each token
     delivered_tok: int = 0
@@ -129,7 +130,8 @@ class ScriptedServer:
     def _admit(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> ScriptedRequest:
         prompt, generated = prompt_ids[: self._prompt_len_tok], prompt_ids[self._prompt_len_tok :]
         whole_tok = self._length_of if isinstance(self._length_of, int) else self._length_of(prompt)
-        return ScriptedRequest(prompt_ids, sampling_params["max_tokens"], max(1, whole_tok - len(generated)))
+        logprobs = bool(sampling_params.get("logprobs"))
+        return ScriptedRequest(prompt_ids, sampling_params["max_tokens"], max(1, whole_tok - len(generated)), logprobs)
 
     async def _decode(self, request_id: str, request: ScriptedRequest) -> None:
         """Generate to the end, in vLLM's words."""
@@ -156,7 +158,7 @@ class ScriptedServer:
         request.delivered_tok = len(request.token_ids)
         return ScriptedOutput(
             token_ids=token_ids,
-            log_probs=[log_prob_of(token) for token in token_ids],
+            log_probs=[log_prob_of(token) for token in token_ids] if request.logprobs else None,
             stop_reason=stop_reason,
             extra_fields={
                 "global_steps": self.global_steps,

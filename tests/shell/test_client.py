@@ -158,6 +158,49 @@ def test_given_a_server_dies_at_any_time_then_the_turn_is_whole_on_the_other_one
         simulate(main(time_s))
 
 
+@pytest.mark.parametrize("pause_mode", ["abort", "keep"])
+def test_given_a_connection_that_breaks_at_any_time_then_the_turn_is_whole_and_the_server_stays(pause_mode) -> None:
+    async def main(time_s: float) -> None:
+        it = world(pause_mode=pause_mode)
+        asyncio.get_running_loop().call_at(time_s, it.handles["a"].cut_off, 2.5)
+        assert_whole(await it.generate())
+        await asyncio.sleep(100)
+        status = await it.balancer.get_status()
+        assert (status["total_inflight"], status["active_servers"]) == (0, 2)
+        assert not it.servers["a"].running and not it.servers["b"].running
+
+    for time_s in GRID_S:
+        simulate(main(time_s))
+
+
+@pytest.mark.parametrize("pause_mode", ["abort", "keep"])
+def test_given_a_broken_connection_when_the_engines_stop_then_the_turn_is_interrupted_and_whole_when_resumed(
+    pause_mode,
+) -> None:
+    async def main(time_s: float) -> None:
+        it = world(pause_mode=pause_mode)
+        asyncio.get_running_loop().call_at(3.0, it.handles["a"].cut_off, 0.5)
+        turn = asyncio.create_task(ending_of(it.generate()))
+        await asyncio.sleep(time_s)
+        await it.balancer.stop()
+        assert isinstance(await turn, TrajectoryInterrupted)
+        assert not it.servers["a"].running or it.trajectory.turns[0].attachment is not None
+        await it.balancer.open()
+        assert_whole(await it.generate())
+
+    for time_s in (2.5, 2.75, 3.0, 3.25, 3.5, 4.0, 4.5):
+        simulate(main(time_s))
+
+
+def test_given_a_call_that_wants_no_log_probs_then_it_gets_none_and_the_record_has_them() -> None:
+    async def main() -> None:
+        it = world()
+        assert (await it.generate(logprobs=False)).log_probs is None
+        assert_whole(await it.generate())  # answered from the record
+
+    simulate(main())
+
+
 def test_given_all_servers_dead_when_generating_then_it_is_an_error_and_no_endless_retry() -> None:
     async def main() -> None:
         it = world()

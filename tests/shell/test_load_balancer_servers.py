@@ -45,6 +45,25 @@ def test_given_a_stop_when_a_server_is_dead_or_dies_then_the_others_are_stopped_
         simulate(main(death_s))
 
 
+@pytest.mark.parametrize("pause_mode", ["abort", "keep"])
+def test_given_a_server_that_cannot_be_reached_when_stopped_then_it_is_told_again_and_stays(pause_mode) -> None:
+    async def main(cut_s: float) -> None:
+        servers = handles("abc", latency_s=1)
+        lb = GlobalLoadBalancer(servers, {"max_loads_per_server": 1, "pause_mode": pause_mode})
+        asyncio.get_running_loop().call_at(cut_s, servers["b"].cut_off, 5)
+        await settle()
+        await lb.stop()
+        assert all(handle.target.is_stopped for handle in servers.values())
+        assert now_s() == pytest.approx(cut_s + 5, abs=3)
+        await lb.open()
+        assert await lb.get_all_servers() == ["a", "b", "c"]
+        assert not any(handle.target.is_stopped for handle in servers.values())
+        await is_quiet(lb)
+
+    for cut_s in (0.0, 0.5, 1.0, 1.5):
+        simulate(main(cut_s))
+
+
 def test_given_a_stop_when_a_client_reports_a_server_dead_at_the_same_time_then_the_stop_still_returns() -> None:
     async def main() -> None:
         lb = balancer("abc")

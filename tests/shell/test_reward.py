@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.config import ConfigError
@@ -40,6 +40,7 @@ def test_given_a_score_then_every_output_of_the_trajectory_has_it() -> None:
     ("attempt", "reason"),
     [
         (ValueError("broken"), "reward_error"),
+        (ActorUnavailableError("its worker cannot be reached", None), "reward_error"),
         (TimeoutError("the reward's own"), "reward_timeout"),
         (math.nan, "reward_not_finite"),
         (math.inf, "reward_not_finite"),
