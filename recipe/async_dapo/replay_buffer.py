@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 from uuid import uuid4
 
@@ -16,12 +17,14 @@ from .core.over_sampling import OverSampling
 from .core.pool import PromptPool
 from .core.pool_records import Dispatch
 from .core.staleness import StalenessLimit
-from .core.trajectory import PromptGroup
+from .core.trajectory import PromptGroup, Verdict
 from .core.version_shares import VersionShares
 from .manager import AsyncDAPOAgentLoopManager
 from .metrics import RoundRecord, round_metrics, step_line
 
 logger = logging.getLogger(__name__)
+
+NO_ACCIDENT_GROUPS = 16  # so many that failed in a step in which none could be judged: something is broken
 
 
 class RoundReplayBuffer(ReplayBuffer):
@@ -36,7 +39,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._options = options
         self._draw = draw
         self._manager: AsyncDAPOAgentLoopManager | None = None
-        self._num_gen_batches = 0
+        self._num_gen_batches = Fraction(0)
         self._dispatched = Dispatch()
         self._lengths = LengthBiasWindow(options.length_bias_window)
         self._over_sampling = OverSampling(
@@ -63,13 +66,14 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def open_round(self, step: int) -> None:
         """Top the pool up to the over-sampling target and start the step's round."""
-        self._num_gen_batches = 0
+        self._num_gen_batches = Fraction(0)
         dispatch = self.pool.dispatch(step)
         store.forget_groups(dispatch.retired_uids, partition_id=store.TRAIN)
         self.manager.abandon(dispatch.retired_attachments)
         missing = self.pool.missing_for_round()
         if missing:
-            self._draw_batch(missing)
+            self.pool.add_drawn(self._draw(missing))
+            self._num_gen_batches += 1
         self._dispatched = dispatch.extended(self.pool.dispatch(step))
         self.manager.open_round(self._dispatched, step=step, carried_valid_groups=self.pool.num_carried)
 
@@ -98,7 +102,7 @@ class RoundReplayBuffer(ReplayBuffer):
                 dispatch=self._dispatched,
                 settlement=settlement,
                 ledger=self.pool.check_ledger(),
-                num_gen_batches=self._num_gen_batches,
+                num_gen_batches=float(self._num_gen_batches),
                 groups_to_hold=self._over_sampling.groups_to_hold,
                 withheld_tok=withheld_tok,
                 versions=versions,
@@ -139,10 +143,11 @@ class RoundReplayBuffer(ReplayBuffer):
         self.manager.abandon(self.pool.detach())
 
     def _refill(self, step: int) -> None:
+        ended = self.manager.count_ended()
+        self._check_failures(ended)
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:
-            ended = ", ".join(f"{count} {how}" for how, count in self.manager.count_ended().items())
-            cause = f"groups ended as {ended}: the task is too easy, too hard, or the reward is constant"
+            cause = f"groups ended as {_counted(ended)}: the task is too easy, too hard, or the reward is constant"
             if self._options.max_tokens_per_round is not None:
                 cause += (
                     f", or async_dapo.max_tokens_per_round={self._options.max_tokens_per_round} ends too few groups"
@@ -153,12 +158,19 @@ class RoundReplayBuffer(ReplayBuffer):
                 f"drew {limit} batches and still has fewer than {self._options.target_valid_groups} valid groups; "
                 f"{cause}; raise the limit (0 = none) or change the data",
             )
-        self._draw_batch(self._over_sampling.batch_size)
+        count = self._over_sampling.groups_to_draw
+        self.pool.add_drawn(self._draw(count))
+        self._num_gen_batches += Fraction(count, self._over_sampling.batch_size)
         self.manager.add_groups(self.pool.dispatch(step).groups)
 
-    def _draw_batch(self, count: int) -> None:
-        self.pool.add_drawn(self._draw(count))
-        self._num_gen_batches += 1
+    def _check_failures(self, ended: dict[str, int]) -> None:
+        """Where every group fails, further prompts would only be used up."""
+        failed = sum(count for how, count in ended.items() if how not in set(Verdict))
+        if failed >= NO_ACCIDENT_GROUPS and not ended.keys() & {Verdict.VALID, Verdict.FILTERED}:
+            raise RuntimeError(
+                f"groups ended as {_counted(ended)}, and none could be judged: the reward function, a tool or the "
+                "agent loop is broken; the workers' log has the cause of each, 'prompt group ... dropped'"
+            )
 
     def _check_batch(self, batch: KVBatchMeta, uids: tuple[str, ...]) -> None:
         """Invariant 3: exactly B groups of exactly n trajectories."""
@@ -174,4 +186,14 @@ class RoundReplayBuffer(ReplayBuffer):
         summary = self.manager.close_round().summary
         uids = [outcome.prompt_uid for outcome in summary.outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)
-        return store.batch_of(uids, partition_id=store.VAL), {}
+        batch = store.batch_of(uids, partition_id=store.VAL)
+        if not batch.keys:
+            raise RuntimeError(
+                "every trajectory of the validation failed: the reward function, a tool or the agent loop is broken; "
+                "the workers' log has the cause of each, 'a trajectory of validation prompt ...'"
+            )
+        return batch, {}
+
+
+def _counted(ended: dict[str, int]) -> str:
+    return ", ".join(f"{count} {how}" for how, count in ended.items())

@@ -12,6 +12,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from .engine_requests import ABORTED, PAUSED, UNKNOWN
 from .logs import show_logs
+from .preflight import check_versions
 from .stamping_engine import RequestTable, RunningRequest, StampingEngine
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class AsyncDAPOServer(vLLMHttpServer):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_versions()
         super().__init__(*args, **kwargs)
         show_logs()
         self._is_stopped = False

@@ -3,11 +3,14 @@
 import ray
 from omegaconf import DictConfig
 
+from .preflight import check_versions
+
 
 class AsyncDAPOTaskRunner:
     """verl's own runner is an actor class already, which cannot be subclassed; this one has the same duty."""
 
     def run(self, config: DictConfig) -> None:
+        check_versions()
         from .training import train  # vLLM and the trainer are imported here, not in the driver
 
         train(config)

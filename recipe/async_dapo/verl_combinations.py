@@ -76,6 +76,20 @@ def _check_reward_model(config: DictConfig) -> None:
             "a reward model on the trainer's GPUs scores only after the rollout, so groups cannot be judged inline; "
             "set it to True or use a rule-based reward",
         )
+    if model.enable and model.rollout.free_cache_engine:
+        raise ConfigError(
+            "reward.reward_model.rollout.free_cache_engine",
+            True,
+            "verl would put the reward model's engines to sleep at start-up, and wakes them only for rewards after the "
+            "rollout; set it to False",
+        )
+    if model.enable and reward.custom_reward_function.path is None:
+        raise ConfigError(
+            "reward.custom_reward_function.path",
+            None,
+            "verl's agent loops cannot read the score of a reward model alone, which comes without further metrics; "
+            "name a reward function that asks the model (its argument reward_router_address) and returns a dict",
+        )
     if model.enable_resource_pool and not model.enable:
         raise ConfigError(
             "reward.reward_model.enable_resource_pool",

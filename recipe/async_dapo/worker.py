@@ -18,6 +18,7 @@ from .config import AsyncDAPOConfig, ConfigError
 from .core.trajectory import PromptGroup, Trajectory, Verdict
 from .group_rollout import GroupRollout, leaves
 from .logs import show_logs
+from .preflight import check_versions
 from .reward import RewardScorer
 from .shipping import localise
 
@@ -50,6 +51,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
     def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
         show_logs()
+        check_versions()
         localise(config)
         super().__init__(config, *args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)

@@ -54,6 +54,13 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
         AgentLoopFactory().make("no_such_loop")
 
 
+def test_a_loop_that_cannot_be_made_is_an_error_and_no_failed_prompt(registry) -> None:
+    with pytest.raises(ConfigError, match=r"agent=echo: this agent loop cannot be made on node .*no_such_option"):
+        registry(no_such_option=1).make("echo")
+    with pytest.raises(ConfigError, match=r"agent=echo: this agent loop cannot be made on node .*no_such_module"):
+        registry(_target_="no_such_module.Loop").make("echo")
+
+
 def test_our_warnings_are_shown_although_vllm_silences_the_root_logger(capsys, monkeypatch) -> None:
     package_logger = logging.getLogger("recipe.async_dapo")
     for name in ("handlers", "level", "propagate"):

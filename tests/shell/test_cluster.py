@@ -136,6 +136,25 @@ def test_given_a_limit_of_tokens_a_round_then_long_responses_are_set_aside_and_f
         assert cluster.step()["async_dapo/round/rollout_s"] < 100
 
 
+def test_given_a_cap_on_old_tokens_and_a_filter_that_drops_groups_then_fewer_are_interrupted_and_old(start) -> None:
+    def interrupted_and_old(cap: float | None) -> tuple[float, float]:
+        opts = options(
+            rollout_strategy=RolloutStrategy.PARTIAL,
+            stop_rule=StopRuleName.FIRST_COMPLETED,
+            over_sampling_batch_size=8,
+            max_concurrent_prompts=8,
+            max_partial_share=cap,
+        )
+        cluster = start(opts, task=random_task(2))
+        steps = [cluster.step() for _ in range(25)][5:]
+        keys = "early_stop/interrupted_groups", "partial/off_policy_token_ratio"
+        return tuple(sum(step[f"async_dapo/{key}"] for step in steps) / len(steps) for key in keys)
+
+    (interrupted, old), (interrupted_capped, old_capped) = interrupted_and_old(None), interrupted_and_old(0.1)
+    assert interrupted_capped < interrupted / 2
+    assert old_capped < old / 2
+
+
 def test_given_discard_and_first_completed_then_training_prefers_short_answers_and_the_metrics_show_it(start) -> None:
     opts = options(stop_rule=StopRuleName.FIRST_COMPLETED, over_sampling_batch_size=8, max_concurrent_prompts=4)
     biased = start(opts, task=random_task(3))

@@ -37,6 +37,28 @@ def fresh_group() -> PromptGroup:
     return PromptGroup(uid=uuid4().hex, prompt={}, drawn_at_step=1, trajectories=trajectories)
 
 
+def test_given_a_cap_on_old_tokens_when_groups_are_filtered_then_no_more_are_drawn_than_it_lets_run(run) -> None:
+    drawn: list[int] = []
+
+    def draw(count: int) -> list[PromptGroup]:
+        drawn.append(count)
+        return [fresh_group() for _ in range(count)]
+
+    config = run(
+        "algorithm.filter_groups.max_num_gen_batches=2",
+        "async_dapo.over_sampling_batch_size=12",
+        "async_dapo.max_partial_share=0.2",
+    )
+    buffer = RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), draw)
+    buffer.attach(InsatiableManager())
+    for _ in range(3):
+        buffer._over_sampling.observe(0.5)  # 12 groups, then 10, 9, 8
+    buffer.open_round(1)
+    with pytest.raises(ConfigError, match="max_num_gen_batches=2"):
+        buffer.sample(global_steps=1, partition_id="train", batch_size=8)
+    assert drawn == [8] + [1] * 12
+
+
 @pytest.mark.parametrize("limit", [1, 3])
 def test_given_only_filtered_groups_when_the_limit_is_reached_then_the_step_ends_with_an_error(run, limit):
     drawn: list[int] = []

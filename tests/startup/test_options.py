@@ -47,6 +47,10 @@ BAD_OPTIONS = [
     ("trainer.nnodes=0", "trainer.nnodes=0: must be >= 1"),
     ("trainer.critic_warmup=5", "trainer.critic_warmup=5: there is no critic"),
     ("trainer.resume_mode=resume_path", "trainer.resume_from_path=None: set it to a checkpoint folder"),
+    (
+        "async_dapo.max_concurrent_prompts=50000",
+        "async_dapo.max_concurrent_prompts=50000: 8 workers could wait with 1600000 requests at once",
+    ),
     ("reward.num_workers=0", "reward.num_workers=0: must be >= 1"),
     (
         "reward.reward_model.enable=True",
@@ -92,6 +96,19 @@ BAD_OPTIONS = [
 ]
 
 BAD_COMBINATIONS = [
+    (
+        ["reward.reward_model.enable=True", "reward.reward_model.enable_resource_pool=True"],
+        "reward.reward_model.rollout.free_cache_engine=True: verl would put the reward model's engines to sleep",
+    ),
+    (
+        [
+            "reward.reward_model.enable=True",
+            "reward.reward_model.enable_resource_pool=True",
+            "reward.reward_model.rollout.free_cache_engine=False",
+            "reward.custom_reward_function.path=null",
+        ],
+        "reward.custom_reward_function.path=None: verl's agent loops cannot read the score of a reward model alone",
+    ),
     (
         ["trainer.val_only=True", "trainer.val_before_train=False"],
         "trainer.val_only=True: is ignored without trainer.val_before_train=True",
@@ -162,6 +179,18 @@ def refusal(run: ComposeRun, *overrides: str) -> str:
 def test_given_the_valid_run_when_checked_then_its_options_are_returned(run):
     options = check_all(run())
     assert (options.target_valid_groups, options.rollout_n) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stop_rule"),
+    [
+        ([], "first_completed"),
+        (["async_dapo.rollout_strategy=discard"], "fifo"),
+        (["async_dapo.max_staleness=0"], "fifo"),  # nothing is kept: in order of completion, short answers would win
+    ],
+)
+def test_the_default_stop_rule_is_unbiased(run, overrides, stop_rule):
+    assert AsyncDAPOConfig.from_hydra(run(*overrides)).stop_rule == stop_rule
 
 
 @pytest.mark.parametrize(("override", "message"), BAD_OPTIONS, ids=[override for override, _ in BAD_OPTIONS])

@@ -11,8 +11,8 @@ class OverSampling:
 
     Args:
         target_valid_groups: B [groups].
-        batch_size: groups to hold at the start of a round, and to draw at a time. Larger than B: over-sampling.
-            Smaller: rounds are filled at that granularity until B can be reached.
+        batch_size: groups to hold at the start of a round, and, without a cap, to draw at a time. Larger than B:
+            over-sampling. Smaller: rounds are filled at that granularity until B can be reached.
         max_partial_share: share of a batch's tokens that may come from older versions [0-1]; None = no cap.
     """
 
@@ -27,6 +27,11 @@ class OverSampling:
     @property
     def groups_to_hold(self) -> int:
         return self.target_valid_groups + self._surplus
+
+    @property
+    def groups_to_draw(self) -> int:
+        """Groups to draw when those at hand cannot reach B any more; with a cap, as many as are held again then."""
+        return self.batch_size if self.max_partial_share is None else self._surplus + 1
 
     def observe(self, partial_share: float) -> None:
         """Adapt to the share of older versions in the batch that was just trained."""

@@ -9,6 +9,7 @@ replay_buffer.py  waits for the stop, draws prompts   -> `_act`
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.pool_records import Dispatch
@@ -41,6 +42,7 @@ class RoundSimulation:
     step: trains policy version `step - 1`, which the engines have.
     carried_valid_groups: valid groups left over from earlier rounds [groups].
     must_finish: groups that would be too stale in the next step.
+    groups_to_draw: to draw when those at hand cannot reach B any more.
     draw: draws that many prompts and dispatches them.
     on_valid: told every group that is stored for training, while it still has its tokens.
     prompt_len_tok, reward_s, request_latency_s: see `GroupSimulation`.
@@ -55,6 +57,7 @@ class RoundSimulation:
         step: int,
         carried_valid_groups: int,
         must_finish: frozenset[str],
+        groups_to_draw: int,
         draw: Callable[[int], Sequence[PromptGroup]],
         on_valid: Callable[[PromptGroup], None],
         prompt_len_tok: int,
@@ -62,6 +65,7 @@ class RoundSimulation:
         request_latency_s: float = 0.0,
     ) -> None:
         self._options = options
+        self._groups_to_draw = groups_to_draw
         self._habits = habits
         self._step = step
         self._draw = draw
@@ -98,7 +102,7 @@ class RoundSimulation:
         self._worker_of: dict[str, int] = {}
         self._unfinished: list[PromptGroup] = []
         self._is_stopped = False
-        self._gen_batches = 0
+        self._gen_batches = Fraction(1)
         self._filtered = 0
         self._refilled = 0
 
@@ -136,22 +140,23 @@ class RoundSimulation:
         if self._round.stop_reason is not None:
             self._stop()
         elif missing := self._prompts_to_draw():
-            self._gen_batches += 1
             limit = self._options.filter.max_num_gen_batches
             if self._habits.refill is Refill.ON_DEMAND and limit and self._gen_batches >= limit:
                 raise ConfigError(
                     "algorithm.filter_groups.max_num_gen_batches",
                     limit,
                     f"training would end in step {self._step}: {limit} batches of async_dapo.over_sampling_batch_size="
-                    f"{missing} do not give {self._options.target_valid_groups} valid groups; raise either",
+                    f"{self._options.over_sampling_batch_size} do not give {self._options.target_valid_groups} valid "
+                    "groups; raise either",
                 )
+            self._gen_batches += Fraction(missing, self._options.over_sampling_batch_size)
             self._add(self._draw(missing))
 
     def _prompts_to_draw(self) -> int:
         batch = self._options.over_sampling_batch_size
         match self._habits.refill:
             case Refill.ON_DEMAND:
-                return batch if self._round.wants_prompts else 0
+                return self._groups_to_draw if self._round.wants_prompts else 0
             case Refill.NEXT_BATCH:
                 return 0 if self._round.num_running or self._round.num_waiting else batch
         wanted = self._habits.refill_factor * self._filtered - self._refilled

@@ -111,6 +111,7 @@ class TrainingRun:
             step=self._step,
             carried_valid_groups=self.pool.num_carried,
             must_finish=dispatch.must_finish,
+            groups_to_draw=self._over_sampling.groups_to_draw,
             draw=lambda count: self._draw(count).groups,
             on_valid=self._store,
             prompt_len_tok=self._scenario.prompt_len_tok,
