@@ -76,7 +76,25 @@ def check_importance_sampling(config: DictConfig) -> None:
             "PPO's ratio is the importance weight in bypass mode, verl ignores this one; leave it null, choose "
             "async_dapo.importance_sampling=decoupled, or set algorithm.rollout_correction.loss_type=reinforce",
         )
+    if correction.loss_type == "reinforce" and correction.rollout_is is None:
+        raise ConfigError(
+            "algorithm.rollout_correction.rollout_is",
+            None,
+            "loss_type=reinforce has no other weight; set it to token",
+        )
+    if mode is ImportanceSampling.DECOUPLED and correction.rollout_is_threshold is None:
+        raise ConfigError(
+            "algorithm.rollout_correction.rollout_is_threshold",
+            None,
+            "verl would leave the weights out; set the truncation, such as 2.0, or async_dapo.importance_sampling=none",
+        )
     loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if is_bypass and loss_mode == "gpg":
+        raise ConfigError(
+            "actor_rollout_ref.actor.policy_loss.loss_mode",
+            loss_mode,
+            "has no ratio, which is the correction in bypass mode; use async_dapo.importance_sampling=decoupled",
+        )
     if is_bypass and _needs_bypass_loss(correction) and loss_mode not in ("vanilla", "bypass_mode"):
         raise ConfigError(
             "actor_rollout_ref.actor.policy_loss.loss_mode",

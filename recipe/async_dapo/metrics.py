@@ -87,7 +87,8 @@ METRICS: dict[str, str] = {
         for name in STALENESS_BUCKETS
     },
     "length/trained/mean": "response length of trained groups over the sliding window [tokens]",
-    "length/dispatched/mean": "response length of all groups that could have been trained, same window [tokens]",
+    "length/dispatched/mean": "response length of all groups that could have been trained, each with its longest "
+    "attempt, same window [tokens]",
     "length/trained_to_dispatched": "ratio of the two: below 1, training prefers short answers",
     "length/trained/p50": "median response length of trained groups over the window [tokens]",
     "length/trained/p90": "90 % quantile [tokens]",
@@ -96,7 +97,7 @@ METRICS: dict[str, str] = {
     **{
         f"importance/{scope}/{name}": f"{meaning}; {about}"
         for scope, about in [
-            ("overall", "all tokens of the batch"),
+            ("overall", "all tokens of the loss, rejected ones included"),
             *((f"staleness_{bucket}", f"tokens with staleness {bucket}") for bucket in STALENESS_BUCKETS),
         ]
         for name, meaning in {
@@ -151,9 +152,9 @@ def _round(record: RoundRecord) -> dict[str, float]:
 
 def _stop(record: RoundRecord) -> dict[str, float]:
     return {
-        "early_stop/stopped_early": bool(record.result.unfinished),
+        "early_stop/stopped_early": bool(record.result.summary.taken_unreported),
         "early_stop/stop_latency_s": record.result.stop_latency_s,
-        "early_stop/interrupted_groups": len(record.result.unfinished),
+        "early_stop/interrupted_groups": len(record.result.summary.taken_unreported),
         "early_stop/requeued_groups": record.settlement.requeued,
         "early_stop/surplus_groups": record.settlement.surplus,
         "early_stop/lost_reports": record.settlement.lost_reports,
@@ -198,10 +199,11 @@ def _tokens(record: RoundRecord) -> dict[str, float]:
 def _partial(record: RoundRecord) -> dict[str, float]:
     ages, reprefilled = record.versions.ages, record.result.reprefilled_tok
     again, once = sum(n * n for n in reprefilled), sum(n * n for n in record.seq_lens_tok)
+    resumed = {group.uid for group in record.dispatch.groups[: record.dispatch.resumed]}
     kept_tok = sum(group.generated_tok for group in record.buffered)
     return {
         "partial/off_policy_token_ratio": record.versions.partial_share,
-        "partial/resumed_groups": record.dispatch.resumed,
+        "partial/resumed_groups": len(resumed.intersection(record.result.summary.start_order)),
         "partial/resumed_ratio": _ratio(ages.total() - ages[0], ages.total()),
         "partial/retired_groups": len(record.dispatch.retired_uids),
         "partial/withheld_tokens": record.withheld_tok,

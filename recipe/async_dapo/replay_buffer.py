@@ -91,7 +91,8 @@ class RoundReplayBuffer(ReplayBuffer):
         self._lengths.observe(result.summary.outcomes, result.unfinished)
         settlement = self.pool.settle(result.summary, result.unfinished)
         self._lengths.mark_trained(settlement.trained_uids)
-        batch = store.batch_of(settlement.trained_uids, partition_id=store.TRAIN)
+        # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
+        batch = store.batch_of(sorted(settlement.trained_uids), partition_id=store.TRAIN)
         self._check_batch(batch, settlement.trained_uids)
         withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
         versions = VersionShares.of(batch.tags, step=global_steps)

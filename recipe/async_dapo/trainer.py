@@ -68,8 +68,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         self.replay_buffer.free_engines()
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        batch = super()._compute_advantage(batch, metrics)
-        if not self.config.algorithm.rollout_correction.bypass_mode:
+        if not self.config.algorithm.rollout_correction.bypass_mode:  # before tokens are rejected by their ratio
             data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
             metrics.update(
                 importance_metrics(
@@ -79,7 +78,7 @@ class AsyncDAPOTrainer(PPOTrainer):
                     step=self.global_steps,
                 )
             )
-        return batch
+        return super()._compute_advantage(batch, metrics)
 
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
@@ -98,6 +97,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         with open(folder / POOL_FILE, "wb") as file:
             pickle.dump(self.replay_buffer.state_dict(), file, protocol=5)
         super()._save_checkpoint()
+        delete_pools_without_model(folder)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -118,3 +118,15 @@ class AsyncDAPOTrainer(PPOTrainer):
         if self.config.trainer.resume_mode == "resume_path":
             return Path(self.config.trainer.resume_from_path)
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+
+
+def delete_pools_without_model(saved: Path) -> None:
+    """Delete the pool of checkpoints whose model verl has deleted (`trainer.max_actor_ckpt_to_keep`).
+
+    Args:
+        saved: folder of the checkpoint just saved; nothing is deleted if its model is not on this node.
+    """
+    if (saved / "actor").exists():
+        for pool in saved.parent.glob(f"global_step_*/{POOL_FILE}"):
+            if not (pool.parent / "actor").exists():
+                pool.unlink()

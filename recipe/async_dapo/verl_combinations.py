@@ -29,6 +29,7 @@ def check_combinations(config: DictConfig, options: AsyncDAPOConfig) -> None:
         ConfigError: naming key, value and remedy.
     """
     _check_algorithm(config, options)
+    _check_sampling(config)
     _check_reward_model(config)
     _check_overlong_penalty(config)
     _check_engines(config, options)
@@ -54,6 +55,14 @@ def _check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> None:
             "the filter judges a raw metric of the reward function, such as acc or score: the final reward holds the "
             "overlong penalty, with which an all-wrong group can pass",
         )
+    if algorithm.use_kl_in_reward and options.max_staleness and options.keeps_tokens:
+        raise ConfigError(
+            "algorithm.use_kl_in_reward",
+            True,
+            f"tokens older than async_dapo.max_staleness={options.max_staleness} leave the loss, and would leave their "
+            "trajectories' KL penalty and their group's baseline with it; set async_dapo.max_staleness=null, or use "
+            "actor_rollout_ref.actor.use_kl_loss",
+        )
     check_importance_sampling(config)
     is_bypass = importance_sampling_mode(config) is ImportanceSampling.BYPASS
     loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
@@ -64,6 +73,23 @@ def _check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> None:
             "would take recomputed log-probs for the behaviour policy's; set async_dapo.importance_sampling=bypass, or "
             "leave it at vanilla",
         )
+
+
+def _check_sampling(config: DictConfig) -> None:
+    """The trainer's probabilities are those of the whole vocabulary: so must the engine's be."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.temperature <= 0:
+        raise ConfigError(
+            _ROLLOUT + "temperature", rollout.temperature, "must be > 0: all answers of a group would be the same"
+        )
+    for name, is_whole in (("top_p", rollout.top_p == 1), ("top_k", rollout.top_k in (-1, 0))):
+        if not is_whole:
+            raise ConfigError(
+                _ROLLOUT + name,
+                rollout[name],
+                "the engine would sample from a part of the vocabulary, and its log-probs could not be compared with "
+                f"the trainer's; set {'1.0' if name == 'top_p' else '-1'} (validation has its own in val_kwargs)",
+            )
 
 
 def _check_reward_model(config: DictConfig) -> None:

@@ -78,7 +78,7 @@ IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
         "use actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
     ),
     (_ROLLOUT + "over_sample_rate", (0,), "use async_dapo.over_sampling_batch_size"),
-    (_ROLLOUT + "do_sample", (True,), "use actor_rollout_ref.rollout.temperature=0 for greedy decoding"),
+    (_ROLLOUT + "do_sample", (True,), "training needs answers that vary; validation has val_kwargs.do_sample"),
     (_ROLLOUT + "repetition_penalty", (1.0, None), "it is always 1"),
     (_ROLLOUT + "nnodes", (0,), "engines share the trainer's GPUs; use trainer.nnodes"),
     (_ROLLOUT + "multi_stage_wake_up", (False,), "weights always wake up before the KV cache"),

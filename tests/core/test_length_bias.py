@@ -32,6 +32,17 @@ def test_given_an_interrupted_group_when_it_is_started_again_then_its_longest_at
     assert (window.trained.mean_tok, window.dispatched.mean_tok) == (100, 100)
 
 
+def test_given_a_long_attempt_thrown_away_when_a_short_one_is_trained_then_the_means_show_it() -> None:
+    window = LengthBiasWindow(10)
+    window.observe([], [unfinished("group", 90)])
+    window.observe([ended("group", 20)], [])
+    window.mark_trained(["group"])
+    restored = LengthBiasWindow(10)
+    restored.load_state_dict(window.state_dict())
+    for one in (window, restored):
+        assert (one.trained.mean_tok, one.dispatched.mean_tok) == (20, 90)
+
+
 @pytest.mark.parametrize("verdict", [Verdict.FILTERED, Verdict.FAILED])
 def test_given_a_group_that_the_filter_or_a_failure_removed_then_it_is_on_neither_side(verdict: Verdict) -> None:
     window = LengthBiasWindow(10)
@@ -59,7 +70,7 @@ def test_given_nothing_observed_then_all_is_zero() -> None:
     assert window.trained.mean_tok == window.dispatched.mean_tok == window.dispatched.quantile_tok(0.9) == 0
 
 
-@pytest.mark.parametrize(("q", "length_tok"), [(0.0, 1), (0.5, 6), (0.9, 10), (1.0, 10)])
+@pytest.mark.parametrize(("q", "length_tok"), [(0.0, 1), (0.5, 5), (0.51, 6), (0.9, 9), (1.0, 10)])
 def test_quantiles_are_lengths_that_occurred(q: float, length_tok: int) -> None:
     window = LengthBiasWindow(20)
     window.observe([ended(f"group-{k}", k) for k in range(1, 11)], [])

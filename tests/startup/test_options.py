@@ -18,6 +18,17 @@ from .runs import ComposeRun, write_verl
 
 # (override, what the message must contain)
 BAD_OPTIONS = [
+    ("actor_rollout_ref.rollout.temperature=0", "actor_rollout_ref.rollout.temperature=0: must be > 0"),
+    ("actor_rollout_ref.rollout.top_p=0.7", "actor_rollout_ref.rollout.top_p=0.7: the engine would sample from a part"),
+    ("actor_rollout_ref.rollout.top_k=20", "actor_rollout_ref.rollout.top_k=20: the engine would sample from a part"),
+    (
+        "algorithm.use_kl_in_reward=True",
+        "algorithm.use_kl_in_reward=True: tokens older than async_dapo.max_stale",
+    ),
+    (
+        "algorithm.rollout_correction.rollout_is_threshold=null",
+        "algorithm.rollout_correction.rollout_is_threshold=None: verl would leave the weights out",
+    ),
     ("async_dapo.max_concurrent_prompts=0", "async_dapo.max_concurrent_prompts=0: must be >= 1"),
     ("async_dapo.max_loads_per_server=-1", "async_dapo.max_loads_per_server=-1: must be >= 1"),
     ("async_dapo.over_sampling_batch_size=0", "async_dapo.over_sampling_batch_size=0: must be >= 1"),
@@ -96,6 +107,14 @@ BAD_OPTIONS = [
 ]
 
 BAD_COMBINATIONS = [
+    (
+        ["async_dapo.importance_sampling=bypass", "algorithm.rollout_correction.loss_type=reinforce"],
+        "algorithm.rollout_correction.rollout_is=None: loss_type=reinforce has no other weight",
+    ),
+    (
+        ["async_dapo.importance_sampling=bypass", "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"],
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gpg: has no ratio",
+    ),
     (
         ["reward.reward_model.enable=True", "reward.reward_model.enable_resource_pool=True"],
         "reward.reward_model.rollout.free_cache_engine=True: verl would put the reward model's engines to sleep",

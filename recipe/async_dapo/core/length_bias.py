@@ -1,5 +1,6 @@
 """Does early stopping prefer short answers? Response lengths of what is trained against what was dispatched."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,10 @@ from .trajectory import GroupOutcome, PromptGroup, Verdict
 
 @dataclass(slots=True)
 class _Observed:
-    mean_len_tok: float
+    """Mean response lengths of a group [tokens]: of its longest attempt, and of the one that ended."""
+
+    longest_tok: float
+    ended_tok: float = 0.0
     is_trained: bool = False
 
 
@@ -25,14 +29,15 @@ class LengthSample:
 
     def quantile_tok(self, q: float) -> float:
         """The smallest length that a share q of the groups does not exceed; 0 of an empty sample."""
-        return self._sorted[min(len(self._sorted) - 1, int(q * len(self._sorted)))] if self._sorted else 0.0
+        return self._sorted[max(0, math.ceil(q * len(self._sorted)) - 1)] if self._sorted else 0.0
 
 
 class LengthBiasWindow:
     """Mean response length per group over the last groups that were started, whether or not they were trained.
 
     Groups that the filter or a failure removed are left out of both sides: that they are not trained has nothing to do
-    with the stop. For groups that have not ended yet, the longest attempt so far counts: a lower bound.
+    with the stop. As dispatched a group counts with its longest attempt, a lower bound while it has not ended; as
+    trained with the one it was trained on: to throw a long attempt away and train on a shorter one is a bias too.
 
     Args:
         size: groups remembered [count].
@@ -49,6 +54,7 @@ class LengthBiasWindow:
         for outcome in outcomes:
             if outcome.verdict is Verdict.VALID:
                 self._note(outcome.prompt_uid, outcome.response_lens_tok)
+                self._groups[outcome.prompt_uid].ended_tok = _mean(outcome.response_lens_tok)
             elif outcome.verdict is not Verdict.SET_ASIDE:
                 self._groups.pop(outcome.prompt_uid, None)
 
@@ -59,25 +65,29 @@ class LengthBiasWindow:
 
     @property
     def dispatched(self) -> "LengthSample":
-        return LengthSample([group.mean_len_tok for group in self._groups.values()])
+        return LengthSample([group.longest_tok for group in self._groups.values()])
 
     @property
     def trained(self) -> "LengthSample":
-        return LengthSample([group.mean_len_tok for group in self._groups.values() if group.is_trained])
+        return LengthSample([group.ended_tok for group in self._groups.values() if group.is_trained])
 
-    def state_dict(self) -> dict[str, tuple[float, bool]]:
-        """uid -> (mean length, whether it was trained), oldest first."""
-        return {uid: (group.mean_len_tok, group.is_trained) for uid, group in self._groups.items()}
+    def state_dict(self) -> dict[str, tuple[float, float, bool]]:
+        """uid -> (longest attempt, the one that ended, whether it was trained), oldest first."""
+        return {uid: (group.longest_tok, group.ended_tok, group.is_trained) for uid, group in self._groups.items()}
 
-    def load_state_dict(self, state: dict[str, tuple[float, bool]]) -> None:
+    def load_state_dict(self, state: dict[str, tuple[float, float, bool]]) -> None:
         self._groups = OrderedDict((uid, _Observed(*known)) for uid, known in list(state.items())[-self._size :])
 
     def _note(self, uid: str, lens_tok: Sequence[int]) -> None:
-        mean_len_tok = sum(lens_tok) / len(lens_tok)
+        mean_len_tok = _mean(lens_tok)
         known = self._groups.get(uid)
         if known is None:
             self._groups[uid] = _Observed(mean_len_tok)
             if len(self._groups) > self._size:
                 self._groups.popitem(last=False)
         else:
-            known.mean_len_tok = max(known.mean_len_tok, mean_len_tok)
+            known.longest_tok = max(known.longest_tok, mean_len_tok)
+
+
+def _mean(lens_tok: Sequence[int]) -> float:
+    return sum(lens_tok) / len(lens_tok)

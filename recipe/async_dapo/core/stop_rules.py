@@ -3,7 +3,8 @@
 `first_completed`  B valid groups, whichever finish first. Fast, and biased to short answers: a long group is cancelled
                    again and again while short ones are trained on.
 `fifo`             B valid groups among a prefix of the start order that has finished whole (MiMo, arXiv:2505.07608):
-                   which groups are trained does not depend on how long they took.
+                   which groups are trained does not depend on how long they took. Where interrupted ones start
+                   again (`discard`), those that ended are kept: their samples are the shorter ones.
 `drain`            B valid groups, then nothing new starts and everything running is awaited. Unbiased and slow.
 """
 
