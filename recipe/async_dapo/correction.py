@@ -76,11 +76,11 @@ def check_importance_sampling(config: DictConfig) -> None:
             "PPO's ratio is the importance weight in bypass mode, verl ignores this one; leave it null, choose "
             "async_dapo.importance_sampling=decoupled, or set algorithm.rollout_correction.loss_type=reinforce",
         )
-    if correction.loss_type == "reinforce" and correction.rollout_is is None:
+    if correction.loss_type == "reinforce" and correction.rollout_is is None and correction.rollout_rs is None:
         raise ConfigError(
             "algorithm.rollout_correction.rollout_is",
             None,
-            "loss_type=reinforce has no other weight; set it to token",
+            "loss_type=reinforce has no ratio of its own; set it to token, or rollout_rs to a mask",
         )
     if mode is ImportanceSampling.DECOUPLED and correction.rollout_is_threshold is None:
         raise ConfigError(

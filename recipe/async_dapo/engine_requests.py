@@ -88,7 +88,8 @@ class EngineRequests:
         except RayActorError as error:
             if not server_id:
                 raise  # the load balancer itself is gone
-            await self._give_up(server_id, lease_id, error)
+            is_kept = isinstance(error, ActorUnavailableError)  # the lease: until the request is out of its engine
+            await self._give_up(Attachment(server_id=server_id, lease_id=lease_id), is_reachable_later=is_kept)
             return None
         except asyncio.CancelledError:
             if attachment is not None and not server_id:  # nobody has asked its engine yet: it stays there
@@ -108,6 +109,17 @@ class EngineRequests:
         if attachments:
             self._balancer.abandon.remote(attachments)
 
+    async def _give_up(self, request: Attachment, *, is_reachable_later: bool) -> None:
+        """A request is lost: with its server, or only with the connection to a server that goes on."""
+        if is_reachable_later:
+            logger.warning("server %s cannot be reached; what it generated is lost, trying again", request.server_id)
+            self.abandon([request])
+            await asyncio.sleep(RECONNECT_S)
+        else:
+            logger.error("server %s died under a request; trying another", request.server_id)
+            self._servers.pop(request.server_id, None)
+            self._balancer.remove_servers.remote([request.server_id])
+
     async def _lease(self, request_id: str, lease_id: str, attachment: Attachment | None) -> str | None:
         if attachment is not None:
             return await self._balancer.server_of.remote(lease_id)
@@ -124,19 +136,6 @@ class EngineRequests:
                 return None
             self._servers[server_id] = handle
         return self._servers[server_id]
-
-    async def _give_up(self, server_id: str, lease_id: str, error: RayActorError) -> None:
-        """A request is lost: with its server, or only with the connection to a server that goes on."""
-        if not isinstance(error, ActorUnavailableError):
-            logger.error("server %s died under a request; trying another", server_id)
-            self._servers.pop(server_id, None)
-            self._balancer.remove_servers.remote([server_id])
-            return
-        logger.warning("server %s cannot be reached; what it generated is lost, trying again", server_id)
-        try:
-            await asyncio.sleep(RECONNECT_S)
-        finally:
-            self._servers[server_id].abort_requests.remote([lease_id], True)
 
     async def _receive(self, ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:
         """Await an output and record it, also when the caller is cancelled meanwhile."""

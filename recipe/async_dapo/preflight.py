@@ -15,7 +15,7 @@ REQUIRED_VERL_FILE = Path(__file__).with_name("REQUIRED_VERL.txt")
 def check_versions() -> None:
     """Refuse any verl but the pinned one, be it installed or a folder `verl` of the checkout, which Python prefers.
 
-    Asked by the driver, and by every actor of ours on its own node.
+    Asked by the driver, the task runner, and every server and agent loop worker on its own node.
 
     Raises:
         ConfigError: naming the version found, its folder and the command that installs the right one.

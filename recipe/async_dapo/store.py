@@ -51,6 +51,10 @@ class PackedOutput:
             )
         log_probs = output.response_logprobs
         is_sampled = output.response_mask
+        if log_probs is None and any(is_sampled):
+            raise ConfigError(
+                "agent loop", "response_logprobs", "training needs the log-probs that the engine gave: pass them on"
+            )
         try:
             stamps = sampled.stamps_of(
                 list(compress(output.response_ids, is_sampled)), list(compress(log_probs or [], is_sampled))

@@ -55,7 +55,8 @@ def _check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> None:
             "the filter judges a raw metric of the reward function, such as acc or score: the final reward holds the "
             "overlong penalty, with which an all-wrong group can pass",
         )
-    if algorithm.use_kl_in_reward and options.max_staleness and options.keeps_tokens:
+    spans_versions = options.keeps_tokens and (not options.drains or options.max_tokens_per_round is not None)
+    if algorithm.use_kl_in_reward and options.max_staleness and spans_versions:
         raise ConfigError(
             "algorithm.use_kl_in_reward",
             True,

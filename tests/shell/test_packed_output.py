@@ -56,6 +56,12 @@ def test_given_tokens_of_tools_that_are_not_masked_then_they_are_refused() -> No
         PackedOutput.pack(output([10, 99, 11], [1, 1, 1]), sampled())
 
 
+def test_given_sampled_tokens_without_log_probs_then_they_are_refused() -> None:
+    bare = output([10, 11], [1, 1]).model_copy(update={"response_logprobs": None})
+    with pytest.raises(ConfigError, match="agent loop=response_logprobs: training needs the log-probs"):
+        PackedOutput.pack(bare, sampled())
+
+
 def test_given_images_then_they_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^agent loop=multi_modal_data: training would not see images"):
         PackedOutput.pack(output([10], [1], multi_modal_data={"images": ["image"]}), sampled())

@@ -109,6 +109,12 @@ OPTIONS = {
         f"{CORRECTION}rollout_rs=token_k1",
         f"{CORRECTION}rollout_rs_threshold=0.5_2.0",
     ),
+    "bypass with REINFORCE and a sequence mask": (
+        BYPASS,
+        f"{CORRECTION}loss_type=reinforce",
+        f"{CORRECTION}rollout_rs=seq_mean_k1",
+        f"{CORRECTION}rollout_rs_threshold=0.3_1.1",
+    ),
     "bypass with REINFORCE and weights": (BYPASS, f"{CORRECTION}loss_type=reinforce", f"{CORRECTION}rollout_is=token"),
     "decoupled": (DECOUPLED,),
     "decoupled, truncated at 1.5": (DECOUPLED, f"{CORRECTION}rollout_is_threshold=1.5"),

@@ -109,7 +109,7 @@ BAD_OPTIONS = [
 BAD_COMBINATIONS = [
     (
         ["async_dapo.importance_sampling=bypass", "algorithm.rollout_correction.loss_type=reinforce"],
-        "algorithm.rollout_correction.rollout_is=None: loss_type=reinforce has no other weight",
+        "algorithm.rollout_correction.rollout_is=None: loss_type=reinforce has no ratio of its own",
     ),
     (
         ["async_dapo.importance_sampling=bypass", "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"],

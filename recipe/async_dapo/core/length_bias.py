@@ -76,7 +76,10 @@ class LengthBiasWindow:
         return {uid: (group.longest_tok, group.ended_tok, group.is_trained) for uid, group in self._groups.items()}
 
     def load_state_dict(self, state: dict[str, tuple[float, float, bool]]) -> None:
-        self._groups = OrderedDict((uid, _Observed(*known)) for uid, known in list(state.items())[-self._size :])
+        self._groups = OrderedDict(
+            (uid, _Observed(longest_tok, ended_tok, is_trained))
+            for uid, (longest_tok, ended_tok, is_trained) in list(state.items())[-self._size :]
+        )
 
     def _note(self, uid: str, lens_tok: Sequence[int]) -> None:
         mean_len_tok = _mean(lens_tok)
