@@ -30,7 +30,7 @@ METRICS: dict[str, str] = {
     "ledger/retired": "of these: given up because they would have become too stale; drawn again [groups]",
     "ledger/waiting": "of these: waiting to be generated [groups]",
     "ledger/buffered": "of these: kept with what they have generated [groups]",
-    "round/gen_batches": "batches drawn in this step: topping up is one, then shares of over_sampling_batch_size [batches]",
+    "round/gen_batches": "prompts drawn in this step over over_sampling_batch_size, the top-up counted as 1 [batches]",
     "round/groups_to_hold": "over-sampling target at the start of the next step [groups]",
     "round/started_groups": "groups that were started or resumed in this step [groups]",
     "round/ended_trajectories": "trajectories that ended in this step, or ended before and were still unscored [count]",

@@ -48,7 +48,14 @@ def finished(trajectory: Trajectory, tokens: int = 1) -> list[AgentLoopOutput]:
         append_tokens(turn, [7] * tokens, [0.0] * tokens, [(0, tokens)])
         turn.finish_reason = "stop"
     metrics = AgentLoopMetrics()
-    return [AgentLoopOutput(prompt_ids=[1], response_ids=[7] * tokens, response_mask=[1] * tokens, metrics=metrics)]
+    output = AgentLoopOutput(
+        prompt_ids=[1],
+        response_ids=[7] * tokens,
+        response_mask=[1] * tokens,
+        response_logprobs=[0.0] * tokens,
+        metrics=metrics,
+    )
+    return [output]
 
 
 async def quick(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
