@@ -7,7 +7,6 @@ from typing import Any, cast, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from .aio import MAX_PENDING_CALLS
 from .core.stop_rules import StopRuleName
 
 
@@ -175,14 +174,6 @@ class AsyncDAPOConfig:
         }.items():
             if seconds <= 0:
                 raise ConfigError(key, seconds, "must be > 0 seconds")
-        if self.max_waiting_requests >= MAX_PENDING_CALLS:
-            has_pool = self.rollout_pool_size is not None
-            raise ConfigError(
-                f"async_dapo.{'rollout_pool_size' if has_pool else 'max_concurrent_prompts'}",
-                self.rollout_pool_size if has_pool else self.max_concurrent_prompts,
-                f"{self.num_workers} workers could wait with {self.max_waiting_requests} requests at once, and the "
-                f"load balancer takes {MAX_PENDING_CALLS} calls; lower it",
-            )
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ConfigError("async_dapo.max_staleness", self.max_staleness, "must be >= 0; null = no limit")
         if self.max_partial_share is not None and not 0 <= self.max_partial_share <= 1:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from .aio import MAX_PENDING_CALLS
 from .batch_sizes import check_batch_sizes, num_gpus
 from .config import AsyncDAPOConfig, ConfigError, ImportanceSampling
 from .correction import check_importance_sampling, importance_sampling_mode
@@ -32,6 +33,7 @@ def check_combinations(config: DictConfig, options: AsyncDAPOConfig) -> None:
     _check_sampling(config)
     _check_reward_model(config)
     _check_overlong_penalty(config)
+    _check_waiting(options)
     _check_engines(config, options)
     check_batch_sizes(config, options)
     _check_attention(config)
@@ -155,6 +157,18 @@ def _check_overlong_penalty(config: DictConfig) -> None:
         )
     if overlong.penalty_factor <= 0:
         raise ConfigError(prefix + "overlong_buffer_cfg.penalty_factor", overlong.penalty_factor, "must be > 0")
+
+
+def _check_waiting(options: AsyncDAPOConfig) -> None:
+    if options.max_waiting_requests < MAX_PENDING_CALLS:
+        return
+    has_pool = options.rollout_pool_size is not None
+    raise ConfigError(
+        f"async_dapo.{'rollout_pool_size' if has_pool else 'max_concurrent_prompts'}",
+        options.rollout_pool_size if has_pool else options.max_concurrent_prompts,
+        f"{options.num_workers} workers could wait with {options.max_waiting_requests} requests at once, and the load "
+        f"balancer takes {MAX_PENDING_CALLS} calls; lower it",
+    )
 
 
 def _check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
