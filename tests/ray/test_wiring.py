@@ -63,7 +63,7 @@ async def generate(balancer: ActorHandle, name: str) -> tuple[str | None, Turn]:
     requests = EngineRequests(balancer, cleanup_timeout_s=PATIENCE_S)
     try:
         while True:  # a request that was lost with its server is sent again
-            params = {"max_tokens": 10_000}
+            params = {"max_tokens": 10_000, "logprobs": True}
             reason = await requests.advance(turn, name, [7, *turn.raw_response_ids], params, {})
             if reason is not None:
                 return reason, turn
