@@ -139,6 +139,7 @@ class Cluster:
     def check(self, batch: KVBatchMeta) -> None:
         uids = list(dict.fromkeys(key.split("_")[0] for key in batch.keys))
         assert len(uids) == self.options.target_valid_groups
+        assert uids == sorted(uids), "mini-batches in an order of age or completion"
         assert not set(uids) & set(self.trained), "a group was trained twice"
         self.trained += uids
         for key in batch.keys:

@@ -8,12 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.cpu.tiny_model import build_model, build_tokenizer
+from recipe.async_dapo.preflight import check_all
 
 RECIPE = Path(__file__).parents[2] / "recipe" / "async_dapo"
 REWARD_FUNCTION = """
@@ -96,6 +99,13 @@ def override(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 ComposeRun = Callable[..., DictConfig]
+
+
+def refusal(run: ComposeRun, *overrides: str) -> str:
+    """The message that a run with these overrides ends with at start-up."""
+    with pytest.raises(ConfigError) as caught:
+        check_all(run(*overrides))
+    return str(caught.value)
 
 
 def write_verl(package: Path, version: str) -> None:

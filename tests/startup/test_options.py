@@ -14,7 +14,7 @@ from recipe.async_dapo.preflight import check_all, check_versions
 from recipe.async_dapo.verl_combinations import check_combinations
 from recipe.async_dapo.verl_options import FIXED, IGNORED, SHADOWED
 
-from .runs import ComposeRun, write_verl
+from .runs import ComposeRun, refusal, write_verl
 
 # (override, what the message must contain)
 BAD_OPTIONS = [
@@ -106,94 +106,6 @@ BAD_OPTIONS = [
     ),
 ]
 
-BAD_COMBINATIONS = [
-    (
-        ["async_dapo.importance_sampling=bypass", "algorithm.rollout_correction.loss_type=reinforce"],
-        "algorithm.rollout_correction.rollout_is=None: loss_type=reinforce has no ratio of its own",
-    ),
-    (
-        ["async_dapo.importance_sampling=bypass", "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"],
-        "actor_rollout_ref.actor.policy_loss.loss_mode=gpg: has no ratio",
-    ),
-    (
-        ["reward.reward_model.enable=True", "reward.reward_model.enable_resource_pool=True"],
-        "reward.reward_model.rollout.free_cache_engine=True: verl would put the reward model's engines to sleep",
-    ),
-    (
-        [
-            "reward.reward_model.enable=True",
-            "reward.reward_model.enable_resource_pool=True",
-            "reward.reward_model.rollout.free_cache_engine=False",
-            "reward.custom_reward_function.path=null",
-        ],
-        "reward.custom_reward_function.path=None: verl's agent loops cannot read the score of a reward model alone",
-    ),
-    (
-        ["trainer.val_only=True", "trainer.val_before_train=False"],
-        "trainer.val_only=True: is ignored without trainer.val_before_train=True",
-    ),
-    (
-        ["data.train_batch_size=12"],
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8: must divide data.train_batch_size=12",
-    ),
-    (
-        ["actor_rollout_ref.actor.ppo_mini_batch_size=1", "trainer.n_gpus_per_node=8"],
-        "actor_rollout_ref.actor.ppo_mini_batch_size=1: times rollout.n=4 trajectories must be a multiple of the 8 "
-        "data-parallel ranks; set a multiple of 2",
-    ),
-    (
-        ["actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=63"],
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=63: must be >= 64",
-    ),
-    (
-        ["async_dapo.max_loads_per_server=1000", "actor_rollout_ref.rollout.max_num_seqs=512"],
-        "async_dapo.max_loads_per_server=1000: must be below 1000",
-    ),
-    (
-        ["async_dapo.max_loads_per_server=2016", "actor_rollout_ref.rollout.max_num_seqs=2000"],
-        "async_dapo.max_loads_per_server=2016: must be below 2016",
-    ),
-    (
-        ["reward.reward_kwargs.overlong_buffer_cfg.enable=True", "reward.reward_kwargs.overlong_buffer_cfg.len=0"],
-        "reward.reward_kwargs.overlong_buffer_cfg.len=0: must be in 1..32; set overlong_buffer_cfg.enable=False",
-    ),
-    (
-        ["reward.reward_kwargs.overlong_buffer_cfg.enable=True", "reward.reward_manager.name=naive"],
-        "reward.reward_kwargs.overlong_buffer_cfg.enable=True: is ignored by reward.reward_manager.name=naive",
-    ),
-    (
-        ["reward.reward_kwargs.overlong_buffer_cfg.enable=True", "reward.reward_kwargs.max_resp_len=64"],
-        "reward.reward_kwargs.max_resp_len=64: must equal data.max_response_length=32",
-    ),
-    (
-        ["algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_is=token"],
-        "algorithm.rollout_correction.rollout_is=token: PPO's ratio is the importance weight in bypass mode",
-    ),
-    (
-        ["algorithm.rollout_correction.bypass_mode=True", "async_dapo.importance_sampling=decoupled"],
-        "algorithm.rollout_correction.bypass_mode=True: contradicts async_dapo.importance_sampling=decoupled",
-    ),
-    (
-        [
-            "async_dapo.importance_sampling=bypass",
-            "algorithm.rollout_correction.rollout_rs=seq_mean_k3",
-            "algorithm.rollout_correction.rollout_rs_threshold=0.1",
-            "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
-        ],
-        "actor_rollout_ref.actor.policy_loss.loss_mode=gspo: is replaced by verl's bypass loss",
-    ),
-    (["custom_reward_function.path=a.py"], "custom_reward_function.path=a.py: verl's V1 trainer does not read"),
-    (["reward_model.reward_manager=dapo"], "reward_model.reward_manager=dapo: verl's V1 trainer does not read"),
-    (["sandbox_fusion.url=http://sandbox"], "sandbox_fusion.url=http://sandbox: verl's V1 trainer does not read"),
-    (["reward_model.rollout.name=vllm"], "reward_model.rollout.name=vllm: verl's V1 trainer does not read"),
-]
-
-
-def refusal(run: ComposeRun, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        check_all(run(*overrides))
-    return str(caught.value)
-
 
 def test_given_the_valid_run_when_checked_then_its_options_are_returned(run):
     options = check_all(run())
@@ -215,11 +127,6 @@ def test_the_default_stop_rule_is_unbiased(run, overrides, stop_rule):
 @pytest.mark.parametrize(("override", "message"), BAD_OPTIONS, ids=[override for override, _ in BAD_OPTIONS])
 def test_a_bad_option_is_refused_with_key_value_and_remedy(run, override, message):
     assert message in refusal(run, override)
-
-
-@pytest.mark.parametrize(("overrides", "message"), BAD_COMBINATIONS, ids=[" ".join(o) for o, _ in BAD_COMBINATIONS])
-def test_a_bad_combination_is_refused_with_key_value_and_remedy(run, overrides, message):
-    assert message in refusal(run, *overrides)
 
 
 def another_value(accepted):
