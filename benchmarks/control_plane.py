@@ -91,6 +91,13 @@ def usage(actor: ActorHandle) -> tuple[float, float]:
     return ray.get(actor.__ray_call__.remote(measure))
 
 
+def wait_for_releases(balancer: ActorHandle) -> None:
+    """Nobody awaits them, and they may come in any order."""
+    started = time.monotonic()
+    while ray.get(balancer.get_total_inflight.remote()):
+        assert time.monotonic() - started < LONGEST_S, "requests were never given back"
+
+
 def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int, in_flight: int) -> dict:
     waves = max(1, TRAJECTORIES // in_flight)
     idle = ray.remote(num_cpus=0)(IdleServer).remote()
@@ -99,12 +106,12 @@ def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int
     clients = [client_cls.remote(balancer, f"client-{i}") for i in range(NUM_CLIENTS)]
     share = in_flight // NUM_CLIENTS
     ray.get([getattr(client, method).remote(share, -1) for client in clients])  # imports and first calls
+    wait_for_releases(balancer)
     before_s, _ = usage(balancer)
     started = time.monotonic()
     for wave in range(waves):
         ray.get([getattr(client, method).remote(share, wave) for client in clients])
-    while ray.get(balancer.get_total_inflight.remote()):  # nobody awaits a release
-        assert time.monotonic() - started < LONGEST_S, "requests were never given back"
+    wait_for_releases(balancer)
     took_s = time.monotonic() - started
     after_s, memory_mb = usage(balancer)
     for actor in (*clients, balancer, idle):

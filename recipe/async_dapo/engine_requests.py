@@ -118,7 +118,7 @@ class EngineRequests:
         else:
             logger.error("server %s died under a request; trying another", request.server_id)
             self._servers.pop(request.server_id, None)
-            self._balancer.remove_servers.remote([request.server_id])
+            await self._balancer.remove_servers.remote([request.server_id])  # else the next lease may be on it again
 
     async def _lease(self, request_id: str, lease_id: str, attachment: Attachment | None) -> str | None:
         if attachment is not None:

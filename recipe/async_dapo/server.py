@@ -50,7 +50,7 @@ class AsyncDAPOServer(vLLMHttpServer):
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> TokenOutput:
-        if self._is_stopped:
+        if self._is_stopped or self._requests.was_aborted_before(request_id):
             return _empty(ABORTED, self.global_steps)
         task = asyncio.ensure_future(super().generate(prompt_ids, sampling_params, request_id, **kwargs))
         self._requests.add(RunningRequest(request_id, task))
@@ -111,7 +111,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._is_stopped = False
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
-        """Interrupt some requests; unknown ones are ignored.
+        """Interrupt some requests, also those that arrive later than this call.
 
         Args:
             forget: nobody will fetch what they have generated.

@@ -9,6 +9,8 @@ from verl.workers.rollout.replica import TokenOutput
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from .core.recent import RecentDict
+
 
 @dataclass(slots=True)
 class RunningRequest:
@@ -50,6 +52,7 @@ class RequestTable:
     def __init__(self) -> None:
         self.is_aborting = False  # everything that is admitted is unwanted
         self._requests: dict[str, RunningRequest] = {}
+        self._aborted_before = RecentDict[str, None]()
 
     def add(self, request: RunningRequest) -> None:
         self._requests[request.request_id] = request
@@ -64,11 +67,19 @@ class RequestTable:
         return [request for request in self._requests.values() if not request.finished.done()]
 
     def mark_aborted(self, request_ids: Iterable[str]) -> list[str]:
-        """Returns those that are known."""
-        known = [request_id for request_id in request_ids if request_id in self._requests]
-        for request_id in known:
-            self._requests[request_id].is_aborted = True
+        """Returns those that are known; the others are remembered, as their aborts may have overtaken them."""
+        known = []
+        for request_id in request_ids:
+            if request_id in self._requests:
+                self._requests[request_id].is_aborted = True
+                known.append(request_id)
+            else:
+                self._aborted_before[request_id] = None
         return known
+
+    def was_aborted_before(self, request_id: str) -> bool:
+        """Whether the abort of a request arrived before the request: Ray starts calls in any order."""
+        return request_id in self._aborted_before
 
     def must_abort(self, request_id: str) -> bool:
         """Whether a request is unwanted; one that is not known any more was forgotten."""

@@ -31,7 +31,6 @@ class World:
 
     servers: dict[str, ScriptedServer]
     latency_s: float | Callable[[str], float] = LATENCY_S
-    in_order: bool = True
     capacity: int = 4
     trajectory: Trajectory = field(default_factory=lambda: Trajectory(session_id=0))
     response_length: int = 100
@@ -42,7 +41,7 @@ class World:
         self.balancer = GlobalLoadBalancer(
             self.handles, {"max_loads_per_server": self.capacity, "pause_mode": self.pause_mode}
         )
-        self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s, in_order=self.in_order)
+        self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s)
         rollout = SimpleNamespace(response_length=self.response_length, prompt_length=1, max_model_len=None)
         self.client = AsyncDAPOLLMClient(
             config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)),

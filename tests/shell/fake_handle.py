@@ -40,16 +40,14 @@ class FakeHandle:
 
     Args:
         target: the object behind the handle.
-        latency_s: time a call takes to reach the actor, and its answer to come back [s]; may depend on the method.
-        in_order: whether calls start in the order they were made. Ray keeps it only per caller.
+        latency_s: time a call takes to reach the actor, and its answer to come back [s]. If it
+            depends on the method, calls overtake each other, as Ray allows them to.
     """
 
-    def __init__(self, target: Any, *, latency_s: float | Callable[[str], float] = 0.0, in_order: bool = True) -> None:
+    def __init__(self, target: Any, *, latency_s: float | Callable[[str], float] = 0.0) -> None:
         self.target = target
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._latency_s = latency_s
-        self._in_order = in_order
-        self._starts_s = 0.0
         self._is_dead = False
         self._reachable_at_s = 0.0
         self._broken: asyncio.Event | None = None
@@ -83,18 +81,13 @@ class FakeHandle:
         self.calls.append((method, args, kwargs))
         latency_s = self._latency_s(method) if callable(self._latency_s) else self._latency_s
         loop = asyncio.get_event_loop()  # also set while it is not running: a trainer is synchronous
-        starts_s = loop.time() + latency_s
-        if self._in_order:
-            self._starts_s = starts_s = max(self._starts_s, starts_s)
-        call = self._run(method, args, kwargs, starts_s=starts_s, latency_s=latency_s)
+        call = self._run(method, args, kwargs, latency_s=latency_s)
         return RemoteCall(loop.create_task(call, name=f"{REMOTE} {type(self.target).__name__}.{method}"))
 
-    async def _run(
-        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, starts_s: float, latency_s: float
-    ) -> Any:
+    async def _run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, latency_s: float) -> Any:
         if asyncio.get_running_loop().time() < self._reachable_at_s:
             raise ActorUnavailableError("cut off", None)
-        work = asyncio.ensure_future(self._work(method, args, kwargs, starts_s=starts_s, latency_s=latency_s))
+        work = asyncio.ensure_future(self._work(method, args, kwargs, latency_s=latency_s))
         work.set_name(f"{REMOTE} work")
         broken = asyncio.ensure_future(self._connection_broken.wait())
         broken.set_name(f"{REMOTE} connection")
@@ -112,11 +105,9 @@ class FakeHandle:
                 work.cancel()
             broken.cancel()
 
-    async def _work(
-        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, starts_s: float, latency_s: float
-    ) -> Any:
-        if starts_s > asyncio.get_running_loop().time():
-            await asyncio.sleep(starts_s - asyncio.get_running_loop().time())
+    async def _work(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, latency_s: float) -> Any:
+        if latency_s:
+            await asyncio.sleep(latency_s)
         try:
             result = getattr(self.target, method)(*args, **kwargs)
             if asyncio.iscoroutine(result):

@@ -64,6 +64,7 @@ class ScriptedServer:
         self.is_stopped = False
         self.running: dict[str, ScriptedRequest] = {}  # in the engine, frozen or not
         self.ended: dict[str, ScriptedRequest] = {}  # not fetched yet
+        self.aborted_before: set[str] = set()  # before they arrived
         self.generated: dict[str, list[int]] = {}  # request -> tokens, of every request that has ended
         self.max_running = 0
         self._decodes = asyncio.Event()
@@ -76,7 +77,7 @@ class ScriptedServer:
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> ScriptedOutput:
         assert request_id not in self.running and request_id not in self.generated, "a request id was used twice"
-        if self.is_stopped:
+        if self.is_stopped or request_id in self.aborted_before:
             return self._output(ScriptedRequest(prompt_ids, 0, 0), "aborted")
         request = self._admit(prompt_ids, sampling_params)
         self.running[request_id] = request
@@ -116,7 +117,9 @@ class ScriptedServer:
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         for request_id in request_ids:
-            if request_id in self.running and not self._hangs:
+            if request_id not in self.running:
+                self.aborted_before.add(request_id)
+            elif not self._hangs:
                 self.running[request_id].aborted.set()
             if forget:
                 self.ended.pop(request_id, None)

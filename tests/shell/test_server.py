@@ -123,6 +123,18 @@ def test_given_a_pause_at_any_time_when_weights_change_then_requests_go_on_and_e
         simulate(main(pause_s))
 
 
+def test_given_an_abort_that_comes_before_its_request_then_the_request_never_reaches_the_engine(monkeypatch) -> None:
+    async def main() -> None:
+        engine = ScriptedEngine(LENGTH_TOK)
+        server = start_server(monkeypatch, engine)
+        await server.abort_requests(["request"])
+        assert (await generate(server)).stop_reason == "aborted"
+        assert (await generate(server, "other")).stop_reason == "completed"
+        assert list(engine.sampled) == ["other"]
+
+    simulate(main())
+
+
 def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
     async def main() -> None:
         engine = ScriptedEngine(LENGTH_TOK)

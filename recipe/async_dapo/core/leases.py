@@ -7,7 +7,8 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
-from typing import Any
+
+from .recent import RecentDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,13 @@ class LeaseTable:
             raise ValueError(f"pool_size={pool_size}: must be >= 1 or None")
         self._max_per_server = max_inflight_per_server
         self._pool_size = pool_size
-        self._remembered = remembered
         self._servers: dict[str, _Server] = {}
         self._by_load: list[tuple[int, int, str]] = []  # heap of (inflight, last_used, server_id); old entries linger
         self._clock = 0
         self._held: dict[str, str] = {}  # lease_id -> server_id
         self._waiting: OrderedDict[str, str | None] = OrderedDict()  # lease_id -> sticky key
-        self._overtaken: OrderedDict[str, None] = OrderedDict()
-        self._sticky: OrderedDict[str, str] = OrderedDict()
+        self._overtaken = RecentDict[str, None](remembered)
+        self._sticky = RecentDict[str, str](remembered)
 
     @property
     def capacity(self) -> int:
@@ -114,7 +114,7 @@ class LeaseTable:
         elif lease_id in self._waiting:
             del self._waiting[lease_id]
         else:
-            _remember(self._overtaken, lease_id, None, self._remembered)
+            self._overtaken[lease_id] = None
         return self._grant_waiting()
 
     def withdraw_waiting(self) -> list[str]:
@@ -161,7 +161,7 @@ class LeaseTable:
         self._held[lease_id] = server_id
         self._push(server_id)
         if sticky_key is not None:
-            _remember(self._sticky, sticky_key, server_id, self._remembered)
+            self._sticky[sticky_key] = server_id
 
     def _push(self, server_id: str) -> None:
         server = self._servers[server_id]
@@ -169,10 +169,3 @@ class LeaseTable:
         if len(self._by_load) > 64 + 4 * len(self._servers):
             self._by_load = [(s.inflight, s.last_used, key) for key, s in self._servers.items()]
             heapq.heapify(self._by_load)
-
-
-def _remember(memory: OrderedDict[str, Any], key: str, value: Any, limit: int) -> None:
-    memory[key] = value
-    memory.move_to_end(key)
-    if len(memory) > limit:
-        memory.popitem(last=False)
