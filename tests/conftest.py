@@ -11,6 +11,7 @@ from hypothesis import settings
 
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo" / "cpu" / "plugin"
+E2E_TIMEOUT_S = 3600  # for what hangs beside training: a run that stalls is ended by those who started it
 FOLDER_OF_OTHER_NAME = {"shell_scripts": "contract", "startup": "contract"}
 
 # HYPOTHESIS_PROFILE=explore looks for new examples; the default is the same in every run.
@@ -27,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(FOLDER_OF_OTHER_NAME.get(folder, folder))
+        if folder == "e2e":
+            item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
 
 
 def pytest_collection_finish() -> None:

@@ -76,7 +76,6 @@ def test_given_a_daemon_and_a_segment_when_the_run_ends_then_both_are_gone(tmp_p
         output, _ = supervisor.communicate(timeout=60)
         assert output.split() == ["3", "True"]
     else:
-        time.sleep(0.5)  # long enough to be seen holding the segment
         supervisor.send_signal(signal.SIGTERM)
         supervisor.communicate(timeout=60)
         assert supervisor.returncode == 7

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
 ROOT = Path(__file__).resolve().parents[2]
 INSPECTED = "tests.e2e.inspected_run"
 VERL = "verl.trainer.main_ppo"
-TIMEOUT_S = 600.0
+STALL_S = 600.0
 _LOG_TAIL_CHARS = 6000
 
 
@@ -46,6 +47,20 @@ class Run:
         return (self.folder / "train.log").read_text(errors="replace")[-_LOG_TAIL_CHARS:]
 
 
+class StallWatch:
+    """Fails a run that hangs: one that has finished no step for `STALL_S`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._run = Run(folder=folder, exit_code=1)
+        self._finished = len(self._run.steps)
+        self._since = time.monotonic()
+
+    def check(self) -> None:
+        if (finished := len(self._run.steps)) != self._finished:
+            self._finished, self._since = finished, time.monotonic()
+        assert time.monotonic() - self._since < STALL_S, f"no step for {STALL_S} s:\n{self._run.log_tail}"
+
+
 def train(
     assets: Assets,
     folder: Path,
@@ -64,7 +79,7 @@ def train(
         kill_when: asked after every second; when it says so, every process of the run is killed at once (SIGKILL).
 
     Raises:
-        AssertionError: with the end of the log, if the run fails, or takes longer than `TIMEOUT_S`.
+        AssertionError: with the end of the log, if the run fails, or finishes no step for `STALL_S`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with RayFolder() as ray_folder:
@@ -73,16 +88,13 @@ def train(
         command = [sys.executable, "-m", module, *verl_overrides(settings), *own, *_QUICK, *overrides]
         process = TrainingProcess(command, environment=_environment(folder), log_file=folder / "train.log")
         with process:
-            waited_s = 0
+            stall = StallWatch(folder)
             while process.exit_code is None:
                 process.watch(1.0)
-                waited_s += 1
                 if kill_when is not None and kill_when(Run(folder=folder, exit_code=0)):
                     process.end(grace_s=0)
                     return Run(folder=folder, exit_code=-9)
-                assert waited_s < TIMEOUT_S, (
-                    f"not done after {TIMEOUT_S} s:\n{Run(folder=folder, exit_code=1).log_tail}"
-                )
+                stall.check()
     run = Run(folder=folder, exit_code=process.exit_code)
     assert run.exit_code == 0, f"exit code {run.exit_code}:\n{run.log_tail}"
     return run

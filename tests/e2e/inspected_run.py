@@ -42,6 +42,7 @@ class InspectedTrainer(AsyncDAPOTrainer):
         super().on_sample_end()
         balancer = self.replay_buffer.manager._balancer
         status = ray.get(balancer.get_status.remote())
+        self._await_statistics()
         self._record = {
             "step": self.global_steps,
             "restored": self._at_start,
@@ -52,6 +53,15 @@ class InspectedTrainer(AsyncDAPOTrainer):
             "buffered": [_describe(group) for group in self.replay_buffer.pool.buffered],
             "probes": self._probe_unfinished(),
         }
+
+    def _await_statistics(self) -> None:
+        """Until what vLLM counts is what its engines do after the stop.
+
+        An engine core takes requests in order: the first answer follows the aborts, the second the statistics of the
+        step in which they took effect.
+        """
+        for _ in range(2):
+            ray.get([server.collective_rpc.remote("check_health") for server in self.llm_server_manager.server_handles])
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)

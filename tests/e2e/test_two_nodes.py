@@ -16,10 +16,9 @@ from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_
 from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
 
 from ..startup.runs import rows, write_model, write_parquet
-from .harness import ROOT, Run
+from .harness import ROOT, STALL_S, Run, StallWatch
 
 STEPS = 2
-TIMEOUT_S = 500.0
 RAY = Path(sys.executable).with_name("ray")
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
@@ -77,7 +76,7 @@ def start_node(stack: ExitStack, folder: Path, *arguments: str) -> TrainingProce
 
 
 def await_node(node: TrainingProcess, log: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + STALL_S
     while "Ray runtime started" not in log.read_text():
         node.watch(0.2)
         assert node.exit_code is None and time.monotonic() < deadline, log.read_text()[-3000:]
@@ -176,9 +175,9 @@ def train(
             log_file=driver / "train.log",
         )
     )
-    deadline = time.monotonic() + TIMEOUT_S
+    stall = StallWatch(driver)
     while process.exit_code is None:
-        assert time.monotonic() < deadline, Run(folder=driver, exit_code=1).log_tail
+        stall.check()
         watched.watch(1.0)
     return process.exit_code
 

