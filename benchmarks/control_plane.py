@@ -34,7 +34,7 @@ NUM_CLIENTS = 2
 GROUP_SIZE = 16
 TRAJECTORIES = 16_384  # measured in each row, but for the replay buffer's
 LOOKS = 10
-LONGEST_S = 600.0  # for a row of router or load balancer; half a minute is usual
+LONGEST_S = 600.0  # for the last releases to arrive; a moment is usual
 NOT_MEASURED = {"cpu_ms_per_trajectory": "", "per_s": "", "cpu_ms_per_look": "", "peak_memory_mb": ""}
 STEP_S, POLL_S = 60.0, 2.0  # of the replay buffer's row: a step's length is assumed, the poll is verl's
 
@@ -92,7 +92,7 @@ def usage(actor: ActorHandle) -> tuple[float, float]:
 
 
 def wait_for_releases(balancer: ActorHandle) -> None:
-    """Nobody awaits them, and they may come in any order."""
+    """Until all leases are back: nobody awaits releases, and late ones would be counted in the next measurement."""
     started = time.monotonic()
     while ray.get(balancer.get_total_inflight.remote()):
         assert time.monotonic() - started < LONGEST_S, "requests were never given back"

@@ -17,6 +17,7 @@ STEPS = 60
 def summary(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("quickstart") / "run"
     command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--steps", str(STEPS), "--output", str(folder)]
+    command += ["--timeout-s", "3000"]  # before pytest's own limit, which would leave its processes
     done = subprocess.run(
         command,
         cwd=ROOT,

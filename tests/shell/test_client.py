@@ -224,34 +224,6 @@ def test_given_a_server_that_ignores_aborts_when_cancelled_then_it_ends_as_cance
     simulate(main())
 
 
-def test_given_releases_that_overtake_their_requests_when_cancelled_at_any_time_then_no_lease_leaks() -> None:
-    def latency_s(method: str) -> float:
-        return 1.0 if method == "lease" else 0.0
-
-    async def main(time_s: float) -> None:
-        it = world(latency_s=latency_s)
-        task = asyncio.create_task(ending_of(it.generate()))
-        cancel_at([time_s], task)
-        await ending_of(task)
-        await it.is_quiet()
-
-    for time_s in GRID_S:
-        simulate(main(time_s))
-
-
-def test_given_an_abort_that_overtakes_its_request_when_cancelled_then_the_request_never_runs() -> None:
-    async def main(time_s: float) -> None:
-        it = world(latency_s=lambda method: 2.0 if method == "generate" else 0.0)
-        task = asyncio.create_task(ending_of(it.generate()))
-        cancel_at([time_s], task)
-        assert isinstance(await task, asyncio.CancelledError)
-        await it.is_quiet()
-        assert it.trajectory.raw_response_ids == []
-
-    for time_s in (0.0, 0.5, 1.0, 1.5):
-        simulate(main(time_s))
-
-
 def test_given_recorded_turns_when_the_loop_is_run_again_then_no_server_is_asked() -> None:
     async def main() -> None:
         it = world()

@@ -1,4 +1,4 @@
-"""A dict of bounded size, for what is remembered about names that are used once and come in any order."""
+"""A dict of bounded size, for keys that nobody removes."""
 
 from collections import OrderedDict
 from typing import TypeVar
