@@ -11,6 +11,7 @@ import yaml
 import assets.control_plane.table as control_plane
 import assets.side_by_side.draw as side_by_side
 import assets.strategies.draw as strategies
+from assets.tables import table
 from recipe.async_dapo.metrics import METRICS, PREFIX, STALENESS_BUCKETS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +38,7 @@ def options_table() -> str:
             comment = []
         else:
             comment = []
-    return _table(("Option `async_dapo.*`", "Default", "Meaning"), rows)
+    return table(("Option `async_dapo.*`", "Default", "Meaning"), rows)
 
 
 def metrics_table() -> str:
@@ -46,7 +47,7 @@ def metrics_table() -> str:
     for name, meaning in METRICS.items():
         family = re.sub(rf"/(staleness_)?({_BUCKET})(?=/|$)", r"/\1*", name)
         rows.setdefault(family, re.sub(rf"(staleness|age) ({_BUCKET})\b", r"\1 *", meaning))
-    return _table((f"Metric `{PREFIX}*`", "Meaning"), [(f"`{name}`", meaning) for name, meaning in rows.items()])
+    return table((f"Metric `{PREFIX}*`", "Meaning"), [(f"`{name}`", meaning) for name, meaning in rows.items()])
 
 
 def with_tables(text: str) -> str:
@@ -54,13 +55,13 @@ def with_tables(text: str) -> str:
     tables = {
         "options": options_table(),
         "metrics": metrics_table(),
-        "control plane": _table(control_plane.HEAD, control_plane.table_rows()),
-        "strategies": _table(strategies.HEAD, strategies.table_rows()),
-        "side by side": _table(side_by_side.HEAD, side_by_side.table_rows()),
+        "control plane": table(control_plane.HEAD, control_plane.table_rows()),
+        "strategies": table(strategies.HEAD, strategies.table_rows()),
+        "side by side": table(side_by_side.HEAD, side_by_side.table_rows()),
     }
-    for name, table in tables.items():
+    for name, rows in tables.items():
         marked = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
-        text, found = re.subn(marked, lambda match, table=table: match[1] + table + match[2], text, flags=re.DOTALL)
+        text, found = re.subn(marked, lambda match, rows=rows: match[1] + rows + match[2], text, flags=re.DOTALL)
         assert found == 1, f"README.md has no place for the {name} table"
     return text
 
@@ -72,11 +73,6 @@ def _node_lines() -> list[str]:
     end = next(i for i in range(start, len(lines)) if lines[i] and not lines[i].startswith(" "))
     assert yaml.safe_load("\n".join(lines[start:end])), "the node is not a mapping"
     return [line[2:] for line in lines[start:end]]
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ Router and load balancer: every client holds its share of the requests in flight
 again, until 16,384 have been given back. Coordinator and replay buffer: as many trajectories as are in flight, in
 groups of 16, come to their end; the coordinator is told, round after round until 16,384 have ended, the replay buffer
 looks at verl's TransferQueue every 2 s. CPU seconds are those of the actors, with all their threads, after a first
-wave or round. The servers are names for one idle actor: nothing is generated. Writes `control_plane.csv`.
+wave or round. The servers are names for one idle actor: nothing is generated. Writes `control_plane.csv`, and goes on
+where it ends; `python -m assets.control_plane.table FOLDER` prints the table. The project's own rows are in
+`assets/control_plane`.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import asyncio
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,6 @@ GROUP_SIZE = 16
 TRAJECTORIES = 16_384  # measured in each row, but for the replay buffer's
 LOOKS = 10
 LONGEST_S = 600.0  # for the last releases to arrive; a moment is usual
-NOT_MEASURED = {"cpu_ms_per_trajectory": "", "per_s": "", "cpu_ms_per_look": "", "peak_memory_mb": ""}
 STEP_S, POLL_S = 60.0, 2.0  # of the replay buffer's row: a step's length is assumed, the poll is verl's
 
 
@@ -220,7 +222,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, nargs="+", default=[256, 4096, 16384])
     parser.add_argument("--servers", type=int, nargs="+", default=[4, 64, 512], help="one number for each --in-flight")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("assets", "control_plane"))
+    parser.add_argument("--output", type=Path, default=Path("outputs", "control_plane"))
     options = parser.parse_args()
     rows = RunsFile(options.output / "control_plane.csv")
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
@@ -229,10 +231,7 @@ def main() -> None:
             for in_flight, servers in zip(options.in_flight, options.servers, strict=True):
                 for name, measure in ACTORS.items():
                     cell = {"actor": name, "in_flight": in_flight, "servers": servers, "repetition": repetition}
-                    if not rows.has(**cell):
-                        row = {**cell, **NOT_MEASURED, **measure(servers, in_flight)}
-                        rows.add(row)
-                        print(row, flush=True)
+                    rows.measure(cell, partial(measure, servers, in_flight))
     finally:
         ray.shutdown()
 

@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64, help="in flight, on one engine")
     parser.add_argument("--tokens", type=int, nargs="+", default=[500, 4000], help="of a response")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=Path("assets", "front_end"))
+    parser.add_argument("--output", type=Path, default=Path("outputs", "front_end"))
     options = parser.parse_args()
     tokenizer = get_cached_tokenizer(build_tokenizer())
     rows = []

@@ -3,7 +3,8 @@
 python -m benchmarks.full_engines --tails 8 25 2 --engines 1 --repetitions 3
 
 Model, prompts, engine options and requests in flight are those of `side_by_side`; whenever a request ends the next one
-starts. Tokens are counted in a window that begins when every place has been filled for a while. Writes `bound.csv`.
+starts. Tokens are counted in a window that begins when every place has been filled for a while. Writes `bound.csv`;
+`side_by_side` begins every cell of a repetition with it.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -97,8 +99,8 @@ async def full_engine(assets: Assets, *, engines: int) -> float:
     return rate
 
 
-def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> float:
-    """Tokens per second of all engines together, each in a process of its own, at the same time."""
+def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> dict[str, int]:
+    """Tokens per second of all engines together, each in a process of its own, at the same time: the row's column."""
     command = [sys.executable, "-m", "benchmarks.full_engines", "--one-of", str(engines), "--tails", str(tail)]
     environment = run_environment(os.environ, code_path=ROOT, output=folder)
     processes = [
@@ -118,7 +120,8 @@ def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> flo
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    return sum(json.loads(process.communicate()[0].splitlines()[-1])["tok_per_s"] for process in processes)
+    rates = [json.loads(process.communicate()[0].splitlines()[-1])["tok_per_s"] for process in processes]
+    return {"tok_per_s": round(sum(rates))}
 
 
 def main() -> None:
@@ -126,7 +129,7 @@ def main() -> None:
     parser.add_argument("--tails", type=int, nargs="+", choices=TAILS, default=list(TAILS))
     parser.add_argument("--engines", type=int, nargs="+", default=[1])
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("assets", "side_by_side"))
+    parser.add_argument("--output", type=Path, default=Path("outputs", "side_by_side"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "side_by_side"), help="folder of model and data")
     parser.add_argument("--one-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -141,10 +144,7 @@ def main() -> None:
             assets = prepare_assets(folder, seed=0, shape=TAILS[tail])
             for engines in options.engines:
                 cell = {"tail": tail, "engines": engines, "repetition": repetition}
-                if not bounds.has(**cell):
-                    rate = measure_all(assets, tail=tail, engines=engines, folder=folder)
-                    bounds.add({**cell, "tok_per_s": round(rate)})
-                    print({**cell, "tok_per_s": round(rate)}, flush=True)
+                bounds.measure(cell, partial(measure_all, assets, tail=tail, engines=engines, folder=folder))
 
 
 if __name__ == "__main__":

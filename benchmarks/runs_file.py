@@ -2,7 +2,8 @@
 
 import csv
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ class RunsFile:
         self._path = path
         self._rows = read(path)
 
+    def measure(self, cell: Mapping[str, Any], run: Callable[[], Mapping[str, Any]]) -> None:
+        """Add the row of a cell that has none yet."""
+        if self.has(**cell):
+            print(f"{self._path} has {dict(cell)}: not measured again", flush=True)
+            return
+        row = {**cell, **run()}
+        self.add(row)
+        print(row, flush=True)
+
     def has(self, **wanted: Any) -> bool:
         """Whether there is a row with these values."""
         return any(all(row[key] == str(value) for key, value in wanted.items()) for row in self._rows)
@@ -38,7 +48,7 @@ class RunsFile:
         self._rows.append({key: str(value) for key, value in row.items()} | {"commit": _commit()})
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(self._rows[-1]))
+            writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(chain.from_iterable(self._rows))))
             writer.writeheader()
             writer.writerows(self._rows)
 

@@ -5,19 +5,22 @@ python -m benchmarks.side_by_side --tails 8 25 2 --engines 1 --repetitions 3
 Model, data, seeds, B, n, engine options and precision are the same in every row of a cell (a tail and a number of
 engines), but for `partial_stale_kv`, which needs every token at once (`stream_interval` 1). Rows are
 interleaved, repetition by repetition, each of which begins with another one; repetitions differ in the seed of
-the engines' sampling. Writes `runs.csv`. Runs that are in the file already are not repeated; delete it to start
-over. `python -m assets.side_by_side.draw` draws the figure, `python -m assets.readme_tables` writes the table.
+the engines' sampling. Each cell of a repetition begins with its bound: the same engines kept full (`full_engines`).
+Writes `runs.csv` and `bound.csv`, and goes on where they end; `python -m assets.side_by_side.draw FOLDER` draws the
+figure and prints the table. The project's own runs are in `assets/side_by_side`.
 """
 
 import argparse
 import operator
 import statistics
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from benchmarks.full_engines import measure_all
 from benchmarks.runs_file import RunsFile
 from benchmarks.training_run import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, EngineLoad, train
-from recipe.async_dapo.cpu.assets import prepare_assets
+from recipe.async_dapo.cpu.assets import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import (
     PROMPTS_PER_STEP,
     REQUESTS_IN_FLIGHT,
@@ -29,7 +32,8 @@ from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
 TRAINED_TOK = "async_dapo/tokens/trained"
 STALENESS = "training/off_policy/trajectory_staleness_worst/mean"  # of a trajectory's oldest token [versions]
-SURPLUS_GROUPS = "training/filter_groups/discarded_surplus_samples"
+# Valid groups that verl throws away: sync those after the B-th, its asynchronous modes those that are too old.
+VERL_DISCARDS = ("training/filter_groups/discarded_surplus_samples", "training/off_policy/evicted_samples")
 
 VERL = "verl.trainer.main_ppo"
 # The loss of every row; only the recipe's correction for older versions comes on top, as it is by default.
@@ -48,14 +52,20 @@ DAPO = (
 )
 
 
-def verl_mode(mode: str, buffer: str, *, poll_s: float) -> tuple[str, ...]:
-    """One of verl's trainer modes, with a pause of its replay buffer between two looks [s]; verl's own is 2."""
+def verl_mode(mode: str, *, poll_s: float, batches_in_flight: int = 1) -> tuple[str, ...]:
+    """One of verl's trainer modes.
+
+    Args:
+        poll_s: pause of its replay buffer between two looks [s]; verl's own is 2.
+        batches_in_flight: that the sync mode generates at once, of B prompts each; verl's default is 1.
+    """
     sampler = "++trainer.v1.sampler"
     return (
         f"trainer.v1.trainer_mode={mode}",
         f"{sampler}.custom_sampler.path={Path(__file__).with_name('verl_buffers.py')}",
-        f"{sampler}.custom_sampler.name={buffer}",
+        f"{sampler}.custom_sampler.name={'SyncBuffer' if mode == 'sync' else 'AsyncBuffer'}",
         f"{sampler}.sampler_kwargs.poll_s={poll_s}",
+        f"{sampler}.sampler_kwargs.batches_in_flight={batches_in_flight}",
         *DAPO,
     )
 
@@ -80,10 +90,11 @@ class System:
 # verl's asynchronous mode keeps the engine full whatever group a request belongs to; so does a pool of that size.
 POOL = (f"async_dapo.rollout_pool_size={REQUESTS_IN_FLIGHT}",)
 SYSTEMS = {
-    "verl sync": System(verl_mode=verl_mode("sync", "SyncBuffer", poll_s=2.0)),
-    "verl sync, 0.05 s poll": System(verl_mode=verl_mode("sync", "SyncBuffer", poll_s=0.05)),
-    "verl colocate_async": System(verl_mode=verl_mode("colocate_async", "AsyncBuffer", poll_s=2.0)),
-    "verl colocate_async, 0.05 s poll": System(verl_mode=verl_mode("colocate_async", "AsyncBuffer", poll_s=0.05)),
+    "verl sync": System(verl_mode=verl_mode("sync", poll_s=2.0)),
+    "verl sync, 0.05 s poll": System(verl_mode=verl_mode("sync", poll_s=0.05)),
+    "verl sync, 0.05 s poll, 2 batches": System(verl_mode=verl_mode("sync", poll_s=0.05, batches_in_flight=2)),
+    "verl colocate_async": System(verl_mode=verl_mode("colocate_async", poll_s=2.0)),
+    "verl colocate_async, 0.05 s poll": System(verl_mode=verl_mode("colocate_async", poll_s=0.05)),
     "discard, fifo": System(strategy="discard", stop_rule="fifo"),
     "partial": System(strategy="partial", own=POOL),
     "partial_stale_kv": System(strategy="partial_stale_kv", own=POOL),
@@ -130,10 +141,16 @@ def recipe_figures(steps: list[dict[str, float]], trained_tok: list[float]) -> d
 
 
 def verl_figures(steps: list[dict[str, float]]) -> dict[str, float | str]:
-    """verl counts groups, not tokens: the share of valid groups that its sync mode throws away after the B-th."""
-    discarded = sum(step.get(SURPLUS_GROUPS, 0.0) for step in steps)
+    """verl counts groups, not tokens, and only in steps that threw some away."""
+    discarded = sum(step.get(key, 0.0) for step in steps for key in VERL_DISCARDS)
     trained = len(steps) * PROMPTS_PER_STEP
     return {"generated_tok": "", "waste": round(discarded / (discarded + trained), 4), "off_policy": ""}
+
+
+def run(name: str, assets: Assets, folder: Path, steps: int, seed: int, engines: int) -> dict[str, float | str]:
+    """One system's columns."""
+    result = train(SYSTEMS[name].entry(engines), assets, folder, steps=steps, seed=seed, engines=engines)
+    return {"steps": steps, **figures(*result)}
 
 
 def main() -> None:
@@ -142,25 +159,24 @@ def main() -> None:
     parser.add_argument("--engines", type=int, nargs="+", default=[1])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--first-repetition", type=int, default=0, help="its number, to add to a file's repetitions")
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--output", type=Path, default=Path("assets", "side_by_side"))
+    parser.add_argument("--output", type=Path, default=Path("outputs", "side_by_side"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "side_by_side"), help="folder of the runs' logs")
     options = parser.parse_args()
-    runs = RunsFile(options.output / "runs.csv")
-    for repetition in range(options.repetitions):
+    logs = options.runs.absolute()
+    runs, bounds = RunsFile(options.output / "runs.csv"), RunsFile(options.output / "bound.csv")
+    for repetition in range(options.first_repetition, options.first_repetition + options.repetitions):
+        turn = repetition % len(options.systems)
         for tail in options.tails:
-            assets = prepare_assets(options.runs.absolute(), seed=0, shape=TAILS[tail])
+            assets = prepare_assets(logs, seed=0, shape=TAILS[tail])
             for engines in options.engines:
-                turn = repetition % len(options.systems)
+                cell = {"tail": tail, "engines": engines, "repetition": repetition}
+                bounds.measure(cell, partial(measure_all, assets, tail=tail, engines=engines, folder=logs))
                 for name in options.systems[turn:] + options.systems[:turn]:
                     cell = {"tail": tail, "engines": engines, "system": name, "repetition": repetition}
-                    if runs.has(**cell):
-                        continue
-                    entry, folder = SYSTEMS[name].entry(engines), options.runs.absolute() / runs.folder_name(cell)
-                    result = train(entry, assets, folder, steps=options.steps, seed=repetition, engines=engines)
-                    row = {**cell, "steps": options.steps, **figures(*result)}
-                    runs.add(row)
-                    print(row, flush=True)
+                    folder = logs / runs.folder_name(cell)
+                    runs.measure(cell, partial(run, name, assets, folder, options.steps, repetition, engines))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,17 @@
 python -m benchmarks.strategies --seeds 0 1 2 --overrides async_dapo.importance_sampling=none  # quick start's task
 python -m benchmarks.strategies --seeds 0 1 2 --task "tail 25" --steps 30
 
-Writes `runs.csv`, one row a run. Runs that are in the file already are not repeated, so that it can be interrupted;
-delete the file to start over.
+Writes `runs.csv`, one row a run, and goes on where it ends. The project's own runs are in `assets/strategies`.
 """
 
 import argparse
 import statistics
+from functools import partial
 from pathlib import Path
 
 from benchmarks.runs_file import RunsFile
 from benchmarks.training_run import RECIPE, TAILS, WARM_UP_STEPS, train
-from recipe.async_dapo.cpu.assets import prepare_assets
+from recipe.async_dapo.cpu.assets import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, recipe_overrides
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 from recipe.async_dapo.cpu.task import QUICK_START
@@ -54,6 +54,12 @@ def figures(metrics: RunMetrics) -> dict[str, float]:
     }
 
 
+def run(entry: list[str], assets: Assets, folder: Path, steps: int, seed: int) -> dict[str, float]:
+    """One run's columns."""
+    metrics, _ = train(entry, assets, folder, steps=steps, seed=seed)
+    return figures(metrics)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -61,7 +67,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--overrides", nargs="+", default=[], help="further Hydra overrides of every row")
-    parser.add_argument("--output", type=Path, default=Path("assets", "strategies"))
+    parser.add_argument("--output", type=Path, default=Path("outputs", "strategies"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "strategies"), help="folder of the runs' logs")
     options = parser.parse_args()
     runs = RunsFile(options.output / "runs.csv")
@@ -71,12 +77,9 @@ def main() -> None:
         for name in options.rows:
             cell = {"task": options.task, "strategy": name, "seed": seed}
             setting = {"steps": options.steps, "overrides": " ".join(options.overrides)}
-            if runs.has(**cell, **setting):
-                continue
             folder = options.runs.absolute() / runs.folder_name(cell)
             entry = [RECIPE, *ROWS[name], *options.overrides]
-            metrics, _ = train(entry, assets, folder, steps=options.steps, seed=seed)
-            runs.add({**cell, **setting, **figures(metrics)})
+            runs.measure(cell | setting, partial(run, entry, assets, folder, options.steps, seed))
 
 
 if __name__ == "__main__":

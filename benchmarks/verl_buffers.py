@@ -1,6 +1,7 @@
-"""verl's own replay buffers for `side_by_side`, whose pause between two looks can be set: verl loads them by path.
+"""verl's own replay buffers for `side_by_side`, with options that verl passes to its default ones only, or to none.
 
-Batches are sorted by prompt, as this recipe's are: on a CPU, where sequences are padded, it is faster.
+verl loads them by path. Batches are sorted by prompt, as this recipe's are: on a CPU, where sequences are padded, it is
+faster.
 """
 
 from dataclasses import replace
@@ -15,7 +16,7 @@ FILTER_METRIC = "acc"  # verl does not tell a buffer from outside
 
 
 class SyncBuffer(ReplayBuffer):
-    """verl's, but for the pause and the order of the batch."""
+    """verl's, with a pause between two looks and a number of batches in flight, and the batch in order."""
 
     def __init__(self, sampler_kwargs: Any, **arguments: Any) -> None:
         super().__init__(
@@ -25,6 +26,7 @@ class SyncBuffer(ReplayBuffer):
             filter_groups_metric=FILTER_METRIC,
             train_batch_size=PROMPTS_PER_STEP,
             gen_batch_size=1,
+            max_inflight_gen_batches=sampler_kwargs.batches_in_flight,
         )
 
     def sample(self, *arguments: Any, **options: Any) -> tuple[KVBatchMeta, dict]:

@@ -1,12 +1,17 @@
-"""Rows of the README's table of `control_plane.csv`, which `python -m benchmarks.control_plane` wrote."""
+"""The table of `control_plane.csv` in a folder, or in this one, whose table is the README's.
+
+python -m assets.control_plane.table [FOLDER]
+"""
 
 import statistics
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from assets.medians import median_and_range, values
+from assets.tables import median_and_range, table, values
 from benchmarks.runs_file import Row, read
 
+FOLDER = Path(__file__).parent
 ACTORS = ("load balancer", "coordinator", "verl router", "verl replay buffer")
 RECIPE, VERL = ACTORS[:2], ACTORS[2:]
 CPU_MS = "cpu_ms_per_trajectory"
@@ -22,9 +27,9 @@ HEAD = (
 Setting = tuple[str, str]  # in flight, servers
 
 
-def table_rows() -> list[tuple[str, ...]]:
+def table_rows(folder: Path = FOLDER) -> list[tuple[str, ...]]:
     """One row an actor; cells list the settings in order."""
-    rows = read(Path(__file__).with_name("control_plane.csv"))
+    rows = read(folder / "control_plane.csv")
     settings = list(dict.fromkeys((row["in_flight"], row["servers"]) for row in rows))
     lines = []
     for actor in ACTORS:
@@ -58,3 +63,7 @@ def _cpu_ms(rows: list[Row], setting: Setting, actors: Iterable[str]) -> float:
 def _listed(cells: Iterable[str]) -> str:
     texts = list(cells)
     return " / ".join(texts) if any(texts) else ""
+
+
+if __name__ == "__main__":
+    print(table(HEAD, table_rows(Path(sys.argv[1]) if sys.argv[1:] else FOLDER)), end="")

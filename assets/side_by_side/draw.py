@@ -1,28 +1,30 @@
-"""The figure, and the rows of the README's table, of `runs.csv` and `bound.csv` in this folder.
+"""The figure, and the table, of `runs.csv` and `bound.csv` in a folder, or in this one, whose table is the README's.
 
-python -m assets.side_by_side.draw
+python -m assets.side_by_side.draw [FOLDER]
 
-`benchmarks.side_by_side` and `benchmarks.full_engines` wrote them. Seconds of a run are means over its steps: some
+`benchmarks.side_by_side` wrote them. Seconds of a run are means over its steps: some
 systems train on two steps' groups after every second rollout, and a median would see one kind of step only. Seconds of
 a system are medians over its runs.
 """
 
 import statistics
+import sys
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
-from assets.medians import median_and_range, values
+from assets.tables import median_and_range, table, values
 from benchmarks.runs_file import Row, read
 
 FOLDER = Path(__file__).parent
-SYNC, FAST_ASYNC = "verl sync", "verl colocate_async, 0.05 s poll"
+SYNC, ASYNC, FAST_ASYNC = "verl sync", "verl colocate_async", "verl colocate_async, 0.05 s poll"
 HEAD = (
     "Tail, engines",
     "System",
     "Runs",
     "Step [s]",
     "Of verl sync",
+    "Of verl async",
     "Of verl async 0.05 s",
     "Rollout [s]",
     "Trained tokens/s",
@@ -37,10 +39,10 @@ HEAD = (
 Cell = tuple[str, str]  # tail, engines
 
 
-def by_cell() -> dict[Cell, dict[str, list[Row]]]:
+def by_cell(folder: Path) -> dict[Cell, dict[str, list[Row]]]:
     """(tail, engines) -> system -> its runs, in the order of the file."""
     cells: dict[Cell, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in read(FOLDER / "runs.csv"):
+    for row in read(folder / "runs.csv"):
         cells[row["tail"], row["engines"]][row["system"]].append(row)
     return dict(sorted(cells.items(), key=lambda item: tuple(map(int, item[0]))))
 
@@ -97,14 +99,15 @@ def seconds_to_midway(runs: list[Row], sync: list[Row]) -> str:
     return median_and_range([seconds for seconds in reached if seconds is not None], 0)
 
 
-def table_rows() -> list[tuple[str, ...]]:
-    bounds = defaultdict(list)
-    for row in read(FOLDER / "bound.csv"):
-        bounds[row["tail"], row["engines"]].append(float(row["tok_per_s"]))
+def table_rows(folder: Path = FOLDER) -> list[tuple[str, ...]]:
+    full_tok_per_s = {
+        (row["tail"], row["engines"], row["repetition"]): float(row["tok_per_s"]) for row in read(folder / "bound.csv")
+    }
     lines = []
-    for cell, systems in by_cell().items():
+    for cell, systems in by_cell(folder).items():
         for name, runs in systems.items():
-            of_bound = [share_of_bound(run, statistics.median(bounds[cell])) for run in runs] if bounds[cell] else []
+            bounds = [(run, full_tok_per_s.get((*cell, run["repetition"]))) for run in runs]
+            of_bound = [share_of_bound(run, bound) for run, bound in bounds if bound is not None]
             lines.append(
                 (
                     f"{cell[0]}, {cell[1]}",
@@ -112,6 +115,7 @@ def table_rows() -> list[tuple[str, ...]]:
                     str(len(runs)),
                     median_and_range(values(runs, "step_s_mean"), 2),
                     ratio_of_steps(runs, systems.get(SYNC, [])),
+                    ratio_of_steps(runs, systems.get(ASYNC, [])),
                     ratio_of_steps(runs, systems.get(FAST_ASYNC, [])),
                     median_and_range(values(runs, "rollout_s_mean"), 2),
                     median_and_range(values(runs, "trained_tok_per_s"), 0),
@@ -127,11 +131,11 @@ def table_rows() -> list[tuple[str, ...]]:
     return lines
 
 
-def draw() -> None:
+def draw(folder: Path = FOLDER) -> None:
     import matplotlib.pyplot as plt
 
-    cells = by_cell()
-    names = list(dict.fromkeys(row["system"] for row in read(FOLDER / "runs.csv")))
+    cells = by_cell(folder)
+    names = list(dict.fromkeys(row["system"] for row in read(folder / "runs.csv")))
     width = 3.2 * len(cells) + 2
     figure, axes = plt.subplots(1, len(cells), figsize=(width, 3.2), layout="constrained", squeeze=False, sharey=True)
     for axis, ((tail, engines), systems) in zip(axes[0], cells.items(), strict=True):
@@ -147,8 +151,10 @@ def draw() -> None:
     axes[0][0].set_yticks(range(len(names)), names)
     axes[0][0].invert_yaxis()
     axes[0][-1].legend()
-    figure.savefig(FOLDER / "side_by_side.png", dpi=120)
+    figure.savefig(folder / "side_by_side.png", dpi=120)
 
 
 if __name__ == "__main__":
-    draw()
+    chosen = Path(sys.argv[1]) if sys.argv[1:] else FOLDER
+    draw(chosen)
+    print(table(HEAD, table_rows(chosen)), end="")

@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from assets.medians import values
+from assets.tables import values
 from benchmarks.runs_file import Row, read
 
 FOLDER = Path(__file__).parent

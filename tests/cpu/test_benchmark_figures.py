@@ -50,10 +50,10 @@ def test_both_sides_have_a_waste() -> None:
             "async_dapo/partial/off_policy_token_ratio": 0.5,
         }
     ]
-    theirs = [{side_by_side.SURPLUS_GROUPS: 2.0}, {}]
+    theirs = [{key: 1.0} for key in side_by_side.VERL_DISCARDS] + [{}]
 
     assert side_by_side.recipe_figures(ours, [300.0]) == {"generated_tok": 900, "waste": 0.25, "off_policy": 0.5}
-    assert side_by_side.verl_figures(theirs)["waste"] == round(2 / (2 + 2 * side_by_side.PROMPTS_PER_STEP), 4)
+    assert side_by_side.verl_figures(theirs)["waste"] == round(2 / (2 + 3 * side_by_side.PROMPTS_PER_STEP), 4)
 
 
 def row(**own: object) -> Row:
@@ -93,6 +93,10 @@ def test_a_runs_file_keeps_older_rows_when_columns_are_added(tmp_path: Path) -> 
 
     runs.add({"tail": 25, "step_s": 2.5, "staleness": 0.5})
 
-    older, newer = read(path)
+    runs.measure({"tail": 8}, lambda: pytest.fail("measured again"))
+    runs.measure({"tail": 2}, lambda: {"step_s": 4.5})  # without the newer column
+
+    older, newer, last = read(path)
     assert older == {"tail": "8", "step_s": "1.5", "staleness": "", "commit": ""}
     assert newer["staleness"] == "0.5" and newer["commit"]
+    assert (last["tail"], last["step_s"], last["staleness"]) == ("2", "4.5", "")

@@ -1,4 +1,4 @@
-"""Columns of the benchmarks' rows, and their medians as text."""
+"""Columns of the benchmarks' rows, their medians as text, and tables of them."""
 
 import statistics
 from collections.abc import Iterable
@@ -17,3 +17,9 @@ def median_and_range(numbers: list[float], digits: int) -> str:
         return ""
     text = f"{statistics.median(numbers):.{digits}f}"
     return text if len(numbers) == 1 else f"{text} ({min(numbers):.{digits}f}-{max(numbers):.{digits}f})"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """As Markdown."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
