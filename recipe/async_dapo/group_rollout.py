@@ -114,7 +114,9 @@ class GroupRollout:
         if self._keeps_failures:
             return GroupOutcome.of(group, Verdict.VALID)
         if group.unfinished:
-            return None if self.running.is_stopping else GroupOutcome.of(group, Verdict.SET_ASIDE)
+            has_limit = self._max_tokens_per_round is not None  # without one, only the stop interrupts
+            is_set_aside = has_limit and not self.running.is_stopping
+            return GroupOutcome.of(group, Verdict.SET_ASIDE) if is_set_aside else None
         return self._judge(group)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
@@ -133,6 +135,7 @@ class GroupRollout:
         except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
             self._fail(group, "generation_error", repr(error))
         else:
+            recorder.drop_rest()
             sampled = SampledTokens(trajectory.turns)
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
         finally:

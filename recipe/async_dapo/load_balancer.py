@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadBalancerStats:
-    """Since the last time it was asked."""
+    """Since the servers were opened, or since it was asked last."""
 
     acquired: int
     wait_s_sum: float
@@ -86,7 +86,8 @@ class GlobalLoadBalancer:
             raise
         finally:
             del self._waiters[lease_id]
-        self._note_wait(time.monotonic() - started)
+        if server_id is not None:
+            self._note_wait(time.monotonic() - started)
         return server_id
 
     async def server(self, server_id: str) -> ActorHandle | None:
@@ -129,8 +130,9 @@ class GlobalLoadBalancer:
         return time.monotonic() - started
 
     async def open(self) -> None:
-        """Let every server generate again."""
+        """Let every server generate again, and count from now on: frozen requests were idle since the stop."""
         await await_all(self._tell(server_id, "allow_generation") for server_id in list(self._handles))
+        self._reset_stats()
         self._is_open = True
 
     async def add_servers(self, servers: dict[str, ActorHandle]) -> None:

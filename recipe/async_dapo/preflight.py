@@ -53,9 +53,11 @@ def _check_all(config: DictConfig) -> AsyncDAPOConfig:
     options = AsyncDAPOConfig.from_hydra(config)
     _check_options(config, options)
     from .data_check import check_data
+    from .model_check import check_context
     from .reward_check import check_reward
 
     rows = check_data(config, options)
+    check_context(config)
     if options.reward.check_at_start:
         check_reward(config, options, rows)
     return options

@@ -1,6 +1,5 @@
 """How many tokens a prompt has, and a bound on it that needs no tokenizer run."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import pyarrow.compute as pc
 from omegaconf import DictConfig
 
 from .config import ConfigError
+from .model_check import local_folder
 
 # Beyond these, chat templates get options from verl itself.
 _RESERVED_TEMPLATE_OPTIONS = ("tokenize", "return_dict", "return_tensors")
@@ -57,19 +57,14 @@ class PromptMeter:
 
 def _load_tokenizer(model: DictConfig) -> Any:
     from verl.utils import hf_tokenizer
-    from verl.utils.fs import copy_to_local
 
     key = "tokenizer_path" if model.tokenizer_path else "path"
-    name = model[key]
-    if name.startswith(("/", "~", ".")) and not Path(name).exists():
-        raise ConfigError(
-            f"actor_rollout_ref.model.{key}", name, "no such folder; correct the path (verl expands no ~)"
-        )
+    folder = local_folder(model, key)
     try:
-        tokenizer = hf_tokenizer(copy_to_local(name), trust_remote_code=model.trust_remote_code)
+        tokenizer = hf_tokenizer(folder, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"actor_rollout_ref.model.{key}", name, f"its tokenizer cannot be loaded: {error}; correct the path"
+            f"actor_rollout_ref.model.{key}", model[key], f"its tokenizer cannot be loaded: {error}; correct the path"
         ) from error
     if model.custom_chat_template is not None:
         tokenizer.chat_template = model.custom_chat_template

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .replay_buffer import RoundReplayBuffer
 logger = logging.getLogger(__name__)
 
 POOL_FILE = "async_dapo_pool.pkl"
+QUEUE_FOLDER = "transfer_queue"  # verl's name
 
 
 @register_trainer("async_dapo")
@@ -97,7 +99,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         with open(folder / POOL_FILE, "wb") as file:
             pickle.dump(self.replay_buffer.state_dict(), file, protocol=5)
         super()._save_checkpoint()
-        delete_pools_without_model(folder)
+        delete_states_without_model(folder)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -120,8 +122,9 @@ class AsyncDAPOTrainer(PPOTrainer):
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
 
-def delete_pools_without_model(saved: Path) -> None:
-    """Delete the pool of checkpoints whose model verl has deleted (`trainer.max_actor_ckpt_to_keep`).
+def delete_states_without_model(saved: Path) -> None:
+    """Delete the pool and the stored trajectories of checkpoints whose model verl has deleted
+    (`trainer.max_actor_ckpt_to_keep`): they hold a whole batch each.
 
     Args:
         saved: folder of the checkpoint just saved; nothing is deleted if its model is not on this node.
@@ -129,4 +132,5 @@ def delete_pools_without_model(saved: Path) -> None:
     if (saved / "actor").exists():
         for pool in saved.parent.glob(f"global_step_*/{POOL_FILE}"):
             if not (pool.parent / "actor").exists():
+                shutil.rmtree(pool.parent / QUEUE_FOLDER, ignore_errors=True)
                 pool.unlink()

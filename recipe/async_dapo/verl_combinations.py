@@ -244,6 +244,13 @@ def _check_validation(config: DictConfig) -> None:
             f"gives the same answer {sampling.n} times, do_sample={sampling.do_sample} is ignored; set a temperature "
             "> 0, or n=1 and do_sample=False",
         )
+    if sampling.temperature > 0 and not sampling.do_sample:
+        raise ConfigError(
+            _ROLLOUT + "val_kwargs.do_sample",
+            False,
+            f"verl ignores it, and val_kwargs.temperature={sampling.temperature} samples; set temperature=0 for greedy "
+            "answers, or do_sample=True",
+        )
 
 
 def _check_trainer(config: DictConfig) -> None:

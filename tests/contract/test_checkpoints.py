@@ -4,17 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.trainer import POOL_FILE, delete_pools_without_model
+from recipe.async_dapo.trainer import POOL_FILE, QUEUE_FOLDER, delete_states_without_model
 
 
 @pytest.mark.parametrize("model_is_here", [True, False])
-def test_pools_go_with_their_models_and_only_where_models_are_seen(tmp_path: Path, model_is_here: bool) -> None:
+def test_pools_and_stored_trajectories_go_with_their_models_and_only_where_models_are_seen(
+    tmp_path: Path, model_is_here: bool
+) -> None:
     for step in (1, 2, 3):
-        (tmp_path / f"global_step_{step}").mkdir()
+        (tmp_path / f"global_step_{step}" / QUEUE_FOLDER / "units").mkdir(parents=True)
         (tmp_path / f"global_step_{step}" / POOL_FILE).touch()
     if model_is_here:
         for step in (2, 3):
             (tmp_path / f"global_step_{step}" / "actor").mkdir()
-    delete_pools_without_model(tmp_path / "global_step_3")
-    left = sorted(path.parent.name for path in tmp_path.glob(f"*/{POOL_FILE}"))
-    assert left == [f"global_step_{step}" for step in ((2, 3) if model_is_here else (1, 2, 3))]
+    delete_states_without_model(tmp_path / "global_step_3")
+    for name in (POOL_FILE, QUEUE_FOLDER):
+        left = sorted(path.parent.name for path in tmp_path.glob(f"*/{name}"))
+        assert left == [f"global_step_{step}" for step in ((2, 3) if model_is_here else (1, 2, 3))]

@@ -1,12 +1,15 @@
 """Every metric that a step emits is declared, and every declared one is emitted."""
 
+import inspect
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+from benchmarks.side_by_side import VERL_DISCARDS
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
 from recipe.async_dapo.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _tokens, importance_metrics
@@ -57,3 +60,12 @@ def test_every_token_that_is_not_trained_counts_as_discarded_or_filtered() -> No
         "tokens/filtered": 9,
         "tokens/waste_ratio": 49 / 119,
     }
+
+
+def test_verl_counts_the_groups_that_it_throws_away_under_the_names_that_side_by_side_reads() -> None:
+    surplus, stale = VERL_DISCARDS
+    assert surplus.removeprefix("training/") in inspect.getsource(ReplayBuffer.sample)
+    buffer = ReplayBuffer.__new__(ReplayBuffer)
+    buffer.prompt_global_steps, buffer._clear_groups = {"train": {"uid": 1}}, lambda *_: None
+    *_, metrics = buffer._evict_terminal_groups(9, "train", ({"uid"}, set(), set(), Counter()))
+    assert metrics[stale] == 1

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from recipe.async_dapo.core.recording import prompt_digest
+from recipe.async_dapo.core.recording import append_tokens, prompt_digest
 from recipe.async_dapo.core.trajectory import (
     Attachment,
     GroupOutcome,
@@ -107,7 +107,8 @@ def test_given_a_loop_with_tasks_of_its_own_when_the_round_stops_then_they_end_t
     simulate(main())
 
 
-def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_trajectory() -> None:
+@pytest.mark.parametrize("limit_tok", [None, 10])
+def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_trajectory(limit_tok) -> None:
     async def interrupted() -> None:
         await asyncio.sleep(1)
         raise TrajectoryInterrupted("stopped")
@@ -120,8 +121,12 @@ def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_
 
     async def main() -> None:
         held = group()
-        outcome = await outcome_of(rollout(nested), held)
-        assert outcome.verdict is Verdict.SET_ASIDE and len(held.unfinished) == N
+        outcome = await rollout(nested, max_tokens_per_round=limit_tok).run(held)
+        assert len(held.unfinished) == N
+        if limit_tok is None:
+            assert outcome is None, "the stop, of which the worker has not heard yet: nothing else interrupts"
+        else:
+            assert outcome is not None and outcome.verdict is Verdict.SET_ASIDE
 
     simulate(main())
 
@@ -156,6 +161,22 @@ def test_given_a_loop_that_takes_another_way_when_its_request_is_frozen_in_an_en
     attachment = frozen(held, 2)
     simulate(outcome_of(rollout(parted, abandon=abandoned.extend), held))
     assert abandoned == [attachment]
+
+
+def test_given_a_loop_that_ends_before_its_frozen_request_when_resumed_then_that_is_taken_out_and_counts_as_lost() -> (
+    None
+):
+    abandoned: list[Attachment] = []
+    held = group()
+    finished_turn = Turn(prompt_digest=prompt_digest([2]), prompt_len_tok=1, finish_reason="stop")
+    append_tokens(finished_turn, [7], [0.0], [(0, 1)])
+    held.trajectories[2].turns.append(finished_turn)
+    attachment = frozen(held, 2)
+    append_tokens(held.trajectories[2].turns[1], [8, 9], [0.0] * 2, [(0, 2)])
+    running = rollout(abandon=abandoned.extend)
+    outcome = simulate(outcome_of(running, held))
+    assert abandoned == [attachment] and running.diverged_tok == 2
+    assert outcome.response_lens_tok == (1,) * N, "the turn that the loop did not ask for is no part of the response"
 
 
 def test_given_a_worker_that_is_cancelled_when_a_group_runs_then_nothing_is_left_running() -> None:

@@ -181,6 +181,27 @@ def test_statistics_count_leases_waits_and_the_peak_since_they_were_last_taken(m
     simulate(main())
 
 
+def test_statistics_leave_out_voided_waiters_and_the_time_between_stop_and_opening(monkeypatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr("recipe.async_dapo.load_balancer.time.monotonic", asyncio.get_running_loop().time)
+        lb = balancer("a")
+        await lb.acquire_server("request", "frozen")
+        voided = acquire(lb, "voided")
+        await asyncio.sleep(3)
+        await lb.stop()
+        assert await voided is None
+        stats = await lb.take_stats()
+        assert (stats.acquired, stats.wait_s_sum, stats.wait_s_max) == (1, 0, 0)
+        assert stats.busy_s == pytest.approx(3)
+        await asyncio.sleep(100)  # the frozen request keeps its place while the trainer trains
+        await lb.open()
+        await asyncio.sleep(2)
+        stats = await lb.take_stats()
+        assert (stats.inflight_max, stats.busy_s) == (1, pytest.approx(2))
+
+    simulate(main())
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_given_anything_at_any_time_when_all_is_released_then_nothing_leaks_and_capacity_held(seed: int) -> None:
     """Requests, cancellations, releases in any order, stops, servers that come and go, at random times."""

@@ -17,7 +17,7 @@ from .prepare_runner import REPOSITORY, RUN_TIMEOUT_S, SCRIPT, assert_ready
         ({"DATA_HOME": None}, "set DATA_HOME to the folder for the data"),
         ({"DATA_HOME": ""}, "set DATA_HOME to the folder for the data"),
         ({"OVERWRITE": "yes"}, "OVERWRITE=yes: must be 0 or 1"),
-        ({"HF_ENDPOINT": "hf-mirror.com"}, "HF_ENDPOINT=hf-mirror.com: must begin with http"),
+        ({"HF_ENDPOINT": "mirror.example"}, "HF_ENDPOINT=mirror.example: must begin with http"),
         ({"DOWNLOAD_ATTEMPTS": "0"}, "DOWNLOAD_ATTEMPTS=0: must be a number from 1"),
         ({"DOWNLOAD_STALL_TIMEOUT_S": "soon"}, "DOWNLOAD_STALL_TIMEOUT_S=soon: must be a number from 1"),
         ({"PYTHON": "no-such-python"}, "no-such-python: not found"),

@@ -184,19 +184,3 @@ def test_given_a_million_rows_when_checked_then_it_takes_seconds_and_little_memo
     check(run(f"data.train_files={path}"))
     assert time.process_time() - started < 20
     assert pa.total_allocated_bytes() - before < 1e6
-
-
-@pytest.mark.parametrize("name", ["/no/such/model", "./no/such/model"])
-def test_given_a_missing_model_folder_when_checked_then_it_is_named(run, name):
-    message = refusal(run, f"actor_rollout_ref.model.path={name}")
-    assert message.startswith(f"actor_rollout_ref.model.path={name}: no such folder")
-
-
-def test_given_a_tokenizer_without_chat_template_when_checked_then_the_remedy_is_named(run, files, tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for path in (files / "model").iterdir():
-        if path.name != "chat_template.jinja":
-            (folder / path.name).write_bytes(path.read_bytes())
-    message = refusal(run, f"actor_rollout_ref.model.path={folder}")
-    assert "its chat template fails" in message and "custom_chat_template" in message

@@ -78,6 +78,18 @@ BAD_OPTIONS = [
         "actor_rollout_ref.rollout.val_kwargs.temperature=0: gives the same answer 4 times",
     ),
     (
+        "actor_rollout_ref.rollout.val_kwargs.temperature=1",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=False: verl ignores it, and val_kwargs.temperature=1 samples",
+    ),
+    (
+        "data.max_response_length=993",
+        "actor_rollout_ref.rollout.max_model_len=None: the model has 1024 positions",
+    ),
+    (
+        "actor_rollout_ref.rollout.max_model_len=1025",
+        "actor_rollout_ref.rollout.max_model_len=1025: the model has 1024 positions",
+    ),
+    (
         "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode",
         "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode: would take recomputed log-probs",
     ),

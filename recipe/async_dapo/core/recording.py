@@ -18,8 +18,8 @@ def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
 class Recorder:
     """Feeds one run of an agent loop: replays recorded turns, then records new ones.
 
-    A loop that asks for another prompt than the recorded one (a tool that answers differently the second time) leaves
-    the record there: what follows is generated anew.
+    A loop that asks for another prompt than the recorded one (a tool that answers differently the second time), or
+    ends before it, leaves the record there: what follows is generated anew, or belongs to nothing.
     """
 
     trajectory: Trajectory
@@ -37,14 +37,19 @@ class Recorder:
         digest = prompt_digest(prompt_ids)
         turns = self.trajectory.turns
         if self.next_turn < len(turns) and turns[self.next_turn].prompt_digest != digest:
-            for turn in turns[self.next_turn :]:
-                self.diverged_tok += turn.generated_tok
-                self.diverged_attachments += [] if turn.attachment is None else [turn.attachment]
-            del turns[self.next_turn :]
+            self.drop_rest()
         if self.next_turn == len(turns):
             turns.append(Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids)))
         self.next_turn += 1
         return turns[self.next_turn - 1]
+
+    def drop_rest(self) -> None:
+        """Drop the recorded turns that the loop has not asked for: it takes another way, or has ended before them."""
+        turns = self.trajectory.turns
+        for turn in turns[self.next_turn :]:
+            self.diverged_tok += turn.generated_tok
+            self.diverged_attachments += [] if turn.attachment is None else [turn.attachment]
+        del turns[self.next_turn :]
 
 
 def append_tokens(
