@@ -17,13 +17,15 @@ from assets.tables import median_and_range, table, values
 from benchmarks.runs_file import Row, read
 
 FOLDER = Path(__file__).parent
-SYNC, ASYNC, FAST_ASYNC = "verl sync", "verl colocate_async", "verl colocate_async, 0.05 s poll"
+SYNC = "verl sync"
+BASES = (SYNC, "verl sync, 0.05 s poll", "verl colocate_async", "verl colocate_async, 0.05 s poll")
 HEAD = (
     "Tail, engines",
     "System",
     "Runs",
     "Step [s]",
     "Of verl sync",
+    "Of verl sync 0.05 s",
     "Of verl async",
     "Of verl async 0.05 s",
     "Rollout [s]",
@@ -40,11 +42,16 @@ Cell = tuple[str, str]  # tail, engines
 
 
 def by_cell(folder: Path) -> dict[Cell, dict[str, list[Row]]]:
-    """(tail, engines) -> system -> its runs, in the order of the file."""
+    """(tail, engines) -> system, verl's first -> its runs, in the order of the file."""
     cells: dict[Cell, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in read(folder / "runs.csv"):
+    for row in sorted(read(folder / "runs.csv"), key=lambda row: order_of(row["system"])):
         cells[row["tail"], row["engines"]][row["system"]].append(row)
     return dict(sorted(cells.items(), key=lambda item: tuple(map(int, item[0]))))
+
+
+def order_of(system: str) -> tuple[bool, str]:
+    """Its place: verl's first, the synchronous mode before the asynchronous one."""
+    return not system.startswith("verl"), system.replace("colocate_async", "z")
 
 
 def accuracies(row: Row) -> list[tuple[float, float]]:
@@ -114,9 +121,7 @@ def table_rows(folder: Path = FOLDER) -> list[tuple[str, ...]]:
                     name,
                     str(len(runs)),
                     median_and_range(values(runs, "step_s_mean"), 2),
-                    ratio_of_steps(runs, systems.get(SYNC, [])),
-                    ratio_of_steps(runs, systems.get(ASYNC, [])),
-                    ratio_of_steps(runs, systems.get(FAST_ASYNC, [])),
+                    *[ratio_of_steps(runs, systems.get(base, [])) for base in BASES],
                     median_and_range(values(runs, "rollout_s_mean"), 2),
                     median_and_range(values(runs, "trained_tok_per_s"), 0),
                     median_and_range([share for share in of_bound if share is not None], 2),
@@ -135,7 +140,7 @@ def draw(folder: Path = FOLDER) -> None:
     import matplotlib.pyplot as plt
 
     cells = by_cell(folder)
-    names = list(dict.fromkeys(row["system"] for row in read(folder / "runs.csv")))
+    names = sorted({row["system"] for row in read(folder / "runs.csv")}, key=order_of)
     width = 3.2 * len(cells) + 2
     figure, axes = plt.subplots(1, len(cells), figsize=(width, 3.2), layout="constrained", squeeze=False, sharey=True)
     for axis, ((tail, engines), systems) in zip(axes[0], cells.items(), strict=True):
@@ -150,7 +155,7 @@ def draw(folder: Path = FOLDER) -> None:
         axis.set_title(f"p99/median {tail}, engines: {engines}")
     axes[0][0].set_yticks(range(len(names)), names)
     axes[0][0].invert_yaxis()
-    axes[0][-1].legend()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper right")
     figure.savefig(folder / "side_by_side.png", dpi=120)
 
 
