@@ -178,3 +178,26 @@ def test_given_one_lane_when_a_group_runs_then_the_next_starts_only_when_it_has_
     (worker,) = cluster.workers
     assert worker.max_active_groups == 1
     assert worker.started == [f"group-{k}" for k in range(len(worker.started))]
+
+
+def test_given_more_answers_a_prompt_than_in_training_when_validated_then_no_more_requests_are_held(start) -> None:
+    cluster = start(options())
+    cluster.manager.config.actor_rollout_ref.rollout.val_kwargs.n = n = 8
+    held: set[str] = set()
+    most = 0
+    lease = cluster.balancer.lease
+
+    async def counted(request_id: str, lease_id: str) -> str | None:
+        nonlocal most
+        held.add(lease_id)
+        most = max(most, len(held))
+        try:
+            return await lease(request_id, lease_id)
+        finally:
+            held.discard(lease_id)
+
+    cluster.balancer.lease = counted
+    assert len(cluster.validate(6).keys) == 6 * n
+    lanes, limit = cluster.options.num_workers * cluster.options.max_concurrent_prompts, 12
+    assert cluster.options.max_waiting_requests == limit
+    assert n < most <= limit + n - 1 < lanes * n
