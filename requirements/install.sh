@@ -28,7 +28,7 @@ pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-
 
 # The suffix +cpu asks for the build without CUDA, which is several GB smaller.
 torch=$(grep '^torch==' "$lock")
-if ! "${pip[@]}" "${torch_index[@]}" "$torch"; then
+if ! "${pip[@]}" ${torch_index[@]+"${torch_index[@]}"} "$torch"; then
   echo "$torch was not installed (see above); if it was not found, set TORCH_INDEX_URL to an index with torch's CPU" \
     "builds, such as the one that torch's installation page gives for the compute platform CPU" >&2
   exit 1

@@ -85,14 +85,16 @@ def share_of_bound(row: Row, full_tok_per_s: float) -> float | None:
 
 
 def ratio_of_steps(runs: list[Row], base: list[Row]) -> str:
-    """Ratio of the medians of step time over the repetitions that both have, and the range of their own ratios."""
+    """Ratio of the medians of step time over the repetitions that both have, and lowest, median and highest of the
+    ratios within one: machines differ between repetitions."""
     step_s, base_s = ({row["repetition"]: float(row["step_s_mean"]) for row in rows} for rows in (runs, base))
     shared = step_s.keys() & base_s.keys()
-    if not shared:
-        return ""
+    if runs is base or not shared:
+        return "1.00" if shared else ""
     ratio = statistics.median(step_s[at] for at in shared) / statistics.median(base_s[at] for at in shared)
-    own = {step_s[at] / base_s[at] for at in shared}
-    return f"{ratio:.2f}" if len(own) == 1 else f"{ratio:.2f} ({min(own):.2f}-{max(own):.2f})"
+    own = [step_s[at] / base_s[at] for at in shared]
+    spread = f" ({min(own):.2f}, {statistics.median(own):.2f}, {max(own):.2f})" if len(own) > 1 else ""
+    return f"{ratio:.2f}{spread}"
 
 
 def seconds_to_midway(runs: list[Row], sync: list[Row]) -> str:

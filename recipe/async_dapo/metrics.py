@@ -67,7 +67,8 @@ METRICS: dict[str, str] = {
     "partial/reprefilled_tokens": "context tokens computed again for continued requests in this step [tokens]",
     "partial/reprefill_attention_ratio": "their share of attention work: sum of squared contexts, re-prefilled over "
     "re-prefilled plus trained [0-1]",
-    "partial/diverged_tokens": "recorded tokens dropped because an agent loop took another way when resumed [tokens]",
+    "partial/diverged_tokens": "recorded tokens dropped because an agent loop, when resumed, took another way or ended "
+    "before them [tokens]",
     "partial/buffer_tokens": "tokens kept in unfinished groups for the next step [tokens]",
     "partial/buffer_bytes": "memory of these tokens with log-probs and masks [bytes]",
     "staleness/mean": "staleness of the batch's tokens, withheld ones included [versions]",

@@ -1,10 +1,13 @@
 """Where the model is, and whether its context holds the longest response that the options allow."""
 
+import logging
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from .config import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _MODEL = "actor_rollout_ref.model."
 
@@ -32,7 +35,7 @@ def check_context(config: DictConfig) -> None:
     rollout, data = config.actor_rollout_ref.rollout, config.data
     longest_tok = data.max_prompt_length + data.max_response_length
     context_tok = _context_tok(config.actor_rollout_ref.model)
-    if context_tok < max(longest_tok, rollout.max_model_len or 0):
+    if context_tok is not None and context_tok < max(longest_tok, rollout.max_model_len or 0):
         raise ConfigError(
             "actor_rollout_ref.rollout.max_model_len",
             rollout.max_model_len,
@@ -41,19 +44,24 @@ def check_context(config: DictConfig) -> None:
         )
 
 
-def _context_tok(model: DictConfig) -> int:
-    """Positions of the model as verl reads them [tokens]."""
+def _context_tok(model: DictConfig) -> int | None:
+    """Positions of the model as verl reads them [tokens]; None for a model that only verl or vLLM knows."""
     from transformers import AutoConfig
+    from verl.utils.model import update_model_config
     from verl.workers.rollout.utils import get_max_position_embeddings
 
-    override = model.override_config.get("model_config", model.override_config)
-    if "max_position_embeddings" in override:
-        return override["max_position_embeddings"]
     key = "hf_config_path" if model.get("hf_config_path") else "path"
     folder = local_folder(model, key)
+    if Path(folder).is_dir() and not Path(folder, "config.json").is_file():
+        raise ConfigError(_MODEL + key, model[key], "has no config.json; correct the path")
     try:
-        return get_max_position_embeddings(
-            AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(_MODEL + key, model[key], f"its config.json cannot be used: {error}; correct it") from error
+        hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
+        override = OmegaConf.to_container(model.override_config, resolve=True)
+        assert isinstance(override, dict)
+        update_model_config(hf_config, override.get("model_config", override))
+        return get_max_position_embeddings(hf_config)
+    except OSError as error:
+        raise ConfigError(_MODEL + key, model[key], f"its config.json cannot be read: {error}; correct it") from error
+    except ValueError as error:
+        logger.info("the model's context is not checked: %s", error)
+        return None

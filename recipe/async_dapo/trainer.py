@@ -132,5 +132,6 @@ def delete_states_without_model(saved: Path) -> None:
     if (saved / "actor").exists():
         for pool in saved.parent.glob(f"global_step_*/{POOL_FILE}"):
             if not (pool.parent / "actor").exists():
-                shutil.rmtree(pool.parent / QUEUE_FOLDER, ignore_errors=True)
+                if (queue := pool.parent / QUEUE_FOLDER).exists():
+                    shutil.rmtree(queue)
                 pool.unlink()

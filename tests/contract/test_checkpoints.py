@@ -1,8 +1,10 @@
 """What a checkpoint leaves on the disk."""
 
+import inspect
 from pathlib import Path
 
 import pytest
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.async_dapo.trainer import POOL_FILE, QUEUE_FOLDER, delete_states_without_model
 
@@ -21,3 +23,7 @@ def test_pools_and_stored_trajectories_go_with_their_models_and_only_where_model
     for name in (POOL_FILE, QUEUE_FOLDER):
         left = sorted(path.parent.name for path in tmp_path.glob(f"*/{name}"))
         assert left == [f"global_step_{step}" for step in ((2, 3) if model_is_here else (1, 2, 3))]
+
+
+def test_the_folder_of_stored_trajectories_has_the_name_that_verl_gives_it() -> None:
+    assert f'"{QUEUE_FOLDER}"' in inspect.getsource(PPOTrainer._save_checkpoint)

@@ -68,11 +68,11 @@ def test_the_bound_counts_no_discarded_tokens() -> None:
     assert draw.share_of_bound(row(generated_tok=""), 4000.0) is None
 
 
-def test_a_ratio_of_medians_comes_with_the_range_of_its_repetitions() -> None:
+def test_a_ratio_of_medians_comes_with_those_within_its_repetitions() -> None:
     runs = [row(repetition=i, step_s_mean=s) for i, s in enumerate((1.0, 2.0, 9.0))]
-    base = [row(repetition=i, step_s_mean=s) for i, s in enumerate((4.0, 4.0, 4.0))]
-    assert draw.ratio_of_steps(runs, base) == "0.50 (0.25-2.25)"
-    assert draw.ratio_of_steps(runs, base[:2]) == "0.38 (0.25-0.50)", "only repetitions that both have"
+    base = [row(repetition=i, step_s_mean=s) for i, s in enumerate((4.0, 8.0, 4.0))]
+    assert draw.ratio_of_steps(runs, base) == "0.50 (0.25, 0.25, 2.25)"
+    assert draw.ratio_of_steps(runs, base[1:]) == "0.92 (0.25, 1.25, 2.25)", "only repetitions that both have"
     assert draw.ratio_of_steps(runs, base[:1]) == "0.25"
     assert draw.ratio_of_steps(runs, []) == ""
 

@@ -27,7 +27,7 @@ class Recorder:
     round_limit_tok: int | None = None  # tokens it may generate in this round
     generated_tok: int = 0  # tokens it has generated in this round
     reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
-    diverged_tok: int = 0  # recorded tokens dropped because the loop took another way
+    diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
     diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
     in_request: bool = False  # a request is out: it will come back by itself when the engines stop
     is_stopping: bool = False  # the round has stopped: no further step of the loop may start
