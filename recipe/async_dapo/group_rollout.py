@@ -114,9 +114,7 @@ class GroupRollout:
         if self._keeps_failures:
             return GroupOutcome.of(group, Verdict.VALID)
         if group.unfinished:
-            has_limit = self._max_tokens_per_round is not None  # without one, only the stop interrupts
-            is_set_aside = has_limit and not self.running.is_stopping
-            return GroupOutcome.of(group, Verdict.SET_ASIDE) if is_set_aside else None
+            return None if self.running.is_stopping else GroupOutcome.of(group, Verdict.SET_ASIDE)
         return self._judge(group)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:

@@ -1,5 +1,6 @@
 """test_qwen3_8b.sh: what it starts, with which options, and what it refuses."""
 
+import json
 import os
 import re
 import shutil
@@ -93,7 +94,9 @@ def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_an
 
 
 def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, tmp_path):
-    write_model(tmp_path / "model")
+    config_file = write_model(tmp_path / "model") / "config.json"
+    context = {"max_position_embeddings": 32_768}  # of Qwen3-8B-Base; the tiny model's own is shorter than a response
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | context))
     check_all(composed(run_script(SCRIPT, folder=tmp_path, DATA_HOME="data home", MODEL_PATH="model")))
 
 
