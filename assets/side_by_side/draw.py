@@ -2,9 +2,8 @@
 
 python -m assets.side_by_side.draw [FOLDER]
 
-`benchmarks.side_by_side` wrote them. Seconds of a run are means over its steps: some
-systems train on two steps' groups after every second rollout, and a median would see one kind of step only. Seconds of
-a system are medians over its runs.
+`benchmarks.side_by_side` wrote them. Seconds of a run are means over its steps: some systems train on two steps' groups
+after every second rollout, and a median would see one kind of step only. Seconds of a system are medians over its runs.
 """
 
 import statistics

@@ -156,7 +156,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 carried_valid_groups=0,
                 num_workers=self._options.num_workers,
                 drains=True,
-                pool_size=self._options.max_waiting_requests,  # whatever val_kwargs.n is
+                pool_size=self._options.max_waiting_requests,  # val_kwargs.n may be larger than n
             ),
             [make_group(row, n=n, step=step) for row in rows],
             RoundOrder(round_id=round_id, step=step, validate=True),

@@ -132,6 +132,14 @@ def delete_states_without_model(saved: Path) -> None:
     if (saved / "actor").exists():
         for pool in saved.parent.glob(f"global_step_*/{POOL_FILE}"):
             if not (pool.parent / "actor").exists():
-                if (queue := pool.parent / QUEUE_FOLDER).exists():
-                    shutil.rmtree(queue)
-                pool.unlink()
+                _delete_state(pool)
+
+
+def _delete_state(pool: Path) -> None:
+    """The pool goes last: while it is there, the next checkpoint tries again."""
+    try:
+        if (queue := pool.parent / QUEUE_FOLDER).exists():
+            shutil.rmtree(queue)
+        pool.unlink()
+    except OSError as error:
+        logger.warning("the state of old checkpoint %s cannot be deleted yet: %s", pool.parent, error)

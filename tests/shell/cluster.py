@@ -165,9 +165,8 @@ class Cluster:
     def check_engines(self) -> None:
         kept = {a.lease_id for group in self.buffer.pool.buffered for a in group.attachments()}
         assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_waiting
-        running = {request_id for server in self.servers for request_id in server.running}
-        ended = {request_id for server in self.servers for request_id in server.ended}  # before they were asked for
-        assert running <= kept <= running | ended and (self.options.keeps_kv or not kept)
+        held = {request_id for server in self.servers for request_id in (*server.running, *server.ended)}
+        assert held == kept and (self.options.keeps_kv or not kept)
         assert all(server.max_running <= self.options.max_loads_per_server for server in self.servers)
 
     # ---- how it is put together ----

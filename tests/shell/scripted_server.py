@@ -31,6 +31,7 @@ class ScriptedRequest:
     stamps: list[int] = field(default_factory=list)  # policy version of each token
     delivered_tok: int = 0
     finish_reason: str | None = None
+    is_forgotten: bool = False  # nobody will fetch it
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     decoding: asyncio.Task[None] | None = None
 
@@ -117,12 +118,12 @@ class ScriptedServer:
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         for request_id in request_ids:
+            if forget and (request := self.running.get(request_id) or self.ended.pop(request_id, None)):
+                request.is_forgotten = True
             if request_id not in self.running:
                 self.aborted_before.add(request_id)
             elif not self._hangs:
                 self.running[request_id].aborted.set()
-            if forget:
-                self.ended.pop(request_id, None)
 
     async def set_global_steps(self, global_steps: int) -> None:
         self.global_steps = global_steps
@@ -150,7 +151,9 @@ class ScriptedServer:
             request.token_ids.append(token_at(request.prompt_ids[: self._prompt_len_tok], position))
             request.stamps.append(self.global_steps)
         self.generated[request_id] = request.token_ids
-        self.ended[request_id] = self.running.pop(request_id)
+        del self.running[request_id]
+        if not request.is_forgotten:
+            self.ended[request_id] = request
         if not self.running:
             self._idle.set()
 
