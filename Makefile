@@ -7,7 +7,7 @@ test:
 	bash run_tests.sh
 
 fast-test:
-	bash run_tests.sh -m "core or shell"
+	bash run_tests.sh -m "core or coroutines"
 
 format:
 	.venv/bin/ruff check --fix .

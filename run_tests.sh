@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the locked packages, then runs linters, type checker and tests; ends with pytest's summary.
-# usage: run_tests.sh [PYTEST_ARGUMENT ...]     for example: run_tests.sh -m "core or shell"
+# usage: run_tests.sh [PYTEST_ARGUMENT ...]     for example: run_tests.sh -m "core or coroutines"
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"

@@ -12,7 +12,6 @@ from hypothesis import settings
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo" / "cpu" / "plugin"
 E2E_TIMEOUT_S = 3600  # for what hangs beside training: a run that stalls is ended by those who started it
-FOLDER_OF_OTHER_NAME = {"shell_scripts": "contract", "startup": "contract"}
 
 # HYPOTHESIS_PROFILE=explore looks for new examples; the default is the same in every run.
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
@@ -27,7 +26,7 @@ sys.path.insert(0, str(CPU_PLUGIN))
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
-        item.add_marker(FOLDER_OF_OTHER_NAME.get(folder, folder))
+        item.add_marker(folder)
         if folder == "e2e":
             item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
 

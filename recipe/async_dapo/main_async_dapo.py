@@ -8,7 +8,7 @@ import hydra
 from omegaconf import DictConfig
 
 from .config import ConfigError
-from .preflight import check_all, check_versions
+from .startup.preflight import check_all, check_versions
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def _run(config: DictConfig) -> None:
         from verl.trainer.main_ppo import run_ppo
 
         from .shipping import shipped
-        from .task_runner import AsyncDAPOTaskRunnerActor
+        from .training.task_runner import AsyncDAPOTaskRunnerActor
 
         with shipped(config):
             run_ppo(config, task_runner_class=AsyncDAPOTaskRunnerActor)

@@ -1,1 +1,1 @@
-from .. import verl_imported  # noqa: F401 (first of all)
+from ..support import verl_imported  # noqa: F401 (first of all)

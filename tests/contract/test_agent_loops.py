@@ -7,9 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
-from recipe.async_dapo.agent_loops import AgentLoopFactory
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.logs import show_logs
+from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
 
 
 class EchoLoop:
@@ -67,5 +67,5 @@ def test_our_warnings_are_shown_although_vllm_silences_the_root_logger(capsys, m
         monkeypatch.setattr(package_logger, name, getattr(package_logger, name))
     assert "vllm" in sys.modules
     show_logs()
-    logging.getLogger("recipe.async_dapo.worker").warning("attempt 1 failed")
+    logging.getLogger("recipe.async_dapo.rollout.worker").warning("attempt 1 failed")
     assert "attempt 1 failed" in capsys.readouterr().err

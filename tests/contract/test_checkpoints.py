@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from recipe.async_dapo.trainer import POOL_FILE, QUEUE_FOLDER, delete_states_without_model
+from recipe.async_dapo.training.trainer import POOL_FILE, QUEUE_FOLDER, delete_states_without_model
 
 
 @pytest.mark.parametrize("model_is_here", [True, False])

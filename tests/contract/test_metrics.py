@@ -9,13 +9,13 @@ import pytest
 import torch
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from benchmarks.side_by_side import VERL_DISCARDS
+from benchmarks.side_by_side.run import VERL_DISCARDS
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
-from recipe.async_dapo.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _tokens, importance_metrics
+from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _tokens, importance_metrics
 
-from ..shell.cluster import Cluster, options
-from ..shell.simulated_worker import random_task
+from ..support.simulated_cluster import Cluster, options
+from ..support.simulated_worker import random_task
 
 
 def importance_keys() -> set[str]:

@@ -1,11 +1,11 @@
 """The README says what the code says."""
 
-from assets.readme_tables import README, metrics_table, options_table, with_tables
+from benchmarks.support.readme_tables import README, metrics_table, options_table, with_tables
 
 
 def test_the_readme_s_tables_are_up_to_date() -> None:
     text = README.read_text()
-    assert with_tables(text) == text, "run: python -m assets.readme_tables"
+    assert with_tables(text) == text, "run: python -m benchmarks.support.readme_tables"
 
 
 def test_every_option_and_metric_has_a_row_with_a_meaning() -> None:

@@ -22,15 +22,16 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from recipe.async_dapo import server, verl_combinations
-from recipe.async_dapo.load_balancer import GlobalLoadBalancer
-from recipe.async_dapo.manager import AsyncDAPOAgentLoopManager
-from recipe.async_dapo.preflight import REQUIRED_VERL_FILE
-from recipe.async_dapo.trainer import AsyncDAPOTrainer
+from recipe.async_dapo.engines import server
+from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
+from recipe.async_dapo.startup import verl_combinations
+from recipe.async_dapo.startup.preflight import REQUIRED_VERL_FILE
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
-from ..shell.scripted_engine import ScriptedEngine
-from ..shell.simulation import simulate
-from .upstream import ATTRIBUTES, READ, SIGNATURES
+from ..support.scripted_engine import ScriptedEngine
+from ..support.simulation import simulate
+from ..support.upstream import ATTRIBUTES, READ, SIGNATURES
 
 
 def named(name: str) -> Any:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.async_dapo.importance_sampling import (
+from recipe.async_dapo.training.importance_sampling import (
     MAX_LOG,
     effective_sample_size,
     mixture_token_log_probs,

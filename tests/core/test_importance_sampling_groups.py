@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipe.async_dapo.importance_sampling import (
+from recipe.async_dapo.training.importance_sampling import (
     effective_sample_size,
     mixture_token_log_probs,
     multiple_importance_log_weights,
@@ -12,7 +12,7 @@ from recipe.async_dapo.importance_sampling import (
     renyi2_exponentiated,
     version_counts,
 )
-from tests.core.softmax_sequence_model import (
+from tests.support.softmax_sequence_model import (
     World,
     assert_exact,
     balance_weights,

@@ -4,7 +4,6 @@ The estimated quantity is the policy gradient of a 0/1 reward under the target p
 """
 
 import csv
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assets.importance_sampling import draw
-from tests.core.softmax_sequence_model import (
+from benchmarks.importance_sampling import draw
+from tests.support.softmax_sequence_model import (
     World,
     assert_exact,
     balance_weights,
@@ -203,7 +202,7 @@ def test_carried_over_trajectories_repair_the_bias_of_the_step_that_left_them_be
 
 
 def test_the_figure_shows_what_the_model_gives() -> None:
-    path = Path(draw.__file__).with_name("variance.csv")
+    path = draw.FOLDER / "variance.csv"
     with path.open(newline="") as file:
         rows = {(row["drift"], row["rollout"], row["weights"]): row for row in csv.DictReader(file)}
     for row in rows.values():

@@ -11,7 +11,7 @@ from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Verdict
 
-from .pool_run import Run, generate
+from ..support.pool_run import Run, generate
 
 
 @given(

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from assets.side_by_side import draw
-from benchmarks import side_by_side
-from benchmarks.runs_file import Row, RunsFile, read
+from benchmarks.side_by_side import draw
+from benchmarks.side_by_side import run as side_by_side
+from benchmarks.support.runs_file import Row, RunsFile, read
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from recipe.async_dapo.cpu.assets import Assets
+from recipe.async_dapo.cpu.model_and_data import Assets
 from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
 
 

@@ -14,7 +14,7 @@ import pytest
 from recipe.async_dapo.cpu import run_metrics as keys
 from recipe.async_dapo.cpu.run_metrics import RunMetrics
 
-from ..signals import as_in_the_foreground
+from ..support.signals import as_in_the_foreground
 
 ROOT = Path(__file__).parents[2]
 # Runs the quick start with `sys.argv[1]` as the code of the training process.

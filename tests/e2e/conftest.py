@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.async_dapo.cpu.assets import Assets, prepare_assets
+from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
 
 
 @pytest.fixture(scope="session")

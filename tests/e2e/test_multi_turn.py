@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from .harness import Run, train
+from ..support import next_problem
+from ..support.harness import Run, train
 
 STEPS = 4
 POOL_SIZE = 48  # trajectories at once
@@ -26,7 +27,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 """
 AGENT_LOOPS = """
 - name: next_problem_loop
-  _target_: tests.e2e.tool_agent.NextProblemLoop
+  _target_: tests.support.tool_agent.NextProblemLoop
 """
 
 
@@ -47,7 +48,7 @@ def run(request, assets, tmp_path_factory) -> Run:
             f"reward.custom_reward_function.path={folder}/reward.py",
             f"{rollout}.agent.agent_loop_config_path={folder}/loops.yaml",
             f"{rollout}.agent.default_agent_loop=next_problem_loop",
-            f"{rollout}.multi_turn.function_tool_path={Path(__file__).with_name('next_problem.py')}",
+            f"{rollout}.multi_turn.function_tool_path={Path(next_problem.__file__)}",
             f"{rollout}.multi_turn.format=every_response_calls",
             f"{rollout}.multi_turn.max_assistant_turns=3",
             *limits,

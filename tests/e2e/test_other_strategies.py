@@ -4,7 +4,7 @@ import pytest
 
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP
 
-from .harness import Run, train
+from ..support.harness import Run, train
 
 STEPS = 5
 

@@ -4,7 +4,7 @@ import pytest
 
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
 
-from .harness import Run, train
+from ..support.harness import Run, train
 
 SAVED_STEP, KILLED_STEP, LAST_STEP = 4, 5, 8
 TOLERANCE = 1e-4  # nats, float32

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import ROOT, Run
+from ..support.harness import ROOT, Run
 
 STEPS = 60
 

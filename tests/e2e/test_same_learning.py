@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from .harness import VERL, Run, train
+from ..support.harness import VERL, Run, train
 
 STEPS = 3
 UNFILTERED = ("algorithm.filter_groups.enable=False", "data.seed=1")

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from recipe.async_dapo.cpu.activation import cpu_environment
-from recipe.async_dapo.cpu.assets import Assets
+from recipe.async_dapo.cpu.model_and_data import Assets
 from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
 
-from ..startup.runs import rows, write_model, write_parquet
-from .harness import ROOT, STALL_S, Run, StallWatch
+from ..support.composed_runs import rows, write_model, write_parquet
+from ..support.harness import ROOT, STALL_S, Run, StallWatch
 
 STEPS = 2
 RAY = Path(sys.executable).with_name("ray")
@@ -28,7 +28,7 @@ import json, os, sys
 
 def leave_note(role):
     note = {{"role": role, "folder": os.getcwd(), "file": __file__, "path": sys.path}}
-    note["recipe"] = getattr(sys.modules.get("recipe.async_dapo.worker"), "__file__", None)
+    note["recipe"] = getattr(sys.modules.get("recipe.async_dapo.rollout.worker"), "__file__", None)
     with open(f"{notes}/{{role}}-{{os.getpid()}}.json", "w") as file:
         json.dump(note, file)
 """

@@ -10,7 +10,7 @@ from recipe.async_dapo.plan.calibration import calibrate
 from recipe.async_dapo.plan.costs import ServerConstants
 from recipe.async_dapo.plan.systems import recipe, verl_sync
 
-from .settings import mean_step, simulate, small_scenario
+from ..support.plan_settings import mean_step, simulate, small_scenario
 
 COSTS = ServerConstants(step_overhead_ms=1.5, request_overhead_ms=0.03, prefill_flop_share=0.5)
 LATENCY_S, BASE_S, PER_REQUEST_S = 0.03, 0.004, 0.0005

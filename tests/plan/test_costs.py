@@ -9,7 +9,7 @@ from recipe.async_dapo.plan.costs import ServerConstants
 from recipe.async_dapo.plan.hardware import find_accelerator
 from recipe.async_dapo.plan.model_shape import PRESETS, load_model, shape_of
 
-from .settings import small_scenario
+from ..support.plan_settings import small_scenario
 
 REPORTED_PARAMETERS = {  # in units of 1e9, from the models' cards
     "qwen3-4b": 4.02,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from recipe.async_dapo.plan.costs import StepCost
 from recipe.async_dapo.plan.engine import Engine, Request
 
-from .token_by_token import Arrival, serve
+from ..support.token_by_token import Arrival, serve
 
 LONGEST_TOK = 160  # context and response of any arrival below
 

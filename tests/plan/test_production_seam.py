@@ -10,7 +10,7 @@ from recipe.async_dapo.core.trajectory import Verdict
 from recipe.async_dapo.plan import group_simulation
 from recipe.async_dapo.plan.systems import recipe
 
-from .settings import simulate, small_scenario
+from ..support.plan_settings import simulate, small_scenario
 
 POOL = {"rollout_strategy": "partial", "rollout_pool_size": 24, "max_partial_share": 0.5}
 SEAMS = [

@@ -6,6 +6,7 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.plan.simulated_training import TrainingRun
 from recipe.async_dapo.plan.systems import (
     april,
     async_dapo_2025,
@@ -15,9 +16,8 @@ from recipe.async_dapo.plan.systems import (
     verl_colocate_async,
     verl_sync,
 )
-from recipe.async_dapo.plan.training_run import TrainingRun
 
-from .settings import mean_step, simulate, small_scenario
+from ..support.plan_settings import mean_step, simulate, small_scenario
 
 
 def seconds_of_rollout(measure) -> float:

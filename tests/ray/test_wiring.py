@@ -12,16 +12,16 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from recipe.async_dapo.aio import await_all, resolve
-from recipe.async_dapo.coordinator import EarlyStoppingCoordinatorActor, RoundEvent, RoundSpec, Ticket
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, Turn, Verdict
-from recipe.async_dapo.engine_requests import EngineRequests, TrajectoryInterrupted
-from recipe.async_dapo.load_balancer import GlobalLoadBalancerActor
-from recipe.async_dapo.manager import AsyncDAPOAgentLoopManager, RolloutError
+from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
+from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent, RoundSpec, Ticket
+from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
 
-from ..shell.scripted_server import ScriptedServer, token_at
-from .cluster import local_ray
-from .dying_server import DyingServer
+from ..support.dying_server import DyingServer
+from ..support.ray_cluster import local_ray
+from ..support.scripted_server import ScriptedServer, token_at
 
 T = TypeVar("T")
 

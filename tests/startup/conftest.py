@@ -1,11 +1,11 @@
-from .. import verl_imported  # noqa: F401, I001 (first of all)
+from ..support import verl_imported  # noqa: F401, I001 (first of all)
 
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
 
-from .runs import ComposeRun, compose_run, override, valid_overrides, write_files
+from ..support.composed_runs import ComposeRun, compose_run, override, valid_overrides, write_files
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ from uuid import uuid4
 import pytest
 
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
-from recipe.async_dapo.coordinator import RoundEvent
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.replay_buffer import RoundReplayBuffer
+from recipe.async_dapo.rollout.coordinator import RoundEvent
+from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
 
 class InsatiableManager:

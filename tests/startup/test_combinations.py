@@ -2,7 +2,7 @@
 
 import pytest
 
-from .runs import refusal
+from ..support.composed_runs import refusal
 
 # (overrides, what the message must contain)
 BAD_COMBINATIONS = [

@@ -16,7 +16,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import assign_non_tensor
 from verl.workers.utils.losses import ppo_loss
 
-from recipe.async_dapo.correction import check_importance_sampling, wire_importance_sampling
+from recipe.async_dapo.training.correction import check_importance_sampling, wire_importance_sampling
 
 KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
 PROMPT_LEN = 2

@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import DictConfig
 
-from recipe.async_dapo import data_check
 from recipe.async_dapo.config import AsyncDAPOConfig
-from recipe.async_dapo.data_check import check_data
-from recipe.async_dapo.preflight import check_all
+from recipe.async_dapo.startup import data_check
+from recipe.async_dapo.startup.data_check import check_data
+from recipe.async_dapo.startup.preflight import check_all
 
-from .runs import row, rows, write_lines, write_parquet
+from ..support.composed_runs import row, rows, write_lines, write_parquet
 from .test_options import refusal
 
 # Left after the chat template with its generation prompt (8 tokens of the tiny model), one token a character.

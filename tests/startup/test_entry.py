@@ -11,7 +11,7 @@ from ray.exceptions import RayTaskError
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.main_async_dapo import _explained
 
-from .runs import RECIPE, valid_overrides, write_verl
+from ..support.composed_runs import RECIPE, valid_overrides, write_verl
 
 REPOSITORY = RECIPE.parents[1]
 

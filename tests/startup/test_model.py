@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from recipe.async_dapo.preflight import check_all
+from recipe.async_dapo.startup.preflight import check_all
 
-from .runs import refusal
+from ..support.composed_runs import refusal
 
 
 @pytest.mark.parametrize("name", ["/no/such/model", "./no/such/model"])

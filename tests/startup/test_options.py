@@ -8,13 +8,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from recipe.async_dapo import verl_combinations
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
-from recipe.async_dapo.preflight import check_all, check_versions
-from recipe.async_dapo.verl_combinations import check_combinations
-from recipe.async_dapo.verl_options import FIXED, IGNORED, SHADOWED
+from recipe.async_dapo.startup import verl_combinations
+from recipe.async_dapo.startup.preflight import check_all, check_versions
+from recipe.async_dapo.startup.verl_combinations import check_combinations
+from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, SHADOWED
 
-from .runs import ComposeRun, refusal, write_verl
+from ..support.composed_runs import ComposeRun, refusal, write_verl
 
 # (override, what the message must contain)
 BAD_OPTIONS = [

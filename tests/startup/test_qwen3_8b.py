@@ -14,11 +14,11 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from recipe.async_dapo.config import AsyncDAPOConfig
-from recipe.async_dapo.preflight import check_all
-from recipe.async_dapo.verl_combinations import check_combinations
-from recipe.async_dapo.verl_options import check_verl_options
+from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.startup.verl_combinations import check_combinations
+from recipe.async_dapo.startup.verl_options import check_verl_options
 
-from .runs import RECIPE, compose_run, rows, write_model, write_parquet
+from ..support.composed_runs import RECIPE, compose_run, rows, write_model, write_parquet
 
 SCRIPT = RECIPE / "test_qwen3_8b.sh"
 Completed = subprocess.CompletedProcess[str]

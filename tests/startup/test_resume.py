@@ -6,9 +6,9 @@ import pytest
 
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
-from recipe.async_dapo.replay_buffer import RoundReplayBuffer
+from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
-from .runs import ComposeRun
+from ..support.composed_runs import ComposeRun
 
 
 def buffer(run: ComposeRun, *overrides: str) -> RoundReplayBuffer:

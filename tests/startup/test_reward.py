@@ -2,9 +2,9 @@
 
 import pytest
 
-from recipe.async_dapo.preflight import check_all
+from recipe.async_dapo.startup.preflight import check_all
 
-from .runs import rows, write_parquet
+from ..support.composed_runs import rows, write_parquet
 from .test_options import refusal
 
 SLEEPS = "import time; time.sleep(30)"

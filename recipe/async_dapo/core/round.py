@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .lanes import WorkerQueues
 from .stop_rules import StopRule
 from .trajectory import GroupOutcome, Verdict
+from .worker_queues import WorkerQueues
 
 
 class StopReason(StrEnum):

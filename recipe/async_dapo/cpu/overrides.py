@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import task
-from .assets import Assets
+from .model_and_data import Assets
 
 PROMPTS_PER_STEP = 8
 RESPONSES_PER_PROMPT = 8

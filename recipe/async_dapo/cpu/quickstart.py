@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from .activation import run_environment
-from .assets import Assets, prepare_assets
+from .model_and_data import Assets, prepare_assets
 from .overrides import RunSettings, recipe_overrides, verl_overrides
 from .progress import Progress
 from .report import summarise, write_report

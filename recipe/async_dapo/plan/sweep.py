@@ -8,7 +8,7 @@ from math import ceil
 from .candidates import Candidate
 from .measures import StepMeasure, mean_of
 from .scenario import Scenario
-from .training_run import TrainingRun
+from .simulated_training import TrainingRun
 
 TRAJECTORIES_TO_MEASURE = 16_000
 

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.control_plane`"""
+
+from .run import main
+
+main()

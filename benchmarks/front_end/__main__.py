@@ -1,0 +1,5 @@
+"""`python -m benchmarks.front_end`"""
+
+from .run import main
+
+main()

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.full_engines`"""
+
+from .run import main
+
+main()

@@ -1,0 +1,147 @@
+"""The bound without idle time: tokens per second of the same engines, kept full, with the machine to themselves.
+
+python -m benchmarks.full_engines --tails 8 25 2 --engines 1 --repetitions 3
+
+Model, prompts, engine options and requests in flight are those of `side_by_side`; whenever a request ends the next one
+starts. Tokens are counted in a window that begins when every place has been filled for a while. Writes `bound.csv`;
+`side_by_side` begins every cell of a repetition with it.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from benchmarks.support.runs_file import RunsFile
+from benchmarks.support.supervised_training import ROOT, STREAM_INTERVAL, TAILS
+from recipe.async_dapo.cpu.activation import run_environment
+from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
+from recipe.async_dapo.cpu.overrides import REQUESTS_IN_FLIGHT, RunSettings, verl_overrides
+
+RAMP_UP_S, WINDOW_S = 15.0, 15.0  # the longest responses take about ten seconds
+READY = "ready"
+ROLLOUT = "actor_rollout_ref.rollout."
+ENGINE_OPTIONS = ("dtype", "enforce_eager", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "seed")
+
+
+def engine_options(assets: Assets, *, engines: int) -> dict[str, object]:
+    """What a training run gives its engines."""
+    nowhere = Path("unused")
+    run = RunSettings(assets=assets, output=nowhere, ray_folder=nowhere, steps=1, seed=0, engines=engines)
+    given = OverridesParser.create().parse_overrides(list(verl_overrides(run)))
+    rollout = {one.key_or_group.removeprefix(ROLLOUT): one.value() for one in given}
+    executor = rollout["engine_kwargs.vllm.distributed_executor_backend"]
+    return {name: rollout[name] for name in ENGINE_OPTIONS} | {"distributed_executor_backend": executor}
+
+
+async def full_engine(assets: Assets, *, engines: int) -> float:
+    """Tokens per second of one of the engines, in this process."""
+    from verl.plugin.platform import get_platform
+
+    os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
+    import pyarrow.parquet
+    from transformers import AutoTokenizer
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    tokenizer = AutoTokenizer.from_pretrained(assets.model)
+    rows = pyarrow.parquet.read_table(assets.train_file).to_pylist()
+    prompts = [
+        tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in rows
+    ]
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=str(assets.model), stream_interval=STREAM_INTERVAL, **engine_options(assets, engines=engines)
+        )
+    )
+    params = SamplingParams(
+        temperature=1.0,
+        max_tokens=assets.shape.max_response_tok,
+        logprobs=0,
+        output_kind=RequestOutputKind.DELTA,
+        detokenize=False,  # this and the next: the lightest front end, which is this recipe's
+        flat_logprobs=True,
+    )
+    counted_tok = started = 0
+
+    async def keep_one_place_filled() -> None:
+        nonlocal counted_tok, started
+        while True:
+            name, prompt_ids = f"request-{started}", prompts[started % len(prompts)]
+            started += 1
+            async for output in engine.generate(TokensPrompt(prompt_token_ids=prompt_ids), params, name):
+                counted_tok += len(output.outputs[0].token_ids)
+
+    async def measure() -> float:
+        await asyncio.sleep(RAMP_UP_S)
+        print(READY, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)  # until all engines are
+        before_tok, began = counted_tok, time.monotonic()
+        await asyncio.sleep(WINDOW_S)
+        return (counted_tok - before_tok) / (time.monotonic() - began)
+
+    async with asyncio.TaskGroup() as tasks:
+        places = [tasks.create_task(keep_one_place_filled()) for _ in range(REQUESTS_IN_FLIGHT // engines)]
+        rate = await measure()
+        for place in places:
+            place.cancel()
+    engine.shutdown()
+    return rate
+
+
+def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> dict[str, int]:
+    """Tokens per second of all engines together, each in a process of its own, at the same time: the row's column."""
+    command = [sys.executable, "-m", "benchmarks.full_engines", "--one-of", str(engines), "--tails", str(tail)]
+    environment = run_environment(os.environ, code_path=ROOT, output=folder)
+    processes = [
+        subprocess.Popen(
+            [*command, "--runs", str(folder)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(engines)
+    ]
+    for process in processes:
+        if not any(line.strip() == READY for line in process.stdout or ()):
+            raise RuntimeError("an engine failed: see its error above")
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    rates = [json.loads(process.communicate()[0].splitlines()[-1])["tok_per_s"] for process in processes]
+    return {"tok_per_s": round(sum(rates))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tails", type=int, nargs="+", choices=TAILS, default=list(TAILS))
+    parser.add_argument("--engines", type=int, nargs="+", default=[1])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("outputs", "side_by_side"))
+    parser.add_argument("--runs", type=Path, default=Path("outputs", "side_by_side"), help="folder of model and data")
+    parser.add_argument("--one-of", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    folder = options.runs.absolute()
+    if options.one_of:
+        assets = prepare_assets(folder, seed=0, shape=TAILS[options.tails[0]])
+        print(json.dumps({"tok_per_s": asyncio.run(full_engine(assets, engines=options.one_of))}))
+        return
+    bounds = RunsFile(options.output / "bound.csv")
+    for repetition in range(options.repetitions):
+        for tail in options.tails:
+            assets = prepare_assets(folder, seed=0, shape=TAILS[tail])
+            for engines in options.engines:
+                cell = {"tail": tail, "engines": engines, "repetition": repetition}
+                bounds.measure(cell, partial(measure_all, assets, tail=tail, engines=engines, folder=folder))

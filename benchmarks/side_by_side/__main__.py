@@ -1,0 +1,5 @@
+"""`python -m benchmarks.side_by_side`"""
+
+from .run import main
+
+main()

@@ -1,0 +1,179 @@
+"""The same training job through verl's own trainer modes and through this recipe: real Ray, vLLM, FSDP2; one run.
+
+python -m benchmarks.side_by_side --tails 8 25 2 --engines 1 --repetitions 3
+
+Model, data, seeds, B, n, engine options and precision are the same in every row of a cell (a tail and a number of
+engines), but for `partial_stale_kv`, which needs every token at once (`stream_interval` 1). Rows are
+interleaved, repetition by repetition, each of which begins with another one; repetitions differ in the seed of
+the engines' sampling. Each cell of a repetition begins with its bound: the same engines kept full (`full_engines`).
+Writes `runs.csv` and `bound.csv`, and goes on where they end; `python -m benchmarks.side_by_side.draw FOLDER` draws the
+figure and prints the table. The project's own runs are in `assets/side_by_side`.
+"""
+
+import argparse
+import operator
+import statistics
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.full_engines.run import measure_all
+from benchmarks.support.runs_file import RunsFile
+from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, EngineLoad, train
+from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
+from recipe.async_dapo.cpu.overrides import (
+    PROMPTS_PER_STEP,
+    REQUESTS_IN_FLIGHT,
+    RESPONSES_PER_PROMPT,
+    recipe_overrides,
+)
+from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
+
+TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
+TRAINED_TOK = "async_dapo/tokens/trained"
+STALENESS = "training/off_policy/trajectory_staleness_worst/mean"  # of a trajectory's oldest token [versions]
+# Valid groups that verl throws away: sync those after the B-th, its asynchronous modes those that are too old.
+VERL_DISCARDS = ("training/filter_groups/discarded_surplus_samples", "training/off_policy/evicted_samples")
+
+VERL = "verl.trainer.main_ppo"
+# The loss of every row; only the recipe's correction for older versions comes on top, as it is by default.
+LOSS = (
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.actor.clip_ratio_low=0.2",
+    "actor_rollout_ref.actor.clip_ratio_high=0.28",
+    "actor_rollout_ref.actor.clip_ratio_c=3.0",
+    "actor_rollout_ref.actor.loss_agg_mode=token-mean",
+)
+# What this recipe's configuration sets by default, for verl's own entry.
+DAPO = (
+    "++algorithm.filter_groups.enable=True",
+    "++algorithm.filter_groups.metric=acc",
+    f"++actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval={STREAM_INTERVAL}",
+)
+
+
+def verl_mode(mode: str, *, poll_s: float, batches_in_flight: int = 1) -> tuple[str, ...]:
+    """One of verl's trainer modes.
+
+    Args:
+        poll_s: pause of its replay buffer between two looks [s]; verl's own is 2.
+        batches_in_flight: that the sync mode generates at once, of B prompts each; verl's default is 1.
+    """
+    sampler = "++trainer.v1.sampler"
+    return (
+        f"trainer.v1.trainer_mode={mode}",
+        f"{sampler}.custom_sampler.path={Path(__file__).with_name('verl_buffers.py')}",
+        f"{sampler}.custom_sampler.name={'SyncBuffer' if mode == 'sync' else 'AsyncBuffer'}",
+        f"{sampler}.sampler_kwargs.poll_s={poll_s}",
+        f"{sampler}.sampler_kwargs.batches_in_flight={batches_in_flight}",
+        *DAPO,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A row: verl's own trainer mode, or a strategy of this recipe."""
+
+    verl_mode: tuple[str, ...] = ()
+    strategy: str = ""
+    stop_rule: str | None = None
+    own: tuple[str, ...] = ()
+
+    def entry(self, engines: int) -> list[str]:
+        """Module and options."""
+        if not self.strategy:
+            return [VERL, *LOSS, *self.verl_mode]
+        options = recipe_overrides(strategy=self.strategy, stop_rule=self.stop_rule, engines=engines)
+        return [RECIPE, *LOSS, *options, *self.own]
+
+
+# verl's asynchronous mode keeps the engine full whatever group a request belongs to; so does a pool of that size.
+POOL = (f"async_dapo.rollout_pool_size={REQUESTS_IN_FLIGHT}",)
+SYSTEMS = {
+    "verl sync": System(verl_mode=verl_mode("sync", poll_s=2.0)),
+    "verl sync, 0.05 s poll": System(verl_mode=verl_mode("sync", poll_s=0.05)),
+    "verl sync, 0.05 s poll, 2 batches": System(verl_mode=verl_mode("sync", poll_s=0.05, batches_in_flight=2)),
+    "verl colocate_async": System(verl_mode=verl_mode("colocate_async", poll_s=2.0)),
+    "verl colocate_async, 0.05 s poll": System(verl_mode=verl_mode("colocate_async", poll_s=0.05)),
+    "discard, fifo": System(strategy="discard", stop_rule="fifo"),
+    "partial": System(strategy="partial", own=POOL),
+    "partial_stale_kv": System(strategy="partial_stale_kv", own=POOL),
+}
+
+
+def figures(metrics: RunMetrics, load: EngineLoad) -> dict[str, float | str]:
+    """Over the steps after the warm-up, but for those after a validation, during which some systems generate."""
+    every = {step: values for step, values in metrics.by_step.items() if STEP_S in values}
+    validated = {step for step, _ in metrics.series(ACCURACY)}
+    warm = [values for step, values in every.items() if step > WARM_UP_STEPS and step - 1 not in validated]
+    step_s = [values[STEP_S] for values in warm]
+    rollout_s = [values["timing_s/gen"] for values in warm]
+    trained_tok = [values["response_length/mean"] * TRAJECTORIES_PER_STEP for values in warm]
+    undisturbed = [step for step in every if step > WARM_UP_STEPS and not {step, step - 1} & validated]
+    return {
+        "step_s": round(statistics.median(step_s), 3),
+        "step_s_mean": round(statistics.mean(step_s), 3),
+        "rollout_s": round(statistics.median(rollout_s), 3),
+        "rollout_s_mean": round(statistics.mean(rollout_s), 3),
+        "trained_tok_per_s": round(sum(trained_tok) / sum(step_s), 1),
+        "engine_idle": round(load.idle_share(undisturbed), 3),
+        "staleness": round(statistics.mean(values[STALENESS] for values in warm), 3),
+        **(recipe_figures(warm, trained_tok) if TRAINED_TOK in warm[0] else verl_figures(warm)),
+        # Training seconds so far and accuracy, at every validation.
+        "validations": " ".join(
+            f"{sum(values[STEP_S] for at, values in every.items() if at <= step):.1f}:{accuracy:.4f}"
+            for step, accuracy in metrics.series(ACCURACY)
+        ),
+    }
+
+
+def recipe_figures(steps: list[dict[str, float]], trained_tok: list[float]) -> dict[str, float | str]:
+    """Shares of tokens; `generated_tok` leaves out what stays in the buffer."""
+    total = {
+        kind: sum(step[f"async_dapo/tokens/{kind}"] for step in steps) for kind in ("trained", "filtered", "discarded")
+    }
+    off_policy = [step["async_dapo/partial/off_policy_token_ratio"] for step in steps]
+    return {
+        "generated_tok": round(sum(total.values()) / len(steps)),
+        "waste": round(total["discarded"] / (total["discarded"] + total["trained"]), 4),
+        "off_policy": round(sum(map(operator.mul, off_policy, trained_tok)) / sum(trained_tok), 4),
+    }
+
+
+def verl_figures(steps: list[dict[str, float]]) -> dict[str, float | str]:
+    """verl counts groups, not tokens, and only in steps that threw some away."""
+    discarded = sum(step.get(key, 0.0) for step in steps for key in VERL_DISCARDS)
+    trained = len(steps) * PROMPTS_PER_STEP
+    return {"generated_tok": "", "waste": round(discarded / (discarded + trained), 4), "off_policy": ""}
+
+
+def run(name: str, assets: Assets, folder: Path, steps: int, seed: int, engines: int) -> dict[str, float | str]:
+    """One system's columns."""
+    result = train(SYSTEMS[name].entry(engines), assets, folder, steps=steps, seed=seed, engines=engines)
+    return {"steps": steps, **figures(*result)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tails", type=int, nargs="+", choices=TAILS, default=list(TAILS))
+    parser.add_argument("--engines", type=int, nargs="+", default=[1])
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--first-repetition", type=int, default=0, help="its number, to add to a file's repetitions")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--output", type=Path, default=Path("outputs", "side_by_side"))
+    parser.add_argument("--runs", type=Path, default=Path("outputs", "side_by_side"), help="folder of the runs' logs")
+    options = parser.parse_args()
+    logs = options.runs.absolute()
+    runs, bounds = RunsFile(options.output / "runs.csv"), RunsFile(options.output / "bound.csv")
+    for repetition in range(options.first_repetition, options.first_repetition + options.repetitions):
+        turn = repetition % len(options.systems)
+        for tail in options.tails:
+            assets = prepare_assets(logs, seed=0, shape=TAILS[tail])
+            for engines in options.engines:
+                cell = {"tail": tail, "engines": engines, "repetition": repetition}
+                bounds.measure(cell, partial(measure_all, assets, tail=tail, engines=engines, folder=logs))
+                for name in options.systems[turn:] + options.systems[:turn]:
+                    cell = {"tail": tail, "engines": engines, "system": name, "repetition": repetition}
+                    folder = logs / runs.folder_name(cell)
+                    runs.measure(cell, partial(run, name, assets, folder, options.steps, repetition, engines))

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.stop_latency`"""
+
+from .run import main
+
+main()

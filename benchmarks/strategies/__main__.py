@@ -1,0 +1,5 @@
+"""`python -m benchmarks.strategies`"""
+
+from .run import main
+
+main()

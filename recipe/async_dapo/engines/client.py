@@ -1,0 +1,115 @@
+"""The client that agent loops generate through: keeps what comes back, and can be interrupted."""
+
+from typing import Any
+
+from verl.utils import normalize_token_ids
+from verl.utils.rollout_trace import rollout_trace_op
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from ..core.recording import Recorder, current_recorder
+from ..core.trajectory import Attachment, Trajectory, Turn
+from .engine_requests import EngineRequests, TrajectoryInterrupted
+
+_LIMIT_KEYS = ("max_tokens", "max_new_tokens")
+_SERVER_OPTIONS = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "priority")
+
+
+class AsyncDAPOLLMClient(LLMServerClient):
+    """Generates for the trajectory of the running task (`current_recorder`).
+
+    An interrupted request leaves its tokens, log-probs and policy versions in the record and raises
+    `TrajectoryInterrupted`; when the trajectory is resumed, recorded turns are answered from the record and the
+    unfinished one is continued. Interruption is invisible to the agent loop.
+    """
+
+    def __init__(self, *args: Any, cleanup_timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._requests = EngineRequests(self._load_balancer, cleanup_timeout_s=cleanup_timeout_s)
+
+    @rollout_trace_op
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        **kwargs: Any,
+    ) -> TokenOutput:
+        recorder = current_recorder.get() or Recorder(trajectory=Trajectory(session_id=0))
+        prompt_ids = normalize_token_ids(prompt_ids)
+        turn = recorder.begin_turn(prompt_ids)
+        if turn.finish_reason is None:
+            options = {key: kwargs[key] for key in _SERVER_OPTIONS if kwargs.get(key) is not None}
+            recorder.in_request = True
+            try:
+                await self._finish_turn(recorder, turn, request_id, prompt_ids, sampling_params, options)
+            finally:
+                recorder.in_request = False
+        if recorder.is_stopping:
+            raise TrajectoryInterrupted("stopped after a turn")
+        versions = [segment.policy_version for segment in turn.segments]
+        return TokenOutput(
+            token_ids=turn.raw_response_ids,
+            log_probs=turn.rollout_log_probs if sampling_params.get("logprobs") else None,
+            stop_reason="completed",
+            num_preempted=0,
+            extra_fields={
+                "global_steps": versions[-1],
+                "min_global_steps": min(versions),
+                "max_global_steps": max(versions),
+            },
+        )
+
+    async def _finish_turn(
+        self,
+        recorder: Recorder,
+        turn: Turn,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        options: dict[str, Any],
+    ) -> None:
+        """Request the turn's tokens until the engine ends it, or the budget is spent.
+
+        Raises:
+            TrajectoryInterrupted: when the engines stop, or the trajectory has had its tokens for this round.
+        """
+        budget_tok = self._budget_tok(len(prompt_ids), sampling_params)
+        params = {key: value for key, value in sampling_params.items() if key not in _LIMIT_KEYS}
+        params["logprobs"] = True  # the record needs them, whatever the agent loop asks for
+        while turn.finish_reason is None:
+            before_tok = turn.generated_tok
+            limit_tok = remaining_tok = budget_tok - before_tok
+            if recorder.round_limit_tok is not None:
+                limit_tok = min(remaining_tok, recorder.round_limit_tok - recorder.generated_tok)
+            if remaining_tok <= 0:
+                turn.finish_reason = "length"
+                return
+            if limit_tok <= 0:
+                raise TrajectoryInterrupted("has generated its tokens of this round")
+            if before_tok and turn.attachment is None:
+                recorder.reprefilled_tok.append(len(prompt_ids) + before_tok)
+            try:
+                finish_reason = await self._requests.advance(
+                    turn, request_id, prompt_ids + turn.raw_response_ids, params | {"max_tokens": limit_tok}, options
+                )
+            finally:
+                recorder.generated_tok += turn.generated_tok - before_tok
+            if finish_reason != "length" or limit_tok == remaining_tok:
+                turn.finish_reason = finish_reason
+
+    def abandon(self, attachments: list[Attachment]) -> None:
+        """Take requests that nobody will continue out of their engines."""
+        self._requests.abandon(attachments)
+
+    def _budget_tok(self, prompt_len_tok: int, sampling_params: dict[str, Any]) -> int:
+        """Tokens the turn may generate in all, as verl's server counts them for a fresh request."""
+        for key in _LIMIT_KEYS:
+            if key in sampling_params:
+                return max(1, int(sampling_params[key]))
+        rollout = self.config.actor_rollout_ref.rollout
+        limit = min(rollout.response_length, rollout.prompt_length + rollout.response_length - prompt_len_tok)
+        if rollout.max_model_len is not None:
+            limit = min(limit, rollout.max_model_len - prompt_len_tok)
+        return max(1, limit)

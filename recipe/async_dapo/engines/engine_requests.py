@@ -1,0 +1,161 @@
+"""One request to one engine: lease a slot, send, record what comes back, give the slot back."""
+
+import asyncio
+import logging
+from typing import Any
+from uuid import uuid4
+
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from verl.workers.rollout.replica import TokenOutput
+
+from ..aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
+from ..core.recording import append_tokens
+from ..core.trajectory import Attachment, Turn
+
+logger = logging.getLogger(__name__)
+
+# Stop reasons of our servers (`server.AsyncDAPOServer`).
+ABORTED = "aborted"  # ended before its time; also verl's word
+PAUSED = "paused"  # still in the engine, with its KV cache
+UNKNOWN = "unknown"  # no such request in this engine
+
+
+class TrajectoryInterrupted(asyncio.CancelledError):
+    """The round stopped under a trajectory; what it has generated is in its record.
+
+    A cancellation, so that agent loops that catch `Exception` do not swallow it and siblings are left alone.
+    """
+
+
+class EnginesUnavailable(RuntimeError):
+    """No server is left to generate on: training cannot go on."""
+
+
+class EngineRequests:
+    """Sends requests through the load balancer and records their tokens, whatever happens to the caller.
+
+    Args:
+        balancer: the load balancer actor.
+        cleanup_timeout_s: longest wait for an interrupted request to come back [s].
+    """
+
+    def __init__(self, balancer: ActorHandle, *, cleanup_timeout_s: float) -> None:
+        self._balancer = balancer
+        self._cleanup_timeout_s = cleanup_timeout_s
+        self._releases = TurnBatch[str](balancer.release.remote)
+        self._servers: dict[str, ActorHandle] = {}
+
+    async def advance(
+        self, turn: Turn, request_id: str, prompt_ids: list[int], params: dict[str, Any], options: dict[str, Any]
+    ) -> str | None:
+        """Continue an unfinished turn: by the request that is still in its engine, or by a new one.
+
+        Args:
+            request_id: the trajectory's name, for sticky routing.
+            prompt_ids: the prompt and what the turn has generated.
+            params: sampling parameters with `max_tokens`.
+            options: further arguments of the server's `generate`.
+
+        Returns:
+            The engine's finish reason; None if the request was lost with its server, or with the connection to it: the
+            caller tries again.
+
+        Raises:
+            TrajectoryInterrupted: when the engines stop. The tokens so far are in `turn`.
+            EnginesUnavailable: when no server is left.
+        """
+        attachment, turn.attachment = turn.attachment, None
+        lease_id = uuid4().hex if attachment is None else attachment.lease_id
+        server_id, is_kept = "", False
+        try:
+            leased_id = await self._lease(request_id, lease_id, attachment)
+            if leased_id is None and attachment is None:
+                raise TrajectoryInterrupted("stopped before the request was sent")
+            server = None if leased_id is None else await self._server(leased_id)
+            if leased_id is None or server is None:
+                return None
+            server_id = leased_id
+            if attachment is None:
+                call = server.generate.remote(
+                    prompt_ids=prompt_ids, sampling_params=params, request_id=lease_id, **options
+                )
+            else:
+                call = server.reattach.remote(lease_id)
+            output = await self._receive(call, server, lease_id, turn)
+            is_kept = output.stop_reason == PAUSED
+        except RayActorError as error:
+            if not server_id:
+                raise  # the load balancer itself is gone
+            is_kept = isinstance(error, ActorUnavailableError)  # the lease: until the request is out of its engine
+            await self._give_up(Attachment(server_id=server_id, lease_id=lease_id), is_reachable_later=is_kept)
+            return None
+        except asyncio.CancelledError:
+            if attachment is not None and not server_id:  # nobody has asked its engine yet: it stays there
+                turn.attachment, is_kept = attachment, True
+            raise
+        finally:
+            if not is_kept:
+                self._releases.add(lease_id)
+        if is_kept:
+            turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
+        if output.stop_reason in (ABORTED, PAUSED):
+            raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")
+        return None if output.stop_reason == UNKNOWN else output.extra_fields["finish_reason"]
+
+    def abandon(self, attachments: list[Attachment]) -> None:
+        """Take requests that nobody will continue out of their engines."""
+        if attachments:
+            self._balancer.abandon.remote(attachments)
+
+    async def _give_up(self, request: Attachment, *, is_reachable_later: bool) -> None:
+        """A request is lost: with its server, or only with the connection to a server that goes on."""
+        if is_reachable_later:
+            logger.warning("server %s cannot be reached; what it generated is lost, trying again", request.server_id)
+            self.abandon([request])
+            await asyncio.sleep(RECONNECT_S)
+        else:
+            logger.error("server %s died under a request; trying another", request.server_id)
+            self._servers.pop(request.server_id, None)
+            await self._balancer.remove_servers.remote([request.server_id])  # else the next lease may be on it again
+
+    async def _lease(self, request_id: str, lease_id: str, attachment: Attachment | None) -> str | None:
+        if attachment is not None:
+            return await self._balancer.server_of.remote(lease_id)
+        try:
+            return await self._balancer.lease.remote(request_id, lease_id)
+        except RayTaskError as error:
+            raise EnginesUnavailable(str(error.cause)) from error
+
+    async def _server(self, server_id: str) -> ActorHandle | None:
+        """The handle of a server, asked for once; None if it has been removed."""
+        if server_id not in self._servers:
+            handle = await self._balancer.server.remote(server_id)
+            if handle is None:
+                return None
+            self._servers[server_id] = handle
+        return self._servers[server_id]
+
+    async def _receive(self, ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:
+        """Await an output and record it, also when the caller is cancelled meanwhile."""
+        call = asyncio.ensure_future(resolve(ref))
+        try:
+            output = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            server.abort_requests.remote([lease_id])
+            try:
+                await run_to_completion(_record_result(turn, call), timeout_s=self._cleanup_timeout_s)
+            except Exception as error:  # the server died or hangs: its tokens are lost, the cancellation is not
+                logger.warning("what a cancelled request has generated is lost: %r", error)
+            raise
+        _record(turn, output)
+        return output
+
+
+async def _record_result(turn: Turn, call: asyncio.Future[TokenOutput]) -> None:
+    _record(turn, await call)
+
+
+def _record(turn: Turn, output: TokenOutput) -> None:
+    append_tokens(turn, output.token_ids, output.log_probs or [], output.extra_fields["segments"])

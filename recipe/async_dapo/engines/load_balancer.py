@@ -1,0 +1,258 @@
+"""Global load balancer: an actor that leases slots on vLLM servers, and stops and re-opens them all.
+
+verl creates it through `rollout.router_config_path`; it serves verl's `RequestLoadBalancer` protocol.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+from ..aio import MAX_PENDING_CALLS, RECONNECT_S, await_all
+from ..core.leases import Grant, LeaseTable
+from ..core.trajectory import Attachment
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadBalancerStats:
+    """Since the servers were opened, or since it was asked last."""
+
+    acquired: int
+    wait_s_sum: float
+    wait_s_max: float
+    inflight_max: int
+    busy_s: float  # sum over requests of the time they were in flight
+
+
+class GlobalLoadBalancer:
+    """Total capacity = `max_loads_per_server` x servers; least load; FIFO waiters; named leases, idempotent release.
+
+    A waiting request is voided by `stop`: its `lease` returns None, and the caller gives its trajectory back.
+
+    Args:
+        servers: server id -> vLLM server actor.
+        options: the router yaml: `max_loads_per_server` [requests, >= 1], `pool_size` [requests or None],
+            `pause_mode`: what `stop` does to running requests, `abort` or `keep` (see `AsyncDAPOServer`).
+    """
+
+    def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
+        self._table = LeaseTable(
+            max_inflight_per_server=options["max_loads_per_server"], pool_size=options.get("pool_size")
+        )
+        self._pause_mode = options.get("pause_mode", "abort")
+        self._handles = dict(servers)
+        self._table.add_servers(servers)
+        self._waiters: dict[str, asyncio.Future[str | None]] = {}
+        self._is_open = True
+        self._released = asyncio.Event()  # replaced whenever a lease comes back
+        self._acquired = 0
+        self._wait_s_sum = self._wait_s_max = self._busy_s = 0.0
+        self._inflight_max = 0
+        self._inflight_since = time.monotonic()
+
+    async def lease(self, request_id: str, lease_id: str) -> str | None:
+        """Lease a slot under `lease_id`, waiting for one if need be; requests with the same id go to the same server.
+
+        Returns:
+            The server's id, see `server`; None if generation was stopped first, or the lease was released first.
+
+        Raises:
+            RuntimeError: if there is no server at all.
+        """
+        if not self._is_open:
+            return None
+        if not self._handles:
+            raise RuntimeError("No available servers in load balancer")
+        started = time.monotonic()
+        waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._note_inflight()
+        grants = self._table.request(lease_id, sticky_key=request_id)
+        self._waiters[lease_id] = waiter
+        try:
+            self._deliver(grants)
+            if not waiter.done() and not self._table.is_waiting(lease_id):
+                return None  # released before it was requested
+            server_id = await waiter
+        except asyncio.CancelledError:
+            self._take_back(lease_id)
+            raise
+        finally:
+            del self._waiters[lease_id]
+        if server_id is not None:
+            self._note_wait(time.monotonic() - started)
+        return server_id
+
+    async def server(self, server_id: str) -> ActorHandle | None:
+        """For clients to keep: to send a handle with every lease would cost more than the lease. None if it is gone."""
+        return self._handles.get(server_id)
+
+    async def release(self, lease_ids: Sequence[str]) -> None:
+        """Give leases back. Releasing twice, or before the request arrives, is harmless."""
+        for lease_id in lease_ids:
+            if lease_id in self._waiters:
+                self._answer(lease_id, None)
+            self._take_back(lease_id)
+
+    async def server_of(self, lease_id: str) -> str | None:
+        """Where a request that was frozen in its engine is; None if its server is gone."""
+        return self._table.server_of(lease_id)
+
+    async def abandon(self, attachments: list[Attachment]) -> None:
+        """Take requests that nobody will continue out of their engines, then give their leases back."""
+        by_server: dict[str, list[str]] = {}
+        for attachment in attachments:
+            by_server.setdefault(attachment.server_id, []).append(attachment.lease_id)
+        await await_all(self._tell(server_id, "abort_requests", ids, True) for server_id, ids in by_server.items())
+        for attachment in attachments:
+            self._take_back(attachment.lease_id)
+
+    async def all_returned(self, kept_lease_ids: Collection[str]) -> None:
+        """Wait until no lease is out but those of frozen requests: releases are not awaited by those who send them."""
+        kept = set(kept_lease_ids)
+        while not self._table.held_lease_ids <= kept:
+            await self._released.wait()
+
+    async def stop(self) -> float:
+        """Void all waiting requests and stop every server. Returns the seconds until all engines were idle."""
+        started = time.monotonic()
+        self._is_open = False
+        for lease_id in self._table.withdraw_waiting():
+            self._answer(lease_id, None)
+        await await_all(self._tell(server_id, "stop_generation", self._pause_mode) for server_id in list(self._handles))
+        return time.monotonic() - started
+
+    async def open(self) -> None:
+        """Let every server generate again, and count from now on: frozen requests were idle since the stop."""
+        await await_all(self._tell(server_id, "allow_generation") for server_id in list(self._handles))
+        self._reset_stats()
+        self._is_open = True
+
+    async def add_servers(self, servers: dict[str, ActorHandle]) -> None:
+        self._handles.update(servers)
+        order = ("allow_generation",) if self._is_open else ("stop_generation", self._pause_mode)
+        await await_all(self._tell(server_id, *order) for server_id in servers)
+        self._note_inflight()
+        self._deliver(self._table.add_servers(server_id for server_id in servers if server_id in self._handles))
+
+    async def remove_servers(self, server_ids: list[str]) -> None:
+        for server_id in server_ids:
+            self._handles.pop(server_id, None)
+        self._note_inflight()
+        self._deliver(self._table.remove_servers(server_ids))
+        self._note_release()
+        if not self._handles:
+            for lease_id in self._table.withdraw_waiting():
+                if not self._waiters[lease_id].done():
+                    self._waiters[lease_id].set_exception(RuntimeError("No available servers in load balancer"))
+
+    async def take_stats(self) -> LoadBalancerStats:
+        self._note_inflight()
+        stats = LoadBalancerStats(
+            acquired=self._acquired,
+            wait_s_sum=self._wait_s_sum,
+            wait_s_max=self._wait_s_max,
+            inflight_max=self._inflight_max,
+            busy_s=self._busy_s,
+        )
+        self._reset_stats()
+        return stats
+
+    # ---- the rest of verl's RequestLoadBalancer protocol ----
+
+    async def acquire_server(self, request_id: str, lease_id: str | None = None) -> tuple[str, ActorHandle] | None:
+        """verl's way to lease a slot."""
+        server_id = await self.lease(request_id, lease_id or request_id)
+        return (server_id, self._handles[server_id]) if server_id in self._handles else None
+
+    async def release_server(self, server_id: str, request_id: str | None = None, lease_id: str | None = None) -> None:
+        """verl's way to give one lease back."""
+        name = lease_id or request_id
+        if name is None:
+            raise ValueError("release_server needs the lease_id, or the request_id that named the lease")
+        await self.release([name])
+
+    async def require_acquire_fields(self) -> list[str]:
+        return ["lease_id"]
+
+    async def require_release_fields(self) -> list[str]:
+        return ["request_id", "lease_id"]
+
+    async def get_all_servers(self) -> list[str]:
+        return list(self._handles)
+
+    async def get_status(self) -> dict[str, Any]:
+        return {
+            "servers": self._table.inflight,
+            "total_inflight": self._table.total_inflight,
+            "active_servers": len(self._handles),
+            "waiting": self._table.num_waiting,
+            "capacity": self._table.capacity,
+            "is_open": self._is_open,
+        }
+
+    async def clear_sticky_cache(self) -> dict[str, Any]:
+        return {"cleared_entries": self._table.forget_sticky_keys(), "server_loads": self._table.inflight}
+
+    async def get_total_inflight(self) -> int:
+        return self._table.total_inflight
+
+    # ---- internals ----
+
+    def _deliver(self, grants: list[Grant]) -> None:
+        for grant in grants:
+            self._answer(grant.lease_id, grant.server_id)
+        self._inflight_max = max(self._inflight_max, self._table.total_inflight)
+
+    def _answer(self, lease_id: str, server_id: str | None) -> None:
+        if not self._waiters[lease_id].done():  # a call that was cancelled gives its lease back itself
+            self._waiters[lease_id].set_result(server_id)
+
+    def _take_back(self, lease_id: str) -> None:
+        self._note_inflight()
+        self._deliver(self._table.release(lease_id))
+        self._note_release()
+
+    def _note_release(self) -> None:
+        self._released.set()
+        self._released = asyncio.Event()
+
+    async def _tell(self, server_id: str, method: str, *args: Any) -> None:
+        """Tell a server, again if it cannot be reached: all of these calls may arrive twice. A dead one is removed."""
+        while (handle := self._handles.get(server_id)) is not None:
+            try:
+                await getattr(handle, method).remote(*args)
+                return
+            except ActorUnavailableError:
+                logger.warning("server %s cannot be reached; %s is repeated", server_id, method)
+                await asyncio.sleep(RECONNECT_S)
+            except RayActorError:
+                logger.error("server %s is dead: removed from the pool", server_id)
+                await self.remove_servers([server_id])
+
+    def _note_inflight(self) -> None:
+        """Add up the requests in flight over time; called before their number changes."""
+        now = time.monotonic()
+        self._busy_s += self._table.total_inflight * (now - self._inflight_since)
+        self._inflight_since = now
+
+    def _note_wait(self, waited_s: float) -> None:
+        self._acquired += 1
+        self._wait_s_sum += waited_s
+        self._wait_s_max = max(self._wait_s_max, waited_s)
+
+    def _reset_stats(self) -> None:
+        self._acquired, self._wait_s_sum, self._wait_s_max = 0, 0.0, 0.0
+        self._inflight_max = self._table.total_inflight
+        self._busy_s, self._inflight_since = 0.0, time.monotonic()
+
+
+# What `router_class` names: verl calls `.remote(servers, options)` on it.
+GlobalLoadBalancerActor = ray.remote(num_cpus=0, max_concurrency=MAX_PENDING_CALLS)(GlobalLoadBalancer)

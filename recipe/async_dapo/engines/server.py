@@ -1,0 +1,147 @@
+"""A vLLM server that can be stopped at once and that says which policy version sampled each token."""
+
+import asyncio
+import logging
+from typing import Any
+
+import ray
+from ray.actor import exit_actor
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from ..logs import show_logs
+from ..startup.preflight import check_versions
+from .engine_requests import ABORTED, PAUSED, UNKNOWN
+from .stamping_engine import RequestTable, RunningRequest, StampingEngine
+
+logger = logging.getLogger(__name__)
+
+PAUSE_MODES = ("abort", "keep")
+
+
+class AsyncDAPOServer(vLLMHttpServer):
+    """verl's vLLM server with a gate: `stop_generation` interrupts everything, `allow_generation` opens it again.
+
+    An output holds the tokens since the last delivery of the request, its `stop_reason` says whether the request is
+    over (`aborted`, `completed`) or still in the engine (`paused`: `reattach` goes on with it). `extra_fields` has
+    `segments`, pairs of (policy version, tokens), and the engine's own `finish_reason`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_versions()
+        super().__init__(*args, **kwargs)
+        show_logs()
+        self._is_stopped = False
+        self._is_paused = asyncio.Event()
+        self._delivers = asyncio.Event()
+        self._delivers.set()
+        self._requests = RequestTable()
+        self.engine: Any = None
+
+    async def run_server(self, args: Any) -> None:
+        await super().run_server(args)
+        self.stamp(self.engine)
+
+    def stamp(self, engine: Any) -> None:
+        """Generate through a vLLM engine, and keep a record of what it generates."""
+        self.engine = StampingEngine(engine, self._requests, lambda: self.global_steps)
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
+    ) -> TokenOutput:
+        if self._is_stopped or self._requests.was_aborted_before(request_id):
+            return _empty(ABORTED, self.global_steps)
+        task = asyncio.ensure_future(super().generate(prompt_ids, sampling_params, request_id, **kwargs))
+        self._requests.add(RunningRequest(request_id, task))
+        return await self.reattach(request_id)
+
+    async def reattach(self, request_id: str) -> TokenOutput:
+        """Wait for a request that is in the engine: for its end, or for the next pause."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return _empty(UNKNOWN, self.global_steps)
+        paused = asyncio.ensure_future(self._is_paused.wait())
+        try:
+            await asyncio.wait({request.finished, paused}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            paused.cancel()
+        if not request.finished.done():
+            return request.deliver(PAUSED, self.global_steps)
+        await self._delivers.wait()
+        self._requests.remove(request_id)
+        try:
+            stop_reason = request.finished.result().stop_reason
+        except EngineDeadError:
+            logger.critical("the engine died, and this server with it: clients try another one")
+            exit_actor()
+        return request.deliver(stop_reason, self.global_steps)
+
+    async def stop_generation(self, mode: str = "abort") -> int:
+        """Interrupt every request and refuse further ones. Returns their number, when the engine is idle.
+
+        Args:
+            mode: `abort` ends the requests; `keep` freezes them with their KV cache until `allow_generation`.
+        """
+        assert mode in PAUSE_MODES, f"mode={mode}: must be one of {PAUSE_MODES}"
+        self._is_stopped = True
+        stopped = len(self._requests.running())
+        if mode == "keep":
+            await self.engine.pause_generation(mode="keep", clear_cache=False)
+            self._is_paused.set()
+        elif stopped:
+            await self._abort_all()
+        return stopped
+
+    async def _abort_all(self) -> None:
+        running = self._requests.running()
+        self._requests.is_aborting = True
+        self._delivers.clear()
+        try:
+            await self.engine.abort([request.request_id for request in running])
+            await asyncio.wait([request.finished for request in running])
+        finally:  # the answer that the engine is idle goes out first: it would queue behind what was interrupted
+            asyncio.get_running_loop().call_soon(self._delivers.set)
+
+    async def allow_generation(self) -> None:
+        if self._is_paused.is_set():
+            self._is_paused.clear()
+            await self.engine.resume_generation()
+        self._requests.is_aborting = False
+        self._is_stopped = False
+
+    async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
+        """Interrupt some requests, also those that arrive later than this call.
+
+        Args:
+            forget: nobody will fetch what they have generated.
+        """
+        known = self._requests.mark_aborted(request_ids)
+        await self.engine.abort(known)
+        if forget:
+            for request_id in known:
+                self._requests.remove(request_id)
+
+
+def _empty(stop_reason: str, version: int | None) -> TokenOutput:
+    return TokenOutput(
+        token_ids=[],
+        log_probs=[],
+        stop_reason=stop_reason,
+        extra_fields={"global_steps": version, "segments": [], "finish_reason": None},
+    )
+
+
+class AsyncDAPOReplica(vLLMReplica):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(AsyncDAPOServer)
+
+
+def _load_replica() -> type[RolloutReplica]:
+    return AsyncDAPOReplica
+
+
+def register_replica() -> None:
+    """Make verl launch our servers; the name stays `vllm`, which verl's weight transfer looks actors up by."""
+    RolloutReplicaRegistry.register("vllm", _load_replica)

@@ -1,0 +1,235 @@
+"""Early stopping coordinator: an actor that hands groups to workers, counts what ends, and stops the round.
+
+    trainer --open_round/add_groups--> coordinator <--take_group/report_completion-- workers
+                                           | stop rule met
+                      +--------------------+---------------------+
+                      v                    v                     v
+              load balancer.stop     wait_stopped (workers)   next_event (trainer)
+              -> all engines idle    -> cancel what runs      -> train
+
+Everybody awaits an event; nobody polls.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import ray
+from ray.actor import ActorHandle
+
+from ..aio import MAX_PENDING_CALLS
+from ..core.round import Round, RoundSummary
+from ..core.stop_rules import StopRuleName, make_stop_rule
+from ..core.trajectory import GroupOutcome
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSpec:
+    """A round to open. `stop_rule` None: it ends when every group has ended, and generation goes on (validation)."""
+
+    round_id: str
+    stop_rule: StopRuleName | None
+    target_valid_groups: int
+    carried_valid_groups: int
+    num_workers: int
+    drains: bool
+    must_finish: frozenset[str] = frozenset()
+    pool_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """A group for a lane to run; `payload` is its pickled PromptGroup, never looked into here."""
+
+    prompt_uid: str
+    unfinished: int  # trajectories that are still to be generated
+    payload: bytes
+
+
+class RoundEvent(StrEnum):
+    NEEDS_PROMPTS = "needs_prompts"
+    STOPPED = "stopped"
+
+
+class _OpenRound:
+    """A round with its waiters."""
+
+    def __init__(self, spec: RoundSpec) -> None:
+        rule = None
+        if spec.stop_rule is not None:
+            rule = make_stop_rule(
+                spec.stop_rule,
+                target_valid_groups=spec.target_valid_groups,
+                carried_valid_groups=spec.carried_valid_groups,
+            )
+        self.state = Round(
+            spec.round_id,
+            rule=rule,
+            target_valid_groups=spec.target_valid_groups,
+            carried_valid_groups=spec.carried_valid_groups,
+            num_workers=spec.num_workers,
+            drains=spec.drains,
+            must_finish=spec.must_finish,
+            pool_size=spec.pool_size,
+        )
+        self.stops_engines = spec.stop_rule is not None
+        self.tickets: dict[str, Ticket] = {}
+        self.stopped = asyncio.Event()
+        self.engines_idle: asyncio.Future[float] | None = None
+        self.changed = asyncio.Event()
+        self._takers: deque[asyncio.Future[None]] = deque()
+
+    async def next_start(self) -> None:
+        """Wait, in line, until a group may start or nothing more will."""
+        taker = asyncio.get_running_loop().create_future()
+        self._takers.append(taker)
+        try:
+            await taker
+        except asyncio.CancelledError:
+            if taker in self._takers:
+                self._takers.remove(taker)
+            else:
+                self.wake_taker()  # it was woken: the place is somebody else's now
+            raise
+
+    def wake_taker(self) -> None:
+        """A taker that finds a group wakes the next one: who waits in vain is left asleep, however many they are."""
+        if self.state.may_start:
+            self._wake(1)
+
+    def notify(self) -> None:
+        """Wake the trainer, and takers; the event is replaced, so that nobody misses the next one."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+        self.wake_taker()
+        if self.state.is_halted:
+            self._wake(len(self._takers))
+
+    def release(self) -> None:
+        """Nobody waits in a round that is over."""
+        self.stopped.set()
+        self.changed.set()
+        self._wake(len(self._takers))
+
+    def _wake(self, count: int) -> None:
+        while self._takers and count > 0:
+            taker = self._takers.popleft()
+            if not taker.done():  # else it has been cancelled just now
+                taker.set_result(None)
+                count -= 1
+
+
+class EarlyStoppingCoordinator:
+    """Args:
+    balancer: the load balancer actor; its `stop` makes all engines idle.
+    stop_timeout_s: longest time that may take [s]; None = no limit.
+    """
+
+    def __init__(self, balancer: ActorHandle, stop_timeout_s: float | None = None) -> None:
+        self._balancer = balancer
+        self._stop_timeout_s = stop_timeout_s
+        self._round: _OpenRound | None = None
+
+    async def open_round(self, spec: RoundSpec, groups: Sequence[Ticket]) -> None:
+        """Start a round. What belongs to an earlier one is refused from now on."""
+        earlier, self._round = self._round, _OpenRound(spec)
+        if earlier is not None:
+            earlier.release()
+        await self.add_groups(spec.round_id, groups)
+
+    async def add_groups(self, round_id: str, groups: Sequence[Ticket]) -> None:
+        current = self._find(round_id)
+        assert current is not None, f"round {round_id} is not open"
+        current.tickets.update((group.prompt_uid, group) for group in groups)
+        current.state.add_groups({group.prompt_uid: group.unfinished for group in groups})
+        self._after_change(current)
+
+    async def take_group(self, round_id: str, worker: int) -> Ticket | None:
+        """The next group for a lane, as soon as there is one; None once nothing more will start in this round."""
+        while (current := self._find(round_id)) is not None and not current.state.is_halted:
+            uid = current.state.take(worker)
+            if uid is not None:
+                current.wake_taker()
+                return current.tickets.pop(uid)
+            await current.next_start()
+        return None
+
+    async def report_completion(self, round_id: str, outcome: GroupOutcome) -> None:
+        """Record that a group has ended. A report of an old round changes nothing."""
+        current = self._find(round_id)
+        if current is None:
+            logger.warning("late report of round %s ignored: %s", round_id, outcome.prompt_uid)
+            return
+        current.state.report(outcome)
+        self._after_change(current)
+
+    async def report_trajectories(self, round_id: str, prompt_uids: Sequence[str]) -> None:
+        """Count trajectories that have been generated to their end, over all data-parallel groups (the AggregatorActor
+        of the partial rollout workflow), each by its group. With a pool size, their places are free for the next group.
+        """
+        current = self._find(round_id)
+        if current is not None:
+            for prompt_uid in prompt_uids:
+                current.state.end_trajectory(prompt_uid)
+            current.wake_taker()
+
+    async def count_ended(self, round_id: str) -> dict[str, int]:
+        """How the groups of the round have ended so far: verdict, or why a group failed -> groups."""
+        current = self._find(round_id)
+        return {} if current is None else current.state.count_ended()
+
+    async def should_stop_generation(self) -> bool:
+        return self._round is None or self._round.stopped.is_set()
+
+    async def wait_stopped(self, round_id: str) -> None:
+        current = self._find(round_id)
+        if current is not None:
+            await current.stopped.wait()
+
+    async def next_event(self, round_id: str) -> RoundEvent:
+        """What the trainer has to act on next. `STOPPED` comes when all engines are idle."""
+        current = self._find(round_id)
+        assert current is not None, f"round {round_id} is not open"
+        while not current.stopped.is_set():
+            if current.state.wants_prompts:
+                return RoundEvent.NEEDS_PROMPTS
+            await current.changed.wait()
+        if current.engines_idle is not None:
+            await current.engines_idle
+        return RoundEvent.STOPPED
+
+    async def close_round(self, round_id: str) -> tuple[RoundSummary, float]:
+        """End the round after all workers have reported. Returns its record and the stop latency [s]."""
+        current = self._find(round_id)
+        assert current is not None, f"round {round_id} is not open"
+        self._round = None
+        latency_s = await current.engines_idle if current.engines_idle is not None else 0.0
+        current.release()
+        return current.state.close(), latency_s
+
+    def _find(self, round_id: str) -> _OpenRound | None:
+        current = self._round
+        return current if current is not None and current.state.round_id == round_id else None
+
+    def _after_change(self, current: _OpenRound) -> None:
+        if current.state.stop_reason is not None and not current.stopped.is_set():
+            if current.stops_engines:
+                current.engines_idle = asyncio.ensure_future(self._stop_engines())
+            current.stopped.set()
+        current.notify()
+
+    async def _stop_engines(self) -> float:
+        started = time.monotonic()
+        async with asyncio.timeout(self._stop_timeout_s):
+            await self._balancer.stop.remote()
+        return time.monotonic() - started
+
+
+# One actor a run, created by the manager.
+EarlyStoppingCoordinatorActor = ray.remote(num_cpus=0, max_concurrency=MAX_PENDING_CALLS)(EarlyStoppingCoordinator)

@@ -1,0 +1,162 @@
+"""One prompt group on a worker: run its trajectories, score each as it ends, judge the group with the last."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+from ray.exceptions import RayActorError
+from verl.experimental.agent_loop import AgentLoopOutput
+
+from ..config import ConfigError, OnRewardError, RewardConfig
+from ..core.group_filter import judge_group
+from ..core.recording import Recorder, SampledTokens, current_recorder
+from ..core.trajectory import Attachment, BrokenRecord, GroupOutcome, PromptGroup, Trajectory, Verdict
+from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
+from ..store import PackedOutput
+from .reward import RewardFailed, RewardScorer
+
+logger = logging.getLogger(__name__)
+
+RunAgentLoop = Callable[[PromptGroup, Trajectory], Awaitable[list[AgentLoopOutput]]]
+
+
+class TrajectoryFailed(Exception):
+    """A trajectory cannot be completed; `reason` is the counted kind."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class RunningTrajectories:
+    """The trajectory tasks of a round, so that the stop can end those that no engine will give back."""
+
+    is_stopping: bool = False
+    _recorders: dict[asyncio.Task, Recorder] = field(default_factory=dict)
+
+    def add(self, task: asyncio.Task, recorder: Recorder) -> None:
+        self._recorders[task] = recorder
+        task.add_done_callback(lambda done: self._recorders.pop(done))
+        if self.is_stopping:  # its group was handed out just before the stop
+            recorder.is_stopping = True
+            task.cancel()
+
+    def interrupt(self) -> None:
+        """No loop takes another step; a request that is out comes back by itself when the engines stop."""
+        self.is_stopping = True
+        for task, recorder in list(self._recorders.items()):
+            recorder.is_stopping = True
+            if not recorder.in_request:
+                task.cancel()
+
+
+class GroupRollout:
+    """Runs groups with one agent loop runner and one scorer.
+
+    Args:
+        run_agent_loop: runs one trajectory to its end and returns its unscored outputs.
+        scorer: scores outputs inline.
+        reward: what to do when a reward fails for good.
+        is_filtered: whether groups whose metric does not vary are dropped.
+        keeps_failures: validation: a failed trajectory is left out, and its siblings go on.
+        max_tokens_per_round: tokens a trajectory may generate before it is set aside until the next round; None = all.
+        on_generated: told the group's uid when one of its trajectories has been generated to its end.
+        abandon: takes requests that nobody will continue out of their engines.
+    """
+
+    def __init__(
+        self,
+        run_agent_loop: RunAgentLoop,
+        scorer: RewardScorer,
+        *,
+        reward: RewardConfig,
+        is_filtered: bool,
+        keeps_failures: bool,
+        max_tokens_per_round: int | None = None,
+        on_generated: Callable[[str], None] = lambda uid: None,
+        abandon: Callable[[list[Attachment]], None] = lambda attachments: None,
+    ) -> None:
+        self._run_agent_loop = run_agent_loop
+        self._scorer = scorer
+        self._reward = reward
+        self._is_filtered = is_filtered
+        self._keeps_failures = keeps_failures
+        self._max_tokens_per_round = max_tokens_per_round
+        self._on_generated = on_generated
+        self._abandon = abandon
+        self.running = RunningTrajectories()
+        self.diverged_tok = 0
+        self.reprefilled_tok: list[int] = []
+
+    async def run(self, group: PromptGroup) -> GroupOutcome | None:
+        """Bring a group to its end. None if it was interrupted by the stop; what it has generated is in the group.
+
+        Raises:
+            RuntimeError: when a reward fails for good and the policy is `raise`.
+        """
+        failure: TrajectoryFailed | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for trajectory in group.unfinished:
+                    recorder = Recorder(trajectory=trajectory, round_limit_tok=self._max_tokens_per_round)
+                    self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
+        except* TrajectoryFailed as errors:
+            failure = cast(TrajectoryFailed, next(leaves(errors)))
+        if failure is not None:
+            if failure.reason.startswith("reward") and self._reward.on_error is OnRewardError.RAISE:
+                raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
+            logger.warning("prompt group %s dropped: %s", group.uid, failure)
+            self._abandon(group.attachments())
+            return GroupOutcome.of(group, Verdict.FAILED, reason=failure.reason)
+        if self._keeps_failures:
+            return GroupOutcome.of(group, Verdict.VALID)
+        if group.unfinished:
+            return None if self.running.is_stopping else GroupOutcome.of(group, Verdict.SET_ASIDE)
+        return self._judge(group)
+
+    async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
+        current_recorder.set(recorder)
+        trajectory = recorder.trajectory
+        try:
+            outputs = await self._run_agent_loop(group, trajectory)
+            self._on_generated(group.uid)
+            await self._scorer.score(outputs, group.prompt)
+        except (RayActorError, EnginesUnavailable, ConfigError, BrokenRecord):
+            raise  # a part of the system is gone or broken, or the options are wrong: training ends
+        except RewardFailed as error:
+            self._fail(group, error.reason, str(error))
+        except TrajectoryInterrupted:
+            raise
+        except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
+            self._fail(group, "generation_error", repr(error))
+        else:
+            recorder.drop_rest()
+            sampled = SampledTokens(trajectory.turns)
+            trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
+        finally:
+            self._abandon(recorder.diverged_attachments)
+            self.diverged_tok += recorder.diverged_tok
+            self.reprefilled_tok += recorder.reprefilled_tok
+
+    def _fail(self, group: PromptGroup, reason: str, detail: str) -> None:
+        if not self._keeps_failures:
+            raise TrajectoryFailed(reason, detail)
+        logger.warning("a trajectory of validation prompt %s is left out: %s: %s", group.uid, reason, detail)
+
+    def _judge(self, group: PromptGroup) -> GroupOutcome:
+        if not self._is_filtered:
+            return GroupOutcome.of(group, Verdict.VALID)
+        metrics = [self._scorer.metric_of(trajectory.outputs[-1].rest) for trajectory in group.trajectories]
+        return GroupOutcome.of(group, judge_group(metrics))
+
+
+def leaves(errors: BaseExceptionGroup) -> Iterator[BaseException]:
+    """The exceptions of a group, nested groups flattened."""
+    for error in errors.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error

@@ -1,0 +1,223 @@
+"""Agent loop manager: opens rounds on the coordinator and the workers, and merges what they report."""
+
+import logging
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayError, RayTaskError
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl.experimental.agent_loop import AgentLoopManager
+
+from ..config import AsyncDAPOConfig, ConfigError
+from ..core.pool_records import Dispatch
+from ..core.round import RoundSummary
+from ..core.trajectory import Attachment, PromptGroup, Trajectory
+from ..engines.load_balancer import LoadBalancerStats
+from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent, RoundSpec, Ticket
+from .worker import AsyncDAPOAgentLoopWorker, RoundOrder, WorkerReport
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutError(RuntimeError):
+    """A round cannot go on: a part of the system died, or a time limit was passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """A closed round, all workers' reports merged."""
+
+    summary: RoundSummary
+    unfinished: list[PromptGroup]
+    reward_retries: int
+    diverged_tok: int
+    reprefilled_tok: list[int]
+    rollout_s: float
+    stop_latency_s: float
+    balancer: LoadBalancerStats
+
+
+class AsyncDAPOAgentLoopManager(AgentLoopManager):
+    """Splits batches by prompt group over `num_workers` workers; the n trajectories of a group stay together."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.agent_loop_workers_class = ray.remote(AsyncDAPOAgentLoopWorker)
+        super().__init__(*args, **kwargs)
+        self._options = AsyncDAPOConfig.from_hydra(self.config)
+        self._balancer = self.llm_client._load_balancer
+        self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer, self._options.stop_timeout_s)
+        self._round_id = ""
+        self._worker_refs: list[ray.ObjectRef] = []
+        self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
+
+    async def _init_agent_loop_workers(self) -> None:
+        await super()._init_agent_loop_workers()
+        for index, worker in enumerate(self.agent_loop_workers):
+            await worker.attach.remote(self._coordinator, index)
+
+    def open_round(self, dispatch: Dispatch, *, step: int, carried_valid_groups: int) -> None:
+        """Start a training round on all workers, without waiting."""
+        options = self._options
+        self._open(
+            RoundSpec(
+                round_id=f"step-{step}",
+                stop_rule=options.stop_rule,
+                target_valid_groups=options.target_valid_groups,
+                carried_valid_groups=carried_valid_groups,
+                num_workers=options.num_workers,
+                drains=options.drains,
+                must_finish=dispatch.must_finish,
+                pool_size=options.rollout_pool_size,
+            ),
+            dispatch.groups,
+            RoundOrder(round_id=f"step-{step}", step=step, validate=False),
+        )
+
+    def add_groups(self, groups: Sequence[PromptGroup]) -> None:
+        self._frozen |= {group.uid: _leases(group) for group in groups}
+        self._get(self._coordinator.add_groups.remote(self._round_id, _tickets(groups)))
+
+    def next_event(self) -> RoundEvent:
+        """Wait for the coordinator.
+
+        Raises:
+            RolloutError: when a worker or an actor died, or `async_dapo.round_timeout_s` has passed.
+        """
+        event = self._coordinator.next_event.remote(self._round_id)
+        deadline = self._started + self._options.round_timeout_s
+        waiting = list(self._worker_refs)
+        while True:
+            ready, _ = ray.wait([event, *waiting], num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise RolloutError(
+                    f"round {self._round_id} has not stopped within async_dapo.round_timeout_s="
+                    f"{self._options.round_timeout_s}: {self._get(self._balancer.get_status.remote())}"
+                )
+            if ready[0] is event or ready[0] == event:
+                return self._get(event)
+            self._get(ready[0])  # a worker's round is over: raises its error if it has one
+            waiting.remove(ready[0])
+
+    def count_ended(self) -> dict[str, int]:
+        """How the groups of the open round have ended so far: verdict, or why a group failed -> groups."""
+        return self._get(self._coordinator.count_ended.remote(self._round_id))
+
+    def close_round(self) -> RoundResult:
+        """Collect all workers' reports after the stop.
+
+        Raises:
+            RolloutError: when a worker died, or has not reported within `async_dapo.stop_timeout_s`.
+        """
+        reports: list[WorkerReport] = self._get(self._worker_refs, timeout_s=self._options.stop_timeout_s)
+        self._worker_refs = []
+        summary, stop_latency_s = self._get(self._coordinator.close_round.remote(self._round_id))
+        unfinished = [group for report in reports for group in report.unfinished]
+        kept_lease_ids = [lease_id for group in unfinished for lease_id in _leases(group)]
+        kept_lease_ids += [lease_id for uid in summary.never_started for lease_id in self._frozen[uid]]
+        self._get(self._balancer.all_returned.remote(kept_lease_ids))
+        return RoundResult(
+            summary=summary,
+            unfinished=unfinished,
+            reward_retries=sum(report.reward_retries for report in reports),
+            diverged_tok=sum(report.diverged_tok for report in reports),
+            reprefilled_tok=[length for report in reports for length in report.reprefilled_tok],
+            rollout_s=time.monotonic() - self._started,
+            stop_latency_s=stop_latency_s,
+            balancer=self._get(self._balancer.take_stats.remote()),
+        )
+
+    def abandon(self, attachments: Sequence[Attachment]) -> None:
+        """Take requests that nobody will continue out of their engines."""
+        if attachments:
+            self._get(self._balancer.abandon.remote(list(attachments)))
+
+    def open_engines(self) -> None:
+        """Let the servers generate, under the weights they now have."""
+        self._get(self._balancer.open.remote())
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """verl's entry for validation: run all prompts to their end on the same workers, without early stop."""
+        rows = rows_of(prompts)
+        step = int(rows[0]["global_steps"])
+        n = self.config.actor_rollout_ref.rollout.val_kwargs.n
+        round_id = f"validation-{step}-{uuid4().hex[:8]}"
+        self._open(
+            RoundSpec(
+                round_id=round_id,
+                stop_rule=None,
+                target_valid_groups=0,
+                carried_valid_groups=0,
+                num_workers=self._options.num_workers,
+                drains=True,
+                pool_size=self._options.max_waiting_requests,  # val_kwargs.n may be larger than n
+            ),
+            [make_group(row, n=n, step=step) for row in rows],
+            RoundOrder(round_id=round_id, step=step, validate=True),
+        )
+
+    def _open(self, spec: RoundSpec, groups: Sequence[PromptGroup], order: RoundOrder) -> None:
+        assert not self._worker_refs, f"round {self._round_id} is still open"
+        self._round_id = spec.round_id
+        self._started = time.monotonic()
+        self._frozen = {group.uid: _leases(group) for group in groups}
+        self._get(self._coordinator.open_round.remote(spec, _tickets(groups)))
+        self._worker_refs = [worker.run_round.remote(order) for worker in self.agent_loop_workers]
+
+    def _get(self, refs: Any, timeout_s: float | None = None) -> Any:
+        try:
+            return ray.get(refs, timeout=self._options.stop_timeout_s if timeout_s is None else timeout_s)
+        except TimeoutError as error:
+            raise RolloutError(
+                f"round {self._round_id}: no answer within async_dapo.stop_timeout_s={self._options.stop_timeout_s}"
+            ) from error
+        except RayError as error:
+            if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
+                raise error.cause from None
+            raise RolloutError(f"round {self._round_id}: {error}") from error
+
+
+def _leases(group: PromptGroup) -> list[str]:
+    return [attachment.lease_id for attachment in group.attachments()]
+
+
+def _tickets(groups: Sequence[PromptGroup]) -> list[Ticket]:
+    return [
+        Ticket(prompt_uid=group.uid, unfinished=len(group.unfinished), payload=pickle.dumps(group, protocol=5))
+        for group in groups
+    ]
+
+
+def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
+    """A fresh group of n trajectories for one row of verl's data set."""
+    prompt = {key: value for key, value in row.items() if key not in ("uid", "validate")}
+    return PromptGroup(
+        uid=row["uid"],
+        prompt=prompt | {"global_steps": step},
+        drawn_at_step=step,
+        trajectories=[Trajectory(session_id=i) for i in range(n)],
+    )
+
+
+def rows_of(batch: TensorDict) -> list[dict[str, Any]]:
+    """The rows of a verl batch as plain dicts."""
+    rows: list[dict[str, Any]] = []
+    for i in range(len(batch)):
+        row: dict[str, Any] = {}
+        for key, value in batch.items():
+            if isinstance(value, NonTensorStack):
+                row[key] = value[i].data
+            elif isinstance(value, NonTensorData):
+                row[key] = value.data
+            elif isinstance(value, torch.Tensor | np.ndarray):
+                row[key] = value[i]
+            else:
+                raise TypeError(f"data set column {key} arrives as {type(value).__name__}: not supported")
+        rows.append(row)
+    return rows

@@ -1,0 +1,95 @@
+"""Inline reward: scores a trajectory as soon as it ends, on verl's reward workers, with timeout and retries."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError, RayActorError
+from verl.experimental.agent_loop import AgentLoopOutput
+
+from ..config import AsyncDAPOConfig, ConfigError
+
+logger = logging.getLogger(__name__)
+
+ComputeScore = Callable[[list[AgentLoopOutput], dict[str, Any]], Awaitable[None]]
+
+
+class RewardFailed(Exception):
+    """All attempts to score a trajectory failed; `reason` is the counted kind."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+class RewardScorer:
+    """Scores on verl's reward workers, never on this event loop.
+
+    Args:
+        compute_score: verl's worker method; sets `reward_score` and `reward_extra_info` of the last output.
+        options: the recipe's options.
+    """
+
+    def __init__(self, compute_score: ComputeScore, *, options: AsyncDAPOConfig) -> None:
+        self._compute_score = compute_score
+        self._options = options.reward
+        self._metric = options.filter.metric
+        self.retries = 0
+
+    async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
+        """Score the last output; verl's trainer reads the same score from the others.
+
+        Raises:
+            RewardFailed: when every attempt raised, timed out or returned no finite number.
+            ConfigError: when the reward function does not return the metric that groups are filtered by.
+        """
+        for attempt in range(1 + self._options.max_retries):
+            self.retries += attempt > 0
+            try:
+                async with asyncio.timeout(self._options.timeout_s):
+                    await self._compute_score(outputs, sample)
+            except TimeoutError:
+                failure = RewardFailed("reward_timeout", f"no answer within {self._options.timeout_s} s")
+            except Exception as error:  # the user's function may raise anything: policy `reward.on_error`
+                if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
+                    raise  # a dead reward worker is a dead part of the system, not a bad answer
+                failure = RewardFailed("reward_error", repr(error))
+            else:
+                if self._has_finite_score(outputs[-1]):
+                    for output in outputs[:-1]:
+                        output.reward_score = outputs[-1].reward_score
+                        output.extra_fields["reward_extra_info"] = outputs[-1].extra_fields["reward_extra_info"]
+                    return
+                failure = RewardFailed("reward_not_finite", f"reward {outputs[-1].reward_score}")
+                outputs[-1].reward_score = None
+            logger.warning("attempt %d to score a trajectory failed: %s", attempt + 1, failure)
+        raise failure
+
+    def metric_of(self, output: AgentLoopOutput) -> float:
+        """The raw metric that groups are filtered by."""
+        assert self._metric is not None, "the filter is off"
+        return float(output.extra_fields["reward_extra_info"][self._metric])
+
+    def _has_finite_score(self, output: AgentLoopOutput) -> bool:
+        extra = output.extra_fields.setdefault("reward_extra_info", {})  # absent if the agent loop scored itself
+        if self._metric is not None and self._metric not in extra:
+            raise metric_missing(self._metric, extra)
+        return is_finite(output.reward_score) and (self._metric is None or is_finite(extra[self._metric]))
+
+
+def is_finite(value: Any) -> bool:
+    """Whether it is a number, and neither infinite nor NaN."""
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def metric_missing(metric: str, returned: dict[str, Any]) -> ConfigError:
+    return ConfigError(
+        "algorithm.filter_groups.metric",
+        metric,
+        f"the reward function returns only {sorted(returned)}; return this key too, or choose one of those",
+    )

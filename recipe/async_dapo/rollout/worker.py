@@ -1,0 +1,152 @@
+"""Agent loop worker: runs prompt groups in FIFO lanes and gives back what the stop interrupts."""
+
+import asyncio
+import logging
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig
+from ray.actor import ActorHandle
+from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+
+from .. import store
+from ..aio import TurnBatch
+from ..config import AsyncDAPOConfig, ConfigError
+from ..core.trajectory import PromptGroup, Trajectory, Verdict
+from ..logs import show_logs
+from ..shipping import localise
+from ..startup.preflight import check_versions
+from .agent_loops import AgentLoopFactory
+from .group_rollout import GroupRollout, leaves
+from .reward import RewardScorer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOrder:
+    """What a worker needs to know to take part in a round."""
+
+    round_id: str
+    step: int
+    validate: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerReport:
+    """What a worker has to say after a round."""
+
+    unfinished: list[PromptGroup] = field(default_factory=list)
+    reward_retries: int = 0
+    diverged_tok: int = 0
+    reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
+
+
+class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
+    """At most `max_concurrent_prompts` groups run at once; the next starts when one ends, so that the n trajectories of
+    a group finish close together. When `run_round` returns, every task of the round is over.
+    """
+
+    def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
+        show_logs()
+        check_versions()
+        localise(config)
+        super().__init__(config, *args, **kwargs)
+        self._options = AsyncDAPOConfig.from_hydra(self.config)
+        self._agent_loops = AgentLoopFactory(
+            trainer_config=DictConfigWrap(self.config),
+            server_manager=self.llm_client,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            hf_model_type=self.hf_model_type,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(self.config.data),
+            tools=ToolListWrap(self.tools),
+        )
+        store.connect()
+
+    async def attach(self, coordinator: ActorHandle, worker: int) -> None:
+        """Called once by the manager."""
+        self._coordinator = coordinator
+        self._worker = worker
+
+    async def run_round(self, order: RoundOrder) -> WorkerReport:
+        """Run groups until the coordinator has no more, or stops the round.
+
+        Raises:
+            RuntimeError: when a part of the system died, or a reward failed for good under `reward.on_error=raise`.
+            ConfigError: when the reward function does not return the metric that groups are filtered by.
+        """
+        report = WorkerReport()
+        generated = TurnBatch[str](lambda uids: self._coordinator.report_trajectories.remote(order.round_id, uids))
+        scorer = RewardScorer(self._compute_score, options=self._options)
+        rollout = GroupRollout(
+            self._loop_runner(order),
+            scorer,
+            reward=self._options.reward,
+            is_filtered=self._options.filter.metric is not None,
+            keeps_failures=order.validate,
+            max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
+            on_generated=generated.add,
+            abandon=self.llm_client.abandon,
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                lanes = [
+                    tasks.create_task(self._lane(order, rollout, report), name=f"lane-{i}")
+                    for i in range(self._options.lanes_per_worker)
+                ]
+                watcher = tasks.create_task(self._interrupt_on_stop(order, rollout), name="early-stop")
+                await asyncio.wait(lanes)
+                watcher.cancel()
+        except BaseExceptionGroup as errors:
+            error = next(leaves(errors))
+            if isinstance(error, ConfigError):
+                raise error from None
+            raise RuntimeError(f"agent loop worker {self._worker}: {error}") from error
+        report.reward_retries = scorer.retries
+        report.diverged_tok = rollout.diverged_tok
+        report.reprefilled_tok = rollout.reprefilled_tok
+        return report
+
+    async def _lane(self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport) -> None:
+        partition_id = store.VAL if order.validate else store.TRAIN
+        while (ticket := await self._coordinator.take_group.remote(order.round_id, self._worker)) is not None:
+            group: PromptGroup = pickle.loads(ticket.payload)
+            outcome = await rollout.run(group)
+            if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
+                report.unfinished.append(group)
+            if outcome is None:
+                continue
+            await self._coordinator.report_completion.remote(order.round_id, outcome)
+            if outcome.verdict is Verdict.VALID:
+                await store.put_group(group, partition_id=partition_id, dispatched_at_step=order.step)
+
+    async def _interrupt_on_stop(self, order: RoundOrder, rollout: GroupRollout) -> None:
+        await self._coordinator.wait_stopped.remote(order.round_id)
+        if not order.validate:
+            rollout.running.interrupt()
+
+    def _loop_runner(self, order: RoundOrder):
+        """verl's agent loop, with this round's sampling parameters."""
+        rollout = self.config.actor_rollout_ref.rollout
+        source = rollout.val_kwargs if order.validate else rollout
+        sampling_params = {
+            "temperature": source.temperature,
+            "top_p": source.top_p,
+            "top_k": source.top_k,
+            "repetition_penalty": 1.0,
+            "logprobs": True,
+        }
+
+        async def run(group: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+            prompt = {"agent_name": rollout.agent.default_agent_loop} | group.prompt
+            agent_loop = self._agent_loops.make(prompt.pop("agent_name"))
+            output = await agent_loop.run(
+                dict(sampling_params), uid=group.uid, session_id=trajectory.session_id, **prompt
+            )
+            return output if isinstance(output, list) else [output]
+
+        return run

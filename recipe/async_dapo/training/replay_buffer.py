@@ -1,0 +1,200 @@
+"""Event-driven replay buffer: opens a round, waits for its stop, and hands exactly B valid groups to the trainer."""
+
+import logging
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+from uuid import uuid4
+
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from .. import store
+from ..config import AsyncDAPOConfig, ConfigError
+from ..core.length_bias import LengthBiasWindow
+from ..core.over_sampling import OverSampling
+from ..core.pool import PromptPool
+from ..core.pool_records import Dispatch
+from ..core.staleness import StalenessLimit
+from ..core.trajectory import PromptGroup, Verdict
+from ..core.version_shares import VersionShares
+from ..rollout.coordinator import RoundEvent
+from ..rollout.manager import AsyncDAPOAgentLoopManager
+from .metrics import RoundRecord, round_metrics, step_line
+
+logger = logging.getLogger(__name__)
+
+NO_ACCIDENT_GROUPS = 16  # so many that failed in a step in which none could be judged: something is broken
+
+
+class RoundReplayBuffer(ReplayBuffer):
+    """Serves verl's `sample` for the training and the validation partition; never polls.
+
+    Args:
+        options: the recipe's options.
+        draw: draws that many prompts from the data loader.
+    """
+
+    def __init__(self, options: AsyncDAPOConfig, draw: Callable[[int], list[PromptGroup]]) -> None:
+        self._options = options
+        self._draw = draw
+        self._manager: AsyncDAPOAgentLoopManager | None = None
+        self._num_gen_batches = Fraction(0)
+        self._dispatched = Dispatch()
+        self._lengths = LengthBiasWindow(options.length_bias_window)
+        self._over_sampling = OverSampling(
+            target_valid_groups=options.target_valid_groups,
+            batch_size=options.over_sampling_batch_size,
+            max_partial_share=options.max_partial_share,
+        )
+        self._staleness = StalenessLimit(max_staleness=options.max_staleness)
+        self.pool = PromptPool(
+            over_sampling=self._over_sampling,
+            keeps_tokens=options.keeps_tokens,
+            stop_rule=options.stop_rule,
+            staleness=self._staleness,
+            new_uid=lambda: str(uuid4()),
+        )
+
+    def attach(self, manager: AsyncDAPOAgentLoopManager) -> None:
+        self._manager = manager
+
+    @property
+    def manager(self) -> AsyncDAPOAgentLoopManager:
+        assert self._manager is not None, "the manager is attached before the first round"
+        return self._manager
+
+    def open_round(self, step: int) -> None:
+        """Top the pool up to the over-sampling target and start the step's round."""
+        self._num_gen_batches = Fraction(0)
+        dispatch = self.pool.dispatch(step)
+        store.forget_groups(dispatch.retired_uids, partition_id=store.TRAIN)
+        self.manager.abandon(dispatch.retired_attachments)
+        missing = self.pool.missing_for_round()
+        if missing:
+            self.pool.add_drawn(self._draw(missing))
+            self._num_gen_batches += 1
+        self._dispatched = dispatch.extended(self.pool.dispatch(step))
+        self.manager.open_round(self._dispatched, step=step, carried_valid_groups=self.pool.num_carried)
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """Wait for the open round to stop.
+
+        Returns:
+            The step's trajectories, exactly B groups of n, and the round's metrics.
+        """
+        if partition_id == store.VAL:
+            return self._sample_validation()
+        while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
+            self._refill(global_steps)
+        result = self.manager.close_round()
+        self._lengths.observe(result.summary.outcomes, result.unfinished)
+        settlement = self.pool.settle(result.summary, result.unfinished)
+        self._lengths.mark_trained(settlement.trained_uids)
+        # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
+        batch = store.batch_of(sorted(settlement.trained_uids), partition_id=store.TRAIN)
+        self._check_batch(batch, settlement.trained_uids)
+        withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
+        versions = VersionShares.of(batch.tags, step=global_steps)
+        self._over_sampling.observe(versions.partial_share)
+        metrics = round_metrics(
+            RoundRecord(
+                result=result,
+                dispatch=self._dispatched,
+                settlement=settlement,
+                ledger=self.pool.check_ledger(),
+                num_gen_batches=float(self._num_gen_batches),
+                groups_to_hold=self._over_sampling.groups_to_hold,
+                withheld_tok=withheld_tok,
+                versions=versions,
+                seq_lens_tok=[tag["seq_len"] for tag in batch.tags],
+                buffered=self.pool.buffered,
+                lengths=self._lengths,
+            )
+        )
+        logger.info(step_line(global_steps, result, metrics))
+        return batch, metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on as if nothing had happened."""
+        return {
+            "pool": self.pool.state_dict(),
+            "over_sampling": self._over_sampling.state_dict(),
+            "lengths": self._lengths.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            ConfigError: when it holds groups of another size than `rollout.n`.
+        """
+        self.pool.load_state_dict(state["pool"])
+        self._over_sampling.load_state_dict(state["over_sampling"])
+        self._lengths.load_state_dict(state["lengths"])
+        if other := self.pool.group_sizes - {self._options.rollout_n}:
+            raise ConfigError(
+                "actor_rollout_ref.rollout.n",
+                self._options.rollout_n,
+                f"the checkpoint holds groups of {other.pop()}; resume with that, or set trainer.resume_mode=disable",
+            )
+
+    def free_engines(self) -> None:
+        """Take what is frozen in the engines out of them: validation needs their places."""
+        self.manager.abandon(self.pool.detach())
+
+    def _refill(self, step: int) -> None:
+        ended = self.manager.count_ended()
+        self._check_failures(ended)
+        limit = self._options.filter.max_num_gen_batches
+        if limit and self._num_gen_batches >= limit:
+            cause = f"groups ended as {_counted(ended)}: the task is too easy, too hard, or the reward is constant"
+            if self._options.max_tokens_per_round is not None:
+                cause += (
+                    f", or async_dapo.max_tokens_per_round={self._options.max_tokens_per_round} ends too few groups"
+                )
+            raise ConfigError(
+                "algorithm.filter_groups.max_num_gen_batches",
+                limit,
+                f"drew {limit} batches and still has fewer than {self._options.target_valid_groups} valid groups; "
+                f"{cause}; raise the limit (0 = none) or change the data",
+            )
+        count = self._over_sampling.groups_to_draw
+        self.pool.add_drawn(self._draw(count))
+        self._num_gen_batches += Fraction(count, self._over_sampling.batch_size)
+        self.manager.add_groups(self.pool.dispatch(step).groups)
+
+    def _check_failures(self, ended: dict[str, int]) -> None:
+        """Where every group fails, further prompts would only be used up."""
+        failed = sum(count for how, count in ended.items() if how not in set(Verdict))
+        if failed >= NO_ACCIDENT_GROUPS and not ended.keys() & {Verdict.VALID, Verdict.FILTERED}:
+            raise RuntimeError(
+                f"groups ended as {_counted(ended)}, and none could be judged: the reward function, a tool or the "
+                "agent loop is broken; the workers' log has the cause of each, 'prompt group ... dropped'"
+            )
+
+    def _check_batch(self, batch: KVBatchMeta, uids: tuple[str, ...]) -> None:
+        """Invariant 3: exactly B groups of exactly n trajectories."""
+        sessions = {tuple(key.rsplit("_", 1)[0].split("_")) for key in batch.keys}
+        expected = {(uid, str(i)) for uid in uids for i in range(self._options.rollout_n)}
+        if sessions != expected or len(uids) != self._options.target_valid_groups:
+            raise RuntimeError(
+                f"batch is not {len(uids)} groups of {self._options.rollout_n}: {len(sessions)} sessions"
+            )
+
+    def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:
+        self.manager.next_event()
+        summary = self.manager.close_round().summary
+        uids = [outcome.prompt_uid for outcome in summary.outcomes]
+        store.forget_prompts(uids, partition_id=store.VAL)
+        batch = store.batch_of(uids, partition_id=store.VAL)
+        if not batch.keys:
+            raise RuntimeError(
+                "every trajectory of the validation failed: the reward function, a tool or the agent loop is broken; "
+                "the workers' log has the cause of each, 'a trajectory of validation prompt ...'"
+            )
+        return batch, {}
+
+
+def _counted(ended: dict[str, int]) -> str:
+    return ", ".join(f"{count} {how}" for how, count in ended.items())

@@ -1,0 +1,66 @@
+"""Builds trainer, engines and workers on the cluster, trains to the end, and takes the data plane down."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.utils.logging_utils import configure_verl_logging
+
+from ..config import AsyncDAPOConfig
+from ..engines.server import register_replica
+from ..logs import show_logs
+from ..rollout.manager import AsyncDAPOAgentLoopManager
+from ..shipping import localise
+from .correction import wire_importance_sampling
+from .trainer import AsyncDAPOTrainer
+
+
+def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTrainer) -> None:
+    """Build everything, train to the end, and close the data plane whatever happens."""
+    configure_verl_logging()
+    show_logs()
+    register_replica()
+    OmegaConf.resolve(config)
+    localise(config)
+    wire_importance_sampling(config)
+    options = AsyncDAPOConfig.from_hydra(config)
+    router_config = _write_router_config(options)
+    with open_dict(config):
+        config.transfer_queue.enable = True
+        if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
+            config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
+        config.actor_rollout_ref.rollout.router_config_path = str(router_config)
+    tq.init(config.transfer_queue)
+    trainer = None
+    succeeded = False
+    try:
+        trainer = trainer_cls(config=config)
+        trainer.init()
+        manager = AsyncDAPOAgentLoopManager.create(
+            config=config,
+            llm_client=trainer.get_llm_client(),
+            teacher_client=trainer.get_teacher_client(),
+            reward_loop_worker_handles=trainer.get_reward_handles(),
+        )
+        trainer.fit(manager)
+        succeeded = True
+    finally:
+        if (tracking := getattr(trainer, "logger", None)) is not None:
+            tracking.finish(exit_code=0 if succeeded else 1)
+        tq.close()
+        shutil.rmtree(router_config.parent, ignore_errors=True)
+
+
+def _write_router_config(options: AsyncDAPOConfig) -> Path:
+    """The file through which verl creates our load balancer, on the node where it does."""
+    path = Path(tempfile.mkdtemp(prefix="async_dapo_")) / "router.yaml"
+    router = {
+        "router_class": f"{__package__}.load_balancer.GlobalLoadBalancerActor",
+        "max_loads_per_server": options.max_loads_per_server,
+        "pool_size": options.rollout_pool_size,
+        "pause_mode": "keep" if options.keeps_kv else "abort",
+    }
+    OmegaConf.save(router, path)
+    return path

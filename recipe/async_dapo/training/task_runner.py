@@ -1,0 +1,19 @@
+"""The actor that trains on the cluster."""
+
+import ray
+from omegaconf import DictConfig
+
+from ..startup.preflight import check_versions
+
+
+class AsyncDAPOTaskRunner:
+    """verl's own runner is an actor class already, which cannot be subclassed; this one has the same duty."""
+
+    def run(self, config: DictConfig) -> None:
+        check_versions()
+        from .run import train  # vLLM and the trainer are imported here, not in the driver
+
+        train(config)
+
+
+AsyncDAPOTaskRunnerActor = ray.remote(num_cpus=1)(AsyncDAPOTaskRunner)

@@ -1,0 +1,145 @@
+"""The trainer: verl's PPO trainer with rounds that stop early, on colocated engines."""
+
+import logging
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop import AgentLoopManager
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils.debug import marked_timer
+from verl.workers.rollout.llm_server import LLMServerClient
+
+from .. import store
+from ..config import AsyncDAPOConfig
+from ..core.trajectory import PromptGroup
+from ..engines.client import AsyncDAPOLLMClient
+from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, rows_of
+from .metrics import importance_metrics
+from .replay_buffer import RoundReplayBuffer
+
+logger = logging.getLogger(__name__)
+
+POOL_FILE = "async_dapo_pool.pkl"
+QUEUE_FOLDER = "transfer_queue"  # verl's name
+
+
+@register_trainer("async_dapo")
+class AsyncDAPOTrainer(PPOTrainer):
+    """One step: open a round, wait for its stop, train on exactly B valid groups, update the engines' weights."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.options = AsyncDAPOConfig.from_hydra(config)
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> RoundReplayBuffer:
+        return RoundReplayBuffer(self.options, self._draw)
+
+    def get_llm_client(self) -> LLMServerClient:
+        return self.llm_server_manager.get_client(
+            client_cls=AsyncDAPOLLMClient, cleanup_timeout_s=self.options.stop_timeout_s
+        )
+
+    def fit(self, agent_loop_manager: AgentLoopManager) -> None:
+        assert isinstance(agent_loop_manager, AsyncDAPOAgentLoopManager)
+        self.replay_buffer.attach(agent_loop_manager)
+        super().fit(agent_loop_manager)
+
+    def on_init_end(self) -> None:
+        self.checkpoint_manager.update_weights(self.global_steps)
+
+    def prepare_step(self) -> dict[str, Any]:
+        self.replay_buffer.open_round(self.global_steps)
+        return {}
+
+    def on_sample_end(self) -> None:
+        if not self.options.keeps_kv:
+            self.checkpoint_manager.sleep_replicas()
+        if self.curr_step_profile:
+            self._stop_rollout_profiling()
+
+    def on_step_end(self) -> None:
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            self.checkpoint_manager.update_weights(self.global_steps)
+            self.replay_buffer.manager.open_engines()
+
+    def on_validate_begin(self) -> None:
+        self.replay_buffer.free_engines()
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if not self.config.algorithm.rollout_correction.bypass_mode:  # before tokens are rejected by their ratio
+            data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
+            metrics.update(
+                importance_metrics(
+                    data["old_log_probs"] - data["rollout_log_probs"],
+                    data["policy_versions"],
+                    data["response_mask"].bool(),
+                    step=self.global_steps,
+                )
+            )
+        return super()._compute_advantage(batch, metrics)
+
+    def _draw(self, count: int) -> list[PromptGroup]:
+        """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
+        rows = [row for _ in range(count) for row in rows_of(self._fetch_one_gen_batch())]
+        n = self.config.actor_rollout_ref.rollout.n
+        return [make_group(row, n=n, step=self.global_steps) for row in rows]
+
+    def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
+        """Nothing is in flight between rounds: what a checkpoint held is in the pool."""
+        return 0
+
+    def _save_checkpoint(self) -> None:
+        """Save the pool next to the model; verl marks the checkpoint as complete last."""
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / POOL_FILE, "wb") as file:
+            pickle.dump(self.replay_buffer.state_dict(), file, protocol=5)
+        super()._save_checkpoint()
+        delete_states_without_model(folder)
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps == 0:
+            return
+        path = self._checkpoint_folder() / POOL_FILE
+        if not path.exists():
+            raise FileNotFoundError(
+                f"trainer.resume_mode={self.config.trainer.resume_mode}: {path} is missing, so the prompts that were "
+                "drawn and not yet trained are unknown; resume from a checkpoint of this recipe, or set "
+                "trainer.resume_mode=disable"
+            )
+        with open(path, "rb") as file:
+            self.replay_buffer.load_state_dict(pickle.load(file))
+        store.forget_all_but(self.replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
+
+    def _checkpoint_folder(self) -> Path:
+        if self.config.trainer.resume_mode == "resume_path":
+            return Path(self.config.trainer.resume_from_path)
+        return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+
+
+def delete_states_without_model(saved: Path) -> None:
+    """Delete the pool and the stored trajectories of checkpoints whose model verl has deleted
+    (`trainer.max_actor_ckpt_to_keep`): they hold a whole batch each.
+
+    Args:
+        saved: folder of the checkpoint just saved; nothing is deleted if its model is not on this node.
+    """
+    if (saved / "actor").exists():
+        for pool in saved.parent.glob(f"global_step_*/{POOL_FILE}"):
+            if not (pool.parent / "actor").exists():
+                _delete_state(pool)
+
+
+def _delete_state(pool: Path) -> None:
+    """The pool goes last: while it is there, the next checkpoint tries again."""
+    try:
+        if (queue := pool.parent / QUEUE_FOLDER).exists():
+            shutil.rmtree(queue)
+        pool.unlink()
+    except OSError as error:
+        logger.warning("the state of old checkpoint %s cannot be deleted yet: %s", pool.parent, error)

@@ -1,0 +1,27 @@
+from ..support import verl_imported  # noqa: F401 (first of all)
+
+# isort: split
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from recipe.async_dapo.config import AsyncDAPOConfig
+
+from ..support.simulated_cluster import Cluster
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Starts clusters, and ends them with the test."""
+    clusters: list[Cluster] = []
+
+    def start_cluster(opts: AsyncDAPOConfig, **arguments: Any) -> Cluster:
+        clusters.append(Cluster(monkeypatch, opts, **arguments))
+        return clusters[-1]
+
+    yield start_cluster
+    monkeypatch.undo()
+    for cluster in clusters:
+        cluster.close()

@@ -1,0 +1,203 @@
+"""Whole steps on virtual time, for every strategy, stop rule and fault."""
+
+import pickle
+from random import Random
+from typing import Any
+
+import pytest
+
+from recipe.async_dapo import store
+from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
+
+from ..support.simulated_cluster import STRATEGIES, Cluster, options
+from ..support.simulated_worker import Task, failing_task, random_task
+
+STOP_RULES = pytest.mark.parametrize("stop_rule", list(StopRuleName))
+
+
+@STRATEGIES
+@STOP_RULES
+@pytest.mark.parametrize("pool_size", [None, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_given_any_strategy_and_rule_when_steps_are_run_then_all_invariants_hold(
+    start, strategy, stop_rule, pool_size, seed
+) -> None:
+    opts = options(rollout_strategy=strategy, stop_rule=stop_rule, rollout_pool_size=pool_size, max_staleness=3)
+    cluster = start(opts, task=random_task(seed))
+    for _ in range(6):
+        cluster.step()
+    assert len(cluster.trained) == 12
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeated(start, seed) -> None:
+    """Stops, resumptions, retirements, failures, validations and restarts from a checkpoint, in any order.
+
+    `Cluster.check` compares every trained trajectory with the tokens its engine would have sampled in one go.
+    """
+    random = Random(seed)
+    strategy = random.choice(list(RolloutStrategy))
+    opts = options(
+        rollout_strategy=strategy,
+        stop_rule=random.choice(list(StopRuleName)),
+        max_staleness=random.choice([None, 0, 1, 2, 4]),
+        max_loads_per_server=random.choice([1, 2, 3, 8]),
+        max_concurrent_prompts=random.choice([1, 2, 4]),
+        num_workers=random.choice([1, 2, 3]),
+        rollout_pool_size=random.choice([None, None, 2, 5, 9]),
+        over_sampling_batch_size=random.choice([1, 2, 5, 8]),
+        target_valid_groups=random.choice([1, 2, 3]),
+        max_partial_share=random.choice([None, 0.2]),
+        max_tokens_per_round=random.choice([None, 6]) if strategy is RolloutStrategy.PARTIAL else None,
+    )
+    latency_s = random.choice([0.0, 0.01, lambda method: random.choice([0.0, 0.01, 0.3, random.uniform(0, 3)])])
+    task = random.choice([failing_task, random_task])(seed)
+    cluster = start(opts, task=task, num_servers=random.choice([1, 2, 3]), latency_s=latency_s)
+    for _ in range(6):
+        cluster.step()
+        if random.random() < 0.3:
+            cluster.validate(3)
+        if random.random() < 0.3:
+            cluster = resumed(start, cluster)
+
+
+@STRATEGIES
+@pytest.mark.parametrize("seed", range(6))
+def test_given_failing_rewards_validation_and_checkpoints_when_steps_are_run_then_all_invariants_hold(
+    start, strategy, seed
+) -> None:
+    random = Random(seed)
+    opts = options(
+        rollout_strategy=strategy,
+        stop_rule=random.choice(list(StopRuleName)),
+        max_staleness=random.choice([None, 0, 1, 3]),
+        max_loads_per_server=random.choice([1, 3, 8]),
+        max_concurrent_prompts=random.choice([1, 2, 4]),
+        num_workers=random.choice([1, 3]),
+    )
+    cluster = start(opts, task=failing_task(seed))
+    for _ in range(8):
+        cluster.step()
+        if random.random() < 0.4:
+            assert len({key.split("_")[0] for key in cluster.validate(4).keys}) <= 4
+        if random.random() < 0.4:
+            cluster = resumed(start, cluster)
+    ledger = cluster.buffer.pool.check_ledger()
+    assert ledger["trained"] == 16 and ledger["drawn"] >= cluster.num_drawn
+
+
+@STRATEGIES
+@pytest.mark.parametrize("seed", range(4))
+def test_given_calls_that_take_any_time_when_steps_are_run_then_all_invariants_hold(start, strategy, seed) -> None:
+    random = Random(seed)
+    opts = options(rollout_strategy=strategy, stop_rule=random.choice(list(StopRuleName)), max_staleness=2)
+    cluster = start(
+        opts, task=failing_task(seed), latency_s=lambda method: random.choice([0.0, 0.01, 0.3, random.uniform(0, 3)])
+    )
+    for _ in range(5):
+        cluster.step()
+
+
+def resumed(start: Any, crashed: Cluster) -> Cluster:
+    """A new cluster from a checkpoint of another; the engines are empty."""
+    state = pickle.dumps(crashed.buffer.state_dict(), protocol=5)
+    cluster = start(crashed.options, task=crashed.task)
+    cluster.buffer.load_state_dict(pickle.loads(state))
+    carried = cluster.buffer.pool.carried_uids
+    rows = crashed.store.rows[store.TRAIN]
+    cluster.store.rows[store.TRAIN] = {key: row for key, row in rows.items() if key.split("_")[0] in carried}
+    cluster.step_number, cluster.num_drawn, cluster.trained = crashed.step_number, crashed.num_drawn, crashed.trained
+    cluster.update_weights()
+    return cluster
+
+
+def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_again_then_it_is_trained_in_the_end(
+    start,
+) -> None:
+    def length_of(prompt_ids: list[int]) -> int:
+        return 60 if prompt_ids[0] == 0 else 6
+
+    opts = options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED)
+    cluster = start(opts, task=Task(length_of))
+    ages = []
+    while "group-0" not in cluster.trained:
+        metrics = cluster.step()
+        ages.append(metrics["async_dapo/age/max"])
+    assert len(ages) > 2 and ages[-1] == len(ages) - 1
+
+
+def test_given_a_limit_of_tokens_a_round_then_long_responses_are_set_aside_and_finished_later(start) -> None:
+    opts = options(
+        rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED, max_tokens_per_round=8
+    )
+    cluster = start(opts, task=random_task(1))
+    for _ in range(6):
+        assert cluster.step()["async_dapo/round/rollout_s"] < 100
+
+
+def test_given_a_cap_on_old_tokens_and_a_filter_that_drops_groups_then_fewer_are_interrupted_and_old(start) -> None:
+    def interrupted_and_old(cap: float | None) -> tuple[float, float]:
+        opts = options(
+            rollout_strategy=RolloutStrategy.PARTIAL,
+            stop_rule=StopRuleName.FIRST_COMPLETED,
+            over_sampling_batch_size=8,
+            max_concurrent_prompts=8,
+            max_partial_share=cap,
+        )
+        cluster = start(opts, task=random_task(2))
+        steps = [cluster.step() for _ in range(25)][5:]
+        keys = "early_stop/interrupted_groups", "partial/off_policy_token_ratio"
+        return tuple(sum(step[f"async_dapo/{key}"] for step in steps) / len(steps) for key in keys)
+
+    (interrupted, old), (interrupted_capped, old_capped) = interrupted_and_old(None), interrupted_and_old(0.1)
+    assert interrupted_capped < interrupted / 2
+    assert old_capped < old / 2
+
+
+def test_given_discard_and_first_completed_then_training_prefers_short_answers_and_the_metrics_show_it(start) -> None:
+    opts = options(stop_rule=StopRuleName.FIRST_COMPLETED, over_sampling_batch_size=8, max_concurrent_prompts=4)
+    biased = start(opts, task=random_task(3))
+    for _ in range(10):
+        metrics = biased.step()
+    assert metrics["async_dapo/length/trained_to_dispatched"] < 0.8
+
+
+@STRATEGIES
+def test_given_no_latency_then_the_engines_are_idle_at_the_very_moment_of_the_last_valid_report(
+    start, strategy
+) -> None:
+    cluster = start(options(rollout_strategy=strategy, stop_rule=StopRuleName.FIRST_COMPLETED), latency_s=0.0)
+    for _ in range(4):
+        assert cluster.step()["async_dapo/early_stop/stop_latency_s"] == 0.0
+
+
+def test_given_one_lane_when_a_group_runs_then_the_next_starts_only_when_it_has_ended_and_in_order(start) -> None:
+    cluster = start(options(num_workers=1, max_concurrent_prompts=1))
+    cluster.step()
+    (worker,) = cluster.workers
+    assert worker.max_active_groups == 1
+    assert worker.started == [f"group-{k}" for k in range(len(worker.started))]
+
+
+def test_given_more_answers_a_prompt_than_in_training_when_validated_then_no_more_requests_are_held(start) -> None:
+    cluster = start(options())
+    cluster.manager.config.actor_rollout_ref.rollout.val_kwargs.n = n = 8
+    held: set[str] = set()
+    most = 0
+    lease = cluster.balancer.lease
+
+    async def counted(request_id: str, lease_id: str) -> str | None:
+        nonlocal most
+        held.add(lease_id)
+        most = max(most, len(held))
+        try:
+            return await lease(request_id, lease_id)
+        finally:
+            held.discard(lease_id)
+
+    cluster.balancer.lease = counted
+    assert len(cluster.validate(6).keys) == 6 * n
+    lanes, limit = cluster.options.num_workers * cluster.options.max_concurrent_prompts, 12
+    assert cluster.options.max_waiting_requests == limit
+    assert n < most <= limit + n - 1 < lanes * n

@@ -1,0 +1,175 @@
+"""Whole steps on virtual time when a part dies, hangs or fails: others go on, or an error comes in time."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from recipe.async_dapo import store
+from recipe.async_dapo.config import ConfigError, FilterConfig, OnRewardError, RewardConfig
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.rollout.manager import RolloutError
+
+from ..support.simulated_cluster import STRATEGIES, Cluster, options
+from ..support.simulated_worker import Task
+
+
+@pytest.mark.parametrize("death_s", [0.0, 0.015, 3.0, 11.5])
+@STRATEGIES
+def test_given_a_server_that_dies_in_a_round_then_the_round_ends_on_the_others(start, strategy, death_s) -> None:
+    cluster = start(options(rollout_strategy=strategy), task=Task(lambda prompt_ids: 20), num_servers=3)
+    cluster.step_number = 1
+    cluster.buffer.open_round(1)
+    cluster.loop.call_later(death_s, cluster.server_handles[1].kill)
+    batch, _ = cluster.buffer.sample(1, store.TRAIN, 2)
+    for key in batch.keys:
+        cluster.check_trajectory(*cluster.store.rows[store.TRAIN][key])
+    assert len({key.split("_")[0] for key in batch.keys}) == 2
+    cluster.run_for(1)
+    assert set(cluster.balancer._table.inflight) == {"server-0", "server-2"}
+
+
+def error_of_a_step(cluster: Cluster, kill: Any, *, after_s: float) -> tuple[str, float]:
+    """The error that ends the step, and how long after the death it comes [s]."""
+    started_s = cluster.loop.time()
+    cluster.loop.call_later(after_s, kill)
+    with pytest.raises(RolloutError) as raised:
+        cluster.step()
+    return str(raised.value), cluster.loop.time() - started_s - after_s
+
+
+@pytest.mark.parametrize("after_s", [0.02, 2.0])
+def test_given_all_servers_dead_then_the_step_ends_with_an_error_at_once(start, after_s) -> None:
+    cluster = start(options(), task=Task(lambda prompt_ids: 20))
+
+    def kill() -> None:
+        for handle in cluster.server_handles:
+            handle.kill()
+
+    message, waited_s = error_of_a_step(cluster, kill, after_s=after_s)
+    assert "No available servers" in message and waited_s < 2
+
+
+@pytest.mark.parametrize("part", ["coordinator_handle", "balancer_handle", "worker"])
+@pytest.mark.parametrize("after_s", [0.005, 2.0])
+def test_given_an_actor_that_dies_then_the_step_ends_with_an_error_at_once(start, part, after_s) -> None:
+    cluster = start(options(), task=Task(lambda prompt_ids: 20))
+    handle = cluster.worker_handles[1] if part == "worker" else getattr(cluster, part)
+    message, waited_s = error_of_a_step(cluster, handle.kill, after_s=after_s)
+    assert "died" in message and waited_s < 30
+
+
+def test_given_a_server_that_never_stops_then_the_step_ends_with_an_error_at_the_time_limit(start) -> None:
+    cluster = start(
+        options(stop_rule=StopRuleName.FIRST_COMPLETED), task=Task(lambda prompt_ids: 5 + 900 * (prompt_ids[0] == 1))
+    )
+    for server in cluster.servers:
+        server._hangs = True
+    with pytest.raises(RolloutError, match="stop_timeout_s=120"):
+        cluster.step()
+    assert cluster.loop.time() < 300
+
+
+def test_given_an_engine_that_generates_for_ever_then_the_step_ends_with_an_error_at_the_round_limit(start) -> None:
+    cluster = start(options(round_timeout_s=600.0), task=Task(lambda prompt_ids: 100_000))
+    for server in cluster.servers:
+        server._token_s = 1000.0
+    with pytest.raises(RolloutError, match=r"round_timeout_s=600.0.*total_inflight"):
+        cluster.step()
+    assert cluster.loop.time() == pytest.approx(600, abs=1)
+
+
+@STRATEGIES
+def test_given_connections_that_break_when_steps_are_run_then_no_server_is_lost_and_no_token_of_a_batch(
+    start, strategy
+) -> None:
+    cluster = start(options(rollout_strategy=strategy))
+    for second in range(3, 300, 7):
+        cluster.loop.call_at(second, cluster.server_handles[second % 2].cut_off, 0.5)
+    for _ in range(5):
+        cluster.step()  # checks the batch, the ledger, leases and engines
+    assert cluster.loop.time() > 20
+    assert cluster.loop.run_until_complete(cluster.balancer.get_all_servers()) == ["server-0", "server-1"]
+
+
+def test_given_rewards_that_all_fail_then_the_step_ends_and_says_so_before_the_data_is_used_up(start) -> None:
+    cluster = start(options(), task=Task(metric_of=lambda prompt_ids: ValueError("broken")))
+    with pytest.raises(RuntimeError, match=r"groups ended as \d+ reward_error, and none could be judged"):
+        cluster.step()
+    assert cluster.num_drawn == 4 * cluster.options.over_sampling_batch_size
+
+
+def test_given_rewards_that_all_fail_when_validating_then_the_error_says_so(start) -> None:
+    cluster = start(options(), task=Task(metric_of=lambda prompt_ids: ValueError("broken")))
+    with pytest.raises(RuntimeError, match="every trajectory of the validation failed"):
+        cluster.validate(3)
+
+
+def test_given_rewards_that_fail_for_good_when_the_policy_is_raise_then_the_step_ends_and_says_so(start) -> None:
+    reward = RewardConfig(timeout_s=60.0, max_retries=1, on_error=OnRewardError.RAISE, check_at_start=False)
+    cluster = start(options(reward=reward), task=Task(metric_of=lambda prompt_ids: ValueError("broken")))
+    with pytest.raises(RolloutError, match=r"reward_error.*broken.*on_error=raise"):
+        cluster.step()
+
+
+@pytest.mark.parametrize("stop_rule", list(StopRuleName))
+def test_given_every_group_filtered_then_the_step_ends_after_the_allowed_batches_and_names_the_remedy(
+    start, stop_rule
+) -> None:
+    limits = FilterConfig(metric="acc", max_num_gen_batches=3)
+    cluster = start(options(filter=limits, stop_rule=stop_rule), task=Task(metric_of=lambda prompt_ids: 1.0))
+    with pytest.raises(ConfigError, match="max_num_gen_batches=3"):
+        cluster.step()
+    assert cluster.num_drawn == 15
+
+
+def test_given_a_reward_without_the_filter_metric_when_a_round_runs_then_the_error_names_the_option(start) -> None:
+    cluster = start(options(), task=Task())
+
+    async def forget_the_metric(outputs: Any, sample: Any) -> None:
+        outputs[-1].reward_score = 1.0
+        outputs[-1].extra_fields["reward_extra_info"] = {"score": 1.0}
+
+    for worker in cluster.workers:
+        worker._compute_score = forget_the_metric
+    with pytest.raises(ConfigError, match=r"^algorithm.filter_groups.metric=acc: .*\['score'\]"):
+        cluster.step()
+
+
+@STRATEGIES
+def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_counted_and_steps_go_on(
+    start, strategy
+) -> None:
+    task = Task()
+    healthy = task.metric_of
+    cluster = start(options(rollout_strategy=strategy), task=task)
+
+    async def hang_sometimes(outputs: Any, sample: Any) -> None:
+        await asyncio.sleep(10**6 if outputs[-1].prompt_ids[0] % 3 == 0 else 0.1)
+        outputs[-1].reward_score = healthy(outputs[-1].prompt_ids)
+        outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
+
+    for worker in cluster.workers:
+        worker._compute_score = hang_sometimes
+    failed = sum(cluster.step()["async_dapo/failure/reward_timeout"] for _ in range(5))
+    assert failed == cluster.buffer.pool.ledger.failed > 0
+
+
+def test_given_an_agent_loop_that_cancels_itself_when_nothing_stopped_then_its_group_is_set_aside_and_steps_go_on(
+    start,
+) -> None:
+    cluster = start(options())
+    for worker in cluster.workers:
+        generate = worker._generate
+
+        async def cancel_sometimes(
+            sampling_params: Any, uid: str, prompt_ids: list[int], generate: Any = generate
+        ) -> Any:
+            if uid == "group-0" and prompt_ids[1] == 1:
+                raise asyncio.CancelledError
+            return await generate(sampling_params, uid, prompt_ids)
+
+        worker._generate = cancel_sometimes
+    for _ in range(3):
+        cluster.step()
+    assert "group-0" not in cluster.trained

@@ -1,0 +1,134 @@
+"""Inline reward: every way a reward call can go wrong has a counted reason, and none blocks or slips through."""
+
+import asyncio
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.rollout.reward import RewardFailed, RewardScorer
+
+from ..support.fakes import ScriptedReward
+from ..support.simulation import now_s, simulate
+
+TIMEOUT_S = 60.0
+
+
+def output() -> AgentLoopOutput:
+    return AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], metrics=AgentLoopMetrics())
+
+
+def scorer(reward: Any, *, metric: str | None = "acc", max_retries: int = 0) -> RewardScorer:
+    options: Any = SimpleNamespace(
+        reward=SimpleNamespace(timeout_s=TIMEOUT_S, max_retries=max_retries), filter=SimpleNamespace(metric=metric)
+    )
+    return RewardScorer(reward, options=options)
+
+
+def test_given_a_score_then_every_output_of_the_trajectory_has_it() -> None:
+    outputs = [output(), output(), output()]
+    simulate(scorer(ScriptedReward(0.5)).score(outputs, {}))
+    assert [scored.reward_score for scored in outputs] == [0.5] * 3
+    assert [scorer(None).metric_of(scored) for scored in outputs] == [0.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("attempt", "reason"),
+    [
+        (ValueError("broken"), "reward_error"),
+        (ActorUnavailableError("its worker cannot be reached", None), "reward_error"),
+        (TimeoutError("the reward's own"), "reward_timeout"),
+        (math.nan, "reward_not_finite"),
+        (math.inf, "reward_not_finite"),
+        (None, "reward_not_finite"),
+        ("no number", "reward_not_finite"),
+    ],
+)
+def test_given_a_reward_that_fails_for_good_then_it_is_tried_as_often_as_allowed_and_the_reason_is_named(
+    attempt: Any, reason: str
+) -> None:
+    for max_retries in range(3):
+        reward = ScriptedReward(attempt)
+        failing = scorer(reward, max_retries=max_retries)
+        with pytest.raises(RewardFailed) as failed:
+            simulate(failing.score([output()], {}))
+        assert failed.value.reason == reason
+        assert (reward.calls, failing.retries) == (1 + max_retries, max_retries)
+
+
+def test_given_a_metric_that_is_no_number_then_the_reward_is_not_finite() -> None:
+    async def bad_metric(outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
+        outputs[-1].reward_score = 1.0
+        outputs[-1].extra_fields["reward_extra_info"] = {"acc": None}
+
+    with pytest.raises(RewardFailed, match="reward_not_finite"):
+        simulate(scorer(bad_metric).score([output()], {}))
+
+
+def test_given_a_reward_that_fails_once_when_retried_then_the_second_score_counts() -> None:
+    async def main() -> None:
+        for first in (ValueError("broken"), math.nan):
+            scored = output()
+            retried = scorer(ScriptedReward(first, 0.25), max_retries=1)
+            await retried.score([scored], {})
+            assert (scored.reward_score, retried.retries) == (0.25, 1)
+
+    simulate(main())
+
+
+def test_given_a_reward_that_hangs_then_each_attempt_ends_at_its_time_limit() -> None:
+    async def main() -> None:
+        with pytest.raises(RewardFailed, match="reward_timeout"):
+            await scorer(ScriptedReward(takes_s=10**6), max_retries=2).score([output()], {})
+        assert now_s() == pytest.approx(3 * TIMEOUT_S)
+
+    simulate(main())
+
+
+def test_given_a_hanging_reward_when_the_round_stops_then_it_is_a_cancellation_and_not_a_failure() -> None:
+    async def main() -> None:
+        task = asyncio.create_task(scorer(ScriptedReward(takes_s=10**6), max_retries=2).score([output()], {}))
+        await asyncio.sleep(TIMEOUT_S - 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert now_s() == pytest.approx(TIMEOUT_S - 1)
+
+    simulate(main())
+
+
+def test_given_a_metric_the_reward_does_not_return_then_the_configuration_is_blamed_at_once() -> None:
+    for reward in (ScriptedReward(metric=None), ScriptedReward(metric="score")):
+        with pytest.raises(ConfigError, match=r"algorithm.filter_groups.metric=acc"):
+            simulate(scorer(reward, max_retries=3).score([output()], {}))
+        assert reward.calls == 1
+
+
+def test_given_no_filter_then_no_metric_is_needed() -> None:
+    scored = output()
+    simulate(scorer(ScriptedReward(0.5, metric=None), metric=None).score([scored], {}))
+    assert scored.reward_score == 0.5
+
+
+def test_given_a_dead_reward_worker_then_it_is_no_bad_answer() -> None:
+    with pytest.raises(ActorDiedError):
+        simulate(scorer(ScriptedReward(ActorDiedError()), max_retries=3).score([output()], {}))
+
+
+@pytest.mark.parametrize("metric", [None, "acc"])
+def test_given_an_agent_loop_that_scores_itself_then_its_score_counts_and_a_missing_metric_is_named(metric) -> None:
+    async def nothing(outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
+        """verl's worker does not score an output that has a score."""
+
+    outputs = [output(), output()]
+    outputs[-1].reward_score = 0.75
+    if metric is None:
+        simulate(scorer(nothing, metric=None).score(outputs, {}))
+        assert [scored.reward_score for scored in outputs] == [0.75] * 2
+    else:
+        with pytest.raises(ConfigError, match=r"filter_groups\.metric"):
+            simulate(scorer(nothing).score(outputs, {}))

@@ -1,0 +1,160 @@
+"""verl's tool agent loop over our client: an interruption at any time, in any turn, is invisible to the loop."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+from verl.tools.function_tool import FunctionTool
+from verl.tools.schemas import OpenAIFunctionToolSchema
+
+from recipe.async_dapo.core.recording import Recorder, SampledTokens, current_recorder
+from recipe.async_dapo.core.trajectory import Trajectory
+from recipe.async_dapo.cpu.tiny_model import build_tokenizer
+from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
+from recipe.async_dapo.store import PackedOutput
+
+from ..support import scripted_server
+from ..support.client_world import World
+from ..support.fakes import ScriptedServer
+from ..support.scripted_server import ScriptedRequest
+from ..support.simulation import VirtualTimeLoop, simulate
+
+TURNS = 3
+TOKENIZER = build_tokenizer()
+DIGITS = TOKENIZER.convert_tokens_to_ids(list("0123456789"))
+ROLLOUT = {
+    "prompt_length": 64,
+    "response_length": 200,
+    "full_determinism": False,
+    "multi_turn": {
+        "max_user_turns": None,
+        "max_assistant_turns": TURNS,
+        "max_parallel_calls": 1,
+        "max_tool_response_length": 50,
+        "tool_response_truncate_side": "middle",
+        "format": "every_response_calls",
+    },
+}
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "check",
+        "description": "Check digits.",
+        "parameters": {"type": "object", "properties": {"digits": {"type": "string"}}, "required": ["digits"]},
+    },
+}
+
+
+@ToolParser.register("every_response_calls")
+class EveryResponseCalls(ToolParser):
+    async def extract_tool_calls(self, responses_ids: list[int], tools: Any = None) -> tuple[str, list[FunctionCall]]:
+        text = self.tokenizer.decode(responses_ids)
+        return text, [FunctionCall(name="check", arguments=f'{{"digits": "{text}"}}')]
+
+
+class InlineExecutorLoop(VirtualTimeLoop):
+    """verl tokenizes in threads; here that takes no time."""
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+        future = self.create_future()
+        future.set_result(func(*args))
+        return future
+
+
+class TurnServer(ScriptedServer):
+    """A turn ends where the whole context is a multiple of 8 tokens; every token is a digit that tells its place."""
+
+    def _admit(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> ScriptedRequest:
+        return ScriptedRequest(prompt_ids, sampling_params["max_tokens"], 8 - len(prompt_ids) % 8)
+
+
+@pytest.fixture(autouse=True)
+def _digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripted_server, "token_at", lambda prompt_ids, position: DIGITS[position % 10])
+
+
+async def check(digits: str) -> str:
+    await asyncio.sleep(1.5)
+    return f"saw {digits}"
+
+
+def agent_loop(client: Any) -> ToolAgentLoop:
+    tool = FunctionTool(name="check", fn=check, tool_schema=OpenAIFunctionToolSchema(**SCHEMA), is_async=True)
+    return ToolAgentLoop(
+        trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT}})),
+        server_manager=client,
+        tokenizer=TOKENIZER,
+        processor=None,
+        dataset_cls=SimpleNamespace,
+        data_config=DictConfigWrap(OmegaConf.create({})),
+        hf_model_type="tiny",
+        tools=ToolListWrap([tool]),
+    )
+
+
+async def run(it: World) -> AgentLoopOutput:
+    """Run the trajectory's agent loop from its start, as every round does."""
+    it.recorder = Recorder(trajectory=it.trajectory)
+    current_recorder.set(it.recorder)
+    return await agent_loop(it.client).run(
+        {"logprobs": True}, raw_prompt=[{"role": "user", "content": "47+4*03"}], uid="group", session_id=0
+    )
+
+
+def a_world(pause_mode: str) -> World:
+    servers = {"a": TurnServer(token_s=1.0), "b": TurnServer(token_s=1.0)}
+    return World(servers, pause_mode=pause_mode, response_length=200, trajectory=Trajectory(session_id=0))
+
+
+async def interrupted_every(it: World, period_s: float) -> tuple[AgentLoopOutput, int]:
+    """Run to the end through rounds that are stopped after `period_s`. Returns the output and the rounds it took."""
+    rounds = 0
+    while True:
+        rounds += 1
+        assert rounds < 200, "no progress"
+        task = asyncio.create_task(run(it))
+        done, _ = await asyncio.wait({task}, timeout=period_s)
+        if done:
+            return task.result(), rounds
+        it.recorder.is_stopping = True
+        if not it.recorder.in_request:
+            task.cancel()
+        await it.balancer_handle.stop.remote()
+        await asyncio.wait({task})
+        assert task.cancelled() or isinstance(task.exception(), TrajectoryInterrupted)
+        for handle in it.handles.values():
+            await handle.set_global_steps.remote(rounds)
+        await it.balancer_handle.open.remote()
+
+
+@pytest.mark.parametrize("pause_mode", ["abort", "keep"])
+# Longer than all tools together: they are called again whenever the loop is resumed.
+@pytest.mark.parametrize("period_s", [4.4, 5.3, 6.0, 6.6, 7.3, 8.2])
+def test_given_stops_at_any_time_then_the_loop_ends_as_if_nothing_had_happened(
+    pause_mode: str, period_s: float
+) -> None:
+    async def undisturbed() -> AgentLoopOutput:
+        return await run(a_world(pause_mode))
+
+    async def disturbed() -> tuple[AgentLoopOutput, int, World]:
+        it = a_world(pause_mode)
+        output, rounds = await interrupted_every(it, period_s)
+        return output, rounds, it
+
+    expected = simulate(undisturbed(), loop_class=InlineExecutorLoop)
+    output, rounds, it = simulate(disturbed(), loop_class=InlineExecutorLoop)
+    assert rounds > 1
+    for field in ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "num_turns"):
+        assert getattr(output, field) == getattr(expected, field), field
+    assert 0 in output.response_mask and sum(output.response_mask) == it.trajectory.generated_tok
+    assert len(it.trajectory.turns) == TURNS and it.recorder.diverged_tok == 0
+    assert len({version for version, _ in it.trajectory.stamps}) > 1
+    assert all(turn.attachment is None for turn in it.trajectory.turns)
+    packed = PackedOutput.pack(output, SampledTokens(it.trajectory.turns))
+    assert [v for v, n in packed.stamps for _ in range(n)] == [v for v, n in it.trajectory.stamps for _ in range(n)]

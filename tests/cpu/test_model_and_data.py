@@ -1,0 +1,65 @@
+"""Model and data are made once, whole, and the same for the same seed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pyarrow import parquet
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from recipe.async_dapo.cpu import warm_start as warm_start_module
+from recipe.async_dapo.cpu.model_and_data import TRAIN_ROWS, VALIDATION_ROWS, Assets, prepare_assets
+from recipe.async_dapo.cpu.tiny_model import build_model, build_tokenizer
+
+
+@pytest.fixture
+def short_warm_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_start_module, "UPDATES", 3)
+
+
+@pytest.fixture
+def assets(tmp_path: Path, short_warm_start: None) -> Assets:
+    return prepare_assets(tmp_path, seed=0)
+
+
+def test_given_an_empty_folder_when_prepared_then_verl_finds_what_it_reads(assets):
+    rows = parquet.read_table(assets.train_file).to_pylist()
+    assert len(rows) == TRAIN_ROWS
+    assert set(rows[0]) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+    assert set(rows[0]["reward_model"]) == {"style", "ground_truth"}
+    assert parquet.read_table(assets.validation_file).num_rows == VALIDATION_ROWS
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(assets.model), AutoTokenizer.from_pretrained(assets.model)
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert model.dtype == torch.float32
+
+
+def test_given_prepared_assets_when_asked_again_then_nothing_is_made(assets, monkeypatch):
+    monkeypatch.setattr(warm_start_module, "warm_start", None)
+    assert prepare_assets(assets.folder.parent, seed=0) == assets
+
+
+def test_given_another_seed_when_prepared_then_it_gets_its_own_folder(assets):
+    assert prepare_assets(assets.folder.parent, seed=1).folder != assets.folder
+
+
+def test_given_an_interrupted_warm_start_when_prepared_again_then_no_half_made_folder_is_used(
+    tmp_path, short_warm_start
+):
+    def interrupt(_share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_assets(tmp_path, seed=0, on_progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+    assert prepare_assets(tmp_path, seed=0).train_file.exists()
+
+
+def test_given_the_same_seed_when_started_twice_then_the_weights_are_equal(short_warm_start):
+    def weights() -> list[torch.Tensor]:
+        tokenizer = build_tokenizer()
+        model = build_model(tokenizer, seed=5)
+        warm_start_module.warm_start(model, tokenizer, seed=5)
+        return list(model.parameters())
+
+    assert all(torch.equal(one, other) for one, other in zip(weights(), weights(), strict=True))

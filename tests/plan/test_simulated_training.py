@@ -1,0 +1,149 @@
+"""A simulated run: nothing generated vanishes, the seed decides, and what must hold of any scheduler holds."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe.async_dapo.config import ConfigError, RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.plan.costs import ServerConstants
+from recipe.async_dapo.plan.lengths import LogNormalLengths
+from recipe.async_dapo.plan.simulated_training import TrainingRun
+from recipe.async_dapo.plan.systems import (
+    april,
+    async_dapo_2025,
+    copris,
+    dynamic_sampling,
+    recipe,
+    verl_colocate_async,
+    verl_sync,
+)
+from recipe.async_dapo.plan.workload import ValidShare
+
+from ..support.plan_settings import mean_step, natural_len_tok, simulate, small_scenario
+
+OTHER_SYSTEMS = {
+    "verl sync": verl_sync(groups=8),
+    "colocate_async": verl_colocate_async(groups=8),
+    "dynamic sampling": dynamic_sampling(batch=8),
+    "2025": async_dapo_2025(over_sampling=16),
+    "APRIL": april(over_sampling=16),
+    "CoPRIS": copris(pool_size=24, over_sampling=32),
+}
+OPTIONS = st.fixed_dictionaries(
+    {
+        "rollout_strategy": st.sampled_from(list(RolloutStrategy)).map(str),
+        "stop_rule": st.sampled_from(list(StopRuleName)).map(str),
+        "rollout_pool_size": st.sampled_from([None, 5, 24, 100]),
+        "max_concurrent_prompts": st.integers(1, 4),
+        "max_loads_per_server": st.sampled_from([1, 8, 64]),
+        "over_sampling_batch_size": st.sampled_from([None, 3, 12, 40]),
+        "max_staleness": st.sampled_from([None, 0, 1, 4]),
+        "max_partial_share": st.sampled_from([None, 0.2]),
+    }
+)
+
+
+def assert_nothing_vanished(run: TrainingRun, steps: int) -> None:
+    """Generated = trained + filtered + thrown away + kept, and every lease but those of frozen requests is back."""
+    measures = [run.step() for _ in range(steps)]
+    spent = sum(step.trained_tok + step.filtered_tok + step.wasted_tok for step in measures)
+    assert sum(step.generated_tok for step in measures) == spent + measures[-1].buffered_tok
+    assert all(step.trained_trajectories == 8 * 4 for step in measures)
+    assert run.leases_out == len([a for group in run.pool.buffered for a in group.attachments()])
+
+
+@settings(max_examples=40)
+@given(OPTIONS, st.integers(0, 99), st.sampled_from([0.0, 1.5]))
+def test_given_any_options_then_every_generated_token_is_accounted_for(options, seed, reward_s):
+    scenario = small_scenario(seed=seed, reward_s=reward_s)
+    system = recipe("any", **options)
+    unlimited = {"algorithm.filter_groups.max_num_gen_batches": 0}
+    assert_nothing_vanished(TrainingRun(scenario, system.with_overrides(unlimited)), steps=4)
+
+
+@pytest.mark.parametrize("name", OTHER_SYSTEMS)
+def test_given_another_system_then_every_generated_token_is_accounted_for(name):
+    assert_nothing_vanished(TrainingRun(small_scenario(), OTHER_SYSTEMS[name]), steps=5)
+
+
+def test_given_a_token_limit_per_round_then_set_aside_trajectories_keep_their_tokens():
+    system = recipe("limit", rollout_strategy="partial", max_tokens_per_round=600)
+    assert_nothing_vanished(TrainingRun(small_scenario(), system), steps=6)
+
+
+@pytest.mark.parametrize("name", OTHER_SYSTEMS)
+def test_given_a_seed_when_simulated_twice_then_every_number_is_the_same(name):
+    first, second = (simulate(small_scenario(seed=3), OTHER_SYSTEMS[name]) for _ in range(2))
+    assert first == second
+    assert simulate(small_scenario(seed=4), OTHER_SYSTEMS[name]) != first
+
+
+def test_given_staleness_limit_then_no_loss_token_is_older_and_what_is_older_is_counted():
+    scenario = small_scenario(lengths=LogNormalLengths(median_tok=400, sigma=1.5, correlation=0.5))
+    options = {"rollout_strategy": "partial", "rollout_pool_size": 200, "over_sampling_batch_size": 80}
+    free = simulate(scenario, recipe("free", max_staleness=None, **options), steps=20)
+    bound = simulate(scenario, recipe("bound", max_staleness=1, **options), steps=20)
+    assert max(step.staleness_max for step in free) > 2
+    assert sum(step.withheld_tok for step in free) == 0
+    assert max(step.staleness_max for step in bound) <= 2  # a must-finish group may span one version more, withheld
+    assert all(step.withheld_tok > 0 for step in bound if step.staleness_max > 1)
+
+
+def test_given_discard_and_drain_then_trained_lengths_are_natural():
+    scenario = small_scenario(train_batch_size=64, num_servers=8)
+    natural = natural_len_tok(scenario)
+    assert mean_step(scenario, verl_sync(groups=64)).trained_len_tok == pytest.approx(natural, rel=0.04)
+
+
+def test_given_completion_order_and_forgotten_prompts_then_training_prefers_short_answers():
+    scenario = small_scenario(train_batch_size=32, num_servers=8)
+    natural = natural_len_tok(scenario)
+    biased = mean_step(scenario, async_dapo_2025(over_sampling=128, max_concurrent_prompts=64))
+    assert biased.trained_len_tok < 0.85 * natural
+
+
+def test_given_partial_rollout_then_steps_are_shorter_than_verls_sync_mode_and_nothing_is_wasted():
+    scenario = small_scenario()
+    sync = mean_step(scenario, verl_sync(groups=8))
+    partial = mean_step(scenario, recipe("partial", rollout_strategy="partial"))
+    assert partial.rollout_s < 0.8 * sync.rollout_s
+    assert partial.wasted_tok == 0 and partial.off_policy_ratio > 0 and sync.off_policy_ratio == 0
+
+
+def test_given_kept_kv_cache_then_nothing_is_prefilled_again():
+    stale = mean_step(small_scenario(), recipe("stale", rollout_strategy="partial_stale_kv"))
+    fresh = mean_step(small_scenario(), recipe("fresh", rollout_strategy="partial"))
+    assert stale.reprefilled_tok == 0 < fresh.reprefilled_tok
+    assert stale.prefill_s < fresh.prefill_s
+
+
+@pytest.mark.parametrize(
+    "better",
+    [
+        {"constants": ServerConstants(step_overhead_ms=0.5)},
+        {"constants": ServerConstants(bandwidth_share=0.9)},
+        {"num_servers": 4},
+        {"pass_rates": ValidShare(0.9)},
+        {"lengths": LogNormalLengths(median_tok=200, sigma=0.9, correlation=0.5)},
+        {"training_s": 0.0},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_given_anything_better_then_a_step_is_shorter(better):
+    worse = mean_step(small_scenario(), recipe("default"))
+    assert mean_step(small_scenario(**better), recipe("default")).step_s < worse.step_s
+
+
+def test_given_a_full_cache_then_preemptions_are_counted_and_cost_time():
+    tight = small_scenario(gpu_memory_utilization=0.158)
+    roomy = small_scenario()
+    system = recipe("all", max_concurrent_prompts=8, rollout_strategy="partial")
+    assert mean_step(tight, system).preemptions > 0 == mean_step(roomy, system).preemptions
+    assert mean_step(tight, system).rollout_s > mean_step(roomy, system).rollout_s
+
+
+def test_given_prompts_that_never_suffice_then_it_fails_as_training_would():
+    hopeless = small_scenario(pass_rates=ValidShare(0.001))
+    with pytest.raises(ConfigError, match="max_num_gen_batches=10"):
+        TrainingRun(hopeless, recipe("default")).step()

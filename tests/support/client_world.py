@@ -1,0 +1,90 @@
+"""Servers behind a balancer, and one trajectory that generates through a client."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from verl.workers.rollout.replica import TokenOutput
+
+from recipe.async_dapo.core.recording import Recorder, current_recorder
+from recipe.async_dapo.core.trajectory import Trajectory
+from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
+from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+
+from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
+
+PROMPT = [7]
+LENGTH_TOK = 6
+ALL_TOKENS = [token_at(PROMPT, k) for k in range(LENGTH_TOK)]
+LATENCY_S = 0.25
+DONE_S = 6 * LATENCY_S + LENGTH_TOK  # `lease`, `server` and `generate`, there and back
+GRID_S = [k / 8 for k in range(int(8 * DONE_S) + 2)]
+CLEANUP_TIMEOUT_S = 30.0
+
+
+@dataclass
+class World:
+    """Servers behind a balancer, and one trajectory that generates through a client."""
+
+    servers: dict[str, ScriptedServer]
+    latency_s: float | Callable[[str], float] = LATENCY_S
+    capacity: int = 4
+    trajectory: Trajectory = field(default_factory=lambda: Trajectory(session_id=0))
+    response_length: int = 100
+    pause_mode: str = "abort"
+
+    def __post_init__(self) -> None:
+        self.handles = {name: FakeHandle(server, latency_s=self.latency_s) for name, server in self.servers.items()}
+        self.balancer = GlobalLoadBalancer(
+            self.handles, {"max_loads_per_server": self.capacity, "pause_mode": self.pause_mode}
+        )
+        self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s)
+        rollout = SimpleNamespace(response_length=self.response_length, prompt_length=1, max_model_len=None)
+        self.client = AsyncDAPOLLMClient(
+            config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)),
+            load_balancer_handle=self.balancer_handle,
+            cleanup_timeout_s=CLEANUP_TIMEOUT_S,
+        )
+        self.recorder = Recorder(trajectory=self.trajectory)
+
+    def generate(self, **sampling_params: Any) -> Any:
+        """Start a turn of the trajectory, as a new run of its agent loop."""
+        self.recorder = Recorder(trajectory=self.trajectory)
+        current_recorder.set(self.recorder)
+        return self.client.generate("request", prompt_ids=PROMPT, sampling_params={"logprobs": True, **sampling_params})
+
+    async def is_quiet(self) -> None:
+        """Nothing is held, waits or runs any more, and every token that was generated is in the record."""
+        await asyncio.sleep(100 + CLEANUP_TIMEOUT_S)
+        status = await self.balancer.get_status()
+        assert (status["total_inflight"], status["waiting"]) == (0, 0)
+        assert all(not server.running for server in self.servers.values())
+        generated = [tokens for server in self.servers.values() for tokens in server.generated.values()]
+        assert self.trajectory.raw_response_ids == [token for tokens in generated for token in tokens]
+        for turn in self.trajectory.turns:
+            assert turn.rollout_log_probs == pytest.approx([log_prob_of(token) for token in turn.raw_response_ids])
+
+
+def world(**options: Any) -> World:
+    return World({"a": ScriptedServer(LENGTH_TOK), "b": ScriptedServer(LENGTH_TOK)}, **options)
+
+
+def assert_whole(output: TokenOutput) -> None:
+    assert output.token_ids == ALL_TOKENS
+    assert output.log_probs == pytest.approx([log_prob_of(token) for token in ALL_TOKENS])
+
+
+async def ending_of(awaitable: Awaitable[Any]) -> BaseException | None:
+    try:
+        await awaitable
+    except (Exception, asyncio.CancelledError) as error:
+        return error
+    return None
+
+
+def cancel_at(times_s: list[float], task: asyncio.Task[Any]) -> None:
+    for time_s in times_s:
+        asyncio.get_running_loop().call_at(time_s, task.cancel)

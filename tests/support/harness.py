@@ -1,0 +1,119 @@
+"""Runs of the real stack on CPU for the tests: started, watched, killed and read."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipe.async_dapo.cpu.activation import run_environment
+from recipe.async_dapo.cpu.model_and_data import Assets
+from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
+from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+INSPECTED = "tests.support.inspected_run"
+VERL = "verl.trainer.main_ppo"
+STALL_S = 600.0
+_LOG_TAIL_CHARS = 6000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a run has left in its folder."""
+
+    folder: Path
+    exit_code: int
+
+    @property
+    def steps(self) -> list[dict[str, float]]:
+        """Metrics of every trained step, in order."""
+        records = [json.loads(line) for line in _lines(self.folder / "metrics.jsonl")]
+        return [record["data"] for record in records if "timing_s/step" in record["data"]]
+
+    @property
+    def inspections(self) -> list[dict[str, Any]]:
+        """What `inspected_run` wrote down, in order."""
+        return [json.loads(line) for line in _lines(self.folder / "inspection.jsonl")]
+
+    def metric(self, name: str) -> list[float]:
+        return [step[name] for step in self.steps]
+
+    @property
+    def log_tail(self) -> str:
+        return (self.folder / "train.log").read_text(errors="replace")[-_LOG_TAIL_CHARS:]
+
+
+class StallWatch:
+    """Fails a run that hangs: one that has finished no step for `STALL_S`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._run = Run(folder=folder, exit_code=1)
+        self._finished = len(self._run.steps)
+        self._since = time.monotonic()
+
+    def check(self) -> None:
+        if (finished := len(self._run.steps)) != self._finished:
+            self._finished, self._since = finished, time.monotonic()
+        assert time.monotonic() - self._since < STALL_S, f"no step for {STALL_S} s:\n{self._run.log_tail}"
+
+
+def train(
+    assets: Assets,
+    folder: Path,
+    *,
+    steps: int,
+    strategy: str | None = "discard",
+    stop_rule: str | None = None,
+    module: str = INSPECTED,
+    overrides: Sequence[str] = (),
+    kill_when: Callable[[Run], bool] | None = None,
+) -> Run:
+    """Train and wait for the end.
+
+    Args:
+        strategy: None for verl's own trainer.
+        kill_when: asked after every second; when it says so, every process of the run is killed at once (SIGKILL).
+
+    Raises:
+        AssertionError: with the end of the log, if the run fails, or finishes no step for `STALL_S`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with RayFolder() as ray_folder:
+        settings = RunSettings(assets=assets, output=folder, ray_folder=ray_folder.path, steps=steps, seed=0)
+        own = [] if strategy is None else recipe_overrides(strategy=strategy, stop_rule=stop_rule)
+        command = [sys.executable, "-m", module, *verl_overrides(settings), *own, *_QUICK, *overrides]
+        process = TrainingProcess(command, environment=_environment(folder), log_file=folder / "train.log")
+        with process:
+            stall = StallWatch(folder)
+            while process.exit_code is None:
+                process.watch(1.0)
+                if kill_when is not None and kill_when(Run(folder=folder, exit_code=0)):
+                    process.end(grace_s=0)
+                    return Run(folder=folder, exit_code=-9)
+                stall.check()
+    run = Run(folder=folder, exit_code=process.exit_code)
+    assert run.exit_code == 0, f"exit code {run.exit_code}:\n{run.log_tail}"
+    return run
+
+
+# No validation and no TensorBoard; the inspection's probes are one micro-batch of log-probs.
+_QUICK = (
+    "trainer.val_before_train=False",
+    "trainer.test_freq=-1",
+    "trainer.logger=[console,file]",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    environment = run_environment(os.environ, code_path=ROOT, output=folder)
+    return environment | {"INSPECTION_FILE": str(folder / "inspection.jsonl")}
+
+
+def _lines(file: Path) -> list[str]:
+    """Complete lines: the last one of a run that was killed may be cut."""
+    return file.read_text().split("\n")[:-1] if file.exists() else []

@@ -1,0 +1,186 @@
+"""The recipe's entry with a trainer that writes down what the tests want to see, at the moments when it is true.
+
+INSPECTION_FILE=out.jsonl python -m tests.support.inspected_run <hydra overrides>
+"""
+
+import json
+import os
+import threading
+import urllib.request
+from itertools import cycle, islice
+from typing import Any
+
+import hydra
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.main_ppo import run_ppo
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from recipe.async_dapo import store
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.shipping import shipped
+from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.training import run as training
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+
+PROBE = "probe"
+NUM_PROBED = 8  # log-probs of so many unfinished trajectories are computed in a step; a whole micro-batch
+
+
+class InspectedTrainer(AsyncDAPOTrainer):
+    """Records, per step: engines and leases after the stop, the batch's composition, and log-probs by version."""
+
+    def prepare_step(self) -> dict[str, Any]:
+        self._at_start = [_describe(group) for group in self.replay_buffer.pool.buffered]
+        self._gauge = _Gauge(self.llm_server_manager.get_addresses())
+        return super().prepare_step()
+
+    def on_sample_end(self) -> None:
+        super().on_sample_end()
+        balancer = self.replay_buffer.manager._balancer
+        status = ray.get(balancer.get_status.remote())
+        self._await_statistics()
+        self._record = {
+            "step": self.global_steps,
+            "restored": self._at_start,
+            "most_running_in_vllm": self._gauge.stop(),
+            "running_in_vllm": [_running_requests(address) for address in self.llm_server_manager.get_addresses()],
+            "leases_out": status["total_inflight"],
+            "waiting_for_lease": status["waiting"],
+            "buffered": [_describe(group) for group in self.replay_buffer.pool.buffered],
+            "probes": self._probe_unfinished(),
+        }
+
+    def _await_statistics(self) -> None:
+        """Until what vLLM counts is what its engines do after the stop.
+
+        An engine core takes requests in order: the first answer follows the aborts, the second the statistics of the
+        step in which they took effect.
+        """
+        for _ in range(2):
+            ray.get([server.collective_rpc.remote("check_health") for server in self.llm_server_manager.server_handles])
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
+        newest = (data["policy_versions"] == self.global_steps - 1) & data["response_mask"].bool()
+        older = (data["policy_versions"] >= 0) & ~newest & data["response_mask"].bool()
+        difference = (data["old_log_probs"] - data["rollout_log_probs"]).abs()
+        raw = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_info", "uid"])
+        self._record |= {
+            "uids": sorted(set(raw["uid"])),
+            "trajectories": len(batch.keys),
+            "prompts": sorted({info["index"] for info in list(raw["extra_info"])}),
+            "spans": [[list(segment) for segment in tag["segments"]] for tag in batch.tags],
+            "unsampled_tok": int((data["policy_versions"] < 0).sum()),
+            "max_diff_newest": float(difference[newest].max()) if newest.any() else 0.0,
+            "max_diff_older": float(difference[older].max()) if older.any() else 0.0,
+        }
+        with open(os.environ["INSPECTION_FILE"], "a") as file:
+            file.write(json.dumps(self._record) + "\n")
+        return batch
+
+    def _probe_unfinished(self) -> list[dict[str, Any]]:
+        """Log-probs of buffered, unfinished one-turn trajectories under the weights that have just generated them."""
+        rows = [
+            (group, trajectory)
+            for group in self.replay_buffer.pool.buffered
+            for trajectory in group.unfinished
+            if len(trajectory.turns) == 1 and trajectory.generated_tok > 0
+        ]
+        if not rows:
+            return []
+        rows = list(islice(cycle(rows), NUM_PROBED))
+        fields = [self._probe_row(group, trajectory) for group, trajectory in rows]
+        keys = [f"probe{i}_0_0" for i in range(len(rows))]
+        lengths = [len(row["input_ids"]) for row in fields]
+        tags = [{"seq_len": n, "prompt_len": 1, "response_len": n - 1} for n in lengths]
+        tq.kv_batch_put(keys=keys, partition_id=PROBE, fields=list_of_dict_to_tensordict(fields), tags=tags)
+        batch = KVBatchMeta(partition_id=PROBE, keys=keys, tags=tags)
+        batch.extra_info.update({"calculate_entropy": False, "compute_loss": False, "temperature": 1.0})
+        self.actor_rollout_wg.compute_log_prob(batch)
+        data: TensorDict = tq.kv_batch_get(keys=keys, partition_id=PROBE, select_fields=["log_probs"])
+        probes = []
+        for (_, trajectory), row, computed in zip(rows, fields, data["log_probs"].unbind(), strict=True):
+            response_len = len(row["responses"])
+            recorded = torch.tensor(trajectory.turns[0].rollout_log_probs)
+            difference = (computed.float()[-response_len - 1 : -1] - recorded).abs()
+            spans, start = [], 0
+            for version, count in trajectory.stamps:
+                spans.append({"version": version, "max_diff": float(difference[start : start + count].max())})
+                start += count
+            probes.append({"spans": spans})
+        tq.kv_clear(keys=keys, partition_id=PROBE)
+        return probes
+
+    def _probe_row(self, group: PromptGroup, trajectory: Trajectory) -> dict[str, Any]:
+        prompt_ids = self.tokenizer.apply_chat_template(
+            list(group.prompt["raw_prompt"]), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        prompts = torch.tensor(prompt_ids)
+        responses = torch.tensor(trajectory.raw_response_ids)
+        input_ids = torch.cat([prompts, responses])
+        return {
+            "prompts": prompts,
+            "responses": responses,
+            "input_ids": input_ids,
+            "position_ids": torch.arange(len(input_ids)),
+            "response_mask": torch.ones_like(responses),
+            "loss_mask": torch.ones_like(responses),
+            "multi_modal_inputs": {},
+        }
+
+
+def _running_requests(address: str) -> float:
+    """vLLM's own count of running requests, from its metrics page."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running"))
+
+
+class _Gauge:
+    """The most requests that vLLM counted as running while a round was open."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self._most = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(addresses,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> float:
+        self._stopped.set()
+        self._thread.join()
+        return self._most
+
+    def _watch(self, addresses: list[str]) -> None:
+        while not self._stopped.wait(0.1):
+            self._most = max(self._most, *(_running_requests(address) for address in addresses))
+
+
+def _describe(group: PromptGroup) -> dict[str, Any]:
+    return {
+        "uid": group.uid,
+        "age": group.age,
+        "finished": sum(trajectory.is_finished for trajectory in group.trajectories),
+        "tokens": group.generated_tok,
+    }
+
+
+class InspectedTaskRunner:
+    def run(self, config: DictConfig) -> None:
+        training.train(config, trainer_cls=InspectedTrainer)
+
+
+@hydra.main(config_path="../../recipe/async_dapo/config", config_name="async_dapo_trainer", version_base=None)
+def main(config: DictConfig) -> None:
+    check_all(config)
+    with shipped(config):
+        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(InspectedTaskRunner))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Prompt groups of four with scripted agent loops and scores."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from recipe.async_dapo.config import OnRewardError, RewardConfig
+from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder
+from recipe.async_dapo.core.trajectory import (
+    GroupOutcome,
+    PromptGroup,
+    Trajectory,
+)
+from recipe.async_dapo.rollout.group_rollout import GroupRollout
+from recipe.async_dapo.rollout.reward import RewardScorer
+
+N = 4
+Loop = Callable[[PromptGroup, Trajectory], Awaitable[list[AgentLoopOutput]]]
+
+
+def group() -> PromptGroup:
+    return PromptGroup(
+        uid="group", prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=k) for k in range(N)]
+    )
+
+
+async def outcome_of(rollout: GroupRollout, held: PromptGroup | None = None) -> GroupOutcome:
+    """Of a group that is not interrupted."""
+    outcome = await rollout.run(held or group())
+    assert outcome is not None
+    return outcome
+
+
+def recorder() -> Recorder:
+    """Of the running trajectory."""
+    current = current_recorder.get()
+    assert current is not None
+    return current
+
+
+def finished(trajectory: Trajectory, tokens: int = 1) -> list[AgentLoopOutput]:
+    """What an agent loop returns; its tokens are recorded as the client would."""
+    turn = recorder().begin_turn([trajectory.session_id])
+    if turn.finish_reason is None:
+        append_tokens(turn, [7] * tokens, [0.0] * tokens, [(0, tokens)])
+        turn.finish_reason = "stop"
+    metrics = AgentLoopMetrics()
+    output = AgentLoopOutput(
+        prompt_ids=[1],
+        response_ids=[7] * tokens,
+        response_mask=[1] * tokens,
+        response_logprobs=[0.0] * tokens,
+        metrics=metrics,
+    )
+    return [output]
+
+
+async def quick(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+    await asyncio.sleep(1 + trajectory.session_id)
+    return finished(trajectory)
+
+
+def scores(*values: float | Exception, takes_s: float = 0.0) -> Any:
+    """Scores of the sessions, in order of completion."""
+    remaining = list(values)
+
+    async def compute_score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
+        value = remaining.pop(0) if remaining else 1.0
+        await asyncio.sleep(takes_s)
+        if isinstance(value, Exception):
+            raise value
+        outputs[-1].reward_score = value
+        outputs[-1].extra_fields["reward_extra_info"] = {"acc": value}
+
+    return compute_score
+
+
+def rollout(
+    loop: Loop = quick,
+    compute_score: Any = None,
+    *,
+    on_error: OnRewardError = OnRewardError.DROP_GROUP,
+    is_filtered: bool = True,
+    keeps_failures: bool = False,
+    **hooks: Any,
+) -> GroupRollout:
+    reward = RewardConfig(timeout_s=60.0, max_retries=0, on_error=on_error, check_at_start=False)
+    options: Any = SimpleNamespace(reward=reward, filter=SimpleNamespace(metric="acc" if is_filtered else None))
+    scorer = RewardScorer(compute_score or scores(0, 1, 0, 1), options=options)
+    return GroupRollout(loop, scorer, reward=reward, is_filtered=is_filtered, keeps_failures=keeps_failures, **hooks)

@@ -1,0 +1,144 @@
+"""vLLM without a model: its real output processor, fed with scripted tokens on virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.outputs import LogprobsLists
+
+from benchmarks.front_end.request import admit, chunks_of
+from recipe.async_dapo.engines.server import AsyncDAPOServer
+
+from .fakes import log_prob_of, token_at
+from .simulation import REMOTE
+
+
+@dataclass
+class _Decoding:
+    """A request in the engine core."""
+
+    prompt_ids: list[int]
+    max_tokens: int
+    cache_salt: str
+    num_tokens: int = 0
+
+
+class ScriptedEngine:
+    """`AsyncLLM` as far as the recipe uses it. One token per request every `token_s`; all requests are in one batch.
+
+    Args:
+        length_tok: response length [tokens].
+        token_s: time per token [s].
+        admission_s: time between `generate` and the moment the engine knows the request [s].
+        stream_interval: tokens handed to the front end at a time [tokens].
+    """
+
+    def __init__(
+        self, length_tok: int, *, token_s: float = 1.0, admission_s: float = 0.25, stream_interval: int = 1
+    ) -> None:
+        self.output_processor = OutputProcessor(None, log_stats=False, stream_interval=stream_interval)
+        self.core: dict[str, _Decoding] = {}
+        self.sampled: dict[str, list[int]] = {}
+        self.salts: list[str] = []
+        self.policy_version = 0
+        self.is_dead = False
+        self._length_tok = length_tok
+        self._token_s = token_s
+        self._admission_s = admission_s
+        self._is_running = asyncio.Event()
+        self._is_running.set()
+        self._decode_loop: asyncio.Task[None] | None = None
+
+    async def generate(
+        self, *, prompt: dict[str, Any], sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> AsyncIterator[RequestOutput]:
+        await asyncio.sleep(self._admission_s)
+        if self.is_dead:
+            raise EngineDeadError()
+        prompt_ids, salt = prompt["prompt_token_ids"], prompt["cache_salt"]
+        name, queue = admit(self.output_processor, request_id, prompt_ids, sampling_params, salt)
+        self.core[name] = _Decoding(prompt_ids, sampling_params.max_tokens, salt)
+        self.sampled[request_id] = []
+        self.salts.append(salt)
+        if self._decode_loop is None:
+            self._decode_loop = asyncio.create_task(self._decode(), name=f"{REMOTE} engine core")
+        async for chunk in chunks_of(queue):
+            yield chunk
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        for aborted in self.output_processor.abort_requests(request_ids, internal):
+            self.core.pop(aborted, None)
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        assert mode == "keep" and not clear_cache
+        self._is_running.clear()
+
+    async def resume_generation(self) -> None:
+        self._is_running.set()
+
+    def die(self) -> None:
+        """What `AsyncLLM` does when the engine core is gone."""
+        self.is_dead = True
+        self.output_processor.propagate_error(EngineDeadError())
+
+    async def _decode(self) -> None:
+        while self.core and not self.is_dead:
+            await asyncio.sleep(self._token_s)
+            await self._is_running.wait()
+            self.output_processor.process_outputs([self._step(name, request) for name, request in self.core.items()])
+            for name in [name for name in self.core if name not in self.output_processor.request_states]:
+                del self.core[name]
+        self._decode_loop = None
+
+    def _step(self, name: str, request: _Decoding) -> EngineCoreOutput:
+        position = len(request.prompt_ids) - 1 + request.num_tokens
+        token = token_at(request.prompt_ids[:1], position)
+        request.num_tokens += 1
+        self.sampled[name.removesuffix("-internal")].append(token)
+        finish_reason = None
+        if position + 1 >= self._length_tok:
+            finish_reason = FinishReason.STOP
+        elif request.num_tokens >= request.max_tokens:
+            finish_reason = FinishReason.LENGTH
+        return EngineCoreOutput(
+            request_id=name,
+            new_token_ids=[token],
+            new_logprobs=LogprobsLists(np.array([[token]]), np.array([[log_prob_of(token)]]), np.array([0])),
+            finish_reason=finish_reason,
+        )
+
+
+def start_server(monkeypatch: pytest.MonkeyPatch, engine: ScriptedEngine) -> AsyncDAPOServer:
+    """Our server, verl's code included, on a scripted engine."""
+
+    def init(self: vLLMHttpServer) -> None:
+        self.config = SimpleNamespace(
+            max_model_len=1000,
+            prompt_length=1,
+            response_length=500,
+            full_determinism=False,
+            enable_rollout_routing_replay=False,
+            mtp=None,
+            get=lambda key, default: default,
+        )
+        self.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
+        self.global_steps = 0
+        self.replica_rank = self.node_rank = 0
+        self._disaggregation_role = "null"
+        self._submission_paused, self._admitting = False, 0
+
+    monkeypatch.setattr(vLLMHttpServer, "__init__", init)
+    server = AsyncDAPOServer()
+    server.stamp(engine)
+    return server

@@ -1,0 +1,237 @@
+"""A whole training run on virtual time: the real replay buffer, manager, coordinator, balancer, workers and clients.
+
+Only engines, rewards, the data plane and Ray itself are stand-ins. The trainer is synchronous, as verl's is: whenever
+it waits for Ray, the loop runs.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import GetTimeoutError
+from transfer_queue import KVBatchMeta
+from verl.utils.tensordict_utils import get_tensordict
+
+from recipe.async_dapo import store
+from recipe.async_dapo.config import AsyncDAPOConfig, FilterConfig, OnRewardError, RewardConfig, RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
+from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.rollout import manager as manager_module
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
+from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, make_group
+from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
+
+from .fakes import FakeHandle, RemoteCall, ScriptedServer, log_prob_of, token_at
+from .simulated_worker import FakeStore, SimulatedWorker, Task
+from .simulation import VirtualTimeLoop, end_all
+
+STRATEGIES = pytest.mark.parametrize("strategy", list(RolloutStrategy))
+
+MAX_LENGTH_TOK = 1000
+
+
+def options(**changes: Any) -> AsyncDAPOConfig:
+    """A small run: 2 valid groups of 3 trajectories a step, from 5 prompts, on 2 workers with 2 lanes each."""
+    defaults: dict[str, Any] = {
+        "target_valid_groups": 2,
+        "rollout_n": 3,
+        "num_workers": 2,
+        "max_concurrent_prompts": 2,
+        "max_loads_per_server": 3,
+        "over_sampling_batch_size": 5,
+        "stop_rule": StopRuleName.FIFO,
+        "rollout_strategy": RolloutStrategy.DISCARD,
+        "max_staleness": None,
+        "max_partial_share": None,
+        "rollout_pool_size": None,
+        "max_tokens_per_round": None,
+        "importance_sampling": None,
+        "reward": RewardConfig(timeout_s=60.0, max_retries=0, on_error=OnRewardError.DROP_GROUP, check_at_start=False),
+        "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
+        "round_timeout_s": 7200.0,
+        "stop_timeout_s": 120.0,
+        "length_bias_window": 100,
+    }
+    return AsyncDAPOConfig(**(defaults | changes))
+
+
+class Cluster:
+    """Runs steps and checks, after each, what must be true after every step."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        opts: AsyncDAPOConfig,
+        *,
+        task: Task | None = None,
+        num_servers: int = 2,
+        latency_s: float | Callable[[str], float] = 0.01,
+    ) -> None:
+        self.loop = VirtualTimeLoop()
+        asyncio.set_event_loop(self.loop)
+        self.options = opts
+        self.task = task or Task()
+        self.step_number = 0
+        self.num_drawn = 0
+        self.trained: list[str] = []
+        self.store = FakeStore()
+        self._patch(monkeypatch)
+        self.servers = [ScriptedServer(self.task.length_of, prompt_len_tok=2, token_s=1.0) for _ in range(num_servers)]
+        self.server_handles = [FakeHandle(server, latency_s=latency_s) for server in self.servers]
+        router = {
+            "max_loads_per_server": opts.max_loads_per_server,
+            "pool_size": opts.rollout_pool_size,
+            "pause_mode": "keep" if opts.keeps_kv else "abort",
+        }
+        named = {f"server-{k}": handle for k, handle in enumerate(self.server_handles)}
+        self.balancer = GlobalLoadBalancer(named, router)
+        self.balancer_handle = FakeHandle(self.balancer, latency_s=latency_s)
+        coordinator = EarlyStoppingCoordinator(self.balancer_handle, opts.stop_timeout_s)
+        self.coordinator_handle = FakeHandle(coordinator, latency_s=latency_s)
+        self.worker_handles = [self._start_worker(latency_s) for _ in range(opts.num_workers)]
+        self.workers: list[SimulatedWorker] = [handle.target for handle in self.worker_handles]
+        self.manager = self._start_manager()
+        self.buffer = RoundReplayBuffer(opts, self._draw)
+        self.buffer.attach(self.manager)
+
+    # ---- what verl's trainer does ----
+
+    def step(self) -> dict[str, float]:
+        """One step: rollout, training, weight update."""
+        self.step_number += 1
+        self.buffer.open_round(self.step_number)
+        batch, metrics = self.buffer.sample(self.step_number, store.TRAIN, self.options.target_valid_groups)
+        self.check(batch)
+        for key in batch.keys:
+            del self.store.rows[store.TRAIN][key]
+        self.update_weights()
+        return metrics
+
+    def update_weights(self) -> None:
+        for server in self.servers:
+            server.global_steps = self.step_number
+        self.manager.open_engines()
+
+    def validate(self, num_prompts: int) -> KVBatchMeta:
+        rows = {
+            "uid": [f"val-{self.step_number}-{k}" for k in range(num_prompts)],
+            "index": list(range(num_prompts)),
+        }
+        prompts = get_tensordict(rows, non_tensor_dict={"global_steps": self.step_number, "validate": True})
+        self.buffer.free_engines()
+        self.manager.generate_sequences(prompts)
+        return self.buffer.sample(self.step_number, store.VAL, num_prompts)[0]
+
+    def run_for(self, seconds: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def close(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        end_all(self.loop)
+
+    # ---- what must be true after every rollout ----
+
+    def check(self, batch: KVBatchMeta) -> None:
+        uids = list(dict.fromkeys(key.split("_")[0] for key in batch.keys))
+        assert len(uids) == self.options.target_valid_groups
+        assert uids == sorted(uids), "mini-batches in an order of age or completion"
+        assert not set(uids) & set(self.trained), "a group was trained twice"
+        self.trained += uids
+        for key in batch.keys:
+            self.check_trajectory(*self.store.rows[store.TRAIN][key])
+        self.check_engines()
+        self.buffer.pool.check_ledger()
+        assert self._own_tasks() == set(), "a task of the round is left"
+        for worker in self.workers:
+            assert not worker.active and worker.max_active_groups <= self.options.lanes_per_worker
+
+    def check_trajectory(self, fields: dict[str, Any], tag: dict[str, Any]) -> None:
+        """The response is whole, however often it was interrupted, and every token has its log-prob and version."""
+        prompt_ids = fields["prompts"].tolist()
+        expected = [token_at(prompt_ids, k) for k in range(self.task.length_of(prompt_ids))]
+        assert fields["responses"].tolist() == expected
+        assert fields["rollout_log_probs"].tolist() == pytest.approx([log_prob_of(token) for token in expected])
+        versions = [version for version, count in tag["segments"] for _ in range(count)]
+        assert fields["policy_versions"].tolist() == versions and versions == sorted(versions)
+        assert max(versions) < self.step_number
+        if self.options.rollout_strategy in (RolloutStrategy.DISCARD, RolloutStrategy.CONSISTENT):
+            assert len(set(versions)) == 1
+
+    def check_engines(self) -> None:
+        kept = {a.lease_id for group in self.buffer.pool.buffered for a in group.attachments()}
+        assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_waiting
+        held = {request_id for server in self.servers for request_id in (*server.running, *server.ended)}
+        assert held == kept and (self.options.keeps_kv or not kept)
+        assert all(server.max_running <= self.options.max_loads_per_server for server in self.servers)
+
+    # ---- how it is put together ----
+
+    def _patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(manager_module, "ray", SimpleNamespace(get=self._get, wait=self._wait))
+        monkeypatch.setattr(time, "monotonic", self.loop.time)
+        for name in ("put_group", "batch_of", "forget_groups", "forget_prompts", "withhold"):
+            monkeypatch.setattr(store, name, getattr(self.store, name))
+
+    def _start_worker(self, latency_s: float | Callable[[str], float]) -> FakeHandle:
+        rollout = SimpleNamespace(response_length=MAX_LENGTH_TOK, prompt_length=2, max_model_len=None)
+        client = AsyncDAPOLLMClient(
+            config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)),
+            load_balancer_handle=self.balancer_handle,
+            cleanup_timeout_s=self.options.stop_timeout_s,
+        )
+        return FakeHandle(SimulatedWorker(client, self.options, self.task), latency_s=latency_s)
+
+    def _start_manager(self) -> AsyncDAPOAgentLoopManager:
+        manager = object.__new__(AsyncDAPOAgentLoopManager)
+        val_kwargs = SimpleNamespace(n=self.options.rollout_n)
+        manager.config = SimpleNamespace(
+            actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(val_kwargs=val_kwargs))
+        )
+        manager.agent_loop_workers = self.worker_handles
+        manager._options = self.options
+        manager._balancer, manager._coordinator = self.balancer_handle, self.coordinator_handle
+        manager._round_id, manager._worker_refs, manager._frozen = "", [], {}
+        for index, worker in enumerate(self.worker_handles):
+            self._get(worker.attach.remote(self.coordinator_handle, index))
+        return manager
+
+    def _draw(self, count: int) -> list[PromptGroup]:
+        rows = [{"uid": f"group-{self.num_drawn + k}", "index": self.num_drawn + k} for k in range(count)]
+        self.num_drawn += count
+        return [make_group(row, n=self.options.rollout_n, step=self.step_number) for row in rows]
+
+    def _own_tasks(self) -> set[str]:
+        self.run_for(0.05)  # releases are not awaited by those who send them
+        names = {task.get_name() for task in asyncio.all_tasks(self.loop)}
+        return {name for name in names if not name.startswith("remote")}
+
+    def _get(self, refs: Any, timeout: float | None = None) -> Any:
+        async def resolve() -> Any:
+            if isinstance(refs, RemoteCall):
+                return await refs
+            return [await ref for ref in refs]
+
+        async def within() -> Any:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await resolve()
+            except TimeoutError as error:
+                raise GetTimeoutError("Get timed out") from error
+
+        return self.loop.run_until_complete(within())
+
+    def _wait(
+        self, refs: list[RemoteCall], *, num_returns: int, timeout: float
+    ) -> tuple[list[RemoteCall], list[RemoteCall]]:
+        async def wait() -> None:
+            await asyncio.wait([ref._task for ref in refs], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+        assert num_returns == 1
+        self.loop.run_until_complete(wait())
+        ready = [ref for ref in refs if ref.is_done][:1]
+        return ready, [ref for ref in refs if ref not in ready]

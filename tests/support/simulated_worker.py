@@ -1,0 +1,136 @@
+"""Workers with a scripted task, and the data plane that they write to."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from recipe.async_dapo import store
+from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
+from recipe.async_dapo.rollout.worker import AsyncDAPOAgentLoopWorker
+
+
+@dataclass
+class Task:
+    """What the model does with a prompt, and the reward with the answer. A metric may be an exception to be raised.
+
+    `prompt_ids` is [index of the prompt, session].
+    """
+
+    length_of: Callable[[list[int]], int] = lambda prompt_ids: 1 + (7 * prompt_ids[0] + 3 * prompt_ids[1]) % 20
+    metric_of: Callable[[list[int]], float | Exception] = lambda prompt_ids: float((prompt_ids[0] + prompt_ids[1]) % 2)
+    scoring_s: float = 0.5
+
+
+class SimulatedWorker(AsyncDAPOAgentLoopWorker):
+    """The real worker with a single-turn agent loop and a scripted reward."""
+
+    def __init__(self, client: AsyncDAPOLLMClient, options: AsyncDAPOConfig, task: Task) -> None:
+        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+        agent = SimpleNamespace(default_agent_loop="single_turn_agent")
+        rollout = SimpleNamespace(val_kwargs=SimpleNamespace(**sampling), agent=agent, **sampling)
+        self.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
+        self.llm_client = client
+        self._options = options
+        self._task = task
+        self._agent_loops = self
+        self.active: dict[str, int] = {}  # running groups -> running trajectories
+        self.max_active_groups = 0
+        self.started: list[str] = []
+
+    def make(self, name: str) -> "SimulatedWorker":
+        """The agent loops are made by this worker, and all of them are this worker."""
+        return self
+
+    async def run(
+        self, sampling_params: dict[str, Any], *, uid: str, session_id: int, index: int, **prompt: Any
+    ) -> AgentLoopOutput:
+        if uid not in self.active:
+            self.started.append(uid)
+        self.active[uid] = self.active.get(uid, 0) + 1
+        self.max_active_groups = max(self.max_active_groups, len(self.active))
+        try:
+            return await self._generate(sampling_params, uid, [index, session_id])
+        finally:
+            self.active[uid] -= 1
+            if not self.active[uid]:
+                del self.active[uid]
+
+    async def _generate(self, sampling_params: dict[str, Any], uid: str, prompt_ids: list[int]) -> AgentLoopOutput:
+        output = await self.llm_client.generate(
+            f"{uid}-{prompt_ids[1]}", prompt_ids=prompt_ids, sampling_params=sampling_params
+        )
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=output.token_ids,
+            response_mask=[1] * len(output.token_ids),
+            response_logprobs=output.log_probs,
+            metrics=AgentLoopMetrics(),
+        )
+
+    async def _compute_score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
+        await asyncio.sleep(self._task.scoring_s)
+        metric = self._task.metric_of(outputs[-1].prompt_ids)
+        if isinstance(metric, Exception):
+            raise metric
+        outputs[-1].reward_score = metric
+        outputs[-1].extra_fields["reward_extra_info"] = {"acc": metric}
+
+
+@dataclass
+class FakeStore:
+    """The data plane: partition -> key -> (fields, tag)."""
+
+    rows: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = field(
+        default_factory=lambda: {store.TRAIN: {}, store.VAL: {}}
+    )
+
+    async def put_group(self, group: PromptGroup, *, partition_id: str, dispatched_at_step: int) -> None:
+        await asyncio.sleep(0.1)
+        for key, fields, tag in store.rows_of(group, dispatched_at_step=dispatched_at_step):
+            self.rows[partition_id][key] = (fields, tag)
+
+    def batch_of(self, uids: Sequence[str], *, partition_id: str) -> KVBatchMeta:
+        keys = [key for uid in uids for key in sorted(self.rows[partition_id]) if key.split("_")[0] == uid]
+        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=[self.rows[partition_id][key][1] for key in keys])
+
+    def forget_groups(self, uids: Sequence[str], *, partition_id: str) -> None:
+        for key in self.batch_of(uids, partition_id=partition_id).keys:
+            del self.rows[partition_id][key]
+
+    def forget_prompts(self, uids: Sequence[str], *, partition_id: str) -> None:
+        """There are no markers here."""
+
+    def withhold(self, batch: KVBatchMeta, *, oldest_version: int) -> int:
+        return sum(count for tag in batch.tags for version, count in tag["segments"] if version < oldest_version)
+
+
+def random_task(seed: int) -> Task:
+    """Long-tailed lengths and metrics by chance, the same for a trajectory whenever it is asked."""
+
+    def length_of(prompt_ids: list[int]) -> int:
+        return 1 + int(Random(f"{seed} {prompt_ids}").paretovariate(1.0)) % 200
+
+    def metric_of(prompt_ids: list[int]) -> float:
+        return float(Random(f"metric {seed} {prompt_ids}").random() < 0.5)
+
+    return Task(length_of, metric_of, scoring_s=Random(seed).choice([0.0, 0.3, 5.0]))
+
+
+def failing_task(seed: int) -> Task:
+    """As `random_task`; some rewards raise."""
+    task = random_task(seed)
+    healthy = task.metric_of
+
+    def metric_of(prompt_ids: list[int]) -> float | Exception:
+        is_bad = Random(f"failure {seed} {prompt_ids}").random() < 0.1
+        return ValueError("broken") if is_bad else healthy(prompt_ids)
+
+    return Task(task.length_of, metric_of, task.scoring_s)
