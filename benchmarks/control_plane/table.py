@@ -5,7 +5,7 @@ python -m benchmarks.control_plane.table [FOLDER]
 
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.support.runs_file import Row, read
@@ -27,11 +27,11 @@ HEAD = (
 Setting = tuple[str, str]  # in flight, servers
 
 
-def table_rows(folder: Path = FOLDER) -> list[tuple[str, ...]]:
+def table_rows(folder: Path = FOLDER) -> list[Sequence[str]]:
     """One row an actor; cells list the settings in order."""
     rows = read(folder / "control_plane.csv")
     settings = list(dict.fromkeys((row["in_flight"], row["servers"]) for row in rows))
-    lines = []
+    lines: list[Sequence[str]] = []
     for actor in ACTORS:
         at = [_of(rows, setting, [actor]) for setting in settings]
         medians_ms = [statistics.median(values(runs, CPU_MS)) for runs in at]

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import WARM_UP_STEPS
@@ -131,7 +132,7 @@ def main() -> None:
         f"| Strategy | Runs | Measured [s] | Predicted [s] | Measured / {REFERENCE} | Predicted | Error |",
         "|" + "---|" * 7,
     ]
-    rows = []
+    rows: list[list[Any]] = []
     for name, runs in measured_s.items():
         ratios = mean(runs) / mean(measured_s[REFERENCE]), predicted_s[name] / predicted_s[REFERENCE]
         error = ratios[1] / ratios[0] - 1

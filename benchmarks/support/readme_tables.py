@@ -4,6 +4,7 @@ python -m benchmarks.support.readme_tables
 """
 
 import re
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -61,9 +62,13 @@ def with_tables(text: str) -> str:
     }
     for name, rows in tables.items():
         marked = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
-        text, found = re.subn(marked, lambda match, rows=rows: match[1] + rows + match[2], text, flags=re.DOTALL)
+        text, found = re.subn(marked, partial(_replaced, rows=rows), text, flags=re.DOTALL)
         assert found == 1, f"README.md has no place for the {name} table"
     return text
+
+
+def _replaced(match: re.Match[str], *, rows: str) -> str:
+    return match[1] + rows + match[2]
 
 
 def _node_lines() -> list[str]:

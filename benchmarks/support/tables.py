@@ -1,7 +1,7 @@
 """Columns of the benchmarks' rows, their medians as text, and tables of them."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from benchmarks.support.runs_file import Row
 
@@ -19,7 +19,7 @@ def median_and_range(numbers: list[float], digits: int) -> str:
     return text if len(numbers) == 1 else f"{text} ({min(numbers):.{digits}f}-{max(numbers):.{digits}f})"
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Iterable[Sequence[str]]) -> str:
     """As Markdown."""
-    lines = [head, tuple("---" for _ in head), *rows]
+    lines: list[Sequence[str]] = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

@@ -6,9 +6,6 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-# Limit of concurrent calls of the coordinator and the load balancer: every lane may wait for a group, every request for
-# a server, and no release may queue behind them.
-MAX_PENDING_CALLS = 100_000
 RECONNECT_S = 1.0  # pause before an actor that could not be reached is called again
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
+from .core.round import RoundSpec
 from .core.stop_rules import StopRuleName
 
 
@@ -21,6 +22,11 @@ class ImportanceSampling(StrEnum):
     BYPASS = "bypass"
     DECOUPLED = "decoupled"
     NONE = "none"
+
+
+def needs_bypass_loss(correction: DictConfig) -> bool:
+    """Whether `algorithm.rollout_correction` asks, in bypass mode, for what only verl's own loss of that mode does."""
+    return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
 
 
 class OnRewardError(StrEnum):
@@ -71,7 +77,7 @@ class AsyncDAPOConfig:
     max_partial_share: float | None
     rollout_pool_size: int | None
     max_tokens_per_round: int | None
-    importance_sampling: ImportanceSampling | None
+    importance_sampling: ImportanceSampling
     reward: RewardConfig
     filter: FilterConfig
     round_timeout_s: float
@@ -92,6 +98,9 @@ class AsyncDAPOConfig:
         if node["stop_rule"] is None:
             keeps_nothing = node["rollout_strategy"] == RolloutStrategy.DISCARD or node["max_staleness"] == 0
             node["stop_rule"] = StopRuleName.FIFO if keeps_nothing else StopRuleName.FIRST_COMPLETED
+        if node["importance_sampling"] is None:
+            bypasses = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
+            node["importance_sampling"] = ImportanceSampling.BYPASS if bypasses else ImportanceSampling.DECOUPLED
         filter_groups = config.algorithm.filter_groups
         if filter_groups.enable and not filter_groups.metric:
             raise ConfigError(
@@ -148,6 +157,19 @@ class AsyncDAPOConfig:
         if self.rollout_pool_size is not None:  # a group starts while there is one place for its n
             return self.rollout_pool_size + self.rollout_n - 1
         return self.num_workers * self.max_concurrent_prompts * self.rollout_n
+
+    def round_spec(self, *, step: int, carried_valid_groups: int, must_finish: frozenset[str]) -> RoundSpec:
+        """The training round of a step."""
+        return RoundSpec(
+            round_id=f"step-{step}",
+            stop_rule=self.stop_rule,
+            target_valid_groups=self.target_valid_groups,
+            carried_valid_groups=carried_valid_groups,
+            num_workers=self.num_workers,
+            drains=self.drains,
+            must_finish=must_finish,
+            pool_size=self.rollout_pool_size,
+        )
 
     def _check(self) -> None:
         at_least_one = {

@@ -8,7 +8,8 @@ import hydra
 from omegaconf import DictConfig
 
 from .config import ConfigError
-from .startup.preflight import check_all, check_versions
+from .startup.preflight import check_all
+from .verl_version import check_versions
 
 
 def main() -> None:

@@ -97,9 +97,7 @@ def localise(config: DictConfig) -> None:
 def _stage_recipe(staging: Path) -> Path:
     """Copy this package, alone, under its dotted name. Returns the top folder of that name."""
     package = (__package__ or RECIPE_DIR.name).split(".")
-    shutil.copytree(
-        RECIPE_DIR, staging.joinpath(*package), ignore=shutil.ignore_patterns("__pycache__", "*.sh", "assets")
-    )
+    shutil.copytree(RECIPE_DIR, staging.joinpath(*package), ignore=shutil.ignore_patterns("__pycache__", "*.sh"))
     for depth in range(1, len(package)):
         staging.joinpath(*package[:depth], "__init__.py").write_text(_JOINED_PACKAGE)
     return staging / package[0]

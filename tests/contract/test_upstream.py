@@ -22,12 +22,12 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from recipe.async_dapo.actor_limits import server_calls
 from recipe.async_dapo.engines import server
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
-from recipe.async_dapo.startup import verl_combinations
-from recipe.async_dapo.startup.preflight import REQUIRED_VERL_FILE
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+from recipe.async_dapo.verl_version import REQUIRED_VERL_FILE
 
 from ..support.scripted_engine import ScriptedEngine
 from ..support.simulation import simulate
@@ -115,7 +115,7 @@ def test_the_manager_only_replaces_what_the_base_lets_it_replace() -> None:
 def test_start_up_knows_the_concurrent_calls_of_a_server_actor(max_num_seqs: int) -> None:
     replica = SimpleNamespace(config=SimpleNamespace(max_num_seqs=max_num_seqs))
     upstream = RolloutReplica.max_concurrency.fget(replica)
-    assert upstream == max(verl_combinations._MIN_CONCURRENCY, max_num_seqs + verl_combinations._CONTROL_CALLS)
+    assert upstream == server_calls(max_num_seqs)
 
 
 def test_containers_have_the_fields_we_use() -> None:

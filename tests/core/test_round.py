@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from recipe.async_dapo.core.round import Round, RoundSummary, StopReason
-from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
+from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, StopReason
+from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
 
 VERDICTS = st.sampled_from([Verdict.VALID, Verdict.FILTERED, Verdict.FAILED, Verdict.SET_ASIDE])
@@ -22,14 +22,16 @@ def make_round(
     pool_size: int | None = None,
 ) -> Round:
     return Round(
-        "round",
-        rule=None if name is None else make_stop_rule(name, target_valid_groups=target, carried_valid_groups=carried),
-        target_valid_groups=target,
-        carried_valid_groups=carried,
-        num_workers=workers,
-        drains=name in (StopRuleName.DRAIN, None),
-        must_finish=must_finish,
-        pool_size=pool_size,
+        RoundSpec(
+            round_id="round",
+            stop_rule=name,
+            target_valid_groups=target,
+            carried_valid_groups=carried,
+            num_workers=workers,
+            drains=name in (StopRuleName.DRAIN, None),
+            must_finish=frozenset(must_finish),
+            pool_size=pool_size,
+        )
     )
 
 

@@ -12,11 +12,12 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from recipe.async_dapo.aio import await_all, resolve
+from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, Turn, Verdict
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent, RoundSpec, Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent, Ticket
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
 
 from ..support.dying_server import DyingServer

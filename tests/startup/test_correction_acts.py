@@ -16,7 +16,9 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import assign_non_tensor
 from verl.workers.utils.losses import ppo_loss
 
-from recipe.async_dapo.training.correction import check_importance_sampling, wire_importance_sampling
+from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.startup.correction_check import check_importance_sampling
+from recipe.async_dapo.training.correction import wire_importance_sampling
 
 KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
 PROMPT_LEN = 2
@@ -70,8 +72,9 @@ def loss(run, monkeypatch):
 
     def compute(*overrides: str) -> float:
         config = run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides)
-        check_importance_sampling(config)
-        wire_importance_sampling(config)
+        options = AsyncDAPOConfig.from_hydra(config)
+        check_importance_sampling(config, options)
+        wire_importance_sampling(config, options.importance_sampling)
         queue = Queue()
         monkeypatch.setattr(trainer_base, "tq", queue)
         batch = KVBatchMeta(partition_id="train", keys=KEYS, tags=[{}] * 4)

@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.startup import verl_combinations
-from recipe.async_dapo.startup.preflight import check_all, check_versions
+from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.startup.verl_combinations import check_combinations
 from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, SHADOWED
+from recipe.async_dapo.verl_version import check_versions
 
 from ..support.composed_runs import ComposeRun, refusal, write_verl
 

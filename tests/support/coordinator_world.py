@@ -3,9 +3,10 @@
 import asyncio
 from typing import Any
 
+from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator, RoundSpec, Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator, Ticket
 
 from .fakes import FakeHandle
 from .simulation import now_s

@@ -8,9 +8,9 @@ from random import Random
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.pool_records import Dispatch, Settlement
-from recipe.async_dapo.core.round import Round, RoundSummary
+from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.staleness import StalenessLimit
-from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
+from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Segment, Trajectory, Turn, Verdict
 
 N = 2
@@ -83,13 +83,15 @@ class Run:
         self.ended.update(dispatch.retired_uids)
         carried = self.pool.carried_uids
         opened = Round(
-            f"step-{self.step}",
-            rule=make_stop_rule(self.stop_rule, target_valid_groups=self.target, carried_valid_groups=len(carried)),
-            target_valid_groups=self.target,
-            carried_valid_groups=len(carried),
-            num_workers=self.random.randint(1, 3),
-            drains=self.stop_rule is StopRuleName.DRAIN,
-            must_finish=dispatch.must_finish,
+            RoundSpec(
+                round_id=f"step-{self.step}",
+                stop_rule=self.stop_rule,
+                target_valid_groups=self.target,
+                carried_valid_groups=len(carried),
+                num_workers=self.random.randint(1, 3),
+                drains=self.stop_rule is StopRuleName.DRAIN,
+                must_finish=dispatch.must_finish,
+            )
         )
         summary, unfinished = self.roll_out(opened, dispatch)
         settlement = self.pool.settle(summary, unfinished)

@@ -23,7 +23,8 @@ from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
-from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, make_group
+from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
+from recipe.async_dapo.rollout.prompts import make_group
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer, log_prob_of, token_at

@@ -4,4 +4,4 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import recipe.async_dapo.training  # noqa: F401 (imported for its warnings)
+    import recipe.async_dapo.training.run  # noqa: F401 (imported for its warnings)

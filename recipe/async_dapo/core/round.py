@@ -11,11 +11,11 @@ The coordinator actor holds the current round and turns what changed into events
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .stop_rules import StopRule
+from .stop_rules import StopRule, StopRuleName, make_stop_rule
 from .trajectory import GroupOutcome, Verdict
 from .worker_queues import WorkerQueues
 
@@ -23,6 +23,30 @@ from .worker_queues import WorkerQueues
 class StopReason(StrEnum):
     TARGET_REACHED = "target_reached"  # the stop rule is met
     POOL_EXHAUSTED = "pool_exhausted"  # a round without a rule (validation): every group has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSpec:
+    """A round to open; reports that carry another `round_id` are refused."""
+
+    round_id: str
+    stop_rule: StopRuleName | None  # None: it ends when every group has, and engines go on (validation)
+    target_valid_groups: int  # B [groups]
+    carried_valid_groups: int  # left over from earlier rounds [groups]
+    num_workers: int
+    drains: bool  # running groups are awaited after the rule is met, rather than interrupted
+    must_finish: frozenset[str] = frozenset()  # too stale in the next step: the round does not halt before they ended
+    # N' of CoPRIS: a group starts while fewer trajectories are unfinished; None = only the lanes bound what runs
+    pool_size: int | None = None
+
+    def make_rule(self) -> StopRule | None:
+        if self.stop_rule is None:
+            return None
+        return make_stop_rule(
+            self.stop_rule,
+            target_valid_groups=self.target_valid_groups,
+            carried_valid_groups=self.carried_valid_groups,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,40 +63,15 @@ class RoundSummary:
 
 
 class Round:
-    """The groups of one round, from waiting to ended.
+    """The groups of one round, from waiting to ended."""
 
-    Args:
-        round_id: names the round; reports that carry another id are refused.
-        rule: says when the round has enough; None = it ends when every group has ended.
-        target_valid_groups: B [groups].
-        carried_valid_groups: valid groups left over from earlier rounds [groups].
-        num_workers: agent loop workers [count].
-        drains: whether running groups are awaited after the rule is met, rather than interrupted.
-        must_finish: groups that would become too stale in the next step: the round does not halt before they ended.
-        pool_size: N' of CoPRIS: a group starts only while fewer trajectories than that are unfinished
-            [trajectories]; None = only the lanes bound what runs.
-    """
-
-    def __init__(
-        self,
-        round_id: str,
-        *,
-        rule: StopRule | None,
-        target_valid_groups: int,
-        carried_valid_groups: int,
-        num_workers: int,
-        drains: bool,
-        must_finish: Collection[str] = (),
-        pool_size: int | None = None,
-    ) -> None:
-        self.round_id = round_id
-        self._rule = rule
-        self._target = target_valid_groups
-        self._valid = carried_valid_groups
-        self._drains = drains
-        self._queues = WorkerQueues(num_workers)
-        self._must_finish = set(must_finish)
-        self._pool_size = pool_size
+    def __init__(self, spec: RoundSpec) -> None:
+        self.round_id = spec.round_id
+        self._spec = spec
+        self._rule = spec.make_rule()
+        self._valid = spec.carried_valid_groups
+        self._queues = WorkerQueues(spec.num_workers)
+        self._must_finish = set(spec.must_finish)
         self._sizes: dict[str, int] = {}  # trajectories to generate, of waiting groups
         self._running: dict[str, int] = {}  # trajectories that are still to end, of running groups
         self._inflight_trajectories = 0
@@ -113,12 +112,13 @@ class Round:
     @property
     def wants_prompts(self) -> bool:
         """Whether the target can no longer be reached with the groups at hand."""
-        return self._rule is not None and not self.is_halted and self.outstanding < self._target
+        return self._rule is not None and not self.is_halted and self.outstanding < self._spec.target_valid_groups
 
     @property
     def may_start(self) -> bool:
         """Whether a waiting group may start now."""
-        has_place = self._pool_size is None or self._inflight_trajectories < self._pool_size
+        pool_size = self._spec.pool_size
+        has_place = pool_size is None or self._inflight_trajectories < pool_size
         return has_place and self.num_waiting > 0 and not self.is_halted
 
     @property
@@ -191,5 +191,5 @@ class Round:
         if self._rule is None:
             if self._start_order and not self._running and not self.num_waiting:
                 self._stop_reason = StopReason.POOL_EXHAUSTED
-        elif self._is_rule_met and not (self._drains and self._running):
+        elif self._is_rule_met and not (self._spec.drains and self._running):
             self._stop_reason = StopReason.TARGET_REACHED

@@ -13,13 +13,9 @@ from verl.workers.rollout.replica import TokenOutput
 from ..aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
 from ..core.recording import append_tokens
 from ..core.trajectory import Attachment, Turn
+from .protocol import ABORTED, PAUSED, UNKNOWN, extra_of
 
 logger = logging.getLogger(__name__)
-
-# Stop reasons of our servers (`server.AsyncDAPOServer`).
-ABORTED = "aborted"  # ended before its time; also verl's word
-PAUSED = "paused"  # still in the engine, with its KV cache
-UNKNOWN = "unknown"  # no such request in this engine
 
 
 class TrajectoryInterrupted(asyncio.CancelledError):
@@ -102,7 +98,7 @@ class EngineRequests:
             turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
         if output.stop_reason in (ABORTED, PAUSED):
             raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")
-        return None if output.stop_reason == UNKNOWN else output.extra_fields["finish_reason"]
+        return None if output.stop_reason == UNKNOWN else extra_of(output)["finish_reason"]
 
     def abandon(self, attachments: list[Attachment]) -> None:
         """Take requests that nobody will continue out of their engines."""
@@ -158,4 +154,4 @@ async def _record_result(turn: Turn, call: asyncio.Future[TokenOutput]) -> None:
 
 
 def _record(turn: Turn, output: TokenOutput) -> None:
-    append_tokens(turn, output.token_ids, output.log_probs or [], output.extra_fields["segments"])
+    append_tokens(turn, output.token_ids, output.log_probs or [], extra_of(output)["segments"])

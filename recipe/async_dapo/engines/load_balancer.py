@@ -14,7 +14,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from ..aio import MAX_PENDING_CALLS, RECONNECT_S, await_all
+from ..actor_limits import MAX_PENDING_CALLS
+from ..aio import RECONNECT_S, await_all
 from ..core.leases import Grant, LeaseTable
 from ..core.trajectory import Attachment
 

@@ -11,8 +11,8 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..logs import show_logs
-from ..startup.preflight import check_versions
-from .engine_requests import ABORTED, PAUSED, UNKNOWN
+from ..verl_version import check_versions
+from .protocol import ABORTED, PAUSED, UNKNOWN, OutputExtra, make_output
 from .stamping_engine import RequestTable, RunningRequest, StampingEngine
 
 logger = logging.getLogger(__name__)
@@ -124,12 +124,8 @@ class AsyncDAPOServer(vLLMHttpServer):
 
 
 def _empty(stop_reason: str, version: int | None) -> TokenOutput:
-    return TokenOutput(
-        token_ids=[],
-        log_probs=[],
-        stop_reason=stop_reason,
-        extra_fields={"global_steps": version, "segments": [], "finish_reason": None},
-    )
+    extra = OutputExtra(global_steps=version, segments=[], finish_reason=None)
+    return make_output([], [], stop_reason=stop_reason, extra=extra)
 
 
 class AsyncDAPOReplica(vLLMReplica):

@@ -10,6 +10,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from ..core.recent import RecentDict
+from .protocol import OutputExtra, make_output
 
 
 @dataclass(slots=True)
@@ -36,12 +37,8 @@ class RunningRequest:
 
     def deliver(self, stop_reason: str | None, version: int | None) -> TokenOutput:
         """Everything since the last delivery."""
-        output = TokenOutput(
-            token_ids=self.token_ids,
-            log_probs=self.log_probs,
-            stop_reason=stop_reason,
-            extra_fields={"global_steps": version, "segments": self.segments, "finish_reason": self.finish_reason},
-        )
+        extra = OutputExtra(global_steps=version, segments=self.segments, finish_reason=self.finish_reason)
+        output = make_output(self.token_ids, self.log_probs, stop_reason=stop_reason, extra=extra)
         self.token_ids, self.log_probs, self.segments = [], [], []
         return output
 

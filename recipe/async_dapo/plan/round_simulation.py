@@ -14,7 +14,6 @@ from fractions import Fraction
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.pool_records import Dispatch
 from ..core.round import Round, RoundSummary
-from ..core.stop_rules import make_stop_rule
 from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
 from .clock import VirtualClock
 from .fleet import Fleet
@@ -72,18 +71,7 @@ class RoundSimulation:
         self._on_valid = on_valid
         self._clock = VirtualClock()
         self._round = Round(
-            f"step-{step}",
-            rule=make_stop_rule(
-                options.stop_rule,
-                target_valid_groups=options.target_valid_groups,
-                carried_valid_groups=carried_valid_groups,
-            ),
-            target_valid_groups=options.target_valid_groups,
-            carried_valid_groups=carried_valid_groups,
-            num_workers=options.num_workers,
-            drains=options.drains,
-            must_finish=must_finish,
-            pool_size=options.rollout_pool_size,
+            options.round_spec(step=step, carried_valid_groups=carried_valid_groups, must_finish=must_finish)
         )
         self._running = GroupSimulation(
             fleet,

@@ -21,26 +21,11 @@ from enum import StrEnum
 import ray
 from ray.actor import ActorHandle
 
-from ..aio import MAX_PENDING_CALLS
-from ..core.round import Round, RoundSummary
-from ..core.stop_rules import StopRuleName, make_stop_rule
+from ..actor_limits import MAX_PENDING_CALLS
+from ..core.round import Round, RoundSpec, RoundSummary
 from ..core.trajectory import GroupOutcome
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSpec:
-    """A round to open. `stop_rule` None: it ends when every group has ended, and generation goes on (validation)."""
-
-    round_id: str
-    stop_rule: StopRuleName | None
-    target_valid_groups: int
-    carried_valid_groups: int
-    num_workers: int
-    drains: bool
-    must_finish: frozenset[str] = frozenset()
-    pool_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +46,7 @@ class _OpenRound:
     """A round with its waiters."""
 
     def __init__(self, spec: RoundSpec) -> None:
-        rule = None
-        if spec.stop_rule is not None:
-            rule = make_stop_rule(
-                spec.stop_rule,
-                target_valid_groups=spec.target_valid_groups,
-                carried_valid_groups=spec.carried_valid_groups,
-            )
-        self.state = Round(
-            spec.round_id,
-            rule=rule,
-            target_valid_groups=spec.target_valid_groups,
-            carried_valid_groups=spec.carried_valid_groups,
-            num_workers=spec.num_workers,
-            drains=spec.drains,
-            must_finish=spec.must_finish,
-            pool_size=spec.pool_size,
-        )
+        self.state = Round(spec)
         self.stops_engines = spec.stop_rule is not None
         self.tickets: dict[str, Ticket] = {}
         self.stopped = asyncio.Event()

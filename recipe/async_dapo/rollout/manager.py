@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import ray
-import torch
 from ray.exceptions import RayError, RayTaskError
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
 
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.pool_records import Dispatch
-from ..core.round import RoundSummary
-from ..core.trajectory import Attachment, PromptGroup, Trajectory
+from ..core.round import RoundSpec, RoundSummary
+from ..core.trajectory import Attachment, PromptGroup
 from ..engines.load_balancer import LoadBalancerStats
-from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent, RoundSpec, Ticket
+from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent, Ticket
+from .prompts import make_group, prompt_rows
 from .worker import AsyncDAPOAgentLoopWorker, RoundOrder, WorkerReport
 
 logger = logging.getLogger(__name__)
@@ -64,21 +63,11 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
 
     def open_round(self, dispatch: Dispatch, *, step: int, carried_valid_groups: int) -> None:
         """Start a training round on all workers, without waiting."""
-        options = self._options
-        self._open(
-            RoundSpec(
-                round_id=f"step-{step}",
-                stop_rule=options.stop_rule,
-                target_valid_groups=options.target_valid_groups,
-                carried_valid_groups=carried_valid_groups,
-                num_workers=options.num_workers,
-                drains=options.drains,
-                must_finish=dispatch.must_finish,
-                pool_size=options.rollout_pool_size,
-            ),
-            dispatch.groups,
-            RoundOrder(round_id=f"step-{step}", step=step, validate=False),
+        spec = self._options.round_spec(
+            step=step, carried_valid_groups=carried_valid_groups, must_finish=dispatch.must_finish
         )
+        order = RoundOrder(round_id=spec.round_id, step=step, validate=False)
+        self._open(spec, dispatch.groups, order)
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
         self._frozen |= {group.uid: _leases(group) for group in groups}
@@ -144,7 +133,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """verl's entry for validation: run all prompts to their end on the same workers, without early stop."""
-        rows = rows_of(prompts)
+        rows = prompt_rows(prompts)
         step = int(rows[0]["global_steps"])
         n = self.config.actor_rollout_ref.rollout.val_kwargs.n
         round_id = f"validation-{step}-{uuid4().hex[:8]}"
@@ -192,32 +181,3 @@ def _tickets(groups: Sequence[PromptGroup]) -> list[Ticket]:
         Ticket(prompt_uid=group.uid, unfinished=len(group.unfinished), payload=pickle.dumps(group, protocol=5))
         for group in groups
     ]
-
-
-def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
-    """A fresh group of n trajectories for one row of verl's data set."""
-    prompt = {key: value for key, value in row.items() if key not in ("uid", "validate")}
-    return PromptGroup(
-        uid=row["uid"],
-        prompt=prompt | {"global_steps": step},
-        drawn_at_step=step,
-        trajectories=[Trajectory(session_id=i) for i in range(n)],
-    )
-
-
-def rows_of(batch: TensorDict) -> list[dict[str, Any]]:
-    """The rows of a verl batch as plain dicts."""
-    rows: list[dict[str, Any]] = []
-    for i in range(len(batch)):
-        row: dict[str, Any] = {}
-        for key, value in batch.items():
-            if isinstance(value, NonTensorStack):
-                row[key] = value[i].data
-            elif isinstance(value, NonTensorData):
-                row[key] = value.data
-            elif isinstance(value, torch.Tensor | np.ndarray):
-                row[key] = value[i]
-            else:
-                raise TypeError(f"data set column {key} arrives as {type(value).__name__}: not supported")
-        rows.append(row)
-    return rows

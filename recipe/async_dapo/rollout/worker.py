@@ -17,7 +17,7 @@ from ..config import AsyncDAPOConfig, ConfigError
 from ..core.trajectory import PromptGroup, Trajectory, Verdict
 from ..logs import show_logs
 from ..shipping import localise
-from ..startup.preflight import check_versions
+from ..verl_version import check_versions
 from .agent_loops import AgentLoopFactory
 from .group_rollout import GroupRollout, leaves
 from .reward import RewardScorer

@@ -5,10 +5,10 @@ from importlib.util import find_spec
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from ..aio import MAX_PENDING_CALLS
-from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling
-from ..training.correction import check_importance_sampling, importance_sampling_mode
+from ..actor_limits import MAX_PENDING_CALLS, server_calls
+from ..config import AsyncDAPOConfig, ConfigError
 from .batch_sizes import check_batch_sizes, num_gpus
+from .correction_check import check_importance_sampling
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
@@ -18,9 +18,6 @@ UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optima
 
 # Made of the final reward, which holds the overlong penalty.
 PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")
-
-# Calls that verl adds to max_num_seqs for the concurrency of a server actor, and that actor's least.
-_CONTROL_CALLS, _MIN_CONCURRENCY = 16, 1000
 
 
 def check_combinations(config: DictConfig, options: AsyncDAPOConfig) -> None:
@@ -66,16 +63,7 @@ def _check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> None:
             "trajectories' KL penalty and their group's baseline with it; set async_dapo.max_staleness=null, or use "
             "actor_rollout_ref.actor.use_kl_loss",
         )
-    check_importance_sampling(config)
-    is_bypass = importance_sampling_mode(config) is ImportanceSampling.BYPASS
-    loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
-    if loss_mode == "bypass_mode" and not is_bypass:
-        raise ConfigError(
-            _ACTOR + "policy_loss.loss_mode",
-            loss_mode,
-            "would take recomputed log-probs for the behaviour policy's; set async_dapo.importance_sampling=bypass, or "
-            "leave it at vanilla",
-        )
+    check_importance_sampling(config, options)
 
 
 def _check_sampling(config: DictConfig) -> None:
@@ -173,7 +161,7 @@ def _check_waiting(options: AsyncDAPOConfig) -> None:
 
 def _check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
-    limit = max(_MIN_CONCURRENCY, rollout.max_num_seqs + _CONTROL_CALLS)
+    limit = server_calls(rollout.max_num_seqs)
     if options.max_loads_per_server >= limit:
         raise ConfigError(
             "async_dapo.max_loads_per_server",

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
 from ..config import AsyncDAPOConfig
+from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.server import register_replica
 from ..logs import show_logs
 from ..rollout.manager import AsyncDAPOAgentLoopManager
@@ -24,8 +25,8 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
     register_replica()
     OmegaConf.resolve(config)
     localise(config)
-    wire_importance_sampling(config)
     options = AsyncDAPOConfig.from_hydra(config)
+    wire_importance_sampling(config, options.importance_sampling)
     router_config = _write_router_config(options)
     with open_dict(config):
         config.transfer_queue.enable = True
@@ -57,7 +58,7 @@ def _write_router_config(options: AsyncDAPOConfig) -> Path:
     """The file through which verl creates our load balancer, on the node where it does."""
     path = Path(tempfile.mkdtemp(prefix="async_dapo_")) / "router.yaml"
     router = {
-        "router_class": f"{__package__}.load_balancer.GlobalLoadBalancerActor",
+        "router_class": f"{GlobalLoadBalancer.__module__}.GlobalLoadBalancerActor",
         "max_loads_per_server": options.max_loads_per_server,
         "pool_size": options.rollout_pool_size,
         "pause_mode": "keep" if options.keeps_kv else "abort",

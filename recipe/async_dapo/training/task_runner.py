@@ -3,7 +3,7 @@
 import ray
 from omegaconf import DictConfig
 
-from ..startup.preflight import check_versions
+from ..verl_version import check_versions
 
 
 class AsyncDAPOTaskRunner:

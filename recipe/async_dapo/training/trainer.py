@@ -17,7 +17,8 @@ from .. import store
 from ..config import AsyncDAPOConfig
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
-from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, rows_of
+from ..rollout.manager import AsyncDAPOAgentLoopManager
+from ..rollout.prompts import make_group, prompt_rows
 from .metrics import importance_metrics
 from .replay_buffer import RoundReplayBuffer
 
@@ -84,7 +85,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
-        rows = [row for _ in range(count) for row in rows_of(self._fetch_one_gen_batch())]
+        rows = [row for _ in range(count) for row in prompt_rows(self._fetch_one_gen_batch())]
         n = self.config.actor_rollout_ref.rollout.n
         return [make_group(row, n=n, step=self.global_steps) for row in rows]
 

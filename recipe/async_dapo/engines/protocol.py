@@ -1,0 +1,28 @@
+"""What a server answers: why it stopped, and the parts of an output that verl's `TokenOutput` has no field for."""
+
+from typing import TypedDict, cast
+
+from verl.workers.rollout.replica import TokenOutput
+
+# Stop reasons, beside those of verl's servers.
+ABORTED = "aborted"  # ended before its time; also verl's word
+PAUSED = "paused"  # still in the engine, with its KV cache
+UNKNOWN = "unknown"  # no such request in this engine
+
+
+class OutputExtra(TypedDict):
+    """`TokenOutput.extra_fields` of our servers."""
+
+    global_steps: int | None  # policy version of the engine when it answered; verl's name
+    segments: list[tuple[int, int]]  # (policy version, tokens), in order; they add up to the output's tokens
+    finish_reason: str | None  # the engine's own; None while the request is in the engine
+
+
+def make_output(
+    token_ids: list[int], log_probs: list[float], *, stop_reason: str | None, extra: OutputExtra
+) -> TokenOutput:
+    return TokenOutput(token_ids=token_ids, log_probs=log_probs, stop_reason=stop_reason, extra_fields=dict(extra))
+
+
+def extra_of(output: TokenOutput) -> OutputExtra:
+    return cast(OutputExtra, output.extra_fields)

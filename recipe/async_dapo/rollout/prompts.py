@@ -1,0 +1,38 @@
+"""verl's batches of prompts as prompt groups."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from ..core.trajectory import PromptGroup, Trajectory
+
+
+def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
+    """A fresh group of n trajectories for one row of verl's data set."""
+    prompt = {key: value for key, value in row.items() if key not in ("uid", "validate")}
+    return PromptGroup(
+        uid=row["uid"],
+        prompt=prompt | {"global_steps": step},
+        drawn_at_step=step,
+        trajectories=[Trajectory(session_id=i) for i in range(n)],
+    )
+
+
+def prompt_rows(batch: TensorDict) -> list[dict[str, Any]]:
+    """The rows of a verl batch as plain dicts."""
+    rows: list[dict[str, Any]] = []
+    for i in range(len(batch)):
+        row: dict[str, Any] = {}
+        for key, value in batch.items():
+            if isinstance(value, NonTensorStack):
+                row[key] = value[i].data
+            elif isinstance(value, NonTensorData):
+                row[key] = value.data
+            elif isinstance(value, torch.Tensor | np.ndarray):
+                row[key] = value[i]
+            else:
+                raise TypeError(f"data set column {key} arrives as {type(value).__name__}: not supported")
+        rows.append(row)
+    return rows
