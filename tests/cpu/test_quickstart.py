@@ -22,7 +22,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from recipe.async_dapo.cpu import quickstart
-from recipe.async_dapo.cpu.assets import Assets
+from recipe.async_dapo.cpu.model_and_data import Assets
 code = sys.argv.pop(1)
 quickstart.prepare_assets = lambda parent, **_: Assets(folder=Path("none"))
 quickstart._command = lambda options, *_: [sys.executable, "-c", code, *options.overrides]
