@@ -7,7 +7,7 @@ test:
 	bash run_tests.sh
 
 fast-test:
-	bash run_tests.sh -m "core or coroutines"
+	bash run_tests.sh --fast
 
 format:
 	.venv/bin/ruff check --fix .

@@ -23,7 +23,15 @@ os.environ.setdefault("VERL_PLATFORM", "cpu")
 sys.path.insert(0, str(CPU_PLUGIN))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="run the slow tests too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--nightly"):
+        slow = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=slow)
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(folder)

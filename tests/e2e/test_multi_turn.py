@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP
+
 from ..support import next_problem
-from ..support.harness import Run, train
+from ..support.harness import Run, ledger_closes, train
 
 STEPS = 4
 POOL_SIZE = 48  # trajectories at once
@@ -70,6 +72,16 @@ def test_given_several_turns_when_trained_then_the_tool_s_tokens_are_masked_and_
     # With the KV cache of older weights, the newest ones sample from what no version computes afresh.
     comparable = run.inspections[:1] if "stale_kv" in run.folder.name else run.inspections
     assert all(record["max_diff_newest"] < TOLERANCE for record in comparable)
+
+
+@pytest.mark.parametrize("run", ["partial_stale_kv"], indirect=True)
+def test_given_stale_kv_when_requests_go_on_under_new_weights_then_nothing_is_prefilled_again(run: Run):
+    assert set(run.metric("async_dapo/partial/reprefilled_tokens")) == {0.0}
+
+
+def test_given_a_strategy_when_it_trains_then_the_ledger_closes(run: Run):
+    assert all(map(ledger_closes, run.steps))
+    assert run.steps[-1]["async_dapo/ledger/trained"] == STEPS * PROMPTS_PER_STEP
 
 
 @pytest.mark.parametrize("run", ["partial"], indirect=True)

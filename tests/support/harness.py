@@ -47,6 +47,12 @@ class Run:
         return (self.folder / "train.log").read_text(errors="replace")[-_LOG_TAIL_CHARS:]
 
 
+def ledger_closes(step: dict[str, float]) -> bool:
+    """Whether every prompt drawn so far is accounted for."""
+    terms = ("trained", "filtered", "failed", "retired", "waiting", "buffered")
+    return step["async_dapo/ledger/drawn"] == sum(step[f"async_dapo/ledger/{term}"] for term in terms)
+
+
 class StallWatch:
     """Fails a run that hangs: one that has finished no step for `STALL_S`."""
 
