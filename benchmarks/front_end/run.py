@@ -23,7 +23,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from benchmarks.front_end.request import admit, chunks_of
+from benchmarks.support.front_end_request import admit, chunks_of
 from benchmarks.support.supervised_training import STREAM_INTERVAL
 from recipe.async_dapo.cpu.tiny_model import build_tokenizer
 from recipe.async_dapo.engines.stamping_engine import RequestTable, RunningRequest, StampingEngine

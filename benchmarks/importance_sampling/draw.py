@@ -16,7 +16,7 @@ from statistics import fmean, geometric_mean, quantiles
 
 import torch
 
-from tests.support.softmax_sequence_model import (
+from benchmarks.importance_sampling.softmax_sequence_model import (
     World,
     balance_weights,
     exact_moments,

@@ -20,8 +20,20 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from .config import ConfigError
 from .core.recording import SampledTokens
 from .core.trajectory import BrokenRecord, PromptGroup, Trajectory
+from .core.version_shares import VersionTag
 
 TRAIN, VAL = "train", "val"
+
+
+class TrajectoryTag(VersionTag):
+    """What the queue tells of a stored trajectory without its tokens; names as verl reads them."""
+
+    status: str
+    prompt_len: int  # [tokens]
+    response_len: int  # [tokens]
+    seq_len: int  # the two together
+    global_steps: int  # step that dispatched it
+    max_global_steps: int  # newest policy version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +108,7 @@ def connect() -> None:
     tq.init()
 
 
-def rows_of(group: PromptGroup, *, dispatched_at_step: int) -> Iterable[tuple[str, dict[str, Any], dict[str, Any]]]:
+def rows_of(group: PromptGroup, *, dispatched_at_step: int) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:
     """(key, fields, tag) of every output of a group's finished trajectories."""
     # Wrapped once a group: `list_of_dict_to_tensordict` would wrap them row by row.
     prompt = {
@@ -109,7 +121,7 @@ def rows_of(group: PromptGroup, *, dispatched_at_step: int) -> Iterable[tuple[st
 
 def _rows(
     group: PromptGroup, prompt: dict[str, Any], trajectory: Trajectory, dispatched_at_step: int
-) -> Iterable[tuple[str, dict[str, Any], dict[str, Any]]]:
+) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:
     for index, packed in enumerate(trajectory.outputs):
         versions = [version for version, _ in packed.stamps or trajectory.stamps]
         fields = packed.fields() | prompt
@@ -121,17 +133,17 @@ def _rows(
         fields["multi_modal_inputs"] = {}
         fields["policy_versions"] = _policy_versions(fields["response_mask"], packed.stamps)
         prompt_len, response_len = len(fields["prompts"]), len(fields["responses"])
-        tag = {
-            "status": "success",
-            "prompt_len": prompt_len,
-            "response_len": response_len,
-            "seq_len": prompt_len + response_len,
-            "global_steps": dispatched_at_step,
-            "min_global_steps": min(versions),
-            "max_global_steps": max(versions),
-            "segments": list(packed.stamps),
-            "age": trajectory.age,
-        }
+        tag = TrajectoryTag(
+            status="success",
+            prompt_len=prompt_len,
+            response_len=response_len,
+            seq_len=prompt_len + response_len,
+            global_steps=dispatched_at_step,
+            min_global_steps=min(versions),
+            max_global_steps=max(versions),
+            segments=list(packed.stamps),
+            age=trajectory.age,
+        )
         yield f"{group.uid}_{trajectory.session_id}_{index}", fields, tag
 
 
@@ -158,7 +170,7 @@ async def put_group(group: PromptGroup, *, partition_id: str, dispatched_at_step
 
 def batch_of(uids: Collection[str], *, partition_id: str) -> KVBatchMeta:
     """Keys and tags of all trajectories of the given groups, group by group in the given order."""
-    by_uid: dict[str, list[tuple[str, dict[str, Any]]]] = {uid: [] for uid in uids}
+    by_uid: dict[str, list[tuple[str, TrajectoryTag]]] = {uid: [] for uid in uids}
     for key, tag in (tq.kv_list(partition_id) or {}).get(partition_id, {}).items():
         uid, *rest = key.split("_")
         if uid in by_uid and rest:  # a key of one part is a status marker of verl's

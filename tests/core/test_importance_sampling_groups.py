@@ -4,15 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipe.async_dapo.training.importance_sampling import (
-    effective_sample_size,
-    mixture_token_log_probs,
-    multiple_importance_log_weights,
-    multiple_importance_weights,
-    renyi2_exponentiated,
-    version_counts,
-)
-from tests.support.softmax_sequence_model import (
+from benchmarks.importance_sampling.softmax_sequence_model import (
     World,
     assert_exact,
     balance_weights,
@@ -20,6 +12,14 @@ from tests.support.softmax_sequence_model import (
     make_world,
     trajectory_probs,
     uniform_weights,
+)
+from recipe.async_dapo.training.importance_sampling import (
+    effective_sample_size,
+    mixture_token_log_probs,
+    multiple_importance_log_weights,
+    multiple_importance_weights,
+    renyi2_exponentiated,
+    version_counts,
 )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.importance_sampling import draw
-from tests.support.softmax_sequence_model import (
+from benchmarks.importance_sampling.softmax_sequence_model import (
     World,
     assert_exact,
     balance_weights,

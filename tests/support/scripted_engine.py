@@ -16,7 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from benchmarks.front_end.request import admit, chunks_of
+from benchmarks.support.front_end_request import admit, chunks_of
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 
 from .fakes import log_prob_of, token_at

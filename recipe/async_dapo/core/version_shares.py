@@ -1,9 +1,17 @@
 """How stale a batch is: its tokens and trajectories by the policy version they come from."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
+
+
+class VersionTag(TypedDict):
+    """Where a trajectory's tokens come from."""
+
+    segments: list[tuple[int, int]]  # (policy version, tokens), in order
+    min_global_steps: int  # oldest of these versions; verl's name
+    age: int  # rounds it was carried over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +23,11 @@ class VersionShares:
     ages: Counter = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, tags: Iterable[Mapping[str, Any]], *, step: int) -> "VersionShares":
+    def of(cls, tags: Iterable[VersionTag], *, step: int) -> "VersionShares":
         """Count a batch.
 
         Args:
-            tags: one per trajectory, with `segments` (policy version, tokens), `min_global_steps` and `age`.
+            tags: one per trajectory.
             step: the step that trains the batch.
         """
         shares = cls()

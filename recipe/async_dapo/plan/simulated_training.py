@@ -1,10 +1,9 @@
 """Steps of a run: open a round, let it stop, train, update the weights. Plays the trainer and its replay buffer."""
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from ..core.over_sampling import OverSampling
 from ..core.pool import PromptPool, training_order
@@ -12,7 +11,7 @@ from ..core.pool_records import Dispatch, Settlement
 from ..core.staleness import StalenessLimit
 from ..core.stop_rules import StopRuleName
 from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
-from ..core.version_shares import VersionShares
+from ..core.version_shares import VersionShares, VersionTag
 from .counters import EngineCounters
 from .fleet import Fleet
 from .measures import StepMeasure
@@ -20,8 +19,6 @@ from .round_simulation import RoundSimulation, SimulatedRound
 from .scenario import Scenario
 from .systems import Habits, System
 from .workload import ANSWERS
-
-Tag = Mapping[str, Any]  # of one trajectory, with the keys of the production store
 
 
 class TrainingRun:
@@ -54,7 +51,7 @@ class TrainingRun:
             staleness=self._staleness,
             new_uid=self._new_uid,
         )
-        self._stored: dict[str, list[Tag]] = {}  # valid groups, as in the production store
+        self._stored: dict[str, list[VersionTag]] = {}  # valid groups, as in the production store
         self._step = 0
 
     @property
@@ -232,6 +229,6 @@ def _throw_away(simulated: SimulatedRound, habits: Habits, *, missing: int, stop
     return lost_tok
 
 
-def _length(tags: Sequence[Tag]) -> int:
+def _length(tags: Sequence[VersionTag]) -> int:
     """Generated tokens of trajectories."""
     return sum(n for tag in tags for _, n in tag["segments"])
