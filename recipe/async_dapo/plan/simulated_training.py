@@ -120,7 +120,7 @@ class TrainingRun:
 
     def _store(self, group: PromptGroup) -> None:
         self._stored[group.uid] = [
-            {"segments": one.stamps, "min_global_steps": min(v for v, _ in one.stamps), "age": one.age}
+            {"segments": list(one.stamps), "min_global_steps": min(v for v, _ in one.stamps), "age": one.age}
             for one in group.trajectories
         ]
 
