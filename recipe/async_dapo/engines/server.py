@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from typing import Any
 
 import ray
@@ -12,6 +13,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..logs import show_logs
 from ..verl_version import check_versions
+from ..weights.receiver import WeightReceiver
+from ..weights.sockets import FOLDER_VARIABLE, sockets_folder
 from .protocol import ABORTED, PAUSED, UNKNOWN, OutputExtra, make_output
 from .stamping_engine import RequestTable, RunningRequest, StampingEngine
 
@@ -38,6 +41,13 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._delivers.set()
         self._requests = RequestTable()
         self.engine: Any = None
+
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        os.environ[FOLDER_VARIABLE] = str(sockets_folder())
+        await super().launch_server(*args, **kwargs)
+
+    def _get_worker_extension_cls(self) -> str:
+        return f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}"
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)

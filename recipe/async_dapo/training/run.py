@@ -14,6 +14,7 @@ from ..engines.server import register_replica
 from ..logs import show_logs
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..shipping import localise
+from ..store import open_queue
 from .correction import wire_importance_sampling
 from .trainer import AsyncDAPOTrainer
 
@@ -33,7 +34,7 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
         if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
             config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
         config.actor_rollout_ref.rollout.router_config_path = str(router_config)
-    tq.init(config.transfer_queue)
+    open_queue(config.transfer_queue)
     trainer = None
     succeeded = False
     try:

@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import ray
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop import AgentLoopManager
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
 from verl.workers.rollout.llm_server import LLMServerClient
@@ -19,6 +21,7 @@ from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
+from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .metrics import importance_metrics
 from .replay_buffer import RoundReplayBuffer
 
@@ -35,6 +38,11 @@ class AsyncDAPOTrainer(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
         super().__init__(config)
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        [role] = self.role_worker_mapping.keys() & {Role.ActorRollout, Role.ActorRolloutRef}
+        self.role_worker_mapping[role] = ray.remote(AsyncDAPOActorRolloutRefWorker)
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
         return RoundReplayBuffer(self.options, self._draw)

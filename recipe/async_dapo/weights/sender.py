@@ -1,0 +1,45 @@
+"""The trainer's end of a weight transfer: a worker of verl's whose engine adapter sends to its own run's engines."""
+
+from typing import Any
+
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+
+from .sockets import private_handle, run_name, sockets_folder
+from .stream import stamped
+
+
+class WeightSender(ServerAdapter):
+    """Meets the engine at its run's own socket, stamps what it sends, and tells the engine which stamp to expect.
+
+    The expectation goes over Ray to the engine of this run, the stamp through the socket with the weights: an engine
+    that listens to somebody else raises `WeightsMismatch`, here as well.
+    """
+
+    zmq_handle: str
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        folder = sockets_folder()
+        self.zmq_handle = private_handle(self.zmq_handle, folder)
+        self._run = run_name(folder)
+
+    async def update_weights(self, weights: Any, global_steps: int | None = None, **kwargs: Any) -> None:
+        await super().update_weights(
+            stamped(weights, run=self._run, version=global_steps),
+            global_steps=global_steps,
+            expected_run=self._run,
+            expected_version=global_steps,
+            **kwargs,
+        )
+
+
+class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
+    rollout: Any
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        super().init_model()
+        verls = self.rollout
+        self.rollout = WeightSender(verls.config, verls.model_config, verls.device_mesh, verls.replica_rank)

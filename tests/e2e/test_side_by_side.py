@@ -1,0 +1,45 @@
+"""Two runs on one machine, started together, each with a Ray cluster of its own: both train, on their own weights."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.async_dapo.cpu.model_and_data import Assets
+
+from ..support.harness import ROOT, Run
+
+STEPS = 3
+LIMIT_S = 900  # of both: one of them alone takes a minute
+OVERRIDES = ("trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.logger=[console,file]")
+
+
+def start(folder: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--steps", str(STEPS), "--output", str(folder)]
+    command += ["--strategy", "discard", "--timeout-s", str(LIMIT_S), "--", *OVERRIDES]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(assets: Assets) -> list[Run]:
+    folders = [assets.folder.parent / name for name in ("one", "other")]
+    processes = [start(folder) for folder in folders]
+    outputs = [process.communicate()[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output[-4000:]
+    return [Run(folder=folder, exit_code=0) for folder in folders]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["one", "other"])
+def test_given_two_runs_at_a_time_when_they_train_then_each_engine_has_the_weights_of_its_run(runs, which):
+    assert len(runs[which].steps) == STEPS
+    assert max(runs[which].metric("training/rollout_probs_diff_max")) < 1e-4
