@@ -8,6 +8,8 @@ TRAINER = "verl.trainer.ppo.v1.trainer_base:"
 AGENT_LOOP = "verl.experimental.agent_loop.agent_loop:"
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:"
 CLIENT = "verl.workers.rollout.llm_server:"
+ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:"
+EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension."
 
 SIGNATURES = {
     # the client
@@ -37,6 +39,18 @@ SIGNATURES = {
         "(self, replica_rank, config, model_config, gpus_per_node=8, is_reward_model=False, is_teacher_model=False, "
         "name_suffix='')"
     ),
+    SERVER + "vLLMHttpServer.launch_server": "(self, master_address=None, master_port=None, dp_rpc_port=None)",
+    SERVER + "vLLMHttpServer._get_worker_extension_cls": "(self)",
+    # both ends of a weight transfer
+    ADAPTER + "ServerAdapter.__init__": "(self, config, model_config, device_mesh, replica_rank=-1)",
+    ADAPTER + "ServerAdapter.update_weights": (
+        "(self, weights, global_steps=None, wire_format='named_tensors', **kwargs)"
+    ),
+    EXTENSION + "update_weights_from_ipc": "(self, peft_config=None, base_sync_done=False, use_shm=False)",
+    EXTENSION + "_update_weights": "(self, weights, peft_config, base_sync_done)",
+    EXTENSION + "_get_zmq_handle": "(self)",
+    "verl.workers.engine_workers:ActorRolloutRefWorker.init_model": "(self)",
+    "verl.workers.rollout.utils:ensure_async_iterator": "(iterable)",
     # workers and manager
     AGENT_LOOP + "AgentLoopWorker.__init__": (
         "(self, config, llm_client, teacher_client=None, reward_loop_worker_handles=None)"
@@ -58,6 +72,7 @@ SIGNATURES = {
     TRAINER + "PPOTrainer.get_llm_client": "(self)",
     TRAINER + "PPOTrainer.get_teacher_client": "(self)",
     TRAINER + "PPOTrainer.get_reward_handles": "(self)",
+    TRAINER + "PPOTrainer._init_resource_pool_mgr": "(self)",
     TRAINER + "PPOTrainer._build_replay_buffer": "(self)",
     TRAINER + "PPOTrainer.on_init_end": "(self)",
     TRAINER + "PPOTrainer.prepare_step": "(self)",
@@ -107,6 +122,12 @@ READ = {
     SERVER + "vLLMHttpServer.generate": "2dcab33b7df5",  # keeps the last chunk of the stream
     SERVER + "vLLMHttpServer.run_server": "1603d0b057a1",  # sets `engine`
     SERVER + "vLLMReplica.launch_servers": "14cac3e1de60",  # uses `server_class` and `max_concurrency`
+    ADAPTER + "ServerAdapter.__init__": "da8ff65347d3",  # makes `zmq_handle`
+    ADAPTER + "ServerAdapter.update_weights": "9c2219a65177",  # passes its keywords on to the engine
+    EXTENSION + "update_weights_from_ipc": "16a17792d923",  # answers every bucket before it returns
+    EXTENSION + "_get_zmq_handle": "d9679e8b6063",
+    "verl.workers.engine_workers:ActorRolloutRefWorker.init_model": "64953c5f8154",  # makes `rollout`
+    "transfer_queue:init": "54b6c5609763",  # joins a controller that it finds
     "verl.workers.rollout.router:get_router_handle": "d67fd438e332",
     "verl.trainer.main_ppo:run_ppo": "416ebffb70c7",
 }
@@ -121,6 +142,7 @@ ATTRIBUTES = {
         "llm_server_manager",
         "logger",
         "replay_buffer",
+        "role_worker_mapping",
         "timing_raw",
     ),
     AGENT_LOOP + "AgentLoopManager": ("agent_loop_workers", "agent_loop_workers_class", "config", "llm_client"),
@@ -128,4 +150,7 @@ ATTRIBUTES = {
     CLIENT + "LLMServerClient": ("_load_balancer", "config"),
     SERVER + "vLLMHttpServer": ("engine", "global_steps"),
     SERVER + "vLLMReplica": ("server_class",),
+    ADAPTER + "ServerAdapter": ("zmq_handle", "replica_rank"),
+    "verl.workers.rollout.base:BaseRollout": ("config", "model_config", "device_mesh"),
+    "verl.workers.engine_workers:ActorRolloutRefWorker": ("rollout",),
 }
