@@ -1,6 +1,8 @@
 """What only real Ray can show: calls that wait do not block others, deaths arrive, the stop reaches every process."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Coroutine, Iterator
 from types import SimpleNamespace
@@ -8,10 +10,13 @@ from typing import Any, TypeVar
 
 import pytest
 import ray
+from omegaconf import OmegaConf
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
+from recipe.async_dapo import store
 from recipe.async_dapo.aio import await_all, resolve
+from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, Turn, Verdict
@@ -25,6 +30,17 @@ from ..support.ray_cluster import local_ray
 from ..support.scripted_server import ScriptedServer, token_at
 
 T = TypeVar("T")
+
+# Another run: its driver holds an actor of the name that TransferQueue's controller has, until it is told to end.
+OTHER_RUN = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+controller = ray.remote(num_cpus=0)(type("Controller", (), {}))
+held = controller.options(name="TransferQueueController", namespace="transfer_queue").remote()
+ray.get(held.__ray_ready__.remote())
+print("ready", flush=True)
+sys.stdin.read()
+"""
 
 PATIENCE_S = 300.0  # what has not happened by then hangs
 MANY = 4096
@@ -215,3 +231,15 @@ def test_given_an_engine_that_dies_in_a_living_server_then_its_clients_see_a_dea
                 await call
 
     within_patience(main())
+
+
+def test_given_another_run_on_the_cluster_when_a_queue_is_opened_then_it_is_refused_and_the_other_goes_on() -> None:
+    command = [sys.executable, "-c", OTHER_RUN, ray.get_runtime_context().gcs_address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert "ready\n" in other.stdout
+        with pytest.raises(ConfigError, match="another run on this Ray cluster"):
+            store.open_queue(OmegaConf.create())
+        controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        assert ray.get(controller.__ray_ready__.remote())
+        other.stdin.close()

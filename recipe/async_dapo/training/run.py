@@ -28,13 +28,13 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
     localise(config)
     options = AsyncDAPOConfig.from_hydra(config)
     wire_importance_sampling(config, options.importance_sampling)
-    router_config = _write_router_config(options)
     with open_dict(config):
         config.transfer_queue.enable = True
         if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
             config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
-        config.actor_rollout_ref.rollout.router_config_path = str(router_config)
     open_queue(config.transfer_queue)
+    router_config = _write_router_config(options)
+    OmegaConf.update(config, "actor_rollout_ref.rollout.router_config_path", str(router_config))
     trainer = None
     succeeded = False
     try:
