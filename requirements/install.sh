@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with exactly the packages of cpu.txt, or does nothing if it is there already.
-# usage: install.sh VENV
+# Makes a virtual environment with exactly the packages of a lock, or does nothing if it is there already.
+# usage: install.sh VENV [LOCK]      LOCK: default cpu.txt beside this script
 #   PYTHON           interpreter to make it with (default python3.11)
-#   TORCH_INDEX_URL  package index with the CPU build of torch, if the configured sources have only the CUDA build
+#   TORCH_INDEX_URL  package index to take torch's CPU build from where the configured sources have only the CUDA build
+#                    (default: PyTorch's own)
 set -euo pipefail
 
-venv=${1:?usage: install.sh VENV}
+requirements=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=${1:?usage: install.sh VENV [LOCK]}
+lock=${2:-$requirements/cpu.txt}
 python=${PYTHON:-python3.11}
-torch_index=(${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"})
 
-lock="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/cpu.txt"
 stamp="$venv/installed-lock.sha256"
 wanted=$(sha256sum <"$lock")
 
@@ -21,18 +22,9 @@ if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
   exit 0
 fi
 
-echo "installing the locked packages into $venv (two minutes, 4 GB)"
+echo "installing the locked packages into $venv (a minute, 4 GB)"
 rm -f "$stamp"
 "$python" -m venv "$venv"
-pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps)
-
-# The suffix +cpu asks for the build without CUDA, which is several GB smaller.
-torch=$(grep '^torch==' "$lock")
-if ! "${pip[@]}" ${torch_index[@]+"${torch_index[@]}"} "$torch"; then
-  echo "$torch was not installed (see above); if it was not found, set TORCH_INDEX_URL to an index with torch's CPU" \
-    "builds, such as the one that torch's installation page gives for the compute platform CPU" >&2
-  exit 1
-fi
-"${pip[@]}" --requirement "$lock"
+"$venv/bin/python" "$requirements/install_packages.py" "$lock"
 
 echo "$wanted" >"$stamp"
