@@ -82,6 +82,8 @@ class AsyncDAPOConfig:
     filter: FilterConfig
     round_timeout_s: float
     stop_timeout_s: float
+    engine_timeout_s: float
+    weight_update_timeout_s: float
     length_bias_window: int
 
     @classmethod
@@ -193,9 +195,22 @@ class AsyncDAPOConfig:
             "async_dapo.reward.timeout_s": self.reward.timeout_s,
             "async_dapo.round_timeout_s": self.round_timeout_s,
             "async_dapo.stop_timeout_s": self.stop_timeout_s,
+            "async_dapo.engine_timeout_s": self.engine_timeout_s,
+            "async_dapo.weight_update_timeout_s": self.weight_update_timeout_s,
         }.items():
             if seconds <= 0:
                 raise ConfigError(key, seconds, "must be > 0 seconds")
+        for key, seconds in {
+            "async_dapo.stop_timeout_s": self.stop_timeout_s,
+            "async_dapo.weight_update_timeout_s": self.weight_update_timeout_s,
+        }.items():
+            if seconds <= self.engine_timeout_s:
+                raise ConfigError(
+                    key,
+                    seconds,
+                    f"must be above async_dapo.engine_timeout_s={self.engine_timeout_s}, after which an engine that "
+                    "does not answer is given up, so that the others can go on",
+                )
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ConfigError("async_dapo.max_staleness", self.max_staleness, "must be >= 0; null = no limit")
         if self.max_partial_share is not None and not 0 <= self.max_partial_share <= 1:

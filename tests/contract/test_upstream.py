@@ -23,7 +23,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from recipe.async_dapo.actor_limits import server_calls
-from recipe.async_dapo.engines import server
+from recipe.async_dapo.engines import replica
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
@@ -99,8 +99,9 @@ def test_our_trainer_and_server_are_registered_under_verls_names() -> None:
     assert get_trainer_cls("async_dapo") is AsyncDAPOTrainer
     before = RolloutReplicaRegistry._registry.get("vllm")
     try:
-        server.register_replica()
-        assert RolloutReplicaRegistry.get("vllm") is server.AsyncDAPOReplica
+        replica.register_replica(engine_timeout_s=7.0)
+        made = RolloutReplicaRegistry.get("vllm")
+        assert (made.func, made.keywords) == (replica.AsyncDAPOReplica, {"engine_timeout_s": 7.0})
     finally:
         RolloutReplicaRegistry._registry["vllm"] = before
 

@@ -60,6 +60,10 @@ class FakeHandle:
     def __deepcopy__(self, memo: dict[int, Any]) -> "FakeHandle":
         return self  # handles are references
 
+    @property
+    def is_dead(self) -> bool:
+        return self._is_dead
+
     def kill(self) -> None:
         self._is_dead = True
         self._connection_broken.set()

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,23 +76,32 @@ def train(
     stop_rule: str | None = None,
     module: str = INSPECTED,
     overrides: Sequence[str] = (),
+    engines: int = 1,
+    environment: Mapping[str, str] | None = None,
     kill_when: Callable[[Run], bool] | None = None,
+    fails: bool = False,
 ) -> Run:
     """Train and wait for the end.
 
     Args:
         strategy: None for verl's own trainer.
+        environment: further variables.
         kill_when: asked after every second; when it says so, every process of the run is killed at once (SIGKILL).
+        fails: whether it must end with an error.
 
     Raises:
         AssertionError: with the end of the log, if the run fails, or finishes no step for `STALL_S`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with RayFolder() as ray_folder:
-        settings = RunSettings(assets=assets, output=folder, ray_folder=ray_folder.path, steps=steps, seed=0)
-        own = [] if strategy is None else recipe_overrides(strategy=strategy, stop_rule=stop_rule)
+        settings = RunSettings(
+            assets=assets, output=folder, ray_folder=ray_folder.path, steps=steps, seed=0, engines=engines
+        )
+        own = [] if strategy is None else recipe_overrides(strategy=strategy, stop_rule=stop_rule, engines=engines)
         command = [sys.executable, "-m", module, *verl_overrides(settings), *own, *_QUICK, *overrides]
-        process = TrainingProcess(command, environment=_environment(folder), log_file=folder / "train.log")
+        process = TrainingProcess(
+            command, environment=_environment(folder) | dict(environment or {}), log_file=folder / "train.log"
+        )
         with process:
             stall = StallWatch(folder)
             while process.exit_code is None:
@@ -102,7 +111,7 @@ def train(
                     return Run(folder=folder, exit_code=-9)
                 stall.check()
     run = Run(folder=folder, exit_code=process.exit_code)
-    assert run.exit_code == 0, f"exit code {run.exit_code}:\n{run.log_tail}"
+    assert (run.exit_code != 0) == fails, f"exit code {run.exit_code}:\n{run.log_tail}"
     return run
 
 

@@ -46,7 +46,7 @@ class ScriptedServer:
         length_of: response length of a prompt [tokens], by the prompt without what was generated before.
         token_s: time per token [s].
         prompt_len_tok: length of all prompts: what follows is a response to be continued [tokens].
-        hangs: whether aborts are ignored.
+        hangs: whether aborts are ignored, and the engine never goes to sleep.
     """
 
     def __init__(
@@ -124,6 +124,13 @@ class ScriptedServer:
                 self.aborted_before.add(request_id)
             elif not self._hangs:
                 self.running[request_id].aborted.set()
+
+    async def sleep(self) -> None:
+        if self._hangs:
+            await asyncio.Event().wait()
+
+    async def until_death(self) -> None:
+        await asyncio.Event().wait()
 
     async def set_global_steps(self, global_steps: int) -> None:
         self.global_steps = global_steps

@@ -19,15 +19,19 @@ from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, FilterConfig, OnRewardError, RewardConfig, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.engines import load_balancer as load_balancer_module
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
 from recipe.async_dapo.rollout.prompts import make_group
+from recipe.async_dapo.training import engine_manager as engine_manager_module
+from recipe.async_dapo.training.engine_manager import EngineManager
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer, log_prob_of, token_at
+from .simulated_engines import SimulatedReplica, SimulatedTrainingWorkers
 from .simulated_worker import FakeStore, SimulatedWorker, Task
 from .simulation import VirtualTimeLoop, end_all
 
@@ -56,6 +60,8 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
         "round_timeout_s": 7200.0,
         "stop_timeout_s": 120.0,
+        "engine_timeout_s": 60.0,
+        "weight_update_timeout_s": 600.0,
         "length_bias_window": 100,
     }
     return AsyncDAPOConfig(**(defaults | changes))
@@ -88,6 +94,7 @@ class Cluster:
             "max_loads_per_server": opts.max_loads_per_server,
             "pool_size": opts.rollout_pool_size,
             "pause_mode": "keep" if opts.keeps_kv else "abort",
+            "engine_timeout_s": opts.engine_timeout_s,
         }
         named = {f"server-{k}": handle for k, handle in enumerate(self.server_handles)}
         self.balancer = GlobalLoadBalancer(named, router)
@@ -99,23 +106,32 @@ class Cluster:
         self.manager = self._start_manager()
         self.buffer = RoundReplayBuffer(opts, self._draw)
         self.buffer.attach(self.manager)
+        self.training_workers = SimulatedTrainingWorkers(self.loop, self.server_handles)
+        replicas = [SimulatedReplica(k, handle, opts) for k, handle in enumerate(self.server_handles)]
+        config = SimpleNamespace(backend="naive", custom_backend_module=None)
+        self.engines = EngineManager(config, self.training_workers, replicas, options=opts)
 
     # ---- what verl's trainer does ----
 
     def step(self) -> dict[str, float]:
         """One step: rollout, training, weight update."""
+        metrics = self.sample()
+        self.update_weights()
+        return metrics
+
+    def sample(self) -> dict[str, float]:
         self.step_number += 1
         self.buffer.open_round(self.step_number)
         batch, metrics = self.buffer.sample(self.step_number, store.TRAIN, self.options.target_valid_groups)
         self.check(batch)
         for key in batch.keys:
             del self.store.rows[store.TRAIN][key]
-        self.update_weights()
+        if not self.options.keeps_kv:
+            self.engines.sleep_replicas()
         return metrics
 
     def update_weights(self) -> None:
-        for server in self.servers:
-            server.global_steps = self.step_number
+        self.engines.update_weights(self.step_number)
         self.manager.open_engines()
 
     def validate(self, num_prompts: int) -> KVBatchMeta:
@@ -166,14 +182,19 @@ class Cluster:
     def check_engines(self) -> None:
         kept = {a.lease_id for group in self.buffer.pool.buffered for a in group.attachments()}
         assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_waiting
-        held = {request_id for server in self.servers for request_id in (*server.running, *server.ended)}
+        alive = [handle.target for handle in self.server_handles if not handle.is_dead]
+        held = {request_id for server in alive for request_id in (*server.running, *server.ended)}
         assert held == kept and (self.options.keeps_kv or not kept)
         assert all(server.max_running <= self.options.max_loads_per_server for server in self.servers)
 
     # ---- how it is put together ----
 
     def _patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(manager_module, "ray", SimpleNamespace(get=self._get, wait=self._wait))
+        remote = SimpleNamespace(get=self._get, wait=self._wait, kill=FakeHandle.kill)
+        monkeypatch.setattr(manager_module, "ray", remote)
+        monkeypatch.setattr(engine_manager_module, "ray", remote)
+        monkeypatch.setattr(engine_manager_module, "asyncio", SimpleNamespace(run=self.loop.run_until_complete))
+        monkeypatch.setattr(load_balancer_module, "ray", SimpleNamespace(kill=FakeHandle.kill))
         monkeypatch.setattr(time, "monotonic", self.loop.time)
         for name in ("put_group", "batch_of", "forget_groups", "forget_prompts", "withhold"):
             monkeypatch.setattr(store, name, getattr(self.store, name))

@@ -7,8 +7,10 @@ changes, read it again, and what the recipe does around it.
 TRAINER = "verl.trainer.ppo.v1.trainer_base:"
 AGENT_LOOP = "verl.experimental.agent_loop.agent_loop:"
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:"
-CLIENT = "verl.workers.rollout.llm_server:"
 ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:"
+TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:"
+TRAINING_WORKER = "verl.workers.engine_workers:"
+CLIENT = "verl.workers.rollout.llm_server:"
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension."
 
 SIGNATURES = {
@@ -49,7 +51,13 @@ SIGNATURES = {
     EXTENSION + "update_weights_from_ipc": "(self, peft_config=None, base_sync_done=False, use_shm=False)",
     EXTENSION + "_update_weights": "(self, weights, peft_config, base_sync_done)",
     EXTENSION + "_get_zmq_handle": "(self)",
-    "verl.workers.engine_workers:ActorRolloutRefWorker.init_model": "(self)",
+    TRAINING_WORKER + "ActorRolloutRefWorker.init_model": "(self)",
+    SERVER + "vLLMReplica.launch_servers": "(self)",
+    SERVER + "vLLMReplica.sleep": "(self)",
+    ADAPTER + "ServerAdapter.resume": "(self, tags)",
+    ADAPTER + "ServerAdapter.release": "(self)",
+    TRANSFER + "BucketedWeightSender.__init__": "(self, zmq_handle, bucket_size_mb=512, use_shm=False)",
+    TRANSFER + "BucketedWeightSender.async_send_weights": "(self, weights)",
     "verl.workers.rollout.utils:ensure_async_iterator": "(iterable)",
     # workers and manager
     AGENT_LOOP + "AgentLoopWorker.__init__": (
@@ -85,6 +93,9 @@ SIGNATURES = {
     TRAINER + "PPOTrainer._stop_rollout_profiling": "(self)",
     TRAINER + "PPOTrainer._save_checkpoint": "(self)",
     TRAINER + "PPOTrainer._load_checkpoint": "(self)",
+    TRAINER + "PPOTrainer._setup": "(self)",
+    TRAINER + "PPOTrainer._init_resource_pool_mgr": "(self)",
+    "verl.checkpoint_engine:CheckpointEngineManager.__init__": "(self, config, actor_wg, replicas)",
     "verl.checkpoint_engine:CheckpointEngineManager.update_weights": "(self, global_steps=None)",
     "verl.checkpoint_engine:CheckpointEngineManager.sleep_replicas": "(self)",
     # helpers
@@ -123,11 +134,17 @@ READ = {
     SERVER + "vLLMHttpServer.run_server": "1603d0b057a1",  # sets `engine`
     SERVER + "vLLMReplica.launch_servers": "14cac3e1de60",  # uses `server_class` and `max_concurrency`
     ADAPTER + "ServerAdapter.__init__": "da8ff65347d3",  # makes `zmq_handle`
-    ADAPTER + "ServerAdapter.update_weights": "9c2219a65177",  # passes its keywords on to the engine
     EXTENSION + "update_weights_from_ipc": "16a17792d923",  # answers every bucket before it returns
     EXTENSION + "_get_zmq_handle": "d9679e8b6063",
-    "verl.workers.engine_workers:ActorRolloutRefWorker.init_model": "64953c5f8154",  # makes `rollout`
+    TRAINING_WORKER + "ActorRolloutRefWorker.init_model": "64953c5f8154",  # makes `rollout`
     "transfer_queue:init": "54b6c5609763",  # joins a controller that it finds
+    TRAINER + "PPOTrainer._setup": "6c83ae2ee734",  # makes the checkpoint manager that ours takes the place of
+    "verl.checkpoint_engine:CheckpointEngineManager.update_weights": "b24b01a64e65",  # one call of all ranks
+    ADAPTER + "ServerAdapter.update_weights": "9c2219a65177",  # what ours does in its place
+    ADAPTER + "ServerAdapter._ensure_server_handle": "43a2af4e18c5",  # names of the server actors
+    TRANSFER + "BucketedWeightSender.async_send_weights": "ae6afa1bed14",  # waits in its socket's methods only
+    TRANSFER + "BucketedWeightSender._init_socket": "bf4e6cae1710",
+    TRAINING_WORKER + "ActorRolloutRefWorker.update_weights": "4652480a1ff5",  # every rank gathers every tensor
     "verl.workers.rollout.router:get_router_handle": "d67fd438e332",
     "verl.trainer.main_ppo:run_ppo": "416ebffb70c7",
 }

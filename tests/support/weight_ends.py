@@ -1,6 +1,7 @@
 """Both ends of a weight transfer, verl's own code under ours, in one process: what a Ray cluster has, without Ray."""
 
 import asyncio
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,11 @@ import pytest
 import ray
 import torch
 
+from recipe.async_dapo.weights.adapter import ADAPTER_OPTIONS
 from recipe.async_dapo.weights.receiver import WeightReceiver
 from recipe.async_dapo.weights.sender import WeightSender
 from recipe.async_dapo.weights.sockets import FOLDER_VARIABLE
+from recipe.async_dapo.weights.watch import EngineWatch
 
 FIRST_JOB = "01000000"  # of every Ray cluster
 NAMES = [f"layer.{k}.weight" for k in range(40)]
@@ -23,6 +26,7 @@ _NO_CONFIG = SimpleNamespace(
     pipeline_model_parallel_size=1,
     disaggregation=None,
     layered_summon=False,
+    custom={ADAPTER_OPTIONS: {"engine_timeout_s": 60.0}},
     checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=1),
 )
 
@@ -57,6 +61,19 @@ class Engine(WeightReceiver):
         return self._handle
 
 
+class Call:
+    """What `.remote()` returns."""
+
+    def __init__(self, future: Future) -> None:
+        self._future = future
+
+    def future(self) -> Future:
+        return self._future
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
 class Server:
     """The handle of an engine's server: its calls run in a thread, as the engine runs in a process."""
 
@@ -67,9 +84,11 @@ class Server:
     def __getattr__(self, method: str) -> Any:
         return SimpleNamespace(remote=getattr(self, f"_{method}"))
 
-    def _collective_rpc(self, method: str, *, timeout: None, args: tuple, kwargs: dict[str, Any]) -> asyncio.Future:
-        future: Future = self._threads.submit(getattr(self._engine, method), *args, **kwargs)
-        return asyncio.wrap_future(future)
+    def _collective_rpc(self, method: str, *, timeout: None, args: tuple, kwargs: dict[str, Any]) -> Call:
+        return Call(self._threads.submit(getattr(self._engine, method), *args, **kwargs))
+
+    def _until_death(self) -> Call:
+        return Call(Future())
 
     async def _clear_kv_cache(self) -> None: ...
 
@@ -97,6 +116,7 @@ class Run:
         self.engine = Engine()
         self.sender = WeightSender(config=_NO_CONFIG, model_config=SimpleNamespace(), device_mesh=None)
         self.sender.server_handle = Server(self.engine)
+        self.sender._watch = EngineWatch([self.sender.server_handle])
 
     @property
     def loaded(self) -> dict[str, float]:

@@ -21,11 +21,15 @@ from ..core.trajectory import Attachment
 
 logger = logging.getLogger(__name__)
 
+NO_SERVERS = "No available servers in load balancer"  # verl's words
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadBalancerStats:
-    """Since the servers were opened, or since it was asked last."""
+    """Since the servers were opened, or since it was asked last; `servers` and `lost_servers` since the start."""
 
+    servers: int
+    lost_servers: int
     acquired: int
     wait_s_sum: float
     wait_s_max: float
@@ -41,7 +45,8 @@ class GlobalLoadBalancer:
     Args:
         servers: server id -> vLLM server actor.
         options: the router yaml: `max_loads_per_server` [requests, >= 1], `pool_size` [requests or None],
-            `pause_mode`: what `stop` does to running requests, `abort` or `keep` (see `AsyncDAPOServer`).
+            `pause_mode`: what `stop` does to running requests, `abort` or `keep` (see `AsyncDAPOServer`);
+            `engine_timeout_s`: longest time a server may take to obey [s]; None = no limit.
     """
 
     def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
@@ -49,6 +54,8 @@ class GlobalLoadBalancer:
             max_inflight_per_server=options["max_loads_per_server"], pool_size=options.get("pool_size")
         )
         self._pause_mode = options.get("pause_mode", "abort")
+        self._engine_timeout_s = options.get("engine_timeout_s")
+        self._lost = 0
         self._handles = dict(servers)
         self._table.add_servers(servers)
         self._waiters: dict[str, asyncio.Future[str | None]] = {}
@@ -71,7 +78,7 @@ class GlobalLoadBalancer:
         if not self._is_open:
             return None
         if not self._handles:
-            raise RuntimeError("No available servers in load balancer")
+            raise RuntimeError(NO_SERVERS)
         started = time.monotonic()
         waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._note_inflight()
@@ -145,18 +152,20 @@ class GlobalLoadBalancer:
 
     async def remove_servers(self, server_ids: list[str]) -> None:
         for server_id in server_ids:
-            self._handles.pop(server_id, None)
+            self._lost += self._handles.pop(server_id, None) is not None
         self._note_inflight()
         self._deliver(self._table.remove_servers(server_ids))
         self._note_release()
         if not self._handles:
             for lease_id in self._table.withdraw_waiting():
                 if not self._waiters[lease_id].done():
-                    self._waiters[lease_id].set_exception(RuntimeError("No available servers in load balancer"))
+                    self._waiters[lease_id].set_exception(RuntimeError(NO_SERVERS))
 
     async def take_stats(self) -> LoadBalancerStats:
         self._note_inflight()
         stats = LoadBalancerStats(
+            servers=len(self._handles),
+            lost_servers=self._lost,
             acquired=self._acquired,
             wait_s_sum=self._wait_s_sum,
             wait_s_max=self._wait_s_max,
@@ -226,7 +235,24 @@ class GlobalLoadBalancer:
         self._released = asyncio.Event()
 
     async def _tell(self, server_id: str, method: str, *args: Any) -> None:
-        """Tell a server, again if it cannot be reached: all of these calls may arrive twice. A dead one is removed."""
+        """Tell a server, again if it cannot be reached: all of these calls may arrive twice. A dead one is removed, and
+        one that does not obey in time is ended.
+        """
+        try:
+            async with asyncio.timeout(self._engine_timeout_s):
+                await self._insist(server_id, method, *args)
+        except TimeoutError:
+            logger.critical(
+                "server %s has not answered to %s within async_dapo.engine_timeout_s=%s: it is ended",
+                server_id,
+                method,
+                self._engine_timeout_s,
+            )
+            if (handle := self._handles.get(server_id)) is not None:
+                ray.kill(handle)
+            await self.remove_servers([server_id])
+
+    async def _insist(self, server_id: str, method: str, *args: Any) -> None:
         while (handle := self._handles.get(server_id)) is not None:
             try:
                 await getattr(handle, method).remote(*args)

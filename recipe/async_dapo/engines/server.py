@@ -2,25 +2,29 @@
 
 import asyncio
 import logging
+import multiprocessing
 import os
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import ray
 from ray.actor import exit_actor
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..logs import show_logs
 from ..verl_version import check_versions
 from ..weights.receiver import WeightReceiver
 from ..weights.sockets import FOLDER_VARIABLE, sockets_folder
+from .processes import EngineProcesses
 from .protocol import ABORTED, PAUSED, UNKNOWN, OutputExtra, make_output
 from .stamping_engine import RequestTable, RunningRequest, StampingEngine
 
 logger = logging.getLogger(__name__)
 
 PAUSE_MODES = ("abort", "keep")
+WATCH = "watch"  # concurrency group of calls that last as long as the server
 
 
 class AsyncDAPOServer(vLLMHttpServer):
@@ -52,6 +56,21 @@ class AsyncDAPOServer(vLLMHttpServer):
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
         self.stamp(self.engine)
+        for process in multiprocessing.active_children():
+            asyncio.get_running_loop().add_reader(process.sentinel, self._end_with, process)
+
+    def _end_with(self, process: BaseProcess) -> None:
+        """A server without its engine core answers no one: whoever waits for it learns of its death instead."""
+        logger.critical("engine process %s (pid %s) died, and this server with it", process.name, process.pid)
+        os._exit(1)
+
+    @ray.method(concurrency_group=WATCH)
+    async def until_death(self) -> None:
+        """Never returns: the call fails when the server dies."""
+        await asyncio.Event().wait()
+
+    async def processes(self) -> EngineProcesses:
+        return EngineProcesses.of_this_server(ray.util.get_node_ip_address())
 
     def stamp(self, engine: Any) -> None:
         """Generate through a vLLM engine, and keep a record of what it generates."""
@@ -136,18 +155,3 @@ class AsyncDAPOServer(vLLMHttpServer):
 def _empty(stop_reason: str, version: int | None) -> TokenOutput:
     extra = OutputExtra(global_steps=version, segments=[], finish_reason=None)
     return make_output([], [], stop_reason=stop_reason, extra=extra)
-
-
-class AsyncDAPOReplica(vLLMReplica):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(AsyncDAPOServer)
-
-
-def _load_replica() -> type[RolloutReplica]:
-    return AsyncDAPOReplica
-
-
-def register_replica() -> None:
-    """Make verl launch our servers; the name stays `vllm`, which verl's weight transfer looks actors up by."""
-    RolloutReplicaRegistry.register("vllm", _load_replica)

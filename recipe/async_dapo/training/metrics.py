@@ -50,6 +50,9 @@ METRICS: dict[str, str] = {
     "failure/generation_error": "of these: the agent loop or the engine refused the prompt [groups]",
     "failure/reward_retries": "reward calls that were repeated in this step [count]",
     "load_balancer/requests": "leases granted in this step [requests]",
+    "load_balancer/servers": "servers that generate, at the end of the round [servers]",
+    "load_balancer/lost_servers": "servers that died, or were ended because they did not answer, since the start of "
+    "the run [servers]",
     "load_balancer/wait_s/mean": "time a request waited for a server [s]",
     "load_balancer/wait_s/max": "longest time a request waited for a server [s]",
     "load_balancer/inflight/max": "most requests in flight at once [requests]",
@@ -175,6 +178,8 @@ def _load(record: RoundRecord) -> dict[str, float]:
     balancer, rollout_s = record.result.balancer, record.result.rollout_s
     return {
         "load_balancer/requests": balancer.acquired,
+        "load_balancer/servers": balancer.servers,
+        "load_balancer/lost_servers": balancer.lost_servers,
         "load_balancer/wait_s/mean": _ratio(balancer.wait_s_sum, balancer.acquired),
         "load_balancer/wait_s/max": balancer.wait_s_max,
         "load_balancer/inflight/max": balancer.inflight_max,

@@ -10,11 +10,12 @@ from verl.utils.logging_utils import configure_verl_logging
 
 from ..config import AsyncDAPOConfig
 from ..engines.load_balancer import GlobalLoadBalancer
-from ..engines.server import register_replica
+from ..engines.replica import register_replica
 from ..logs import show_logs
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..shipping import localise
 from ..store import open_queue
+from ..weights.adapter import ADAPTER_OPTIONS
 from .correction import wire_importance_sampling
 from .trainer import AsyncDAPOTrainer
 
@@ -23,15 +24,17 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
     """Build everything, train to the end, and close the data plane whatever happens."""
     configure_verl_logging()
     show_logs()
-    register_replica()
     OmegaConf.resolve(config)
     localise(config)
     options = AsyncDAPOConfig.from_hydra(config)
     wire_importance_sampling(config, options.importance_sampling)
+    register_replica(engine_timeout_s=options.engine_timeout_s)
     with open_dict(config):
         config.transfer_queue.enable = True
         if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
             config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
+        custom = config.actor_rollout_ref.rollout.custom
+        custom[ADAPTER_OPTIONS] = {"engine_timeout_s": options.engine_timeout_s}
     open_queue(config.transfer_queue)
     router_config = _write_router_config(options)
     OmegaConf.update(config, "actor_rollout_ref.rollout.router_config_path", str(router_config))
@@ -63,6 +66,7 @@ def _write_router_config(options: AsyncDAPOConfig) -> Path:
         "max_loads_per_server": options.max_loads_per_server,
         "pool_size": options.rollout_pool_size,
         "pause_mode": "keep" if options.keeps_kv else "abort",
+        "engine_timeout_s": options.engine_timeout_s,
     }
     OmegaConf.save(router, path)
     return path

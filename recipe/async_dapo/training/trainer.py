@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
+from verl.checkpoint_engine import CheckpointEngineManager
 from verl.experimental.agent_loop import AgentLoopManager
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
@@ -22,6 +23,7 @@ from ..engines.client import AsyncDAPOLLMClient
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
+from .engine_manager import EngineManager
 from .metrics import importance_metrics
 from .replay_buffer import RoundReplayBuffer
 
@@ -35,6 +37,8 @@ QUEUE_FOLDER = "transfer_queue"  # verl's name
 class AsyncDAPOTrainer(PPOTrainer):
     """One step: open a round, wait for its stop, train on exactly B valid groups, update the engines' weights."""
 
+    checkpoint_manager: CheckpointEngineManager
+
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
         super().__init__(config)
@@ -43,6 +47,11 @@ class AsyncDAPOTrainer(PPOTrainer):
         super()._init_resource_pool_mgr()
         [role] = self.role_worker_mapping.keys() & {Role.ActorRollout, Role.ActorRolloutRef}
         self.role_worker_mapping[role] = ray.remote(AsyncDAPOActorRolloutRefWorker)
+
+    def _setup(self) -> None:
+        super()._setup()
+        verls = self.checkpoint_manager
+        self.checkpoint_manager = EngineManager(verls.config, verls.actor_wg, verls.replicas, options=self.options)
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
         return RoundReplayBuffer(self.options, self._draw)

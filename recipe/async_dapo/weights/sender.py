@@ -4,13 +4,13 @@ from typing import Any
 
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
-from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
+from .adapter import BoundedServerAdapter
 from .sockets import private_handle, run_name, sockets_folder
 from .stream import stamped
 
 
-class WeightSender(ServerAdapter):
+class WeightSender(BoundedServerAdapter):
     """Meets the engine at its run's own socket, stamps what it sends, and tells the engine which stamp to expect.
 
     The expectation goes over Ray to the engine of this run, the stamp through the socket with the weights: an engine

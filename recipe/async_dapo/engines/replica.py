@@ -1,0 +1,56 @@
+"""An engine as the trainer has it: verl's replica with our servers, calls that end, and a name in messages."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
+
+from .processes import EngineProcesses
+from .server import WATCH, AsyncDAPOServer
+
+_WATCHING_CALLS = 10_000  # at once: the trainer's, and one of each of its workers that serves the engine
+
+
+class AsyncDAPOReplica(vLLMReplica):
+    """Args:
+    engine_timeout_s: longest time the engine may take to go to sleep [s].
+    """
+
+    def __init__(self, *args: Any, engine_timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._engine_timeout_s = engine_timeout_s
+        self.server_class = ray.remote(concurrency_groups={WATCH: _WATCHING_CALLS})(AsyncDAPOServer)
+        self.processes: list[EngineProcesses] = []  # of each server, one a node
+
+    def __str__(self) -> str:
+        return f"engine {self.replica_rank} ({'; '.join(map(str, self.processes)) or 'not started'})"
+
+    async def launch_servers(self) -> None:
+        await super().launch_servers()
+        self.processes = [await server.processes.remote() for server in self.servers]
+
+    async def sleep(self) -> None:
+        try:
+            async with asyncio.timeout(self._engine_timeout_s):
+                await super().sleep()
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self} has not gone to sleep within async_dapo.engine_timeout_s={self._engine_timeout_s}"
+            ) from None
+
+    def workers_beside(self) -> list[ActorHandle]:
+        """For each server, a training worker on its node."""
+        return self.workers[:: self.gpus_per_replica_node]
+
+
+def register_replica(*, engine_timeout_s: float) -> None:
+    """Make verl launch our servers; the name stays `vllm`, which verl's weight transfer looks actors up by."""
+
+    def load() -> partial[RolloutReplica]:
+        return partial(AsyncDAPOReplica, engine_timeout_s=engine_timeout_s)
+
+    RolloutReplicaRegistry.register("vllm", load)

@@ -1,0 +1,134 @@
+"""What the trainer asks of all engines: who has died is left out for good, and no call waits for ever."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+from verl.checkpoint_engine import CheckpointEngineManager
+
+from ..aio import await_all
+from ..config import AsyncDAPOConfig
+from ..engines.engine_requests import EnginesUnavailable
+from ..engines.replica import AsyncDAPOReplica
+
+logger = logging.getLogger(__name__)
+
+
+class EngineManager(CheckpointEngineManager):
+    """verl's manager of engines that share the trainer's GPUs, one of which may be dead at any time.
+
+    A dead engine leaves `replicas`, the list that verl's server manager has, too.
+
+    Raises, in every call:
+        EnginesUnavailable: when no engine is left, with what became of each.
+    """
+
+    def __init__(
+        self, config: Any, actor_wg: Any, replicas: list[AsyncDAPOReplica], *, options: AsyncDAPOConfig
+    ) -> None:
+        super().__init__(config, actor_wg, replicas)
+        self._options = options
+        self._lost: list[str] = []
+        self._watches = {
+            replica.replica_rank: [server.until_death.remote() for server in replica.servers] for replica in replicas
+        }
+
+    def sleep_replicas(self) -> None:
+        self._bury_the_dead()
+        replicas = list(self.replicas)
+        for replica, failure in zip(replicas, asyncio.run(_sleep_all(replicas)), strict=True):
+            if failure is not None:
+                self._bury(replica, failure)
+        self._check_anyone_is_left()
+
+    def update_weights(self, global_steps: int | None = None) -> None:
+        """Bring the trainer's weights to every living engine.
+
+        Raises:
+            TimeoutError: when that has taken longer than `async_dapo.weight_update_timeout_s`.
+        """
+        self._bury_the_dead()
+        calls = self.actor_wg.update_weights(global_steps=global_steps, mode=self.backend)
+        waiting = list(calls)
+        deadline = time.monotonic() + self._options.weight_update_timeout_s
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                ranks = [rank for rank, call in enumerate(calls) if call in waiting]
+                raise TimeoutError(
+                    f"weight update {global_steps}: training ranks {ranks} have not ended within "
+                    f"async_dapo.weight_update_timeout_s={self._options.weight_update_timeout_s}; engines: "
+                    f"{', '.join(map(str, self.replicas))}"
+                )
+            ray.get(ready)
+        self._bury_the_dead()
+
+    def _bury_the_dead(self) -> None:
+        for replica in list(self.replicas):
+            if (failure := self._death_of(replica)) is not None:
+                self._bury(replica, failure)
+        self._check_anyone_is_left()
+
+    def _death_of(self, replica: AsyncDAPOReplica) -> str | None:
+        watches = self._watches[replica.replica_rank]
+        for index, server in enumerate(replica.servers):
+            ready, _ = ray.wait([watches[index]], num_returns=1, timeout=0)
+            if not ready:
+                continue
+            try:
+                ray.get(ready[0])
+            except ActorUnavailableError:  # only the connection broke
+                watches[index] = server.until_death.remote()
+            except RayActorError as error:
+                return f"died: {_first_line(error)}"
+        return None
+
+    def _bury(self, replica: AsyncDAPOReplica, failure: str) -> None:
+        """Take an engine out for good, with all of its processes: they would keep memory that training needs."""
+        self._lost.append(f"{replica} {failure}")
+        self.replicas.remove(replica)
+        logger.critical("%s %s; training goes on with %d engines", replica, failure, len(self.replicas))
+        for server in replica.servers:
+            ray.kill(server)
+        endings = [
+            worker.__ray_call__.remote(lambda _, processes=processes: processes.end())
+            for worker, processes in zip(replica.workers_beside(), replica.processes, strict=True)
+        ]
+        try:
+            ray.get(endings, timeout=self._options.engine_timeout_s)
+        except GetTimeoutError:
+            raise TimeoutError(
+                f"what is left of {replica} has not been ended within async_dapo.engine_timeout_s="
+                f"{self._options.engine_timeout_s}: the training workers beside it do not answer"
+            ) from None
+
+    def _check_anyone_is_left(self) -> None:
+        if not self.replicas:
+            raise EnginesUnavailable(
+                f"no engine is left: {'; '.join(self._lost)}. Start the command again: with trainer.resume_mode=auto "
+                "it goes on from the last checkpoint"
+            )
+
+
+async def _sleep_all(replicas: Sequence[AsyncDAPOReplica]) -> list[str | None]:
+    """What went wrong with each, or None."""
+    return await await_all(_sleep(replica) for replica in replicas)
+
+
+async def _sleep(replica: AsyncDAPOReplica) -> str | None:
+    try:
+        await replica.sleep()
+    except TimeoutError as error:
+        return f"was given up: {error}"
+    except RayActorError as error:
+        return f"died: {_first_line(error)}"
+    return None
+
+
+def _first_line(error: RayActorError) -> str:
+    """Ray goes on with every reason there could be."""
+    return str(error).split("\n", 1)[0]

@@ -1,0 +1,175 @@
+"""The training worker's end of a weight transfer: it ends with the engine at its other end, or at a time limit.
+
+verl's waits without limit for an engine to take the weights. Every rank gathers every tensor together with the others,
+so a rank whose engine is lost goes on gathering, and throws the weights away.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
+
+import ray
+import torch
+import zmq
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+from verl.workers.rollout.utils import ensure_async_iterator
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from .watch import EngineWatch
+
+logger = logging.getLogger(__name__)
+
+ADAPTER_OPTIONS = "async_dapo"  # our key in verl's `rollout.custom`
+
+
+class EngineLost(Exception):
+    """The engine is dead, or has not answered in time."""
+
+
+class WatchedSocket:
+    """A ZMQ socket whose waits end with the engine at its other end.
+
+    Args:
+        timeout_s: longest wait for the engine to take what is sent, or to answer [s].
+    """
+
+    def __init__(self, socket: zmq.Socket, watch: EngineWatch, *, timeout_s: float) -> None:
+        self._socket = socket
+        self._watch = watch
+        self._timeout_s = timeout_s
+
+    def send_pyobj(self, message: Any) -> None:
+        self._wait_for(zmq.POLLOUT)
+        self._socket.send_pyobj(message, zmq.NOBLOCK)
+
+    def recv(self) -> bytes:
+        self._wait_for(zmq.POLLIN)
+        return self._socket.recv(zmq.NOBLOCK)
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+    def _wait_for(self, event: int) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, event)
+        poller.register(self._watch.fd, zmq.POLLIN)
+        ready = dict(poller.poll(int(1000 * self._timeout_s)))
+        if self._watch.failure is not None:
+            raise self._watch.failure
+        if not ready:
+            raise EngineLost(f"has not taken weights within async_dapo.engine_timeout_s={self._timeout_s}")
+
+
+class WatchedSender(BucketedWeightSender):
+    socket: Any
+
+    def __init__(self, watch: EngineWatch, *, timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._watch = watch
+        self._timeout_s = timeout_s
+
+    def _init_socket(self) -> None:
+        super()._init_socket()
+        self.socket = WatchedSocket(self.socket, self._watch, timeout_s=self._timeout_s)
+
+
+class BoundedServerAdapter(ServerAdapter):
+    """verl's adapter of a training worker to its engine, which may be dead at any time, and silent."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timeout_s: float = self.config.custom[ADAPTER_OPTIONS]["engine_timeout_s"]
+        self._servers: list[ActorHandle] = []
+        self._watch: EngineWatch | None = None
+        self._is_lost = False
+
+    async def resume(self, tags: list[str]) -> None:
+        resume = super().resume
+        await self._with_engine(lambda: self._in_time(resume(tags)))
+
+    async def release(self) -> None:
+        release = super().release
+        await self._with_engine(lambda: self._in_time(release()))
+
+    @torch.no_grad()
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]] | AsyncIterable[tuple[str, torch.Tensor]],
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        **kwargs: Any,
+    ) -> None:
+        """
+        Raises:
+            RayTaskError: when the engine fails to load what it was sent, and lives.
+        """
+        assert wire_format == "named_tensors", f"wire_format={wire_format}: engines share the trainer's GPUs"
+        stream = ensure_async_iterator(weights)
+        await self._with_engine(lambda: self._transfer(stream, global_steps, kwargs))
+        async for _ in stream:
+            pass
+
+    async def _transfer(self, stream: AsyncIterator[Any], global_steps: int | None, kwargs: dict[str, Any]) -> None:
+        assert self._watch is not None
+        kwargs = {**kwargs, "use_shm": self.use_shm}
+        received = await self._execute_method("update_weights_from_ipc", non_block=True, kwargs=kwargs)
+        if received is not None:  # this rank is the one that talks to the engine's server
+            self._watch.follow(received.future())
+        sender = WatchedSender(
+            self._watch,
+            timeout_s=self._timeout_s,
+            zmq_handle=self.zmq_handle,
+            bucket_size_mb=self.config.checkpoint_engine.update_weights_bucket_megabytes,
+            use_shm=self.use_shm,
+        )
+        await sender.async_send_weights(stream)
+        if received is not None:
+            await self._in_time(received)
+            await self._in_time(self.server_handle.clear_kv_cache.remote())
+            if global_steps is not None:
+                await self._in_time(self.server_handle.set_global_steps.remote(global_steps))
+
+    async def _with_engine(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Make a call, unless the engine is lost; give the engine up if it dies or is silent meanwhile."""
+        if self._is_lost:
+            return
+        try:
+            if self._watch is None:  # engines are launched after this worker
+                self._servers = self._find_servers()
+                self._watch = EngineWatch(self._servers)
+            await call()
+        except (EngineLost, RayActorError) as error:
+            self._give_up(error)
+        except RayTaskError as error:
+            if not isinstance(error.cause, EngineDeadError):
+                raise
+            self._give_up(error)
+
+    async def _in_time(self, answer: Awaitable[Any]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await answer
+        except TimeoutError:
+            raise EngineLost(f"has not answered within async_dapo.engine_timeout_s={self._timeout_s}") from None
+
+    def _find_servers(self) -> list[ActorHandle]:
+        config = self.config
+        ranks = config.tensor_model_parallel_size * config.data_parallel_size * config.pipeline_model_parallel_size
+        nodes = max(1, ranks // int(os.environ["RAY_LOCAL_WORLD_SIZE"]))
+        prefix = f"{self._get_server_name_prefix()}server_{self.replica_rank}"
+        try:
+            return [ray.get_actor(f"{prefix}_{node}") for node in range(nodes)]
+        except ValueError as error:
+            raise EngineLost(f"is dead: {error}") from error
+
+    def _give_up(self, error: Exception) -> None:
+        """The trainer learns of it from the death of the servers, and ends what is left of their processes."""
+        self._is_lost = True
+        logger.critical("engine %d is given up and gets no weights any more: %s", self.replica_rank, error)
+        for server in self._servers:
+            ray.kill(server)

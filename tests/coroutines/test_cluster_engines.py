@@ -1,0 +1,112 @@
+"""Whole runs on virtual time while engines die or hang outside a round: in training, in the weight update, asleep."""
+
+from collections.abc import Callable
+
+import pytest
+
+from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+
+from ..support.simulated_cluster import STRATEGIES, Cluster, options
+from ..support.simulated_worker import Task
+
+
+def servers_of(cluster: Cluster) -> list[str]:
+    return cluster.loop.run_until_complete(cluster.balancer.get_all_servers())
+
+
+def die_while_training(cluster: Cluster) -> None:
+    cluster.sample()
+    cluster.server_handles[1].kill()
+    cluster.update_weights()
+
+
+def die_in_the_update(cluster: Cluster) -> None:
+    cluster.sample()
+    cluster.loop.call_later(0.005, cluster.server_handles[1].kill)
+    cluster.update_weights()
+
+
+def die_after_the_update(cluster: Cluster) -> None:
+    cluster.step()
+    cluster.server_handles[1].kill()
+
+
+def die_in_a_round(cluster: Cluster) -> None:
+    cluster.loop.call_later(3.0, cluster.server_handles[1].kill)
+    cluster.step()
+
+
+@pytest.mark.parametrize("die", [die_while_training, die_in_the_update, die_after_the_update, die_in_a_round])
+@STRATEGIES
+def test_given_an_engine_that_dies_at_any_time_then_steps_go_on_without_it(
+    start, strategy, die: Callable[[Cluster], None]
+) -> None:
+    cluster = start(options(rollout_strategy=strategy), num_servers=3)
+    cluster.step()
+    die(cluster)
+    for _ in range(3):
+        metrics = cluster.step()  # checks the batch, the ledger, leases and engines
+    assert servers_of(cluster) == ["server-0", "server-2"]
+    assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
+    assert metrics["async_dapo/load_balancer/servers"] == 2
+    assert metrics["async_dapo/load_balancer/lost_servers"] == 1
+
+
+@STRATEGIES
+def test_given_the_only_engine_when_it_dies_while_the_actor_trains_then_the_update_ends_at_once(
+    start, strategy
+) -> None:
+    cluster = start(options(rollout_strategy=strategy), num_servers=1)
+    cluster.sample()
+    cluster.server_handles[0].kill()
+    before_s = cluster.loop.time()
+    with pytest.raises(EnginesUnavailable, match=r"no engine is left: engine 0 died: .*trainer\.resume_mode=auto"):
+        cluster.update_weights()
+    assert cluster.loop.time() - before_s < 1
+
+
+@pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])
+def test_given_a_connection_that_breaks_while_the_actor_trains_then_no_engine_is_given_up(start, strategy) -> None:
+    cluster = start(options(rollout_strategy=strategy))
+    for _ in range(3):
+        cluster.sample()
+        cluster.loop.call_soon(cluster.server_handles[1].cut_off, 0.5)
+        cluster.run_for(1.0)
+        cluster.update_weights()
+    assert len(cluster.engines.replicas) == 2 and servers_of(cluster) == ["server-0", "server-1"]
+
+
+def test_given_an_engine_that_never_sleeps_then_it_is_ended_and_steps_go_on(start) -> None:
+    cluster = start(options(rollout_strategy=RolloutStrategy.PARTIAL))
+    cluster.step()
+    cluster.servers[1]._hangs = True
+    before_s = cluster.loop.time()
+    cluster.sample()
+    assert cluster.server_handles[1].is_dead
+    assert cluster.loop.time() - before_s < 30 + cluster.options.engine_timeout_s
+    cluster.update_weights()
+    cluster.step()
+    assert servers_of(cluster) == ["server-0"]
+
+
+def test_given_an_engine_that_never_stops_then_it_is_ended_and_its_requests_are_whole_on_the_others(start) -> None:
+    task = Task(lambda prompt_ids: 5 + 200 * (prompt_ids[0] == 1))
+    cluster = start(
+        options(rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED), task=task
+    )
+    cluster.servers[1]._hangs = True
+    cluster.step()
+    assert servers_of(cluster) == ["server-0"]
+    for _ in range(10):
+        cluster.step()
+    assert "group-1" in cluster.trained
+
+
+def test_given_a_training_worker_that_never_ends_the_update_then_the_error_names_its_rank(start) -> None:
+    cluster = start(options())
+    cluster.sample()
+    cluster.training_workers.hanging = {1}
+    with pytest.raises(TimeoutError, match=r"weight update 1: training ranks \[1\] .*weight_update_timeout_s=600"):
+        cluster.update_weights()

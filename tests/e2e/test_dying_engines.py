@@ -1,0 +1,64 @@
+"""Engines that die at any time on the real stack: training goes on with the others, and ends clearly with the last."""
+
+import json
+import time
+
+import pytest
+
+from ..support.harness import Run, train
+
+PROMPTS_PER_STEP = 9  # times 8 trajectories: a multiple of the training ranks, one an engine
+END_S = 30.0  # from the death of the last engine to the end of the driver
+
+DEATHS = [
+    (1, "round", "server", 2),
+    (2, "training", "core", 1),
+    (4, "training", "server", 0),
+]
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, float]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def run(assets, tmp_path_factory, ended) -> Run:
+    run = train(
+        assets,
+        tmp_path_factory.mktemp("dying"),
+        steps=10,
+        strategy="partial",
+        engines=3,
+        overrides=[
+            f"data.train_batch_size={PROMPTS_PER_STEP}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS_PER_STEP}",
+        ],
+        module="tests.support.dying_run",
+        environment={"DEATHS": json.dumps(DEATHS)},
+        fails=True,
+    )
+    ended["at"] = time.time()
+    return run
+
+
+def test_given_dying_engines_when_others_are_left_then_steps_go_on_and_no_prompt_is_lost(run: Run) -> None:
+    assert run.metric("async_dapo/load_balancer/servers") == [2, 2, 1]
+    assert run.metric("async_dapo/load_balancer/lost_servers") == [1, 1, 2]
+    terms = ("trained", "filtered", "failed", "retired", "waiting", "buffered")
+    for number, step in enumerate(run.steps, start=1):
+        assert step["async_dapo/ledger/drawn"] == sum(step[f"async_dapo/ledger/{term}"] for term in terms)
+        assert step["async_dapo/ledger/trained"] == number * PROMPTS_PER_STEP
+
+
+def test_given_a_dead_engine_when_the_step_ends_then_none_of_its_processes_is_left(run: Run) -> None:
+    notes = [note for note in run.inspections if "left_of_the_dead" in note]
+    assert [note["step"] for note in notes] == [1, 2, 3]
+    assert all(note["left_of_the_dead"] == [] for note in notes)
+
+
+def test_given_the_last_engine_when_it_dies_then_the_run_ends_in_time_and_names_it(run: Run, ended) -> None:
+    killed_at = [note["at"] for note in run.inspections if "killed" in note]
+    assert len(killed_at) == len(DEATHS) and ended["at"] - killed_at[-1] <= END_S
+    log = (run.folder / "train.log").read_text(errors="replace")
+    assert "no engine is left: engine 2 (node " in log and "trainer.resume_mode=auto" in log

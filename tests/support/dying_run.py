@@ -1,0 +1,92 @@
+"""The recipe's entry with a trainer that kills parts of its engines at chosen moments, and writes down what it did.
+
+DEATHS='[[2, "training", "server", 1]]' INSPECTION_FILE=out.jsonl python -m tests.support.dying_run <hydra overrides>
+"""
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import hydra
+import psutil
+import ray
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.trainer.main_ppo import run_ppo
+
+from recipe.async_dapo.shipping import shipped
+from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.training import run as training
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+
+PATIENCE_S = 60.0
+
+
+class DyingTrainer(AsyncDAPOTrainer):
+    """`DEATHS` lists (step, moment, part, engine)."""
+
+    def prepare_step(self) -> dict[str, Any]:
+        metrics = super().prepare_step()
+        self._kill("round")
+        return metrics
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._kill("training")
+        return super()._update_actor(batch, metrics)
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self._note({"step": self.global_steps, "left_of_the_dead": [pid for pid in self._dead if _runs(pid)]})
+
+    def _kill(self, moment: str) -> None:
+        for step, when, part, engine in json.loads(os.environ["DEATHS"]):
+            if (step, when) == (self.global_steps, moment):
+                self._kill_part(part, engine)
+
+    def _kill_part(self, part: str, engine: int) -> None:
+        [replica] = [replica for replica in self.checkpoint_manager.replicas if replica.replica_rank == engine]
+        self._await_requests()
+        server = psutil.Process(replica.processes[0].pid)
+        core = next(child for child in server.children() if "EngineCore" in " ".join(child.cmdline()))
+        self._dead += [server.pid, core.pid]
+        self._note({"step": self.global_steps, "killed": part, "engine": engine, "at": time.time()})
+        os.kill(server.pid if part == "server" else core.pid, signal.SIGKILL)
+
+    def _await_requests(self) -> None:
+        """In a round, until engines generate."""
+        balancer = self.replay_buffer.manager._balancer
+        deadline = time.monotonic() + PATIENCE_S
+        while (status := ray.get(balancer.get_status.remote()))["is_open"] and time.monotonic() < deadline:
+            if all(status["servers"].values()):
+                return
+
+    def _note(self, record: dict[str, Any]) -> None:
+        with open(os.environ["INSPECTION_FILE"], "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    _dead: list[int] = []  # noqa: RUF012 (one trainer a process)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class DyingTaskRunner:
+    def run(self, config: DictConfig) -> None:
+        training.train(config, trainer_cls=DyingTrainer)
+
+
+@hydra.main(config_path="../../recipe/async_dapo/config", config_name="async_dapo_trainer", version_base=None)
+def main(config: DictConfig) -> None:
+    check_all(config)
+    with shipped(config):
+        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(DyingTaskRunner))
+
+
+if __name__ == "__main__":
+    main()
