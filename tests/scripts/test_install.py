@@ -19,7 +19,7 @@ UV = next(line for line in (REQUIREMENTS / "cpu.txt").read_text().splitlines() i
 # `python -m venv FOLDER` without the seconds that unpacking a pip of its own takes.
 PYTHON = f"""#!/bin/sh
 "{sys.executable}" -m venv --without-pip "$3"
-ln -sfn "{importlib.metadata.distribution('pip').locate_file('pip')}" "$3"/lib/python3*/site-packages/
+ln -sfn "{importlib.metadata.distribution("pip").locate_file("pip")}" "$3"/lib/python3*/site-packages/
 """
 
 
