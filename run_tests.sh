@@ -1,26 +1,14 @@
 #!/usr/bin/env bash
 # Installs the locked packages, then runs linters, type checker and tests; ends with pytest's summary.
 # usage: run_tests.sh [--fast | --nightly] [PYTEST_ARGUMENT ...]
-#   --fast     decisions, coroutines, the planner and contracts: no process is started
-#   --nightly  also what is slow: see CONTRIBUTING.md
-# for example: run_tests.sh -m e2e
+#   --fast     decisions, coroutines, the planner and contracts: nothing starts Ray
+#   --nightly  all tests, and those that are too slow for every change
+# for example: run_tests.sh tests/e2e/test_partial_rollout.py
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 bash requirements/install.sh .venv
 export PATH="$PWD/.venv/bin:$PATH"
-
-tests=(--numprocesses 2 --dist loadfile)
-case ${1:-} in
-  --fast)
-    tests+=(-m "core or coroutines or plan or contract")
-    shift
-    ;;
-  --nightly)
-    tests+=(--nightly)
-    shift
-    ;;
-esac
 
 ruff check .
 ruff format --check .
@@ -28,4 +16,13 @@ mypy
 PYTHONPATH=. lint-imports
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 shellcheck "${scripts[@]}"
-pytest "${tests[@]}" "$@"
+
+in_two_processes=(--numprocesses 2 --dist loadfile)
+case ${1:-} in
+  --fast) pytest "${in_two_processes[@]}" -m "core or coroutines or plan or contract" "${@:2}" ;;
+  "" | --nightly) # a training takes up to 14 GB of memory and both cores: one at a time
+    pytest "${in_two_processes[@]}" -m "not e2e" "$@"
+    pytest -m e2e "$@"
+    ;;
+  *) pytest "$@" ;;
+esac
