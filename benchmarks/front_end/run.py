@@ -8,7 +8,6 @@ Writes `front_end.csv`: microseconds per token, medians over the repetitions.
 
 import argparse
 import asyncio
-import csv
 import random
 import statistics
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.hf import get_cached_tokenizer
 from vllm.v1.engine import EngineCoreOutput, FinishReason
@@ -133,7 +133,4 @@ def main() -> None:
         rows.append({"requests": options.requests, "tokens": length_tok, **medians, "ratio": ratio})
         print(rows[-1], flush=True)
     options.output.mkdir(parents=True, exist_ok=True)
-    with (options.output / "front_end.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.DataFrame(rows).to_csv(options.output / "front_end.csv", index=False)

@@ -2,18 +2,18 @@
 
     python -m benchmarks.importance_sampling.draw
 
-writes variance.csv and variance.png beside this file (some seconds; needs matplotlib). Every bias and variance is
+writes variance.csv and variance.png (some seconds; needs matplotlib). Every bias and variance is
 exact, by enumeration of a tiny softmax sequence model; the only averages are over `WORLDS` random models per drift. The
 estimate is the policy gradient of a 0/1 reward under the newest weights, from 6 trajectories that were begun by the
 three versions before them, 2 by each. Trajectories have 1 to 4 tokens: compare with a real run by KL per trajectory.
 """
 
-import csv
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean, quantiles
 
+import pandas as pd
 import torch
 
 from benchmarks.importance_sampling.softmax_sequence_model import (
@@ -110,14 +110,6 @@ def sweep(drift: float, *, worlds: int = WORLDS) -> list[Row]:
     return rows
 
 
-def write_csv(rows: list[Row], path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(asdict(rows[0]))
-        for row in rows:
-            writer.writerow(f"{value:.4g}" if isinstance(value, float) else value for value in asdict(row).values())
-
-
 def draw(rows: list[Row], path: Path) -> None:
     import matplotlib
 
@@ -161,7 +153,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def main() -> None:
     rows = [row for drift in DRIFTS for row in sweep(drift)]
-    write_csv(rows, FOLDER / "variance.csv")
+    pd.DataFrame(rows).to_csv(FOLDER / "variance.csv", index=False, float_format="%.4g")
     draw(rows, FOLDER / "variance.png")
 
 

@@ -3,14 +3,15 @@
 python -m benchmarks.plan.fit_constants writes constants_fit.csv. No other published number takes part in the choice.
 """
 
-import csv
 import math
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
+
+import pandas as pd
 
 from .published_claims import TABLE_2
 from .published_settings import Case, cases, run
+from .summary import FOLDER
 
 STEP_OVERHEAD_MS = (2.0, 5.0, 8.0)
 REQUEST_OVERHEAD_MS = (0.12, 0.18, 0.24)
@@ -22,11 +23,7 @@ def main() -> None:
     for step_ms, request_ms, prefill in product(STEP_OVERHEAD_MS, REQUEST_OVERHEAD_MS, PREFILL_FLOP_SHARE):
         constants = {"step_overhead_ms": step_ms, "request_overhead_ms": request_ms, "prefill_flop_share": prefill}
         rows.append({**constants, "rms_of_log_error": round(distance(constants), 3)})
-    rows.sort(key=lambda row: row["rms_of_log_error"])
-    with (Path(__file__).parents[2] / "assets" / "plan" / "constants_fit.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.DataFrame(rows).sort_values("rms_of_log_error").to_csv(FOLDER / "constants_fit.csv", index=False)
 
 
 def distance(constants: dict[str, float]) -> float:

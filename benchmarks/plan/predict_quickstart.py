@@ -4,16 +4,16 @@
     python -m benchmarks.plan.predict_quickstart                               predicts from the small files of assets/
 
 Reads the calibration run's `quickstart_record.jsonl`, `quickstart_lengths.jsonl` (of the task's answers) and what all
-runs measured, `../strategies/runs.csv`; writes `quickstart_predicted.csv` and a table of README.md.
+runs measured, `../strategies/runs.csv`; writes `quickstart_predicted.csv`, of which `python -m docs.generate` makes a
+table.
 """
 
 import argparse
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
-from typing import Any
+
+import pandas as pd
 
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import WARM_UP_STEPS
@@ -30,11 +30,10 @@ from recipe.async_dapo.plan.measures import mean_of
 from recipe.async_dapo.plan.simulated_training import TrainingRun
 from recipe.async_dapo.plan.systems import recipe
 
-from .validate import write_into_page
+from .summary import FOLDER
 
-HERE = Path(__file__).parents[2] / "assets" / "plan"
-RECORD, LENGTHS = HERE / "quickstart_record.jsonl", HERE / "quickstart_lengths.jsonl"
-MEASURED, PREDICTED = HERE.parent / "strategies" / "runs.csv", HERE / "quickstart_predicted.csv"
+RECORD, LENGTHS = FOLDER / "quickstart_record.jsonl", FOLDER / "quickstart_lengths.jsonl"
+MEASURED, PREDICTED = FOLDER.parent / "strategies" / "runs.csv", FOLDER / "quickstart_predicted.csv"
 CALIBRATION_RUN = {"task": "quick start", "strategy": "discard, fifo", "seed": 0}
 REFERENCE = "discard, drain"
 STRATEGIES = {
@@ -79,13 +78,11 @@ def record(runs: Path) -> None:
     LENGTHS.write_text("\n".join(map(str, lens_tok)) + "\n")
 
 
-def measured() -> dict[str, list[float]]:
-    """Mean rollout seconds of a step of every run, by strategy."""
-    seconds: dict[str, list[float]] = {name: [] for name in STRATEGIES}
-    for row in csv.DictReader(MEASURED.open(newline="")):
-        if row["task"] == CALIBRATION_RUN["task"] and row["strategy"] in seconds:
-            seconds[row["strategy"]].append(float(row["rollout_s_mean"]))
-    return seconds
+def measured() -> pd.DataFrame:
+    """Of every strategy, the number of its runs and the mean rollout seconds of a step."""
+    runs = pd.read_csv(MEASURED)
+    runs = runs[runs["task"] == CALIBRATION_RUN["task"]]
+    return runs.groupby("strategy")["rollout_s_mean"].agg(runs="size", measured_s="mean").loc[list(STRATEGIES)]
 
 
 def predict() -> dict[str, float]:
@@ -127,26 +124,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.record is not None:
         record(options.record)
-    measured_s, predicted_s = measured(), predict()
-    lines = [
-        f"| Strategy | Runs | Measured [s] | Predicted [s] | Measured / {REFERENCE} | Predicted | Error |",
-        "|" + "---|" * 7,
-    ]
-    rows: list[list[Any]] = []
-    for name, runs in measured_s.items():
-        ratios = mean(runs) / mean(measured_s[REFERENCE]), predicted_s[name] / predicted_s[REFERENCE]
-        error = ratios[1] / ratios[0] - 1
-        rows.append([name, len(runs), mean(runs), predicted_s[name], *ratios, error])
-        mark = "" if abs(error) <= 0.15 else " (miss)"
-        seconds = f"{mean(runs):.2f} | {predicted_s[name]:.2f}"
-        lines.append(
-            f"| {name} | {len(runs)} | {seconds} | {ratios[0]:.2f} | {ratios[1]:.2f} | {100 * error:+.0f} %{mark} |"
-        )
-    with PREDICTED.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["strategy", "runs", "measured_s", "predicted_s", "measured_ratio", "predicted_ratio", "error"])
-        writer.writerows([*row[:2], *(round(value, 4) for value in row[2:])] for row in rows)
-    write_into_page("calibration", "\n".join(lines))
+    rows = measured()
+    rows["predicted_s"] = pd.Series(predict())
+    for system in ("measured", "predicted"):
+        rows[f"{system}_ratio"] = rows[f"{system}_s"] / rows.loc[REFERENCE, f"{system}_s"]
+    rows["error"] = rows["predicted_ratio"] / rows["measured_ratio"] - 1
+    rows.round(4).to_csv(PREDICTED)
 
 
 if __name__ == "__main__":

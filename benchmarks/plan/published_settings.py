@@ -1,4 +1,4 @@
-"""The settings of published runs, as far as papers and their scripts say; README.md lists what is assumed."""
+"""The settings of published runs, as far as papers and their scripts say; docs/planner.md lists what is assumed."""
 
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from recipe.async_dapo.plan.systems import (
 )
 from recipe.async_dapo.plan.workload import ValidShare
 
-R1_AND_BASE = LogNormalLengths(median_tok=4000, sigma=0.9, correlation=0.5)  # assumed, see README.md
+R1_AND_BASE = LogNormalLengths(median_tok=4000, sigma=0.9, correlation=0.5)  # assumed, see docs/planner.md
 QWEN3_THINKING = LogNormalLengths(median_tok=9000, sigma=0.75, correlation=0.5)  # the same; cut at each limit
 
 

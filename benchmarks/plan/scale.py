@@ -4,19 +4,20 @@ Writes scale.csv and scale.png: the mean of two steps on one core, and the memor
 step.
 """
 
-import csv
 import math
 import resource
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
+
+import pandas as pd
 
 from recipe.async_dapo.plan.inputs import Inputs
 from recipe.async_dapo.plan.simulated_training import TrainingRun
 from recipe.async_dapo.plan.systems import recipe
 
-HERE = Path(__file__).parents[2] / "assets" / "plan"
+from .summary import FOLDER
+
 SERVERS = (8, 16, 32, 64, 128, 256, 512)
 MOST = {"servers": 512, "groups": 6250, "in_flight": 512 * 128}  # 100,000 trajectories of a step, at n = 16
 
@@ -45,33 +46,28 @@ def measure(servers: int) -> dict[str, float]:
     }
 
 
-def draw(rows: list[dict[str, float]]) -> None:
+def draw(rows: pd.DataFrame) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()
-    events = [row["events"] for row in rows]
-    seconds = [row["cpu_s_per_step"] for row in rows]
+    events, seconds, largest = rows["events"], rows["cpu_s_per_step"], rows.iloc[-1]
     axis.loglog(events, seconds, "o-", color="#4269d0", label="measured")
     scale = statistics.geometric_mean(s / (n * math.log(n)) for n, s in zip(events, seconds, strict=True))
     axis.loglog(events, [scale * n * math.log(n) for n in events], "--", color="#9c9c9c", label="n log n")
     axis.set_xlabel("events of a step")
     axis.set_ylabel("seconds of one core")
-    axis.set_title(
-        f"{rows[-1]['servers']} servers, {rows[-1]['trajectories']:.0f} trajectories: {seconds[-1]:.0f} s a step"
-    )
+    title = "{servers:.0f} servers, {trajectories:.0f} trajectories: {cpu_s_per_step:.0f} s a step"
+    axis.set_title(title.format(**largest))
     axis.legend()
     axis.grid(alpha=0.3)
-    figure.savefig(HERE / "scale.png", dpi=120)
+    figure.savefig(FOLDER / "scale.png", dpi=120)
 
 
 def main() -> None:
     with ProcessPoolExecutor(max_workers=1, max_tasks_per_child=1) as pool:  # a process each, for its memory
-        rows = list(pool.map(measure, SERVERS))
-    with (HERE / "scale.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+        rows = pd.DataFrame(pool.map(measure, SERVERS))
+    rows.to_csv(FOLDER / "scale.csv", index=False)
     draw(rows)
 
 

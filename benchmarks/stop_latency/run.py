@@ -2,26 +2,26 @@
 engines, all on this machine.
 
 python -m benchmarks.stop_latency --requests 256 --servers 4 --rounds 200
+
+Adds a row to `runs.csv`. The project's own rows are in `assets/stop_latency`.
 """
 
 import argparse
 import asyncio
-import json
-import os
-import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
+import pandas as pd
 import ray
 
+from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.scripted_engine import ScriptedServer
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, Turn, Verdict
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundSpec, Ticket
-
-TARGET_P99_MS = 50.0
 
 
 class Requester:
@@ -95,34 +95,29 @@ def _one_round(round_id, coordinator, balancer, requesters, servers, requests) -
     return StopLatency(idle_ms=idle_ms, told_ms=told_ms)
 
 
-def _statistics(values_ms: list[float]) -> dict[str, float]:
-    ordered = sorted(values_ms)
-    return {
-        "median_ms": round(statistics.median(ordered), 1),
-        "p99_ms": round(ordered[int(0.99 * len(ordered))], 1),
-        "max_ms": round(ordered[-1], 1),
-    }
+def summary(latencies: list[StopLatency]) -> dict[str, float]:
+    """Median, 99 % quantile and maximum over the stops [ms]."""
+    figures = pd.DataFrame(latencies).quantile([0.5, 0.99, 1.0]).round(1)
+    names = {"idle": "idle_ms", "told": "told_ms"}
+    places = {"median": 0.5, "p99": 0.99, "max": 1.0}
+    return {f"{name}_{at}_ms": figures.loc[q, column] for name, column in names.items() for at, q in places.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=256, help="requests in flight at the stop")
     parser.add_argument("--servers", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--output", type=Path, default=Path("outputs", "stop_latency"))
     options = parser.parse_args()
     if options.requests % options.servers or options.requests % options.workers:
         parser.error(f"--requests {options.requests}: must be a multiple of --servers and of --workers")
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     try:
-        latencies = measure(**vars(options))
+        setting = {name: getattr(options, name) for name in ("requests", "servers", "workers", "rounds")}
+        row = setting | summary(measure(**setting))
     finally:
         ray.shutdown()
-    result = {
-        **vars(options),
-        "engines_idle": _statistics([latency.idle_ms for latency in latencies]),
-        "trainer_told": _statistics([latency.told_ms for latency in latencies]),
-        "target_p99_ms": TARGET_P99_MS,
-        "cores": os.cpu_count(),
-    }
-    print(json.dumps(result))
+    RunsFile(options.output / "runs.csv").add(row)
+    print(row)

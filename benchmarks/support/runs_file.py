@@ -1,21 +1,11 @@
 """The CSV file of a benchmark's runs: it grows run by run, so that an interrupted benchmark goes on where it was."""
 
-import csv
 import subprocess
 from collections.abc import Callable, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, str]
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of a file; none before its benchmark has run."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+import pandas as pd
 
 
 class RunsFile:
@@ -23,7 +13,8 @@ class RunsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._rows = read(path)
+        # As text, so that older rows are written back as they were.
+        self._rows = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
 
     def measure(self, cell: Mapping[str, Any], run: Callable[[], Mapping[str, Any]]) -> None:
         """Add the row of a cell that has none yet."""
@@ -36,7 +27,9 @@ class RunsFile:
 
     def has(self, **wanted: Any) -> bool:
         """Whether there is a row with these values."""
-        return any(all(row[key] == str(value) for key, value in wanted.items()) for row in self._rows)
+        if self._rows.empty:
+            return False
+        return bool((self._rows[list(wanted)] == list(map(str, wanted.values()))).all(axis="columns").any())
 
     @staticmethod
     def folder_name(wanted: Mapping[str, Any]) -> str:
@@ -45,12 +38,10 @@ class RunsFile:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row, and write the file whole."""
-        self._rows.append({key: str(value) for key, value in row.items()} | {"commit": _commit()})
+        new = pd.DataFrame([{key: str(value) for key, value in row.items()} | {"commit": _commit()}])
+        self._rows = pd.concat([self._rows, new]).fillna("")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(chain.from_iterable(self._rows))))
-            writer.writeheader()
-            writer.writerows(self._rows)
+        self._rows.to_csv(self._path, index=False)
 
 
 def _commit() -> str:

@@ -1,25 +1,25 @@
-"""Columns of the benchmarks' rows, their medians as text, and tables of them."""
+"""Data frames as Markdown, and the summary that most tables have."""
 
-import statistics
-from collections.abc import Iterable, Sequence
+from typing import Any
 
-from benchmarks.support.runs_file import Row
-
-
-def values(rows: Iterable[Row], column: str) -> list[float]:
-    """Of the rows that have one."""
-    return [float(row[column]) for row in rows if row[column]]
+import pandas as pd
 
 
-def median_and_range(numbers: list[float], digits: int) -> str:
-    """Empty without numbers; no range of a single one."""
-    if not numbers:
+def markdown(frame: pd.DataFrame) -> str:
+    """A table with one value a cell: numbers with three digits, an empty cell for what is missing."""
+    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(object).to_numpy().tolist()]
+    return "".join("| " + " | ".join(map(_text, line)) + " |\n" for line in lines)
+
+
+def spread(groups: Any, column: str, title: str) -> pd.DataFrame:
+    """Median, lowest and highest of a column in each group of a data frame, in columns of their own."""
+    summary = groups[column].agg(["median", "min", "max"])
+    return summary.set_axis([title, f"{title}, lowest", f"{title}, highest"], axis="columns")
+
+
+def _text(value: Any) -> str:
+    if pd.isna(value):
         return ""
-    text = f"{statistics.median(numbers):.{digits}f}"
-    return text if len(numbers) == 1 else f"{text} ({min(numbers):.{digits}f}-{max(numbers):.{digits}f})"
-
-
-def table(head: tuple[str, ...], rows: Iterable[Sequence[str]]) -> str:
-    """As Markdown."""
-    lines: list[Sequence[str]] = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    if not isinstance(value, float):
+        return str(value).replace("|", "\\|")
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"

@@ -12,7 +12,7 @@ class ServerConstants:
     """What an inference server reaches of its hardware, unless calibrated.
 
     The two overheads and the prefill share are fitted to published rollout times, the others are assumed: see
-    assets/plan/README.md.
+    docs/planner.md.
     """
 
     bandwidth_share: float = 0.77  # of peak, while weights and KV cache are read

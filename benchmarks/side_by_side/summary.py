@@ -1,0 +1,165 @@
+"""What `runs.csv` and `bound.csv` of the side-by-side benchmark come to: data frames for tables and the figure.
+
+Seconds of a run are means over its steps: some systems train on two steps' groups after every second rollout, and a
+median would see one kind of step only. Seconds of a system are medians over its runs.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.support.tables import spread
+
+FOLDER = Path(__file__).parents[2] / "assets" / "side_by_side"
+CELL = ["tail", "engines"]
+SYNC = "verl sync"
+BASES = (SYNC, "verl sync, 0.05 s poll", "verl colocate_async", "verl colocate_async, 0.05 s poll")
+HEADLINE = (SYNC, "verl colocate_async", "discard, fifo", "partial", "partial_stale_kv")
+HEADLINE_TAILS = (8, 25)  # on one engine
+
+
+def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
+    """A row a run, with what is derived from its own figures and its repetition's bound. verl's systems come first."""
+    runs = pd.read_csv(folder / "runs.csv")
+    bounds = pd.read_csv(folder / "bound.csv").rename(columns={"tok_per_s": "bound_tok_per_s"})
+    runs = runs.merge(bounds.drop(columns="commit"), how="left", on=[*CELL, "repetition"])
+    runs["of_bound"] = share_of_bound(runs)
+    runs["accuracy_after"] = runs["validations"].map(lambda text: accuracies(text)[-1][1])
+    midways = runs[runs["system"] == SYNC].groupby(CELL)["validations"].agg(midway).rename("midway")
+    runs = runs.join(midways, on=CELL)
+    runs["midway_s"] = [seconds_to(*pair) for pair in zip(runs["midway"], runs["validations"], strict=True)]
+    runs["system"] = pd.Categorical(runs["system"], sorted(runs["system"].unique(), key=order_of), ordered=True)
+    return runs.sort_values([*CELL, "system", "repetition"], ignore_index=True)
+
+
+def order_of(system: str) -> tuple[bool, str]:
+    """Its place: verl's first, the synchronous mode before the asynchronous one."""
+    return not system.startswith("verl"), system.replace("colocate_async", "z")
+
+
+def share_of_bound(runs: pd.DataFrame) -> pd.Series:
+    """A step's seconds if its rollout ran on full engines, over its seconds.
+
+    The step keeps its time outside the rollout and generates the same trained and filtered tokens; discarded ones are
+    no work done. Missing for a system that does not count the tokens it generates.
+    """
+    trained_tok = runs["trained_tok_per_s"] * runs["step_s_mean"]
+    useful_tok = runs["generated_tok"] - trained_tok * runs["waste"] / (1 - runs["waste"])
+    outside_s = runs["step_s_mean"] - runs["rollout_s_mean"]
+    return (outside_s + useful_tok / runs["bound_tok_per_s"]) / runs["step_s_mean"]
+
+
+def accuracies(validations: str) -> list[tuple[float, float]]:
+    """(training seconds so far, accuracy) at every validation."""
+    points = (point.split(":") for point in validations.split())
+    return [(float(seconds), float(accuracy)) for seconds, accuracy in points]
+
+
+def midway(validations: pd.Series) -> float:
+    """Halfway between the mean accuracy of the runs' first validations and that of their last."""
+    ends = [accuracies(text)[place][1] for text in validations for place in (0, -1)]
+    return sum(ends) / len(ends)
+
+
+def seconds_to(target: float, validations: str) -> float | None:
+    """Training seconds until the accuracy is reached, on straight lines between validations; None if it is not."""
+    for (before_s, before), (after_s, after) in pairwise(accuracies(validations)):
+        if before >= target:
+            return before_s
+        if after >= target:
+            return before_s + (after_s - before_s) * (target - before) / (after - before)
+    return None
+
+
+def ratios(runs: pd.DataFrame) -> pd.DataFrame:
+    """Step time of every system over that of each base, in the repetitions that both have.
+
+    `ratio` is that of the medians. The others are of the ratios within one repetition: machines differ between
+    repetitions.
+    """
+    base = runs[runs["system"].isin(BASES)].rename(columns={"system": "base"})
+    pairs = runs.merge(base, on=[*CELL, "repetition"], suffixes=("", "_base"))
+    pairs = pairs[pairs["system"].astype(str) != pairs["base"].astype(str)]
+    pairs["within"] = pairs["step_s_mean"] / pairs["step_s_mean_base"]
+    groups = pairs.groupby([*CELL, "system", "base"], observed=True)
+    medians_s = groups[["step_s_mean", "step_s_mean_base"]].median()
+    return pd.DataFrame(
+        {
+            "repetitions": groups.size(),
+            "ratio": medians_s["step_s_mean"] / medians_s["step_s_mean_base"],
+            "lowest": groups["within"].min(),
+            "median": groups["within"].median(),
+            "highest": groups["within"].max(),
+        }
+    ).reset_index()
+
+
+def seconds_table(runs: pd.DataFrame) -> pd.DataFrame:
+    groups = runs.groupby([*CELL, "system"], observed=True)
+    count = groups.size().rename("Runs")
+    rollout_s = groups["rollout_s_mean"].median().rename("Rollout [s]")
+    rate = groups["trained_tok_per_s"].median().rename("Trained tokens/s")
+    return _named(pd.concat([count, spread(groups, "step_s_mean", "Step [s]"), rollout_s, rate], axis="columns"))
+
+
+def ratios_table(runs: pd.DataFrame) -> pd.DataFrame:
+    return _named(ratios(runs)).rename(
+        columns={
+            "base": "Over",
+            "repetitions": "Repetitions",
+            "ratio": "Ratio of medians",
+            "lowest": "Lowest within one",
+            "median": "Median within one",
+            "highest": "Highest within one",
+        }
+    )
+
+
+MEASURES = {
+    "of_bound": "Of the bound",
+    "engine_idle": "Engine idle",
+    "waste": "Waste",
+    "off_policy": "Off-policy",
+    "staleness": "Staleness",
+    "accuracy_after": "Accuracy after",
+    "midway_s": "Seconds to midway",
+}
+
+
+def measures_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Medians over runs; seconds to midway are missing where not all runs reached it."""
+    groups = runs.groupby([*CELL, "system"], observed=True)
+    medians = groups[list(MEASURES)].median()
+    medians["midway_s"] = medians["midway_s"].where(groups["midway_s"].count() == groups.size())
+    return _named(medians.rename(columns=MEASURES))
+
+
+def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Every run, in the order of the tables above."""
+    columns = {"repetition": "Repetition", "step_s_mean": "Step [s]", "rollout_s_mean": "Rollout [s]"}
+    columns |= {"trained_tok_per_s": "Trained tokens/s", "bound_tok_per_s": "Bound [tokens/s]"} | MEASURES
+    return _named(runs[[*CELL, "system", *columns, "commit"]].rename(columns=columns | {"commit": "Commit"}))
+
+
+def headline_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Verl's modes and the strategies on one engine: a step, and its share of verl sync's."""
+    runs = runs[(runs["engines"] == 1) & runs["system"].isin(HEADLINE)]
+    of_sync = ratios(runs).query("base == @SYNC").set_index(["tail", "system"])["ratio"]
+    step_s = runs.groupby(["tail", "system"], observed=True)["step_s_mean"].median()
+    columns = {}
+    for tail in HEADLINE_TAILS:
+        columns[f"Tail {tail}: step [s]"] = step_s[tail]
+        columns[f"Tail {tail}: over verl sync"] = of_sync[tail].reindex(HEADLINE, fill_value=1.0)
+    return pd.DataFrame(columns).reindex(HEADLINE).rename_axis("System").reset_index()
+
+
+def headline_commits(runs: pd.DataFrame) -> list[str]:
+    """Those the headline's runs were measured at."""
+    shown = runs[(runs["engines"] == 1) & runs["system"].isin(HEADLINE) & runs["tail"].isin(HEADLINE_TAILS)]
+    return list(shown.sort_values("repetition")["commit"].unique())
+
+
+def _named(frame: pd.DataFrame) -> pd.DataFrame:
+    frame = frame.reset_index() if frame.index.names[0] is not None else frame
+    return frame.rename(columns={"tail": "Tail", "engines": "Engines", "system": "System"})

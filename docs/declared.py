@@ -1,0 +1,66 @@
+"""Tables of what the recipe declares: its options, with the comments of its yaml file, and its metrics."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from benchmarks.support.tables import markdown
+from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS
+
+OPTIONS_FILE = Path(__file__).parents[1] / "recipe" / "async_dapo" / "config" / "async_dapo_trainer.yaml"
+OWN_NODE = "async_dapo"
+NOT_OPTIONS = ("hydra", "defaults")
+
+_KEY = re.compile(r"( *)([a-z_0-9]+):(.*)")
+_BUCKET = "|".join(map(re.escape, STALENESS_BUCKETS))
+
+
+def options() -> pd.DataFrame:
+    """Every key of the `async_dapo` node with its default and the comment above it."""
+    rows = []
+    parents: dict[int, str] = {}
+    comment: list[str] = []
+    for line in OPTIONS_FILE.read_text().splitlines():
+        if line.lstrip().startswith("#"):
+            comment.append(line.lstrip(" #"))
+            continue
+        if match := _KEY.match(line):
+            indent, key, default = len(match[1]), match[2], match[3].strip()
+            parents = {depth: name for depth, name in parents.items() if depth < indent} | {indent: key}
+            if default and parents[0] == OWN_NODE:
+                rows.append((f"`{'.'.join(parents.values())}`", f"`{default}`", " ".join(comment)))
+        comment = []
+    return pd.DataFrame(rows, columns=["Option", "Default", "Meaning"])
+
+
+def verl_defaults() -> pd.DataFrame:
+    """verl's own options that the recipe's yaml sets."""
+    file = OmegaConf.load(OPTIONS_FILE)
+    assert OmegaConf.is_dict(file)
+    nodes = {name: OmegaConf.to_container(file)[name] for name in file if name not in (OWN_NODE, *NOT_OPTIONS)}
+    rows = [(f"`{key}`", f"`{'null' if value is None else value}`") for key, value in _leaves(nodes)]
+    return pd.DataFrame(rows, columns=["Option of verl", "Default here"])
+
+
+def _leaves(node: dict, prefix: str = "") -> list[tuple[str, object]]:
+    leaves: list[tuple[str, object]] = []
+    for name, value in node.items():
+        leaves += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [(prefix + name, value)]
+    return leaves
+
+
+def metrics() -> str:
+    """Every metric, a table for each area; those that differ by a staleness only share a row."""
+    areas: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, meaning in METRICS.items():
+        family = re.sub(rf"/(staleness_)?({_BUCKET})(?=/|$)", r"/\1*", name)
+        areas[name.split("/")[0]].setdefault(family, re.sub(rf"(staleness|age) ({_BUCKET})\b", r"\1 *", meaning))
+    return "\n".join(_area(area, families) for area, families in areas.items())
+
+
+def _area(area: str, families: dict[str, str]) -> str:
+    rows = [(f"`{PREFIX}{family}`", meaning) for family, meaning in families.items()]
+    return f"### {area}\n\n{markdown(pd.DataFrame(rows, columns=['Metric', 'Meaning']))}"

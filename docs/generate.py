@@ -1,0 +1,101 @@
+"""Brings the generated parts of the documents up to date, between their marks: python -m docs.generate"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.control_plane import summary as control_plane
+from benchmarks.plan import summary as plan
+from benchmarks.side_by_side import summary as side_by_side
+from benchmarks.strategies import summary as strategies
+from benchmarks.support.tables import markdown
+from docs import declared
+
+ROOT = Path(__file__).parents[1]
+
+
+def headline() -> str:
+    runs = side_by_side.read_runs()
+    commits = ", ".join(f"`{commit}`" for commit in side_by_side.headline_commits(runs))
+    return f"{markdown(side_by_side.headline_table(runs))}\nCommits: {commits}.\n"
+
+
+def quick_start() -> pd.DataFrame:
+    return _titled(pd.read_csv(ROOT / "assets" / "quickstart" / "runs.csv"))
+
+
+def stop_latency() -> pd.DataFrame:
+    return _titled(pd.read_csv(ROOT / "assets" / "stop_latency" / "runs.csv"))
+
+
+def front_end() -> pd.DataFrame:
+    measured = pd.read_csv(ROOT / "assets" / "front_end" / "front_end.csv")
+    return measured.set_axis(["Requests", "Tokens", "verl [us]", "This recipe [us]", "Ratio"], axis="columns")
+
+
+def _titled(frame: pd.DataFrame) -> pd.DataFrame:
+    """Columns in words, with the unit that their names end in."""
+    units = {"_ms": " [ms]", "_s": " [s]", "_gb": " [GB]"}
+    titles = {}
+    for name in frame.columns:
+        stem, unit = next(((name.removesuffix(end), unit) for end, unit in units.items() if name.endswith(end)), (name, ""))
+        titles[name] = stem.replace("_", " ").capitalize() + unit
+    return frame.rename(columns=titles)
+
+
+def table(make: Callable[[], pd.DataFrame]) -> Callable[[], str]:
+    return lambda: markdown(make())
+
+
+def table_of(runs: Callable[[], pd.DataFrame], make: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[], str]:
+    return lambda: markdown(make(runs()))
+
+
+# Page -> mark -> what stands between `<!-- mark -->` and `<!-- end of mark -->`.
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"headline": headline},
+    "docs/options.md": {"options": table(declared.options), "verl's options": table(declared.verl_defaults)},
+    "docs/metrics.md": {"metrics": declared.metrics},
+    "docs/planner.md": {
+        "validation": table(plan.published_table),
+        "orders": table(plan.orders_table),
+        "calibration": table(plan.calibration_table),
+        "scale": table(plan.scale_table),
+    },
+    "docs/results.md": {
+        "quick start": table(quick_start),
+        "stop latency": table(stop_latency),
+        "control plane": table_of(control_plane.read_runs, control_plane.actors_table),
+        "control plane growth": table_of(control_plane.read_runs, control_plane.growth_table),
+        "control plane comparison": table_of(control_plane.read_runs, control_plane.comparison_table),
+        "front end": table(front_end),
+        "side by side seconds": table_of(side_by_side.read_runs, side_by_side.seconds_table),
+        "side by side ratios": table_of(side_by_side.read_runs, side_by_side.ratios_table),
+        "side by side measures": table_of(side_by_side.read_runs, side_by_side.measures_table),
+        "side by side runs": table_of(side_by_side.read_runs, side_by_side.runs_table),
+        "strategies": table_of(strategies.read_runs, strategies.strategies_table),
+        "strategies runs": table_of(strategies.read_runs, strategies.runs_table),
+    },
+}
+
+
+def up_to_date(page: str) -> str:
+    """The text of a page with its generated parts as they should be."""
+    text = (ROOT / page).read_text()
+    for mark, make in PARTS[page].items():
+        marked = rf"(<!-- {mark} -->\n).*?(<!-- end of {mark} -->)"
+        text, found = re.subn(marked, partial(_replaced, part=make()), text, flags=re.DOTALL)
+        assert found == 1, f"{page} has no place for `{mark}`, or more than one"
+    return text
+
+
+def _replaced(match: re.Match[str], *, part: str) -> str:
+    return match[1] + part + match[2]
+
+
+if __name__ == "__main__":
+    for page in PARTS:
+        (ROOT / page).write_text(up_to_date(page))
