@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
@@ -38,9 +39,8 @@ def options() -> pd.DataFrame:
 
 def verl_defaults() -> pd.DataFrame:
     """verl's own options that the recipe's yaml sets."""
-    file = OmegaConf.load(OPTIONS_FILE)
-    assert OmegaConf.is_dict(file)
-    nodes = {name: OmegaConf.to_container(file)[name] for name in file if name not in (OWN_NODE, *NOT_OPTIONS)}
+    file: Any = OmegaConf.to_container(OmegaConf.load(OPTIONS_FILE))
+    nodes = {name: node for name, node in file.items() if name not in (OWN_NODE, *NOT_OPTIONS)}
     rows = [(f"`{key}`", f"`{'null' if value is None else value}`") for key, value in _leaves(nodes)]
     return pd.DataFrame(rows, columns=["Option of verl", "Default here"])
 

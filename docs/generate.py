@@ -38,12 +38,9 @@ def front_end() -> pd.DataFrame:
 
 def _titled(frame: pd.DataFrame) -> pd.DataFrame:
     """Columns in words, with the unit that their names end in."""
-    units = {"_ms": " [ms]", "_s": " [s]", "_gb": " [GB]"}
-    titles = {}
-    for name in frame.columns:
-        stem, unit = next(((name.removesuffix(end), unit) for end, unit in units.items() if name.endswith(end)), (name, ""))
-        titles[name] = stem.replace("_", " ").capitalize() + unit
-    return frame.rename(columns=titles)
+    units = {r"_ms$": " [ms]", r"_s$": " [s]", r"_gb$": " [GB]"}
+    titles = frame.columns.to_series().replace(units, regex=True).str.replace("_", " ")
+    return frame.set_axis(titles.str[0].str.upper() + titles.str[1:], axis="columns")
 
 
 def table(make: Callable[[], pd.DataFrame]) -> Callable[[], str]:
@@ -60,6 +57,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/options.md": {"options": table(declared.options), "verl's options": table(declared.verl_defaults)},
     "docs/metrics.md": {"metrics": declared.metrics},
     "docs/planner.md": {
+        "reference setting": table(plan.reference_table),
         "validation": table(plan.published_table),
         "orders": table(plan.orders_table),
         "calibration": table(plan.calibration_table),

@@ -85,10 +85,13 @@ def page(name: str) -> Page:
 
 @cache
 def files() -> frozenset[str]:
-    """Paths of the project's files and folders, folders with a slash at their end."""
+    """Paths of the project's files and folders, and of verl's; folders have a slash at their end."""
     folders = ("assets", "benchmarks", "docs", "examples", "recipe", "requirements", "tests")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*")] + list(ROOT.glob("*"))
-    return frozenset(f"/{path.relative_to(ROOT)}{'/' if path.is_dir() else ''}" for path in paths)
+    verl = find_spec("verl")
+    assert verl is not None and verl.origin is not None
+    paths += Path(verl.origin).parent.rglob("*")
+    return frozenset(f"{path}{'/' if path.is_dir() else ''}" for path in paths)
 
 
 def arguments_of(module: str) -> set[str]:

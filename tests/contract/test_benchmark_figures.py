@@ -3,11 +3,13 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
-from benchmarks.side_by_side import draw
 from benchmarks.side_by_side import run as side_by_side
-from benchmarks.support.runs_file import Row, RunsFile, read
+from benchmarks.side_by_side import summary
+from benchmarks.support.runs_file import RunsFile
+from benchmarks.support.tables import markdown
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 
 
@@ -56,33 +58,52 @@ def test_both_sides_have_a_waste() -> None:
     assert side_by_side.verl_figures(theirs)["waste"] == round(2 / (2 + 3 * side_by_side.PROMPTS_PER_STEP), 4)
 
 
-def row(**own: object) -> Row:
-    given = {"generated_tok": 4000, "step_s_mean": 4.0, "rollout_s_mean": 3.0, "trained_tok_per_s": 250, "waste": 0}
-    return {name: str(value) for name, value in (given | own).items()}
+def runs_of(*rows: dict[str, object]) -> pd.DataFrame:
+    given = {"tail": 8, "engines": 1, "system": "partial", "repetition": 0, "bound_tok_per_s": 4000.0}
+    given |= {"step_s_mean": 4.0, "rollout_s_mean": 3.0, "trained_tok_per_s": 250, "generated_tok": 4000, "waste": 0}
+    return pd.DataFrame([given | own for own in rows])
 
 
 def test_the_bound_counts_no_discarded_tokens() -> None:
-    assert draw.share_of_bound(row(), 4000.0) == pytest.approx((1 + 1) / 4)
-    wasteful = row(generated_tok=4000 + 3000, waste=0.75)  # 3,000 discarded tokens beside 1,000 trained ones
-    assert draw.share_of_bound(wasteful, 4000.0) == pytest.approx(draw.share_of_bound(row(), 4000.0))
-    assert draw.share_of_bound(row(generated_tok=""), 4000.0) is None
+    wasteful = {"generated_tok": 4000 + 3000, "waste": 0.75}  # 3,000 discarded tokens beside 1,000 trained ones
+    shares = summary.share_of_bound(runs_of({}, wasteful, {"generated_tok": None}))
+    assert shares[:2].tolist() == pytest.approx([(1 + 1) / 4] * 2)
+    assert pd.isna(shares[2])
 
 
 def test_a_ratio_of_medians_comes_with_those_within_its_repetitions() -> None:
-    runs = [row(repetition=i, step_s_mean=s) for i, s in enumerate((1.0, 2.0, 9.0))]
-    base = [row(repetition=i, step_s_mean=s) for i, s in enumerate((4.0, 8.0, 4.0))]
-    assert draw.ratio_of_steps(runs, base) == "0.50 (0.25, 0.25, 2.25)"
-    assert draw.ratio_of_steps(runs, base[1:]) == "0.92 (0.25, 1.25, 2.25)", "only repetitions that both have"
-    assert draw.ratio_of_steps(runs, base[:1]) == "0.25"
-    assert draw.ratio_of_steps(runs, []) == ""
+    own = [{"repetition": i, "step_s_mean": s} for i, s in enumerate((1.0, 2.0, 9.0))]
+    sync = [{"system": summary.SYNC, "repetition": i, "step_s_mean": s} for i, s in enumerate((4.0, 8.0, 4.0))]
+
+    def ratio(base: list[dict]) -> list[float]:
+        found = summary.ratios(runs_of(*own, *base)).query("system == 'partial'")
+        return found[["repetitions", "ratio", "lowest", "median", "highest"]].to_numpy().flatten().tolist()
+
+    assert ratio(sync) == [3, 0.5, 0.25, 0.25, 2.25]
+    assert ratio(sync[1:]) == pytest.approx([2, 5.5 / 6, 0.25, 1.25, 2.25]), "only repetitions that both have"
+    assert ratio([]) == []
 
 
 def test_seconds_to_an_accuracy_are_interpolated_between_validations() -> None:
-    run = row(validations="0.0:0.20 50.0:0.30 100.0:0.50")
-    assert draw.seconds_to(0.40, run) == pytest.approx(75.0)
-    assert draw.seconds_to(0.60, run) is None
-    assert draw.seconds_to_midway([run], [run]) == "62"  # of 0.35
-    assert draw.seconds_to_midway([run, row(validations="0.0:0.10 90.0:0.20")], [run]) == "not reached by all"
+    validations = "0.0:0.20 50.0:0.30 100.0:0.50"
+    assert summary.seconds_to(0.40, validations) == pytest.approx(75.0)
+    assert summary.seconds_to(0.60, validations) is None
+    assert summary.midway(pd.Series([validations])) == pytest.approx(0.35)
+
+
+def test_seconds_to_midway_are_missing_where_a_run_did_not_reach_it() -> None:
+    runs = runs_of({}, {"repetition": 1}).assign(midway_s=[62.5, None])
+    runs = runs.reindex(columns=[*runs.columns, *summary.MEASURES.keys() - set(runs.columns)])
+    assert pd.isna(summary.measures_table(runs)["Seconds to midway"]).all()
+    assert summary.measures_table(runs[:1])["Seconds to midway"].tolist() == [62.5]
+
+
+def test_tables_have_three_digits_and_empty_cells_for_what_is_missing() -> None:
+    frame = pd.DataFrame({"a|b": ["x|y", None], "share": [0.5, float("nan")], "rate": [1234.5, 0.0], "count": [1, 2]})
+    assert markdown(frame) == (
+        "| a\\|b | share | rate | count |\n| --- | --- | --- | --- |\n"
+        "| x\\|y | 0.500 | 1234 | 1 |\n|  |  | 0.00 | 2 |\n"
+    )
 
 
 def test_a_runs_file_keeps_older_rows_when_columns_are_added(tmp_path: Path) -> None:
@@ -96,7 +117,7 @@ def test_a_runs_file_keeps_older_rows_when_columns_are_added(tmp_path: Path) -> 
     runs.measure({"tail": 8}, lambda: pytest.fail("measured again"))
     runs.measure({"tail": 2}, lambda: {"step_s": 4.5})  # without the newer column
 
-    older, newer, last = read(path)
+    older, newer, last = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
     assert older == {"tail": "8", "step_s": "1.5", "staleness": "", "commit": ""}
     assert newer["staleness"] == "0.5" and newer["commit"]
     assert (last["tail"], last["step_s"], last["staleness"]) == ("2", "4.5", "")
