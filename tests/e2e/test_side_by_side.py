@@ -36,6 +36,10 @@ def start(folder: Path, *, learning_rate: float) -> subprocess.Popen:
     )
 
 
+# Three at a time beside another e2e file: too much for every change, which runs two of these files at a time anyway.
+pytestmark = pytest.mark.nightly
+
+
 @pytest.fixture(scope="module")
 def runs(assets: Assets) -> list[Run]:
     folders = [assets.folder.parent / name for name in ("one", "other")]

@@ -142,8 +142,9 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--stop-rule", choices=STOP_RULES, help="default: the strategy's own")
     parser.add_argument("--strategy", choices=STRATEGIES, default="partial")
     parser.add_argument("--seed", type=int, default=0)
+    now = time.strftime("%Y%m%d-%H%M%S")  # with the process's number: two may start in the same second
     parser.add_argument(
-        "--output", type=Path, default=Path("outputs", "quickstart", time.strftime("%Y%m%d-%H%M%S")), metavar="DIR"
+        "--output", type=Path, default=Path("outputs", "quickstart", f"{now}-{os.getpid()}"), metavar="DIR"
     )
     parser.add_argument("--timeout-s", type=float, default=3600.0, help="end a run that takes longer")
     parser.add_argument("--stall-s", type=float, default=600.0, help="end a run that finishes no step for so long")
