@@ -3,25 +3,30 @@
 Under `partial`, CoPRIS's fixed concurrency and the limit of tokens a round act as well.
 """
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from recipe.async_dapo.cpu.model_and_data import Assets
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP
 
 from ..support import next_problem
-from ..support.harness import Run, ledger_closes, train
+from ..support.harness import Run, ledger_closes, train, train_at_once
 
 STEPS = 4
 POOL_SIZE = 48  # trajectories at once
 ROUND_LIMIT_TOK = 250  # a third of the trajectories is longer
 TOLERANCE = 1e-4  # nats, float32
 
-LIMITS = (
-    f"async_dapo.rollout_pool_size={POOL_SIZE}",
-    f"async_dapo.max_tokens_per_round={ROUND_LIMIT_TOK}",
-    "async_dapo.max_partial_share=0.5",
-)
+LIMITS: dict[str, tuple[str, ...]] = {
+    "partial": (
+        f"async_dapo.rollout_pool_size={POOL_SIZE}",
+        f"async_dapo.max_tokens_per_round={ROUND_LIMIT_TOK}",
+        "async_dapo.max_partial_share=0.5",
+    ),
+    "partial_stale_kv": (),
+}
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     score = float(sum(map(ord, solution_str)) % 2)  # half of the answers are right: most groups are valid
@@ -33,10 +38,20 @@ AGENT_LOOPS = """
 """
 
 
-@pytest.fixture(scope="module", params=["partial", "partial_stale_kv"])
-def run(request, assets, tmp_path_factory) -> Run:
-    folder = tmp_path_factory.mktemp(f"multi_turn_{request.param}")
-    limits = () if request.param == "partial_stale_kv" else LIMITS
+@pytest.fixture(scope="module")
+def runs(assets, tmp_path_factory) -> dict[str, Run]:
+    """Both at a time, each with a Ray cluster of its own: they do not meet."""
+    folders = {strategy: tmp_path_factory.mktemp(f"multi_turn_{strategy}") for strategy in LIMITS}
+    done = train_at_once(*(partial(start, assets, folder, strategy) for strategy, folder in folders.items()))
+    return dict(zip(folders, done, strict=True))
+
+
+@pytest.fixture(params=LIMITS)
+def run(request, runs) -> Run:
+    return runs[request.param]
+
+
+def start(assets: Assets, folder: Path, strategy: str) -> Run:
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text(AGENT_LOOPS)
     rollout = "actor_rollout_ref.rollout"
@@ -44,7 +59,7 @@ def run(request, assets, tmp_path_factory) -> Run:
         assets,
         folder,
         steps=STEPS,
-        strategy=request.param,
+        strategy=strategy,
         overrides=(
             "async_dapo.importance_sampling=decoupled",
             f"reward.custom_reward_function.path={folder}/reward.py",
@@ -53,7 +68,7 @@ def run(request, assets, tmp_path_factory) -> Run:
             f"{rollout}.multi_turn.function_tool_path={Path(next_problem.__file__)}",
             f"{rollout}.multi_turn.format=every_response_calls",
             f"{rollout}.multi_turn.max_assistant_turns=3",
-            *limits,
+            *LIMITS[strategy],
         ),
     )
 

@@ -36,7 +36,7 @@ def start(folder: Path, *, learning_rate: float) -> subprocess.Popen:
     )
 
 
-# Three at a time beside another e2e file: too much for every change, which runs two of these files at a time anyway.
+# `test_multi_turn.py` has two runs at a time for every change.
 pytestmark = pytest.mark.nightly
 
 

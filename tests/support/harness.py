@@ -5,7 +5,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,12 @@ def train(
     run = Run(folder=folder, exit_code=process.exit_code)
     assert (run.exit_code != 0) == fails, f"exit code {run.exit_code}:\n{run.log_tail}"
     return run
+
+
+def train_at_once(*runs: Callable[[], Run]) -> list[Run]:
+    """Several calls of `train`, each in a process of its own, which is what can tell its children from others'."""
+    with ProcessPoolExecutor(len(runs), mp_context=get_context("spawn")) as pool:
+        return [run.result() for run in [pool.submit(run) for run in runs]]
 
 
 # No validation and no TensorBoard; the inspection's probes are one micro-batch of log-probs.
