@@ -1,0 +1,105 @@
+"""The reward function that verl's reward workers load: it hands each call to a process that can be ended.
+
+verl's reward managers stay as they are, and call it like any other. What such a function may do wrong in verl's own
+worker, on one of its threads or on its event loop, ends nothing here but its own call: it never returns, exits, raises
+`KeyboardInterrupt`, breaks the interpreter.
+"""
+
+import asyncio
+import inspect
+import os
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from .config import AsyncDAPOConfig
+from .reward_pool import RewardFunction, RewardPool, RewardProcess
+
+VERLS_OWN = ("pkg://verl.utils.reward_score", "default_compute_score")
+# What verl passes with every call, and is the same in all; a tokenizer takes as long to pack as an answer to score.
+SENT_ONCE = ("reward_router_address", "reward_model_tokenizer")
+MANAGERS_OF_PLAIN_FUNCTIONS = ("remote",)
+MIN_PROCESSES = 2  # one that never returns may hold up no other call
+
+
+def isolate_reward(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """Put this module's function in the place of the user's, in place.
+
+    A sandbox's rewards stay with verl, which limits how many of its requests are out over all threads of a worker.
+    """
+    reward = config.reward
+    custom = reward.custom_reward_function
+    if custom.path is None and reward.sandbox_fusion.url:
+        return
+    path, name = (custom.path, custom.name) if custom.path is not None else VERLS_OWN
+    function = {
+        "path": path,
+        "name": name,
+        "timeout_s": options.reward.timeout_s,
+        "constants": custom.get("reward_kwargs") or {},
+    }
+    with open_dict(config):
+        custom.path = f"pkg://{__name__}"
+        custom.name = "compute_score_blocking" if _wants_plain_function(reward, path, name) else "compute_score"
+        custom.reward_kwargs = {
+            "isolated": {
+                "function": function,
+                "processes": options.reward.processes,
+                "num_workers": reward.num_workers,
+            }
+        }
+
+
+def _wants_plain_function(reward: DictConfig, path: str, name: str) -> bool:
+    """verl's managers await a coroutine function; one of the user's may know only the kind that his function is of."""
+    manager = reward.reward_manager
+    if manager.source == "register":
+        return manager.name in MANAGERS_OF_PLAIN_FUNCTIONS
+    from verl.utils.import_utils import load_extern_object
+
+    return not inspect.iscoroutinefunction(load_extern_object(path, name))
+
+
+class _Host:
+    """The processes of this reward worker, served on a thread of their own.
+
+    Args:
+        settings: as `isolate_reward` wrote them.
+        constants: further arguments that are the same in every call.
+    """
+
+    def __init__(self, settings: Any, constants: dict[str, Any]) -> None:
+        plain = OmegaConf.to_container(OmegaConf.create(settings))
+        assert isinstance(plain, dict)
+        function = RewardFunction(**plain["function"])
+        function.constants.update(constants)
+        limit = plain["processes"] or max(MIN_PROCESSES, len(os.sched_getaffinity(0)) // plain["num_workers"])
+        self._pool = RewardPool(lambda: RewardProcess.start(function), limit=limit)
+        self._loop = asyncio.SelectorEventLoop()
+        threading.Thread(target=self._loop.run_forever, name="reward-processes", daemon=True).start()
+
+    def submit(self, arguments: dict[str, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(self._pool.call(arguments), self._loop)
+
+
+_host: _Host | None = None
+_lock = threading.Lock()
+
+
+def _submit(isolated: Any, arguments: dict[str, Any]) -> Future[Any]:
+    global _host
+    constants = {key: arguments.pop(key) for key in SENT_ONCE if key in arguments}
+    with _lock:
+        if _host is None:
+            _host = _Host(isolated, constants)
+    return _host.submit(arguments)
+
+
+async def compute_score(*, isolated: Any, **arguments: Any) -> Any:
+    return await asyncio.wrap_future(_submit(isolated, arguments))
+
+
+def compute_score_blocking(*, isolated: Any, **arguments: Any) -> Any:
+    return _submit(isolated, arguments).result()

@@ -1,0 +1,283 @@
+"""Processes of a reward worker in which reward functions can be ended: one is killed and replaced when it is too slow.
+
+A plain function has a process for itself while it runs. A coroutine function shares one with all its calls, which end
+by cancellation; should it block that process all the same, or end it, its calls are tried again with a process each:
+whoever was to blame is known then, and the others have their scores.
+"""
+
+import asyncio
+import itertools
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from .reward_process import SIZE_BYTES, pack
+
+PROGRAM = Path(__file__).with_name("reward_process.py")
+START_LIMIT_S = 300.0  # longest time the reward function's module may take to import
+SLOW_S = 1.0  # a call that runs for longer than this holds up nobody: another process may start
+GRACE_S = 5.0  # longest time from the time limit of a coroutine to its end
+
+
+class RewardRaised(Exception):
+    """The reward function raised."""
+
+
+class RewardTimedOut(TimeoutError):
+    """The reward function has not answered in time."""
+
+
+class RewardProcessKilled(RewardTimedOut):
+    """It has not, and only the end of its process ended it."""
+
+
+class RewardProcessDied(Exception):
+    """The process ended while the reward function ran."""
+
+
+class RewardNotLoaded(Exception):
+    """The reward function cannot be imported."""
+
+
+class CallLost(Exception):
+    """The process has ended with several calls, one of which is to blame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFunction:
+    """What a process runs.
+
+    Attributes:
+        path: `pkg://` and a module, or a file.
+        constants: arguments that are the same in every call; they are sent once.
+        timeout_s: longest time a call may run [s].
+    """
+
+    path: str
+    name: str
+    timeout_s: float
+    constants: dict[str, Any] = field(default_factory=dict)
+
+
+class Process(Protocol):
+    """What the pool needs of a process."""
+
+    takes_many: bool  # calls at once: its function is a coroutine function
+    is_alive: bool
+
+    async def ask(self, arguments: dict[str, Any]) -> Any: ...
+
+    async def end(self) -> None: ...
+
+
+class RewardPool:
+    """The processes of one reward worker. Calls wait in line for a place; their time runs from when they have one.
+
+    Args:
+        start: starts a process.
+        limit: most processes at once [count, >= 1].
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[Process]], *, limit: int) -> None:
+        self._start = start
+        self._places = asyncio.Semaphore(1)  # more are added while calls are slow
+        self._unused_places = limit - 1
+        self._idle: list[Process] = []
+        self._shared: Process | None = None
+
+    async def call(self, arguments: dict[str, Any]) -> Any:
+        """The reward function's result.
+
+        Raises:
+            RewardRaised, RewardTimedOut, RewardProcessDied, RewardNotLoaded: what this call is to blame for.
+        """
+        async with self._places:
+            is_shared = self._shared is not None and self._shared.is_alive
+            process = self._shared if is_shared else await self._take()
+            if not process.takes_many:
+                return await self._ask_alone(process, arguments)
+            self._shared = process
+        try:
+            return await process.ask(arguments)
+        except CallLost:
+            async with self._places:
+                return await self._ask_alone(await self._take(), arguments)
+
+    async def close(self) -> None:
+        """End the processes. No call may be running."""
+        for process in (*self._idle, *([self._shared] if self._shared else [])):
+            await process.end()
+
+    async def _take(self) -> Process:
+        while self._idle:
+            if (process := self._idle.pop()).is_alive:
+                return process
+        return await self._start()
+
+    async def _ask_alone(self, process: Process, arguments: dict[str, Any]) -> Any:
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._add_place)
+        try:
+            return await process.ask(arguments)
+        finally:
+            slow.cancel()
+            self._idle.append(process)
+
+    def _add_place(self) -> None:
+        if self._unused_places > 0:
+            self._unused_places -= 1
+            self._places.release()
+
+
+class RewardProcess(asyncio.Protocol):
+    """A process that has loaded the function, and the calls it is at.
+
+    Args:
+        popen: the process.
+        timeout_s: longest time a call may run [s].
+    """
+
+    def __init__(self, popen: subprocess.Popen, *, timeout_s: float) -> None:
+        self._popen = popen
+        self._timeout_s = timeout_s
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[tuple[str, bytes]]] = {}
+        self._received = bytearray()
+        loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[tuple[str, Any]] = loop.create_future()
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self.takes_many = False
+        self.is_alive = True
+
+    @classmethod
+    async def start(cls, function: RewardFunction) -> "RewardProcess":
+        """Start a process and let it import the function.
+
+        Raises:
+            RewardNotLoaded: if it cannot, or takes too long.
+        """
+        popen, connection = _spawn()
+        process = cls(popen, timeout_s=function.timeout_s)
+        await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=connection)
+        try:
+            process._send([path or os.getcwd() for path in sys.path])
+            process._send((function.path, function.name, function.constants, function.timeout_s))
+            async with asyncio.timeout(START_LIMIT_S):
+                status, detail = await process._loaded
+        except TimeoutError:
+            status, detail = "failed", f"its module has not been imported within {START_LIMIT_S:.0f} s"
+        finally:
+            if not process._loaded.done():
+                process._kill()
+        if status == "failed":
+            await process.end()
+            raise RewardNotLoaded(detail)
+        process.takes_many = detail
+        return process
+
+    async def ask(self, arguments: dict[str, Any]) -> Any:
+        """Run the function.
+
+        Raises:
+            CallLost: if the process has ended while it ran this call and others; else see `RewardPool.call`.
+        """
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send((number, arguments))
+            async with asyncio.timeout(self._timeout_s + (GRACE_S if self.takes_many else 0)):
+                status, payload = await answer
+        except TimeoutError:
+            was_alive = self.is_alive
+            self._kill()
+            if self._lose_others(number) or not was_alive:
+                raise CallLost from None
+            raise RewardProcessKilled(f"no answer within {self._timeout_s} s; its process has been killed") from None
+        except asyncio.CancelledError:
+            if not self.takes_many:
+                self._kill()  # it runs on otherwise
+            raise
+        finally:
+            del self._waiting[number]
+        content = pickle.loads(payload)
+        if status == "timeout":
+            raise RewardTimedOut(content)
+        if status == "raised":
+            raise RewardRaised(content)
+        return content
+
+    async def end(self) -> None:
+        self._kill()
+        await self._ended
+
+    def _lose_others(self, number: int) -> bool:
+        others = [answer for other, answer in self._waiting.items() if other != number and not answer.done()]
+        for answer in others:
+            answer.set_exception(CallLost())
+        return bool(others)
+
+    def _send(self, message: Any) -> None:
+        self._transport.write(pack(message))
+
+    def _kill(self) -> None:
+        self.is_alive = False
+        if self._popen.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+
+    # ---- called by the event loop ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= (end := SIZE_BYTES + int.from_bytes(self._received[:SIZE_BYTES])):
+            message = pickle.loads(self._received[SIZE_BYTES:end])
+            del self._received[:end]
+            if not self._loaded.done():
+                self._loaded.set_result(message)
+            elif (answer := self._waiting.get(message[0])) is not None and not answer.done():
+                answer.set_result(message[1:])
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._kill()
+        exited = asyncio.get_running_loop().run_in_executor(None, self._popen.wait)
+        exited.add_done_callback(lambda exited: self._on_exit(exited.result()))
+
+    def _on_exit(self, code: int) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if not self._loaded.done():
+            self._loaded.set_result(("failed", f"its process has ended ({how}) on import"))
+        waiting = [answer for answer in self._waiting.values() if not answer.done()]
+        for answer in waiting:
+            is_alone = len(waiting) == 1
+            answer.set_exception(RewardProcessDied(f"its process has ended ({how})") if is_alone else CallLost())
+        self._ended.set_result(None)
+
+
+def _spawn() -> tuple[subprocess.Popen, socket.socket]:
+    ours, theirs = socket.socketpair()
+    try:
+        popen = subprocess.Popen(
+            [sys.executable, "-P", str(PROGRAM), str(theirs.fileno())],
+            stdin=subprocess.PIPE,  # never written to: it closes with the reward worker
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # it is killed with all that it has started
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return popen, ours

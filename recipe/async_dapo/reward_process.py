@@ -1,0 +1,141 @@
+"""What runs in a reward process: loads the reward function, and answers calls until its reward worker is gone.
+
+Started as a file of its own by `reward_pool`, and imports the standard library only: a process that ran for too long is
+replaced in 0.1 s plus what the reward function's module takes to import.
+
+    reward worker --sys.path, function, (number, arguments)...--> process
+                  <--how it loaded, (number, status, payload)...--
+
+A plain function runs on the main thread, one call at a time; a coroutine function runs many calls at once.
+"""
+
+import asyncio
+import fcntl
+import importlib
+import importlib.util
+import inspect
+import os
+import pickle
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+SIZE_BYTES = 8  # length of a message, ahead of it
+
+Answer = tuple[str, bytes]  # status `score`, `raised` or `timeout`; the pickled score, or what went wrong
+
+
+def pack(message: Any) -> bytes:
+    content = pickle.dumps(message, protocol=5)
+    return len(content).to_bytes(SIZE_BYTES) + content
+
+
+def end_with_reward_worker(lifeline: int) -> None:
+    """Let the kernel end this process and what it has started when the other end of a pipe closes.
+
+    A thread that watches would not run while the function holds the interpreter, as a regular expression does.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO ends a process
+
+
+def load(path: str, name: str) -> Callable[..., Any]:
+    """The function of a `pkg://` module or of a file, as verl would load it."""
+    if path.startswith("pkg://"):
+        module = importlib.import_module(path.removeprefix("pkg://").replace("/", "."))
+    else:
+        file = Path(path.removeprefix("file://"))
+        if not file.is_file():
+            raise FileNotFoundError(f"no such file: {file}")
+        spec = importlib.util.spec_from_file_location(f"reward_function_of_{file.stem}", file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"not a Python file: {file}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def describe(error: BaseException) -> str:
+    """The error and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{error!r} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else repr(error)
+
+
+def failed(error: BaseException) -> Answer:
+    """A reward may raise anything, also what would end this process: it is an answer like others."""
+    return ("timeout" if isinstance(error, TimeoutError) else "raised"), pickle.dumps(describe(error))
+
+
+def answer_plain(function: Callable[..., Any], arguments: dict[str, Any]) -> Answer:
+    try:
+        return "score", pickle.dumps(function(**arguments))
+    except BaseException as error:
+        return failed(error)
+
+
+async def answer_async(function: Callable[..., Any], arguments: dict[str, Any], timeout_s: float) -> Answer:
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            return "score", pickle.dumps(await function(**arguments))
+    except BaseException as error:
+        return ("timeout", pickle.dumps(f"no answer within {timeout_s} s")) if limit.expired() else failed(error)
+
+
+def serve_plain(function: Callable[..., Any], messages: BinaryIO, connection: socket.socket) -> None:
+    while True:
+        number, arguments = receive(messages)
+        connection.sendall(pack((number, *answer_plain(function, arguments))))
+
+
+async def serve_async(function: Callable[..., Any], connection: socket.socket, timeout_s: float) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
+
+    async def serve(number: int, arguments: dict[str, Any]) -> None:
+        writer.write(pack((number, *await answer_async(function, arguments, timeout_s))))
+
+    async with asyncio.TaskGroup() as calls:
+        while True:
+            try:
+                size = int.from_bytes(await reader.readexactly(SIZE_BYTES))
+            except asyncio.IncompleteReadError:
+                os._exit(0)  # the reward worker is gone: nobody waits for what still runs
+            number, arguments = pickle.loads(await reader.readexactly(size))
+            calls.create_task(serve(number, arguments))
+
+
+def receive(messages: BinaryIO) -> Any:
+    size = messages.read(SIZE_BYTES)
+    if not size:
+        os._exit(0)  # the reward worker is gone
+    return pickle.loads(messages.read(int.from_bytes(size)))
+
+
+def main(connection: socket.socket) -> None:
+    end_with_reward_worker(lifeline=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    messages = connection.makefile("rb")
+    sys.path[:] = receive(messages)
+    path, name, constants, timeout_s = receive(messages)
+    try:
+        loaded = load(path, name)
+    except BaseException as error:
+        connection.sendall(pack(("failed", describe(error))))
+        return
+    is_async = inspect.iscoroutinefunction(loaded)
+    connection.sendall(pack(("ready", is_async)))
+
+    def function(**arguments: Any) -> Any:
+        return loaded(**arguments | constants)
+
+    if is_async:
+        asyncio.run(serve_async(function, connection, timeout_s))
+    else:
+        serve_plain(function, messages, connection)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
