@@ -10,6 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from .core.round import RoundSpec
 from .core.stop_rules import StopRuleName
 
+REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
+WAITS_FOR_OTHERS = 10  # times a reward's own time limit
+
 
 class RolloutStrategy(StrEnum):
     DISCARD = "discard"
@@ -48,9 +51,15 @@ class ConfigError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
     timeout_s: float
+    processes: int | None
     max_retries: int
     on_error: OnRewardError
     check_at_start: bool
+
+    @property
+    def wait_limit_s(self) -> float:
+        """Longest time from a call to its result: the reward function is imported, others run first, then it does."""
+        return REWARD_IMPORT_LIMIT_S + WAITS_FOR_OTHERS * self.timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,7 @@ class AsyncDAPOConfig:
     max_tokens_per_round: int | None
     importance_sampling: ImportanceSampling
     reward: RewardConfig
+    reward_function: str  # names it in errors
     filter: FilterConfig
     round_timeout_s: float
     stop_timeout_s: float
@@ -119,6 +129,7 @@ class AsyncDAPOConfig:
                     "target_valid_groups": batch_size,
                     "rollout_n": _whole_number(config, "actor_rollout_ref.rollout.n"),
                     "num_workers": _whole_number(config, "actor_rollout_ref.rollout.agent.num_workers"),
+                    "reward_function": _reward_function(config),
                     "reward": RewardConfig(**parse_options(RewardConfig, node["reward"], "async_dapo.reward.")),
                     "filter": FilterConfig(
                         metric=filter_groups.metric if filter_groups.enable else None,
@@ -186,6 +197,7 @@ class AsyncDAPOConfig:
         optional = {
             "async_dapo.rollout_pool_size": self.rollout_pool_size,
             "async_dapo.max_tokens_per_round": self.max_tokens_per_round,
+            "async_dapo.reward.processes": self.reward.processes,
         }
         at_least_one |= {key: value for key, value in optional.items() if value is not None}
         for key, value in at_least_one.items():
@@ -253,6 +265,13 @@ def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any
 
 def _whole_number(config: DictConfig, key: str) -> int:
     return _convert(int, OmegaConf.select(config, key), key)
+
+
+def _reward_function(config: DictConfig) -> str:
+    """The user's function, also where `isolate_reward` has put another in its place."""
+    custom = config.reward.custom_reward_function
+    function = OmegaConf.select(custom, "reward_kwargs.isolated.function", default=custom)
+    return "verl's default_compute_score" if function.path is None else f"{function.name} of {function.path}"
 
 
 def _convert(kind: Any, value: Any, key: str) -> Any:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from recipe.async_dapo.core.failures import EndedGroups
 from recipe.async_dapo.core.round import StopReason
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import Verdict
@@ -83,7 +84,7 @@ def test_given_filtered_groups_when_the_target_is_out_of_reach_then_the_trainer_
         assert not event.done()
         await it.report_completion("step-1", ended("b", Verdict.FILTERED))
         assert await event is RoundEvent.NEEDS_PROMPTS
-        assert await it.count_ended("step-1") == {"filtered": 1}
+        assert await it.count_ended("step-1") == EndedGroups(filtered=1)
         assert now_s() == pytest.approx(7)
 
     simulate(main())

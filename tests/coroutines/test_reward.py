@@ -24,7 +24,7 @@ def output() -> AgentLoopOutput:
 
 def scorer(reward: Any, *, metric: str | None = "acc", max_retries: int = 0) -> RewardScorer:
     options: Any = SimpleNamespace(
-        reward=SimpleNamespace(timeout_s=TIMEOUT_S, max_retries=max_retries), filter=SimpleNamespace(metric=metric)
+        reward=SimpleNamespace(wait_limit_s=TIMEOUT_S, max_retries=max_retries), filter=SimpleNamespace(metric=metric)
     )
     return RewardScorer(reward, options=options)
 
@@ -57,7 +57,7 @@ def test_given_a_reward_that_fails_for_good_then_it_is_tried_as_often_as_allowed
         with pytest.raises(RewardFailed) as failed:
             simulate(failing.score([output()], {}))
         assert failed.value.reason == reason
-        assert (reward.calls, failing.retries) == (1 + max_retries, max_retries)
+        assert (reward.calls, failing.calls.retries) == (1 + max_retries, max_retries)
 
 
 def test_given_a_metric_that_is_no_number_then_the_reward_is_not_finite() -> None:
@@ -75,7 +75,7 @@ def test_given_a_reward_that_fails_once_when_retried_then_the_second_score_count
             scored = output()
             retried = scorer(ScriptedReward(first, 0.25), max_retries=1)
             await retried.score([scored], {})
-            assert (scored.reward_score, retried.retries) == (0.25, 1)
+            assert (scored.reward_score, retried.calls.retries) == (0.25, 1)
 
     simulate(main())
 

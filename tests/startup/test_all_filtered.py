@@ -6,6 +6,7 @@ from uuid import uuid4
 import pytest
 
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
+from recipe.async_dapo.core.failures import EndedGroups
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.coordinator import RoundEvent
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
@@ -16,6 +17,9 @@ class InsatiableManager:
 
     def __init__(self) -> None:
         self.events = 0
+        self.ended = EndedGroups(
+            filtered=7, failed={"generation_error": 2}, scored_trajectories=30, failed_trajectories=2
+        )
 
     def open_round(self, *args: object, **kwargs: object) -> None: ...
 
@@ -23,8 +27,8 @@ class InsatiableManager:
 
     def abandon(self, attachments: Sequence[object]) -> None: ...
 
-    def count_ended(self) -> dict[str, int]:
-        return {"filtered": 7, "generation_error": 2}
+    def count_ended(self) -> EndedGroups:
+        return self.ended
 
     def next_event(self) -> RoundEvent:
         self.events += 1
@@ -75,4 +79,22 @@ def test_given_only_filtered_groups_when_the_limit_is_reached_then_the_step_ends
         buffer.sample(global_steps=1, partition_id="train", batch_size=8)
     assert drawn == [12] * limit
     assert str(refused.value).startswith(f"algorithm.filter_groups.max_num_gen_batches={limit}: drew {limit} batches")
-    assert "fewer than 8 valid groups; groups ended as 7 filtered, 2 generation_error: " in str(refused.value)
+    assert "fewer than 8 valid groups; groups ended as 7 filtered, 2 generation_error: the task is" in str(
+        refused.value
+    )
+
+
+def test_given_groups_that_mostly_fail_when_the_limit_is_reached_then_the_reward_is_blamed_and_not_the_data(run):
+    manager = InsatiableManager()
+    manager.ended = EndedGroups(
+        filtered=7, failed={"reward_timeout": 20, "reward_error": 1}, scored_trajectories=200, failed_trajectories=21
+    )
+    config = run("algorithm.filter_groups.max_num_gen_batches=1")
+    buffer = RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), lambda count: [fresh_group() for _ in range(count)])
+    buffer.attach(manager)
+    buffer.open_round(1)
+    with pytest.raises(ConfigError) as refused:
+        buffer.sample(global_steps=1, partition_id="train", batch_size=8)
+    path = config.reward.custom_reward_function.path
+    assert f"compute_score of {path}, gave no answer within async_dapo.reward.timeout_s=60.0" in str(refused.value)
+    assert "data" not in str(refused.value)

@@ -16,9 +16,11 @@ BAD_REWARDS = [
     ("return {'score': 1.0, 'acc': 'yes'}", "the reward function returns acc='yes'; return a finite number"),
     ("return float('nan')", "the reward function returns acc=nan; return a finite number"),
     ("return None", "the reward function returns acc=None; return a finite number"),
-    ("return solution_str[0]", "raised IndexError('string index out of range') on an empty answer"),
+    ("return solution_str[0]", "raised IndexError('string index out of range') at reward.py:2 on an empty answer"),
+    ("raise KeyboardInterrupt", "raised KeyboardInterrupt() at reward.py:2 on an empty answer"),
+    ("raise SystemExit(0)", "raised SystemExit(0) at reward.py:2 on an empty answer"),
+    ("import os; os._exit(3)", "process has ended (exit code 3) on an empty answer"),
     (SLEEPS, "gave no answer within async_dapo.reward.timeout_s=0.3"),
-    ("import signal; signal.signal(signal.SIGALRM, signal.SIG_DFL)", "raised ValueError('signal only works in main"),
 ]
 
 
@@ -36,6 +38,11 @@ def test_a_reward_function_that_cannot_work_is_refused(run, tmp_path, kind, body
     refused = refusal(run, f"reward.custom_reward_function.path={path}", *limit)
     assert message in refused
     assert refused.startswith(("algorithm.filter_groups.metric=acc: ", f"reward.custom_reward_function.path={path}: "))
+
+
+def test_a_reward_function_that_needs_the_main_thread_has_it(run, tmp_path):
+    path = write_reward(tmp_path, "import signal; signal.signal(signal.SIGALRM, signal.SIG_DFL); return 0.5")
+    check_all(run(f"reward.custom_reward_function.path={path}"))
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -62,8 +69,8 @@ def test_given_the_check_is_off_when_the_reward_function_raises_then_it_is_accep
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot load compute_score: Custom module file not found"),
-        ("def another(): pass", "cannot load compute_score: Object not found in module"),
+        (None, "cannot load it: FileNotFoundError"),
+        ("def another(): pass", "has no attribute 'compute_score'"),
         ("import no_such_module", "ModuleNotFoundError"),
         ("def compute_score(:", "SyntaxError"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from recipe.async_dapo.config import OnRewardError, RewardConfig
+from recipe.async_dapo.config import OnRewardError
 from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder
 from recipe.async_dapo.core.trajectory import (
     GroupOutcome,
@@ -16,6 +16,8 @@ from recipe.async_dapo.core.trajectory import (
 )
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.reward import RewardScorer
+
+from .scripted_reward import reward_options
 
 N = 4
 Loop = Callable[[PromptGroup, Trajectory], Awaitable[list[AgentLoopOutput]]]
@@ -87,7 +89,7 @@ def rollout(
     keeps_failures: bool = False,
     **hooks: Any,
 ) -> GroupRollout:
-    reward = RewardConfig(timeout_s=60.0, max_retries=0, on_error=on_error, check_at_start=False)
+    reward = reward_options(on_error=on_error)
     options: Any = SimpleNamespace(reward=reward, filter=SimpleNamespace(metric="acc" if is_filtered else None))
     scorer = RewardScorer(compute_score or scores(0, 1, 0, 1), options=options)
     return GroupRollout(loop, scorer, reward=reward, is_filtered=is_filtered, keeps_failures=keeps_failures, **hooks)

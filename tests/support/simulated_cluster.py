@@ -16,7 +16,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig, FilterConfig, OnRewardError, RewardConfig, RolloutStrategy
+from recipe.async_dapo.config import AsyncDAPOConfig, FilterConfig, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines import load_balancer as load_balancer_module
@@ -32,6 +32,7 @@ from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer, log_prob_of, token_at
 from .simulated_engines import SimulatedReplica, SimulatedTrainingWorkers
+from .scripted_reward import reward_options
 from .simulated_worker import FakeStore, SimulatedWorker, Task
 from .simulation import VirtualTimeLoop, end_all
 
@@ -56,7 +57,8 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "rollout_pool_size": None,
         "max_tokens_per_round": None,
         "importance_sampling": None,
-        "reward": RewardConfig(timeout_s=60.0, max_retries=0, on_error=OnRewardError.DROP_GROUP, check_at_start=False),
+        "reward": reward_options(),
+        "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
         "round_timeout_s": 7200.0,
         "stop_timeout_s": 120.0,

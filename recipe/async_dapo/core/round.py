@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .failures import EndedGroups
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
 from .trajectory import GroupOutcome, Verdict
 from .worker_queues import WorkerQueues
@@ -169,9 +170,16 @@ class Round:
             self._rule.on_end(outcome.prompt_uid, outcome.verdict)
         self._update()
 
-    def count_ended(self) -> dict[str, int]:
-        """How groups have ended: verdict, or why a group failed -> groups."""
-        return dict(Counter(outcome.reason or str(outcome.verdict) for outcome in self._outcomes))
+    def count_ended(self) -> EndedGroups:
+        """How groups have ended so far."""
+        verdicts = Counter(outcome.verdict for outcome in self._outcomes)
+        return EndedGroups(
+            valid=verdicts[Verdict.VALID],
+            filtered=verdicts[Verdict.FILTERED],
+            failed=Counter(outcome.reason for outcome in self._outcomes if outcome.verdict is Verdict.FAILED),
+            scored_trajectories=sum(outcome.scored for outcome in self._outcomes),
+            failed_trajectories=sum(outcome.failed for outcome in self._outcomes),
+        )
 
     def close(self) -> RoundSummary:
         """End the round: what still waits or runs is given back."""

@@ -169,9 +169,11 @@ class GroupOutcome:
     response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory
     oldest_version: int | None = None  # of all generated tokens of the group
     newest_version: int | None = None
+    scored: int = 0  # trajectories [count]
+    failed: int = 0  # trajectories that failed for good; their siblings were interrupted [count]
 
     @classmethod
-    def of(cls, group: PromptGroup, verdict: Verdict, reason: str = "") -> "GroupOutcome":
+    def of(cls, group: PromptGroup, verdict: Verdict, *, reason: str = "", failed: int = 0) -> "GroupOutcome":
         """The report of a group with what it has generated so far."""
         versions = group.versions()
         return cls(
@@ -181,4 +183,6 @@ class GroupOutcome:
             response_lens_tok=tuple(trajectory.generated_tok for trajectory in group.trajectories),
             oldest_version=min(versions, default=None),
             newest_version=max(versions, default=None),
+            scored=len(group.trajectories) - len(group.unfinished),
+            failed=failed,
         )

@@ -22,6 +22,7 @@ import ray
 from ray.actor import ActorHandle
 
 from ..actor_limits import MAX_PENDING_CALLS
+from ..core.failures import EndedGroups
 from ..core.round import Round, RoundSpec, RoundSummary
 from ..core.trajectory import GroupOutcome
 
@@ -148,10 +149,10 @@ class EarlyStoppingCoordinator:
                 current.state.end_trajectory(prompt_uid)
             current.wake_taker()
 
-    async def count_ended(self, round_id: str) -> dict[str, int]:
-        """How the groups of the round have ended so far: verdict, or why a group failed -> groups."""
+    async def count_ended(self, round_id: str) -> EndedGroups:
+        """How the groups of the round have ended so far."""
         current = self._find(round_id)
-        return {} if current is None else current.state.count_ended()
+        return EndedGroups() if current is None else current.state.count_ended()
 
     async def should_stop_generation(self) -> bool:
         return self._round is None or self._round.stopped.is_set()

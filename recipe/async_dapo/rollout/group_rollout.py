@@ -97,20 +97,21 @@ class GroupRollout:
         Raises:
             RuntimeError: when a reward fails for good and the policy is `raise`.
         """
-        failure: TrajectoryFailed | None = None
+        failures: list[BaseException] = []
         try:
             async with asyncio.TaskGroup() as tasks:
                 for trajectory in group.unfinished:
                     recorder = Recorder(trajectory=trajectory, round_limit_tok=self._max_tokens_per_round)
                     self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
         except* TrajectoryFailed as errors:
-            failure = cast(TrajectoryFailed, next(leaves(errors)))
-        if failure is not None:
+            failures = list(leaves(errors))
+        if failures:
+            failure = cast(TrajectoryFailed, failures[0])
             if failure.reason.startswith("reward") and self._reward.on_error is OnRewardError.RAISE:
                 raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
             logger.warning("prompt group %s dropped: %s", group.uid, failure)
             self._abandon(group.attachments())
-            return GroupOutcome.of(group, Verdict.FAILED, reason=failure.reason)
+            return GroupOutcome.of(group, Verdict.FAILED, reason=failure.reason, failed=len(failures))
         if self._keeps_failures:
             return GroupOutcome.of(group, Verdict.VALID)
         if group.unfinished:

@@ -14,12 +14,14 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..core.failures import EndedGroups
 from ..core.pool_records import Dispatch
 from ..core.round import RoundSpec, RoundSummary
 from ..core.trajectory import Attachment, PromptGroup
 from ..engines.load_balancer import LoadBalancerStats
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent, Ticket
 from .prompts import make_group, prompt_rows
+from .reward import RewardCalls
 from .worker import AsyncDAPOAgentLoopWorker, RoundOrder, WorkerReport
 
 logger = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ class RoundResult:
 
     summary: RoundSummary
     unfinished: list[PromptGroup]
-    reward_retries: int
+    reward_calls: RewardCalls
     diverged_tok: int
     reprefilled_tok: list[int]
     rollout_s: float
@@ -94,8 +96,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             self._get(ready[0])  # a worker's round is over: raises its error if it has one
             waiting.remove(ready[0])
 
-    def count_ended(self) -> dict[str, int]:
-        """How the groups of the open round have ended so far: verdict, or why a group failed -> groups."""
+    def count_ended(self) -> EndedGroups:
+        """How the groups of the open round have ended so far."""
         return self._get(self._coordinator.count_ended.remote(self._round_id))
 
     def close_round(self) -> RoundResult:
@@ -114,7 +116,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         return RoundResult(
             summary=summary,
             unfinished=unfinished,
-            reward_retries=sum(report.reward_retries for report in reports),
+            reward_calls=RewardCalls.total(report.reward_calls for report in reports),
             diverged_tok=sum(report.diverged_tok for report in reports),
             reprefilled_tok=[length for report in reports for length in report.reprefilled_tok],
             rollout_s=time.monotonic() - self._started,

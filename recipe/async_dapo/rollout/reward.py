@@ -1,15 +1,20 @@
-"""Inline reward: scores a trajectory as soon as it ends, on verl's reward workers, with timeout and retries."""
+"""Inline reward: scores a trajectory as soon as it ends, on verl's reward workers, with retries.
+
+The reward function's own time limit is kept where it runs: see `reward_pool`.
+"""
 
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config import AsyncDAPOConfig, ConfigError
+from .reward_pool import RewardProcessDied, RewardProcessKilled
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +29,19 @@ class RewardFailed(Exception):
         self.reason = reason
 
 
+@dataclass(slots=True)
+class RewardCalls:
+    """What has become of a round's reward calls, besides scores [count]."""
+
+    retries: int = 0
+    timeouts: int = 0
+    killed_processes: int = 0
+
+    @classmethod
+    def total(cls, parts: Iterable["RewardCalls"]) -> "RewardCalls":
+        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
+
+
 class RewardScorer:
     """Scores on verl's reward workers, never on this event loop.
 
@@ -36,7 +54,7 @@ class RewardScorer:
         self._compute_score = compute_score
         self._options = options.reward
         self._metric = options.filter.metric
-        self.retries = 0
+        self.calls = RewardCalls()
 
     async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
         """Score the last output; verl's trainer reads the same score from the others.
@@ -46,15 +64,18 @@ class RewardScorer:
             ConfigError: when the reward function does not return the metric that groups are filtered by.
         """
         for attempt in range(1 + self._options.max_retries):
-            self.retries += attempt > 0
+            self.calls.retries += attempt > 0
             try:
-                async with asyncio.timeout(self._options.timeout_s):
+                async with asyncio.timeout(self._options.wait_limit_s) as limit:
                     await self._compute_score(outputs, sample)
-            except TimeoutError:
-                failure = RewardFailed("reward_timeout", f"no answer within {self._options.timeout_s} s")
+            except TimeoutError as error:
+                self._count(error)
+                detail = f"no answer within {self._options.wait_limit_s} s" if limit.expired() else str(error)
+                failure = RewardFailed("reward_timeout", detail)
             except Exception as error:  # the user's function may raise anything: policy `reward.on_error`
                 if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
                     raise  # a dead reward worker is a dead part of the system, not a bad answer
+                self._count(error)
                 failure = RewardFailed("reward_error", repr(error))
             else:
                 if self._has_finite_score(outputs[-1]):
@@ -71,6 +92,10 @@ class RewardScorer:
         """The raw metric that groups are filtered by."""
         assert self._metric is not None, "the filter is off"
         return float(output.extra_fields["reward_extra_info"][self._metric])
+
+    def _count(self, error: Exception) -> None:
+        self.calls.timeouts += isinstance(error, TimeoutError)
+        self.calls.killed_processes += isinstance(error, RewardProcessKilled | RewardProcessDied)
 
     def _has_finite_score(self, output: AgentLoopOutput) -> bool:
         extra = output.extra_fields.setdefault("reward_extra_info", {})  # absent if the agent loop scored itself

@@ -20,7 +20,7 @@ from ..shipping import localise
 from ..verl_version import check_versions
 from .agent_loops import AgentLoopFactory
 from .group_rollout import GroupRollout, leaves
-from .reward import RewardScorer
+from .reward import RewardCalls, RewardScorer
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class WorkerReport:
     """What a worker has to say after a round."""
 
     unfinished: list[PromptGroup] = field(default_factory=list)
-    reward_retries: int = 0
+    reward_calls: RewardCalls = field(default_factory=RewardCalls)
     diverged_tok: int = 0
     reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
 
@@ -106,7 +106,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             if isinstance(error, ConfigError):
                 raise error from None
             raise RuntimeError(f"agent loop worker {self._worker}: {error}") from error
-        report.reward_retries = scorer.retries
+        report.reward_calls = scorer.calls
         report.diverged_tok = rollout.diverged_tok
         report.reprefilled_tok = rollout.reprefilled_tok
         return report

@@ -1,93 +1,75 @@
 """Tries the reward function once per data source, before a cluster starts."""
 
 import asyncio
-import inspect
-import threading
-from collections.abc import Callable
 from typing import Any
 
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..rollout.reward_isolation import function_of
+from ..rollout.reward_pool import RewardNotLoaded, RewardPool, RewardProcess, RewardProcessDied, RewardRaised
 
 MAX_SOURCES = 64
-
-RewardFunction = Callable[..., Any]
+_ESCAPE = "or set async_dapo.reward.check_at_start=False"
 
 
 def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> None:
-    """Score an empty answer to each row as verl's reward workers do, and see that the filter's metric is returned.
+    """Score an empty answer to each row as the reward workers do, and see that the filter's metric is returned.
 
     Custom reward managers, reward models and sandboxes are not tried: they need the cluster.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    function, key, value = _reward_function(config)
     reward = config.reward
-    needs_cluster = reward.reward_model.enable or (key == "data_source" and reward.sandbox_fusion.url)
+    custom = reward.custom_reward_function
+    needs_cluster = reward.reward_model.enable or (custom.path is None and reward.sandbox_fusion.url)
     if reward.reward_manager.source != "register" or needs_cluster:
         return
-    for row in rows[:MAX_SOURCES]:
-        named = str(row["data_source"] if value is None else value)
-        result = _try(function, row, key=key, value=named, timeout_s=options.reward.timeout_s)
-        _check_result(result, options.filter.metric, key=key, value=named)
+    asyncio.run(_check_rows(config, options, rows[:MAX_SOURCES]))
 
 
-def _reward_function(config: DictConfig) -> tuple[RewardFunction, str, str | None]:
-    """The function, and the option to blame; without a custom function verl chooses one by the data source."""
-    from verl.trainer.ppo.reward import get_custom_reward_fn
-    from verl.utils.reward_score import default_compute_score
-
+async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> None:
     custom = config.reward.custom_reward_function
-    if custom.path is None:
-        return default_compute_score, "data_source", None
+    function = function_of(config, timeout_s=options.reward.timeout_s)
+    pool = RewardPool(lambda: RewardProcess.start(function), limit=1)
     try:
-        function = get_custom_reward_fn(config)
-    except Exception as error:  # loading runs the user's module
-        cause = f" ({error.__cause__!r})" if error.__cause__ else ""
+        for row in rows:
+            # The option to blame: without a custom function verl chooses one by the data source.
+            key, value = ("reward.custom_reward_function.path", custom.path)
+            if custom.path is None:
+                key, value = "data_source", row["data_source"]
+            result = await _try(pool, row, key=key, value=value, timeout_s=options.reward.timeout_s)
+            _check_result(result, options.filter.metric, key=key, value=value)
+    finally:
+        await pool.close()
+
+
+async def _try(pool: RewardPool, row: dict[str, Any], *, key: str, value: str, timeout_s: float) -> Any:
+    """The function's result.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    arguments = {
+        "data_source": row["data_source"],
+        "solution_str": "",
+        "ground_truth": row["reward_model"]["ground_truth"],
+        "extra_info": dict(row.get("extra_info") or {}),
+    }
+    try:
+        return await pool.call(arguments)
+    except RewardNotLoaded as error:
+        raise ConfigError(key, value, f"cannot load it: {error}; correct the path, the name or the module") from error
+    except TimeoutError as error:
         raise ConfigError(
-            "reward.custom_reward_function.path",
-            custom.path,
-            f"cannot load {custom.name}: {error}{cause}; correct the path, the name or the module",
+            key, value, f"gave no answer within async_dapo.reward.timeout_s={timeout_s}; make it faster, {_ESCAPE}"
         ) from error
-    assert function is not None
-    return function, "reward.custom_reward_function.path", custom.path
-
-
-def _try(function: RewardFunction, row: dict[str, Any], *, key: str, value: str, timeout_s: float) -> Any:
-    results: list[Any] = []
-    errors: list[Exception] = []
-
-    def call() -> None:
-        try:
-            result = function(
-                data_source=row["data_source"],
-                solution_str="",
-                ground_truth=row["reward_model"]["ground_truth"],
-                extra_info=dict(row.get("extra_info") or {}),
-            )
-            results.append(asyncio.run(_finish(result)) if inspect.isawaitable(result) else result)
-        except Exception as error:  # the user's function may raise anything
-            errors.append(error)
-
-    thread = threading.Thread(target=call, name="reward-check", daemon=True)
-    thread.start()  # verl's workers call it on a thread, too: a function that needs the main thread fails here
-    thread.join(timeout_s)
-    escape = "or set async_dapo.reward.check_at_start=False"
-    if thread.is_alive():
+    except (RewardRaised, RewardProcessDied) as error:
+        how = f"raised {error}" if isinstance(error, RewardRaised) else str(error)
         raise ConfigError(
-            key, value, f"gave no answer within async_dapo.reward.timeout_s={timeout_s}; make it faster, {escape}"
-        )
-    if errors:
-        raise ConfigError(
-            key, value, f"the reward function raised {errors[0]!r} on an empty answer; make it return a score, {escape}"
-        ) from errors[0]
-    return results[0]
-
-
-async def _finish(awaitable: Any) -> Any:
-    return await awaitable
+            key, value, f"the reward function {how} on an empty answer; make it return a score, {_ESCAPE}"
+        ) from error
 
 
 def _check_result(result: Any, metric: str | None, *, key: str, value: str) -> None:

@@ -49,6 +49,9 @@ METRICS: dict[str, str] = {
     "failure/reward_not_finite": "of these: the reward or the metric was no finite number [groups]",
     "failure/generation_error": "of these: the agent loop or the engine refused the prompt [groups]",
     "failure/reward_retries": "reward calls that were repeated in this step [count]",
+    "failure/reward_timeouts": "reward calls that were not answered in time, in this step [count]",
+    "failure/killed_reward_processes": "reward processes killed in this step for such a call, or ended by it; replaced "
+    "[count]",
     "load_balancer/requests": "leases granted in this step [requests]",
     "load_balancer/servers": "servers that generate, at the end of the round [servers]",
     "load_balancer/lost_servers": "servers that died, or were ended because they did not answer, since the start of "
@@ -170,7 +173,9 @@ def _failures(record: RoundRecord) -> dict[str, float]:
     return {
         "failure/groups": sum(failed.values()),
         **{f"failure/{reason}": failed.get(reason, 0) for reason in FAILURE_REASONS},
-        "failure/reward_retries": record.result.reward_retries,
+        "failure/reward_retries": record.result.reward_calls.retries,
+        "failure/reward_timeouts": record.result.reward_calls.timeouts,
+        "failure/killed_reward_processes": record.result.reward_calls.killed_processes,
     }
 
 

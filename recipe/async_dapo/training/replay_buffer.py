@@ -16,15 +16,14 @@ from ..core.over_sampling import OverSampling
 from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch
 from ..core.staleness import StalenessLimit
-from ..core.trajectory import PromptGroup, Verdict
+from ..core.trajectory import PromptGroup
 from ..core.version_shares import VersionShares
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from .metrics import RoundRecord, round_metrics, step_line
+from .too_few_groups import too_many_batches, too_many_failures
 
 logger = logging.getLogger(__name__)
-
-NO_ACCIDENT_GROUPS = 16  # so many that failed in a step in which none could be judged: something is broken
 
 
 class RoundReplayBuffer(ReplayBuffer):
@@ -145,33 +144,15 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def _refill(self, step: int) -> None:
         ended = self.manager.count_ended()
-        self._check_failures(ended)
+        if ended.is_hopeless(self._options.rollout_n):
+            raise too_many_failures(ended, self._options)
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:
-            cause = f"groups ended as {_counted(ended)}: the task is too easy, too hard, or the reward is constant"
-            if self._options.max_tokens_per_round is not None:
-                cause += (
-                    f", or async_dapo.max_tokens_per_round={self._options.max_tokens_per_round} ends too few groups"
-                )
-            raise ConfigError(
-                "algorithm.filter_groups.max_num_gen_batches",
-                limit,
-                f"drew {limit} batches and still has fewer than {self._options.target_valid_groups} valid groups; "
-                f"{cause}; raise the limit (0 = none) or change the data",
-            )
+            raise too_many_batches(ended, self._options)
         count = self._over_sampling.groups_to_draw
         self.pool.add_drawn(self._draw(count))
         self._num_gen_batches += Fraction(count, self._over_sampling.batch_size)
         self.manager.add_groups(self.pool.dispatch(step).groups)
-
-    def _check_failures(self, ended: dict[str, int]) -> None:
-        """Where every group fails, further prompts would only be used up."""
-        failed = sum(count for how, count in ended.items() if how not in set(Verdict))
-        if failed >= NO_ACCIDENT_GROUPS and not ended.keys() & {Verdict.VALID, Verdict.FILTERED}:
-            raise RuntimeError(
-                f"groups ended as {_counted(ended)}, and none could be judged: the reward function, a tool or the "
-                "agent loop is broken; the workers' log has the cause of each, 'prompt group ... dropped'"
-            )
 
     def _check_batch(self, batch: KVBatchMeta, uids: tuple[str, ...]) -> None:
         """Invariant 3: exactly B groups of exactly n trajectories."""
@@ -194,7 +175,3 @@ class RoundReplayBuffer(ReplayBuffer):
                 "the workers' log has the cause of each, 'a trajectory of validation prompt ...'"
             )
         return batch, {}
-
-
-def _counted(ended: dict[str, int]) -> str:
-    return ", ".join(f"{count} {how}" for how, count in ended.items())

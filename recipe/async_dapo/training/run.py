@@ -13,6 +13,7 @@ from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
 from ..logs import show_logs
 from ..rollout.manager import AsyncDAPOAgentLoopManager
+from ..rollout.reward_isolation import isolate_reward
 from ..shipping import localise
 from ..store import open_queue
 from ..weights.adapter import ADAPTER_OPTIONS
@@ -29,6 +30,7 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
     options = AsyncDAPOConfig.from_hydra(config)
     wire_importance_sampling(config, options.importance_sampling)
     register_replica(engine_timeout_s=options.engine_timeout_s)
+    isolate_reward(config, options.reward)
     with open_dict(config):
         config.transfer_queue.enable = True
         if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..config import REWARD_IMPORT_LIMIT_S
 from .reward_process import SIZE_BYTES, pack
 
 PROGRAM = Path(__file__).with_name("reward_process.py")
-START_LIMIT_S = 300.0  # longest time the reward function's module may take to import
 SLOW_S = 1.0  # a call that runs for longer than this holds up nobody: another process may start
 GRACE_S = 5.0  # longest time from the time limit of a coroutine to its end
 
@@ -100,8 +100,9 @@ class RewardPool:
             RewardRaised, RewardTimedOut, RewardProcessDied, RewardNotLoaded: what this call is to blame for.
         """
         async with self._places:
-            is_shared = self._shared is not None and self._shared.is_alive
-            process = self._shared if is_shared else await self._take()
+            process = self._shared
+            if process is None or not process.is_alive:
+                process = await self._take()
             if not process.takes_many:
                 return await self._ask_alone(process, arguments)
             self._shared = process
@@ -169,10 +170,10 @@ class RewardProcess(asyncio.Protocol):
         try:
             process._send([path or os.getcwd() for path in sys.path])
             process._send((function.path, function.name, function.constants, function.timeout_s))
-            async with asyncio.timeout(START_LIMIT_S):
+            async with asyncio.timeout(REWARD_IMPORT_LIMIT_S):
                 status, detail = await process._loaded
         except TimeoutError:
-            status, detail = "failed", f"its module has not been imported within {START_LIMIT_S:.0f} s"
+            status, detail = "failed", f"its module has not been imported within {REWARD_IMPORT_LIMIT_S:.0f} s"
         finally:
             if not process._loaded.done():
                 process._kill()

@@ -10,21 +10,21 @@ import inspect
 import os
 import threading
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from .config import AsyncDAPOConfig
+from ..config import RewardConfig
 from .reward_pool import RewardFunction, RewardPool, RewardProcess
 
-VERLS_OWN = ("pkg://verl.utils.reward_score", "default_compute_score")
 # What verl passes with every call, and is the same in all; a tokenizer takes as long to pack as an answer to score.
 SENT_ONCE = ("reward_router_address", "reward_model_tokenizer")
 MANAGERS_OF_PLAIN_FUNCTIONS = ("remote",)
 MIN_PROCESSES = 2  # one that never returns may hold up no other call
 
 
-def isolate_reward(config: DictConfig, options: AsyncDAPOConfig) -> None:
+def isolate_reward(config: DictConfig, options: RewardConfig) -> None:
     """Put this module's function in the place of the user's, in place.
 
     A sandbox's rewards stay with verl, which limits how many of its requests are out over all threads of a worker.
@@ -33,33 +33,37 @@ def isolate_reward(config: DictConfig, options: AsyncDAPOConfig) -> None:
     custom = reward.custom_reward_function
     if custom.path is None and reward.sandbox_fusion.url:
         return
-    path, name = (custom.path, custom.name) if custom.path is not None else VERLS_OWN
-    function = {
-        "path": path,
-        "name": name,
-        "timeout_s": options.reward.timeout_s,
-        "constants": custom.get("reward_kwargs") or {},
-    }
+    function = function_of(config, timeout_s=options.timeout_s)
+    is_plain = _wants_plain_function(reward, function)
     with open_dict(config):
         custom.path = f"pkg://{__name__}"
-        custom.name = "compute_score_blocking" if _wants_plain_function(reward, path, name) else "compute_score"
+        custom.name = "compute_score_blocking" if is_plain else "compute_score"
         custom.reward_kwargs = {
             "isolated": {
-                "function": function,
-                "processes": options.reward.processes,
+                "function": asdict(function),
+                "processes": options.processes,
                 "num_workers": reward.num_workers,
             }
         }
 
 
-def _wants_plain_function(reward: DictConfig, path: str, name: str) -> bool:
+def function_of(config: DictConfig, *, timeout_s: float) -> RewardFunction:
+    """The user's function, or verl's own, which chooses by the data source."""
+    custom = config.reward.custom_reward_function
+    if custom.path is None:
+        return RewardFunction(path="pkg://verl.utils.reward_score", name="default_compute_score", timeout_s=timeout_s)
+    constants = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(custom.get("reward_kwargs") or {})))
+    return RewardFunction(path=custom.path, name=custom.name, timeout_s=timeout_s, constants=constants)
+
+
+def _wants_plain_function(reward: DictConfig, function: RewardFunction) -> bool:
     """verl's managers await a coroutine function; one of the user's may know only the kind that his function is of."""
     manager = reward.reward_manager
     if manager.source == "register":
         return manager.name in MANAGERS_OF_PLAIN_FUNCTIONS
     from verl.utils.import_utils import load_extern_object
 
-    return not inspect.iscoroutinefunction(load_extern_object(path, name))
+    return not inspect.iscoroutinefunction(load_extern_object(function.path, function.name))
 
 
 class _Host:
@@ -71,8 +75,7 @@ class _Host:
     """
 
     def __init__(self, settings: Any, constants: dict[str, Any]) -> None:
-        plain = OmegaConf.to_container(OmegaConf.create(settings))
-        assert isinstance(plain, dict)
+        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(settings)))
         function = RewardFunction(**plain["function"])
         function.constants.update(constants)
         limit = plain["processes"] or max(MIN_PROCESSES, len(os.sched_getaffinity(0)) // plain["num_workers"])

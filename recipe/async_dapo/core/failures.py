@@ -1,0 +1,59 @@
+"""When trajectories that fail are no accident: of the groups that they end, too few are left to train on.
+
+A group is lost with its first trajectory that fails. If each fails with probability q, a share of (1 - q) ** n of the
+groups of n is complete. Whether q is too high is Wald's sequential probability ratio test on trajectories, scored ones
+against failed ones: it may be asked after every group, and a step of which at least a tenth of the groups are complete
+is stopped with a probability of at most one in a million, however many it draws. If all trajectories fail, that is
+known after 15 failures (n = 16); if every second one does, after about 40 trajectories.
+
+Trajectories of a prompt may fail together, or one of each prompt's: the same test on groups does not mind.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+TOLERABLE_COMPLETE_SHARE = 0.1
+HOPELESS_COMPLETE_SHARE = 0.001
+FALSE_ALARM = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedGroups:
+    """How groups have ended [groups], and what became of their trajectories [count]."""
+
+    valid: int = 0
+    filtered: int = 0
+    failed: Mapping[str, int] = field(default_factory=dict)  # by reason
+    scored_trajectories: int = 0
+    failed_trajectories: int = 0
+
+    def __str__(self) -> str:
+        counts = {"valid": self.valid, "filtered": self.filtered, **self.failed}
+        return ", ".join(f"{count} {how}" for how, count in counts.items() if count)
+
+    @property
+    def num_failed(self) -> int:
+        return sum(self.failed.values())
+
+    @property
+    def main_reason(self) -> str:
+        """Why most of the failed groups failed."""
+        return max(self.failed, key=lambda reason: self.failed[reason])
+
+    def is_hopeless(self, n: int) -> bool:
+        """Whether hardly a group of n can be complete."""
+        of_trajectories = log_likelihood_ratio(failed=self.failed_trajectories, scored=self.scored_trajectories, n=n)
+        of_groups = log_likelihood_ratio(failed=self.num_failed, scored=self.valid + self.filtered, n=1)
+        return max(of_trajectories, of_groups) >= -math.log(FALSE_ALARM)
+
+
+def failure_rate(complete_share: float, n: int) -> float:
+    """The rate at which trajectories fail when that share of the groups of n is complete [0-1]."""
+    return 1.0 - complete_share ** (1.0 / n)
+
+
+def log_likelihood_ratio(*, failed: int, scored: int, n: int) -> float:
+    """Of these counts, at the hopeless failure rate over the tolerable one."""
+    tolerable, hopeless = failure_rate(TOLERABLE_COMPLETE_SHARE, n), failure_rate(HOPELESS_COMPLETE_SHARE, n)
+    return failed * math.log(hopeless / tolerable) + scored * math.log((1.0 - hopeless) / (1.0 - tolerable))

@@ -1,0 +1,47 @@
+"""Why a step cannot have enough valid groups: errors that name the cause and the remedy."""
+
+from ..config import AsyncDAPOConfig, ConfigError
+from ..core.failures import EndedGroups
+
+
+def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeError:
+    """So many trajectories fail that further prompts would only be used up."""
+    scored, failed = ended.scored_trajectories, ended.failed_trajectories
+    return RuntimeError(
+        f"{failed} of {scored + failed} trajectories failed, and each ends a group of rollout.n={options.rollout_n}: "
+        f"groups ended as {ended}. {_cause(ended, options)}; the workers' log has the cause of each, "
+        "'prompt group ... dropped'"
+    )
+
+
+def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig) -> ConfigError:
+    """`max_num_gen_batches` is reached."""
+    limit = options.filter.max_num_gen_batches
+    if ended.num_failed > ended.filtered:
+        cause = f"{_cause(ended, options)} (the workers' log: 'prompt group ... dropped')"
+    else:
+        cause = "the task is too easy, too hard, or the reward is constant"
+        if options.max_tokens_per_round is not None:
+            cause += f", or async_dapo.max_tokens_per_round={options.max_tokens_per_round} ends too few groups"
+        cause += "; raise the limit (0 = none) or change the data"
+    return ConfigError(
+        "algorithm.filter_groups.max_num_gen_batches",
+        limit,
+        f"drew {limit} batches and still has fewer than {options.target_valid_groups} valid groups; groups ended as "
+        f"{ended}: {cause}",
+    )
+
+
+def _cause(ended: EndedGroups, options: AsyncDAPOConfig) -> str:
+    function, timeout_s = options.reward_function, options.reward.timeout_s
+    match ended.main_reason:
+        case "reward_timeout":
+            return (
+                f"The reward function, {function}, gave no answer within async_dapo.reward.timeout_s={timeout_s}: make "
+                "it faster or raise the limit"
+            )
+        case "reward_error":
+            return f"The reward function, {function}, raised or ended its process: correct it"
+        case "reward_not_finite":
+            return f"The reward function, {function}, returned no finite number: correct it"
+    return "The agent loop, a tool or the engine refused the prompts: correct it"

@@ -1,0 +1,151 @@
+"""verl's reward workers with reward functions that do all that may be done to them: each call ends for itself."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from omegaconf import DictConfig, OmegaConf
+from ray.actor import ActorHandle
+from tensordict import TensorDict
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+from verl.protocol import DataProto
+
+from recipe.async_dapo.rollout.reward_isolation import isolate_reward
+from recipe.async_dapo.rollout.reward_pool import RewardProcessDied, RewardProcessKilled, RewardRaised
+
+from ..support.composed_runs import compose_run, valid_overrides, write_files
+from ..support.ray_cluster import local_ray
+from ..support.scripted_reward import reward_options
+
+TIMEOUT_S = 2.0
+PATIENCE_S = 120.0  # what has not ended by then hangs
+REWARD_FUNCTION = """
+import asyncio, os, re, signal, sys, time
+from pathlib import Path
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    Path(ground_truth, str(os.getpid())).touch()
+    match data_source:
+        case "hangs":
+            re.match(r"(a+)+$", "a" * 60 + "b")  # holds the interpreter for ages
+        case "interrupts":
+            raise KeyboardInterrupt
+        case "exits":
+            sys.exit(3)
+        case "dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+    return {"score": 1.0, "acc": 1.0}
+
+async def score_later(**arguments):
+    await asyncio.sleep(0.01)
+    return compute_score(**arguments)
+"""
+FAILURES = {"hangs": RewardProcessKilled, "interrupts": RewardRaised, "exits": RewardRaised, "dies": RewardProcessDied}
+REWARD_MANAGER = """
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+
+class MyManager(NaiveRewardManager):
+    async def run_single(self, data):
+        assert not self.is_async_reward_score
+        return await super().run_single(data)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    with local_ray():
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
+    folder = tmp_path_factory.mktemp("rewards")
+    config = compose_run(valid_overrides(write_files(folder)))
+    OmegaConf.resolve(config)
+    (folder / "reward.py").write_text(REWARD_FUNCTION)
+    (folder / "manager.py").write_text(REWARD_MANAGER)
+    return config
+
+
+def start_worker(config: DictConfig, *overrides: str) -> ActorHandle:
+    config = OmegaConf.merge(config, OmegaConf.from_dotlist(["reward.num_workers=1", *overrides]))
+    isolate_reward(config, reward_options(timeout_s=TIMEOUT_S, processes=2))
+    return ray.remote(num_cpus=0)(RewardLoopWorker).remote(config, None)
+
+
+def sample(source: str, folder: Path) -> DataProto:
+    """A trajectory as verl's agent loop workers send it."""
+    ids = torch.ones(1, 4, dtype=torch.int64)
+    row: dict[str, Any] = {
+        "data_source": source,
+        "reward_model": {"ground_truth": str(folder)},
+        "extra_info": {"index": 0},
+        "tool_extra_fields": {},
+    }
+    return DataProto(
+        batch=TensorDict(
+            {"prompts": ids, "responses": ids, "attention_mask": torch.ones(1, 8, dtype=torch.int64)}, batch_size=1
+        ),
+        non_tensor_batch={key: np.array([value], dtype=object) for key, value in row.items()},
+    )
+
+
+async def score_all(worker: ActorHandle, sources: list[str], folder: Path) -> list[Any]:
+    async def score(source: str) -> Any:
+        try:
+            return (await worker.compute_score.remote(sample(source, folder)))["reward_score"]
+        except Exception as error:  # all of them are looked at
+            return error
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(score(source)) for source in sources]
+    return [call.result() for call in calls]
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["reward.reward_manager.name=dapo"],
+        ["reward.reward_manager.name=dapo", "reward.custom_reward_function.name=score_later"],
+        ["reward.reward_manager.source=importlib", "reward.reward_manager.name=MyManager"],
+    ],
+    ids=["plain", "coroutine", "own manager"],
+)
+def test_given_rewards_that_hang_interrupt_exit_or_die_then_they_alone_fail_and_nothing_outlives_the_worker(
+    config: DictConfig, tmp_path: Path, overrides: list[str]
+) -> None:
+    manager = Path(config.reward.custom_reward_function.path).with_name("manager.py")
+    worker = start_worker(config, f"reward.reward_manager.module.path={manager}", *overrides)
+    sources = [source for failure in FAILURES for source in (failure, "healthy", "healthy")] * 2
+
+    async def main() -> None:
+        results = await score_all(worker, sources, tmp_path)
+        for source, result in zip(sources, results, strict=True):
+            if source == "healthy":
+                assert result == 1.0, result
+            else:
+                assert isinstance(result, FAILURES[source]), (source, result)
+        assert isinstance(results[0], TimeoutError)
+        assert await score_all(worker, ["healthy"] * 50, tmp_path) == [1.0] * 50
+        hanging = asyncio.create_task(score_all(worker, ["hangs", "healthy"], tmp_path))
+        await asyncio.sleep(TIMEOUT_S / 2)
+        ray.kill(worker)
+        await hanging
+
+    asyncio.run(main())
+    deadline = time.monotonic() + PATIENCE_S
+    while any(is_running(int(name)) for name in os.listdir(tmp_path)):
+        assert time.monotonic() < deadline, "a reward process has outlived its worker"
+        time.sleep(0.05)
