@@ -17,7 +17,7 @@ from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
-from verl.workers.rollout.router import RequestLoadBalancer
+from verl.workers.rollout.router import GlobalRequestLoadBalancer, RequestLoadBalancer
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -84,7 +84,7 @@ def test_attributes_are_set_upstream(name: str) -> None:
 
 
 def test_our_balancer_serves_the_whole_protocol_and_takes_what_verl_sends() -> None:
-    for method, protocol in vars(RequestLoadBalancer).items():
+    for method, protocol in (vars(RequestLoadBalancer) | vars(GlobalRequestLoadBalancer)).items():
         if method.startswith("_"):
             continue
         ours = inspect.signature(getattr(GlobalLoadBalancer, method))

@@ -130,7 +130,7 @@ def test_given_a_stop_at_any_time_then_the_turn_is_interrupted_and_resumes_with_
 def test_given_all_slots_taken_when_the_stop_comes_then_the_waiting_turn_is_interrupted_at_once() -> None:
     async def main() -> None:
         it = world(capacity=1)
-        others = [await it.balancer.acquire_server(f"other-{k}") for k in range(2)]
+        others = [await it.balancer.acquire_server("other", f"other-{k}") for k in range(2)]
         assert all(others)
         task = asyncio.create_task(ending_of(it.generate()))
         await asyncio.sleep(5)
@@ -139,7 +139,7 @@ def test_given_all_slots_taken_when_the_stop_comes_then_the_waiting_turn_is_inte
         assert isinstance(await task, TrajectoryInterrupted)
         assert now_s() <= stopped_s + 2 * LATENCY_S
         for k in range(2):
-            await it.balancer.release_server("", f"other-{k}")
+            await it.balancer.release([f"other-{k}"])
         await it.is_quiet()
 
     simulate(main())

@@ -131,20 +131,6 @@ def test_given_a_waiting_request_when_it_is_released_then_it_returns_at_once() -
     simulate(main())
 
 
-def test_given_only_a_request_id_as_verl_sends_it_when_released_then_the_lease_it_named_is_back() -> None:
-    async def main() -> None:
-        lb = balancer()
-        leased = await lb.acquire_server("request")
-        assert leased is not None
-        server_id = leased[0]
-        await lb.release_server(server_id, "request")
-        await is_quiet(lb)
-        with pytest.raises(ValueError, match="lease_id"):
-            await lb.release_server(server_id)
-
-    simulate(main())
-
-
 def test_given_leases_out_when_waiting_for_them_then_it_ends_with_the_last_one_that_is_not_kept() -> None:
     async def main() -> None:
         lb = balancer("ab", capacity=2)

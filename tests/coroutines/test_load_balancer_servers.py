@@ -17,10 +17,10 @@ def test_given_a_stop_when_servers_take_different_times_then_it_returns_with_the
         lb = GlobalLoadBalancer(slow, {"max_loads_per_server": 1})
         await lb.stop()
         assert now_s() == pytest.approx(8)
-        assert await lb.acquire_server("request") is None
+        assert await lb.acquire_server("request", "request") is None
         await lb.open()
-        assert await lb.acquire_server("request") is not None
-        await lb.release_server("", "request")
+        assert await lb.acquire_server("request", "request") is not None
+        await lb.release(["request"])
         await is_quiet(lb)
 
     simulate(main())
@@ -30,7 +30,7 @@ def test_given_a_stop_when_a_server_is_dead_or_dies_then_the_others_are_stopped_
     async def main(death_s: float) -> None:
         servers = handles("abc", latency_s=1)
         lb = GlobalLoadBalancer(servers, {"max_loads_per_server": 1})
-        held = [await lb.acquire_server(f"lease-{k}") for k in range(3)]
+        held = [await lb.acquire_server("request", f"lease-{k}") for k in range(3)]
         asyncio.get_running_loop().call_at(death_s, servers["b"].kill)
         await settle()
         await lb.stop()
@@ -38,7 +38,7 @@ def test_given_a_stop_when_a_server_is_dead_or_dies_then_the_others_are_stopped_
         assert servers["a"].target.is_stopped and servers["c"].target.is_stopped
         assert await lb.get_total_inflight() == 2
         for k in range(len(held)):
-            await lb.release_server("", f"lease-{k}")
+            await lb.release([f"lease-{k}"])
         await is_quiet(lb)
 
     for death_s in (0.0, 0.5, 1.0, 1.5):
@@ -80,7 +80,7 @@ def test_given_a_stop_when_a_client_reports_a_server_dead_at_the_same_time_then_
 def test_given_waiters_when_the_last_server_goes_then_each_gets_an_error() -> None:
     async def main() -> None:
         lb = balancer("a")
-        await lb.acquire_server("holder")
+        await lb.acquire_server("request", "holder")
         waiters = [acquire(lb, f"lease-{k}") for k in range(3)]
         await settle()
         await lb.remove_servers(["a"])
@@ -88,7 +88,7 @@ def test_given_waiters_when_the_last_server_goes_then_each_gets_an_error() -> No
             with pytest.raises(RuntimeError, match="No available servers"):
                 await waiter
         with pytest.raises(RuntimeError, match="No available servers"):
-            await lb.acquire_server("request")
+            await lb.acquire_server("request", "request")
         await lb.release_server("a", "holder")
         await is_quiet(lb)
 
@@ -99,7 +99,7 @@ def test_given_waiters_when_the_last_server_goes_then_each_gets_an_error() -> No
 def test_given_waiters_when_a_server_is_added_then_it_serves_them_unless_the_round_has_stopped(is_open: bool) -> None:
     async def main() -> None:
         lb = balancer("a")
-        await lb.acquire_server("holder")
+        await lb.acquire_server("request", "holder")
         waiter = acquire(lb, "lease")
         await settle()
         if not is_open:
@@ -123,7 +123,7 @@ def test_given_a_server_that_dies_while_it_is_added_then_nobody_is_sent_to_it() 
         await lb.add_servers(added)
         assert await lb.get_all_servers() == ["a"]
         await lb.open()
-        assert [await lb.acquire_server(f"lease-{k}") for k in range(1)] != [None]
+        assert [await lb.acquire_server("request", f"lease-{k}") for k in range(1)] != [None]
         waiter = acquire(lb, "lease-1")
         await settle()
         assert not waiter.done()

@@ -1,6 +1,6 @@
 """Global load balancer: an actor that leases slots on vLLM servers, and stops and re-opens them all.
 
-verl creates it through `rollout.router_config_path`; it serves verl's `RequestLoadBalancer` protocol.
+verl creates it through `rollout.router_config_path`.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from ..actor_limits import MAX_PENDING_CALLS
 from ..aio import RECONNECT_S, await_all
 from ..core.leases import Grant, LeaseTable
 from ..core.trajectory import Attachment
+from .verl_protocol import VerlLoadBalancerProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class LoadBalancerStats:
     busy_s: float  # sum over requests of the time they were in flight
 
 
-class GlobalLoadBalancer:
+class GlobalLoadBalancer(VerlLoadBalancerProtocol):
     """Total capacity = `max_loads_per_server` x servers; least load; FIFO waiters; named leases, idempotent release.
 
     A waiting request is voided by `stop`: its `lease` returns None, and the caller gives its trajectory back.
@@ -50,6 +51,7 @@ class GlobalLoadBalancer:
     """
 
     def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
+        super().__init__()
         self._table = LeaseTable(
             max_inflight_per_server=options["max_loads_per_server"], pool_size=options.get("pool_size")
         )
@@ -175,44 +177,16 @@ class GlobalLoadBalancer:
         self._reset_stats()
         return stats
 
-    # ---- the rest of verl's RequestLoadBalancer protocol ----
-
-    async def acquire_server(self, request_id: str, lease_id: str | None = None) -> tuple[str, ActorHandle] | None:
-        """verl's way to lease a slot."""
-        server_id = await self.lease(request_id, lease_id or request_id)
-        return (server_id, self._handles[server_id]) if server_id in self._handles else None
-
-    async def release_server(self, server_id: str, request_id: str | None = None, lease_id: str | None = None) -> None:
-        """verl's way to give one lease back."""
-        name = lease_id or request_id
-        if name is None:
-            raise ValueError("release_server needs the lease_id, or the request_id that named the lease")
-        await self.release([name])
-
-    async def require_acquire_fields(self) -> list[str]:
-        return ["lease_id"]
-
-    async def require_release_fields(self) -> list[str]:
-        return ["request_id", "lease_id"]
-
-    async def get_all_servers(self) -> list[str]:
-        return list(self._handles)
-
     async def get_status(self) -> dict[str, Any]:
         return {
             "servers": self._table.inflight,
             "total_inflight": self._table.total_inflight,
             "active_servers": len(self._handles),
+            "registered_handles": list(self._handles),
             "waiting": self._table.num_waiting,
             "capacity": self._table.capacity,
             "is_open": self._is_open,
         }
-
-    async def clear_sticky_cache(self) -> dict[str, Any]:
-        return {"cleared_entries": self._table.forget_sticky_keys(), "server_loads": self._table.inflight}
-
-    async def get_total_inflight(self) -> int:
-        return self._table.total_inflight
 
     # ---- internals ----
 
