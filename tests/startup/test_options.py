@@ -15,7 +15,7 @@ from recipe.async_dapo.startup.verl_combinations import check_combinations
 from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, SHADOWED
 from recipe.async_dapo.verl_version import check_versions
 
-from ..support.composed_runs import ComposeRun, refusal, write_verl
+from ..support.composed_runs import ComposeRun, compose_run, refusal, valid_overrides, write_verl
 
 # (override, what the message must contain)
 BAD_OPTIONS = [
@@ -64,6 +64,7 @@ BAD_OPTIONS = [
         "async_dapo.max_concurrent_prompts=50000: 8 workers could wait with 1600000 requests at once",
     ),
     ("reward.num_workers=0", "reward.num_workers=0: must be >= 1"),
+    ("async_dapo.reward.processes=0", "async_dapo.reward.processes=0: must be >= 1"),
     (
         "reward.reward_model.enable=True",
         "reward.reward_model.enable_resource_pool=False: a reward model on the trainer's GPUs scores only after",
@@ -123,6 +124,16 @@ BAD_OPTIONS = [
 def test_given_the_valid_run_when_checked_then_its_options_are_returned(run):
     options = check_all(run())
     assert (options.target_valid_groups, options.rollout_n) == (8, 4)
+
+
+@pytest.mark.parametrize("engine", ["megatron", "veomni", "torchtitan"])
+def test_a_training_engine_that_is_not_tested_with_the_recipe_is_refused(run, files, engine):
+    with pytest.raises(ConfigError) as refused:
+        check_all(compose_run([*valid_overrides(files), f"model_engine={engine}"]))
+    assert str(refused.value).startswith(f"model_engine={engine}: must be dp: of verl's training engines, FSDP alone")
+    assert f"actor.strategy={engine}: must be fsdp2 or fsdp: " in refusal(
+        run, f"actor_rollout_ref.actor.strategy={engine}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ changes, read it again, and what the recipe does around it.
 TRAINER = "verl.trainer.ppo.v1.trainer_base:"
 AGENT_LOOP = "verl.experimental.agent_loop.agent_loop:"
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:"
+REWARD = "verl.experimental.reward_loop."
 ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:"
 TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:"
 TRAINING_WORKER = "verl.workers.engine_workers:"
@@ -104,7 +105,7 @@ SIGNATURES = {
     "verl.utils.debug:marked_timer": "(name, timing_raw, color=None, domain=None, category=None)",
     "verl.utils.device:auto_set_device": "(config)",
     "verl.utils.tensordict_utils:list_of_dict_to_tensordict": "(list_of_dicts)",
-    "verl.trainer.ppo.reward:get_custom_reward_fn": "(config)",
+    "verl.utils.import_utils:load_extern_object": "(module_path, object_name)",
     "verl.trainer.ppo.utils:need_critic": "(config)",
     "verl.trainer.ppo.utils:need_reference_policy": "(config)",
     # the data plane
@@ -154,6 +155,13 @@ READ = {
     TRANSFER + "BucketedWeightSender._init_socket": "bf4e6cae1710",
     TRAINING_WORKER + "ActorRolloutRefWorker.update_weights": "4652480a1ff5",  # every rank gathers every tensor
     "verl.workers.rollout.router:get_router_handle": "d67fd438e332",
+    # what the reward function is called with, on which thread, and that one of a name in a module can take its place
+    "verl.trainer.ppo.reward:get_custom_reward_fn": "b62d5db67aec",
+    "verl.trainer.ppo.reward:load_reward_manager": "5eb62f1279b5",
+    REWARD + "reward_loop:RewardLoopWorker.compute_score": "087bcb216dc4",
+    REWARD + "reward_manager.naive:NaiveRewardManager.run_single": "1d88fdb3baef",
+    REWARD + "reward_manager.dapo:DAPORewardManager.run_single": "3374ead73fbf",
+    REWARD + "reward_manager.remote:RemoteRewardManager.run_single": "6ea5e24f975f",
     "verl.trainer.main_ppo:run_ppo": "416ebffb70c7",
 }
 

@@ -23,6 +23,8 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
         (None, {}),
         "a step of this recipe trains once on the whole batch; it has no options here",
     ),
+    ("model_engine", ("dp",), "of verl's training engines, FSDP alone is tested with this recipe"),
+    (_ACTOR + "strategy", ("fsdp2", "fsdp"), "of verl's training engines, FSDP alone is tested with this recipe"),
     ("trainer.v1.sampler.custom_sampler.path", (None,), "the recipe brings its own sampler"),
     ("trainer.resume_mode", ("auto", "disable", "resume_path"), "there is no other mode"),
     ("actor_rollout_ref.hybrid_engine", (True,), "trainer and engines share their GPUs here"),
