@@ -31,8 +31,8 @@ from recipe.async_dapo.training.engine_manager import EngineManager
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer, log_prob_of, token_at
-from .simulated_engines import SimulatedReplica, SimulatedTrainingWorkers
 from .scripted_reward import reward_options
+from .simulated_engines import SimulatedReplica, SimulatedTrainingWorkers
 from .simulated_worker import FakeStore, SimulatedWorker, Task
 from .simulation import VirtualTimeLoop, end_all
 

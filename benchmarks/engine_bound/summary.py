@@ -1,0 +1,40 @@
+"""What `runs.csv` of the engine-bound benchmark comes to: data frames for tables and the figure."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.engine_bound.systems import SETTINGS
+
+FOLDER = Path(__file__).parents[2] / "assets" / "engine_bound"
+BASE = "verl colocate_async"
+MEASURES = {
+    "step_s": "Step [s]",
+    "bound_share": "Of the bound",
+    "rollout_s": "Rollout [s]",
+    "tok_per_s_per_gpu": "Tokens/s/GPU",
+    "idle": "Idle",
+    "waste": "Waste",
+    "off_policy": "Off-policy",
+    "staleness": "Staleness",
+    "length_bias": "Length bias",
+    "planned_step_s": "Planned [s]",
+}
+
+
+def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
+    """The runs with their setting's own speed-up: the others show whether the speed-up matters. verl's modes first."""
+    runs = pd.read_csv(folder / "runs.csv")
+    runs = runs[runs["speedup"] == runs["setting"].map({name: one.speedup for name, one in SETTINGS.items()})]
+    return runs.sort_values("system", key=lambda names: ~names.str.startswith("verl"), kind="stable")
+
+
+def engine_bound_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Medians over the runs of a system, and its step over that of verl's asynchronous mode in the same setting."""
+    groups = runs.groupby(["setting", "system"], sort=False)
+    frame = groups[list(MEASURES)].median().reset_index()
+    base_s = frame["setting"].map(frame[frame["system"] == BASE].set_index("setting")["step_s"])
+    frame.insert(2, "Runs", groups.size().to_numpy())
+    frame.insert(4, "Of verl async", frame["step_s"] / base_s)
+    frame["Valid"] = ["yes" if all_valid else "no" for all_valid in groups["is_valid"].all()]
+    return frame.rename(columns={"setting": "Setting", "system": "System"} | MEASURES)
