@@ -12,9 +12,18 @@ from recipe.async_dapo.training.metrics import METRICS, PREFIX
 from ..support.composed_runs import compose_run
 from ..support.documents import PAGES, ROOT, arguments_of, arguments_of_script, files, messages, page
 
-FILE_NAME = re.compile(r"[\w./-]+\.(py|sh|md|yaml|toml|txt|csv|png)|[\w./-]+/")
+FILE_NAME = re.compile(r"[\w./-]+\.(py|sh|md|yaml|toml|txt|csv|png|json|jsonl|msgpack)|[\w./-]+/")
 OPTION = re.compile(r"[+~]*([a-z_0-9]+(?:\.[a-z_0-9]+)+)(?:=.*)?", re.DOTALL)
-WRITTEN_BY_RUNS = {"training.png", "outputs/"}
+WRITTEN_BY_RUNS = {
+    "training.png",
+    "outputs/",
+    "config.yaml",
+    "timeline.png",
+    "config.json",
+    "summary.json",
+    "rehearsal.json",
+}
+WRITTEN_BY_RUNS |= {"metrics.jsonl", "engines.jsonl", "phases.jsonl", "lengths.jsonl", "runs.csv"}
 README_LINES, README_WORDS, RECIPE_README_LINES = 170, 1700, 60
 
 every_page = pytest.mark.parametrize("name", PAGES)
