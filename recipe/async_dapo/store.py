@@ -23,6 +23,7 @@ from .config import ConfigError
 from .core.recording import SampledTokens
 from .core.trajectory import BrokenRecord, PromptGroup, Trajectory
 from .core.version_shares import VersionTag
+from .plain_values import AGENT_LOOP, to_plain
 
 TRAIN, VAL = "train", "val"
 
@@ -85,17 +86,25 @@ class PackedOutput:
         """The next output of a trajectory.
 
         Raises:
-            ConfigError: if training could not see all that the policy has seen, or not know which policy that was.
+            ConfigError: if training could not see all that the policy has seen, or not know which policy that was, or
+                if no checkpoint could hold it.
         """
         if output.multi_modal_data:
             raise ConfigError(
-                "agent loop", "multi_modal_data", "training would not see images, video or audio: use text only"
+                AGENT_LOOP, "multi_modal_data", "training would not see images, video or audio: use text only"
             )
+        if type(output) is not AgentLoopOutput:
+            raise ConfigError(
+                AGENT_LOOP,
+                type(output).__qualname__,
+                "a checkpoint holds verl's AgentLoopOutput only: return that, and put what is more into extra_fields",
+            )
+        to_plain({"extra_fields": output.extra_fields}, source=AGENT_LOOP)  # now rather than when a checkpoint is due
         log_probs = output.response_logprobs
         is_sampled = output.response_mask
         if log_probs is None and any(is_sampled):
             raise ConfigError(
-                "agent loop", "response_logprobs", "training needs the log-probs that the engine gave: pass them on"
+                AGENT_LOOP, "response_logprobs", "training needs the log-probs that the engine gave: pass them on"
             )
         try:
             stamps = sampled.stamps_of(
@@ -103,7 +112,7 @@ class PackedOutput:
             )
         except (BrokenRecord, ValueError) as error:
             raise ConfigError(
-                "agent loop",
+                AGENT_LOOP,
                 "response_mask",
                 f"{error}: their policy versions are unknown; mask tokens of tools with 0 and keep those of the engine",
             ) from error

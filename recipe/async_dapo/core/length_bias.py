@@ -17,6 +17,16 @@ class _Observed:
     is_trained: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedLengths:
+    """`_Observed` with the group's name, for a checkpoint."""
+
+    uid: str
+    longest_tok: float
+    ended_tok: float
+    is_trained: bool
+
+
 class LengthSample:
     """Mean response lengths of some groups [tokens]."""
 
@@ -71,14 +81,18 @@ class LengthBiasWindow:
     def trained(self) -> "LengthSample":
         return LengthSample([group.ended_tok for group in self._groups.values() if group.is_trained])
 
-    def state_dict(self) -> dict[str, tuple[float, float, bool]]:
-        """uid -> (longest attempt, the one that ended, whether it was trained), oldest first."""
-        return {uid: (group.longest_tok, group.ended_tok, group.is_trained) for uid, group in self._groups.items()}
+    def state(self) -> tuple[ObservedLengths, ...]:
+        """What is remembered, oldest first."""
+        return tuple(
+            ObservedLengths(
+                uid=uid, longest_tok=group.longest_tok, ended_tok=group.ended_tok, is_trained=group.is_trained
+            )
+            for uid, group in self._groups.items()
+        )
 
-    def load_state_dict(self, state: dict[str, tuple[float, float, bool]]) -> None:
+    def restore(self, state: Sequence[ObservedLengths]) -> None:
         self._groups = OrderedDict(
-            (uid, _Observed(longest_tok, ended_tok, is_trained))
-            for uid, (longest_tok, ended_tok, is_trained) in list(state.items())[-self._size :]
+            (seen.uid, _Observed(seen.longest_tok, seen.ended_tok, seen.is_trained)) for seen in state[-self._size :]
         )
 
     def _note(self, uid: str, lens_tok: Sequence[int]) -> None:

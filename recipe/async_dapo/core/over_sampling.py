@@ -42,13 +42,15 @@ class OverSampling:
         else:
             self._surplus = min(self._max_surplus, self._surplus + max(1, self._max_surplus // 8))
 
-    def state_dict(self) -> dict[str, int]:
-        return {"surplus": self._surplus}
+    @property
+    def surplus(self) -> int:
+        """Groups beyond B, as adapted [groups]."""
+        return self._surplus
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def restore(self, surplus: int) -> None:
         """Go on with what was adapted, as far as the options of this run allow."""
         if self.max_partial_share is not None:
-            self._surplus = min(self._max_surplus, state["surplus"])
+            self._surplus = min(self._max_surplus, surplus)
 
     @property
     def _max_surplus(self) -> int:

@@ -9,11 +9,10 @@ become too stale is retired, and its prompt waits again under a new uid.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from .ledger import Ledger
 from .over_sampling import OverSampling
-from .pool_records import CarriedGroup, Dispatch, Settlement
+from .pool_records import CarriedGroup, Dispatch, PoolState, Settlement
 from .round import RoundSummary
 from .staleness import StalenessLimit
 from .stop_rules import StopRuleName
@@ -154,21 +153,25 @@ class PromptPool:
         assert not self._in_round, "the ledger is checked between rounds"
         return self.ledger.check(waiting=len(self._waiting), buffered=len(self._buffered) + len(self._carried))
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on without losing a drawn prompt or a kept token."""
+    def state(self) -> PoolState:
         assert not self._in_round, "a checkpoint is taken between rounds"
-        return {
-            "waiting": list(self._waiting),
-            "buffered": list(self._buffered),
-            "carried": list(self._carried),
-            "ledger": self.ledger,
-        }
+        return PoolState(
+            waiting=tuple(self._waiting),
+            buffered=tuple(self._buffered),
+            carried=tuple(self._carried),
+            ledger=self.ledger,
+        )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._waiting = deque(state["waiting"])
-        self._buffered = list(state["buffered"])
-        self._carried = list(state["carried"])
-        self.ledger = state["ledger"]
+    def restore(self, state: PoolState) -> None:
+        """Go on from a checkpoint; the engines hold nothing of it.
+
+        Raises:
+            LedgerError: if it does not account for every prompt.
+        """
+        self._waiting = deque(state.waiting)
+        self._buffered = list(state.buffered)
+        self._carried = list(state.carried)
+        self.ledger = state.ledger
         self.detach()
         self.check_ledger()
 

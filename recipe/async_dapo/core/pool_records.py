@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from .ledger import Ledger
 from .trajectory import Attachment, PromptGroup
 
 
@@ -54,3 +55,13 @@ class Settlement:
     kept: int
     discarded_tok: int
     lost_reports: int  # groups a worker neither finished nor gave back; re-queued
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """What the pool holds between rounds: with it, no drawn prompt and no kept token is lost."""
+
+    waiting: tuple[PromptGroup, ...]
+    buffered: tuple[PromptGroup, ...]
+    carried: tuple[CarriedGroup, ...]
+    ledger: Ledger

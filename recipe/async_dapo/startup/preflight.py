@@ -8,7 +8,7 @@ from ..config import AsyncDAPOConfig, ConfigError
 
 
 def check_all(config: DictConfig) -> AsyncDAPOConfig:
-    """Check options, data and reward function: cheap checks first, and nothing that starts Ray.
+    """Check options, checkpoint, data and reward function: cheap checks first, and nothing that starts Ray.
 
     Raises:
         ConfigError: naming key, value and remedy.
@@ -25,8 +25,10 @@ def _check_all(config: DictConfig) -> AsyncDAPOConfig:
     _check_options(config, options)
     from .data_check import check_data
     from .model_check import check_context
+    from .resume_check import check_resume
     from .reward_check import check_reward
 
+    check_resume(config)
     rows = check_data(config, options)
     check_context(config)
     if options.reward.check_at_start:

@@ -258,9 +258,11 @@ def _check_trainer(config: DictConfig) -> None:
         )
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         raise ConfigError("trainer.resume_from_path", None, "set it to a checkpoint folder, or resume_mode=auto")
-    if actor.strategy != "megatron" and actor.checkpoint.async_save:
+    if actor.checkpoint.async_save:
         raise ConfigError(
-            _ACTOR + "checkpoint.async_save", True, f"with strategy {actor.strategy} no run could resume; set False"
+            _ACTOR + "checkpoint.async_save",
+            True,
+            "nobody would know when a checkpoint is complete, and the one before can go; set False",
         )
 
 

@@ -21,6 +21,7 @@ from ..core.version_shares import VersionShares
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from .metrics import RoundRecord, round_metrics, step_line
+from .rollout_state import RolloutState
 
 logger = logging.getLogger(__name__)
 
@@ -115,23 +116,20 @@ class RoundReplayBuffer(ReplayBuffer):
         logger.info(step_line(global_steps, result, metrics))
         return batch, metrics
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> RolloutState:
         """What a checkpoint needs to go on as if nothing had happened."""
-        return {
-            "pool": self.pool.state_dict(),
-            "over_sampling": self._over_sampling.state_dict(),
-            "lengths": self._lengths.state_dict(),
-        }
+        return RolloutState(pool=self.pool.state(), surplus=self._over_sampling.surplus, lengths=self._lengths.state())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def restore(self, state: RolloutState) -> None:
         """Go on from a checkpoint.
 
         Raises:
             ConfigError: when it holds groups of another size than `rollout.n`.
+            LedgerError: if it does not account for every prompt.
         """
-        self.pool.load_state_dict(state["pool"])
-        self._over_sampling.load_state_dict(state["over_sampling"])
-        self._lengths.load_state_dict(state["lengths"])
+        self.pool.restore(state.pool)
+        self._over_sampling.restore(state.surplus)
+        self._lengths.restore(state.lengths)
         if other := self.pool.group_sizes - {self._options.rollout_n}:
             raise ConfigError(
                 "actor_rollout_ref.rollout.n",

@@ -1,8 +1,5 @@
 """The trainer: verl's PPO trainer with rounds that stop early, on colocated engines."""
 
-import logging
-import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +14,20 @@ from verl.utils.debug import marked_timer
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
-from ..config import AsyncDAPOConfig
+from ..checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
+from ..config import AsyncDAPOConfig, ConfigError
+from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
+from ..plain_values import DATA_SET, to_plain
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .engine_manager import EngineManager
+from .kept_checkpoints import KeptCheckpoints
 from .metrics import importance_metrics
 from .replay_buffer import RoundReplayBuffer
-
-logger = logging.getLogger(__name__)
-
-POOL_FILE = "async_dapo_pool.pkl"
-QUEUE_FOLDER = "transfer_queue"  # verl's name
+from .rollout_state import from_frames, to_frames
 
 
 @register_trainer("async_dapo")
@@ -41,6 +38,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
+        self._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
@@ -103,6 +101,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
         rows = [row for _ in range(count) for row in prompt_rows(self._fetch_one_gen_batch())]
+        for row in rows:
+            to_plain(row, source=DATA_SET)  # now rather than when a checkpoint is due
         n = self.config.actor_rollout_ref.rollout.n
         return [make_group(row, n=n, step=self.global_steps) for row in rows]
 
@@ -111,53 +111,27 @@ class AsyncDAPOTrainer(PPOTrainer):
         return 0
 
     def _save_checkpoint(self) -> None:
-        """Save the pool next to the model; verl marks the checkpoint as complete last."""
-        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / POOL_FILE, "wb") as file:
-            pickle.dump(self.replay_buffer.state_dict(), file, protocol=5)
-        super()._save_checkpoint()
-        delete_states_without_model(folder)
+        """The checkpoint before stays until this one is complete; then those beyond the number to keep go, whole."""
+        folder = Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{self.global_steps}"
+        with saving(folder, to_frames(self.replay_buffer.state())):
+            super()._save_checkpoint()
+        self._checkpoints.saved(folder)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         if self.global_steps == 0:
             return
-        path = self._checkpoint_folder() / POOL_FILE
-        if not path.exists():
-            raise FileNotFoundError(
-                f"trainer.resume_mode={self.config.trainer.resume_mode}: {path} is missing, so the prompts that were "
-                "drawn and not yet trained are unknown; resume from a checkpoint of this recipe, or set "
-                "trainer.resume_mode=disable"
-            )
-        with open(path, "rb") as file:
-            self.replay_buffer.load_state_dict(pickle.load(file))
+        trainer = self.config.trainer
+        key = "resume_from_path" if trainer.resume_mode == "resume_path" else "default_local_dir"
+        folder = Path(trainer[key])
+        if trainer.resume_mode == "auto":
+            folder = folder / f"{STEP_FOLDER}{self.global_steps}"
+        try:
+            self.replay_buffer.restore(from_frames(read_pool(folder)))
+        except (DamagedCheckpoint, LedgerError) as error:
+            raise ConfigError(
+                f"trainer.{key}", trainer[key], f"{folder}: {error}; resume from another checkpoint"
+            ) from error
         store.forget_all_but(self.replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
-
-    def _checkpoint_folder(self) -> Path:
-        if self.config.trainer.resume_mode == "resume_path":
-            return Path(self.config.trainer.resume_from_path)
-        return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-
-
-def delete_states_without_model(saved: Path) -> None:
-    """Delete the pool and the stored trajectories of checkpoints whose model verl has deleted
-    (`trainer.max_actor_ckpt_to_keep`): they hold a whole batch each.
-
-    Args:
-        saved: folder of the checkpoint just saved; nothing is deleted if its model is not on this node.
-    """
-    if (saved / "actor").exists():
-        for pool in saved.parent.glob(f"global_step_*/{POOL_FILE}"):
-            if not (pool.parent / "actor").exists():
-                _delete_state(pool)
-
-
-def _delete_state(pool: Path) -> None:
-    """The pool goes last: while it is there, the next checkpoint tries again."""
-    try:
-        if (queue := pool.parent / QUEUE_FOLDER).exists():
-            shutil.rmtree(queue)
-        pool.unlink()
-    except OSError as error:
-        logger.warning("the state of old checkpoint %s cannot be deleted yet: %s", pool.parent, error)
+        if trainer.resume_mode == "auto":  # one that was named stays, and those beside it
+            self._checkpoints.resumed(self.global_steps)
