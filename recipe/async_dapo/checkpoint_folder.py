@@ -19,7 +19,6 @@ import msgspec
 
 POOL_FILE = "async_dapo_pool.msgpack"
 COMPLETE_FILE = "async_dapo_complete.json"
-QUEUE_FOLDER = "transfer_queue"  # verl's name
 STEP_FOLDER = "global_step_"  # verl's name
 PICKLED_POOL_FILE = "async_dapo_pool.pkl"  # of earlier versions
 

@@ -38,7 +38,7 @@ def test_given_a_long_attempt_thrown_away_when_a_short_one_is_trained_then_the_m
     window.observe([ended("group", 20)], [])
     window.mark_trained(["group"])
     restored = LengthBiasWindow(10)
-    restored.load_state_dict(window.state_dict())
+    restored.restore(window.state())
     for one in (window, restored):
         assert (one.trained.mean_tok, one.dispatched.mean_tok) == (20, 90)
 

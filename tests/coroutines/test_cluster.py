@@ -1,6 +1,5 @@
 """Whole steps on virtual time, for every strategy, stop rule and fault."""
 
-import pickle
 from random import Random
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from recipe.async_dapo import store
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
 from ..support.simulated_cluster import STRATEGIES, Cluster, options
 from ..support.simulated_worker import Task, failing_task, random_task
@@ -101,9 +101,9 @@ def test_given_calls_that_take_any_time_when_steps_are_run_then_all_invariants_h
 
 def resumed(start: Any, crashed: Cluster) -> Cluster:
     """A new cluster from a checkpoint of another; the engines are empty."""
-    state = pickle.dumps(crashed.buffer.state_dict(), protocol=5)
+    saved = list(to_frames(crashed.buffer.state()))
     cluster = start(crashed.options, task=crashed.task)
-    cluster.buffer.load_state_dict(pickle.loads(state))
+    cluster.buffer.restore(from_frames(saved))
     carried = cluster.buffer.pool.carried_uids
     rows = crashed.store.rows[store.TRAIN]
     cluster.store.rows[store.TRAIN] = {key: row for key, row in rows.items() if key.split("_")[0] in carried}

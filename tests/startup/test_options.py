@@ -96,7 +96,7 @@ BAD_OPTIONS = [
     ),
     (
         "actor_rollout_ref.actor.checkpoint.async_save=True",
-        "actor_rollout_ref.actor.checkpoint.async_save=True: with strategy fsdp2 no run could resume",
+        "actor_rollout_ref.actor.checkpoint.async_save=True: nobody would know when a checkpoint is complete",
     ),
     (
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=null",

@@ -2,6 +2,7 @@
 
 import pickle
 from array import array
+from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 
@@ -184,11 +185,11 @@ class Run:
         assert settlement.lost_reports == len(lost)
         assert settlement.requeued == len(requeued) + len(lost)
         never = [uid for uid in summary.never_started if uid not in buffered_again]
-        first = [group.uid for group in self.pool.state_dict()["waiting"]][: len(lost)]
+        first = [group.uid for group in self.pool.state().waiting][: len(lost)]
         assert set(first) == lost
         self.expected_start = [*first, *requeued, *never]
 
     def restart_from_checkpoint(self) -> None:
-        state = pickle.loads(pickle.dumps(self.pool.state_dict(), protocol=5))
+        state = deepcopy(self.pool.state())
         self.pool = self.new_pool()
-        self.pool.load_state_dict(state)
+        self.pool.restore(state)

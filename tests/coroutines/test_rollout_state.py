@@ -1,0 +1,184 @@
+"""What a checkpoint keeps of the rollout: it comes back whole, and bytes from elsewhere do no more than fail."""
+
+import os
+import pickle
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from recipe.async_dapo.checkpoint_folder import DamagedCheckpoint
+from recipe.async_dapo.core.ledger import Ledger
+from recipe.async_dapo.core.length_bias import ObservedLengths
+from recipe.async_dapo.core.pool_records import CarriedGroup, PoolState
+from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
+from recipe.async_dapo.store import PackedOutput
+from recipe.async_dapo.training.rollout_state import RolloutState, from_frames, to_frames
+
+INT32, COUNT = st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**40)
+STAMPS = st.lists(st.tuples(st.integers(-1, 100), st.integers(0, 10**6)), max_size=3).map(tuple)
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    ids = draw(st.lists(INT32, max_size=5))
+    probs = draw(st.lists(st.floats(width=32, allow_nan=False), min_size=len(ids), max_size=len(ids)))
+    return Segment(
+        policy_version=draw(st.integers(-1, 1000)), token_ids=array("i", ids), rollout_log_probs=array("f", probs)
+    )
+
+
+TURNS = st.builds(
+    Turn,
+    prompt_digest=st.binary(),
+    prompt_len_tok=COUNT,
+    segments=st.lists(segments(), max_size=3),
+    finish_reason=st.none() | st.text(),
+)
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> PackedOutput:
+    tokens = draw(st.lists(INT32, max_size=5))
+    settings = draw(
+        st.fixed_dictionaries({}, optional={"reward_score": st.floats(0, 1), "num_turns": st.integers(0, 9)})
+    )
+    rest = AgentLoopOutput(
+        prompt_ids=[], response_ids=[], response_mask=[], metrics=AgentLoopMetrics(tool_calls=draw(st.floats(0, 1)))
+    ).model_copy(update=settings)
+    rest.extra_fields["reward_extra_info"] = draw(st.dictionaries(st.text(), st.floats(0, 1), max_size=2))
+    return PackedOutput(
+        rest=rest,
+        stamps=draw(STAMPS),
+        prompt_ids=array("i", draw(st.lists(INT32, max_size=3))),
+        response_ids=array("i", tokens),
+        response_mask=bytes([1] * len(tokens)),
+        response_logprobs=draw(st.none() | st.just(array("f", [-0.5] * len(tokens)))),
+    )
+
+
+TRAJECTORIES = st.builds(Trajectory, session_id=COUNT, age=COUNT, turns=st.lists(TURNS, max_size=2)) | st.builds(
+    Trajectory, session_id=COUNT, outputs=st.lists(outputs(), max_size=2), finished_stamps=STAMPS
+)
+PROMPTS = st.dictionaries(st.text(), st.none() | st.text() | COUNT | st.lists(st.floats(0, 1)), max_size=3)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> RolloutState:
+    counts = [draw(st.integers(0, 2)) for _ in range(3)]
+    groups = [
+        PromptGroup(
+            uid=f"group-{i}",
+            prompt=draw(PROMPTS),
+            drawn_at_step=draw(COUNT),
+            trajectories=draw(st.lists(TRAJECTORIES, min_size=1, max_size=2)),
+        )
+        for i in range(sum(counts))
+    ]
+    waiting, buffered, carried = (groups[sum(counts[:k]) : sum(counts[: k + 1])] for k in range(3))
+    pool = PoolState(
+        waiting=tuple(waiting),
+        buffered=tuple(buffered),
+        carried=tuple(
+            CarriedGroup(group=group, oldest_version=0, newest_version=3, generated_tok=draw(COUNT))
+            for group in carried
+        ),
+        ledger=Ledger(drawn=draw(COUNT), trained=draw(COUNT)),
+    )
+    lengths = [
+        ObservedLengths(uid=f"{k}", longest_tok=draw(st.floats(0, 1e5)), ended_tok=0.0, is_trained=draw(st.booleans()))
+        for k in range(draw(st.integers(0, 3)))
+    ]
+    return RolloutState(pool=pool, surplus=draw(COUNT), lengths=tuple(lengths))
+
+
+@given(state=states())
+def test_given_any_state_when_saved_and_read_then_it_is_what_it_was(state: RolloutState) -> None:
+    assert from_frames(to_frames(state)) == state
+
+
+@given(state=states(), data=st.data())
+def test_given_any_state_when_a_byte_is_changed_or_a_frame_is_missing_then_it_is_read_or_refused(state, data) -> None:
+    frames = [bytearray(frame) for frame in to_frames(state)]
+    place = data.draw(st.integers(0, len(frames) - 1))
+    if data.draw(st.booleans()):
+        del frames[place]
+    else:
+        frames[place][data.draw(st.integers(0, len(frames[place]) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        from_frames(bytes(frame) for frame in frames)
+    except DamagedCheckpoint:
+        pass
+
+
+class Hostile:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.folder,)
+
+
+def hostile_frames(folder: Path) -> dict[str, list[bytes]]:
+    head, group = to_frames(
+        RolloutState(
+            pool=PoolState(
+                waiting=(PromptGroup(uid="a", prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=0)]),),
+                buffered=(),
+                carried=(),
+                ledger=Ledger(drawn=1),
+            ),
+            surplus=0,
+            lengths=(),
+        )
+    )
+    payload = pickle.dumps(Hostile(folder))
+
+    def head_with(**fields: Any) -> bytes:
+        return msgspec.msgpack.encode(msgspec.msgpack.decode(head) | fields)
+
+    def group_with(**fields: Any) -> list[bytes]:
+        return [head, msgspec.msgpack.encode(msgspec.msgpack.decode(group) | fields)]
+
+    def group_with_prompt(value: Any) -> list[bytes]:
+        return group_with(prompt={"column": value})
+
+    objects = msgspec.msgpack.encode(("O", [10**12], [payload]))
+    return {
+        "a pickle": [payload],
+        "a pickled group": [head, payload],
+        **{f"a pickle in extension {code}": group_with_prompt(msgspec.msgpack.Ext(code, payload)) for code in range(8)},
+        "an array of more objects than there are": group_with_prompt(msgspec.msgpack.Ext(6, objects)),
+        "deep nesting": [head, b"\x91" * 10**6],
+        "nested extensions": group_with_prompt(nested_tuples(5000)),
+        "a list longer than the file": [b"\xdd\xff\xff\xff\xff"],
+        "more groups than there are": [head_with(waiting=2**62), group],
+        "a group twice": [head_with(waiting=2), group, group],
+        "a negative count": [head_with(waiting=-1), group],
+        "another type": [head_with(surplus="1"), group],
+        "an unknown field": group_with(made_up=1),
+        "no trajectories": group_with(trajectories=[]),
+        "nothing": [],
+    }
+
+
+def nested_tuples(depth: int) -> msgspec.msgpack.Ext:
+    value = msgspec.msgpack.Ext(1, msgspec.msgpack.encode([]))
+    for _ in range(depth):
+        value = msgspec.msgpack.Ext(1, msgspec.msgpack.encode([value]))
+    return value
+
+
+@pytest.mark.parametrize("name", hostile_frames(Path()))
+def test_given_bytes_from_elsewhere_when_read_then_they_fail_and_run_no_code(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    with pytest.raises(DamagedCheckpoint):
+        from_frames(hostile_frames(folder)[name])
+    assert not folder.exists()

@@ -1,0 +1,220 @@
+"""A damaged checkpoint is known before a cluster starts: named with its remedy, or an older complete one is taken."""
+
+import logging
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from omegaconf import DictConfig
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+
+from recipe.async_dapo.checkpoint_folder import COMPLETE_FILE, POOL_FILE, DamagedCheckpoint, read_pool
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.startup.resume_check import NEWEST_FILE, check_resume
+
+from ..support.checkpoints import write_checkpoint
+
+Damage = Callable[[Path], Any]
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (13,)
+
+
+def rewrite(name: str, **changes: Any) -> Damage:
+    def damage(folder: Path) -> None:
+        note = msgspec.json.decode((folder / name).read_bytes())
+        (folder / name).write_bytes(msgspec.json.encode(note | changes))
+
+    return damage
+
+
+def pickled_by_an_earlier_version(folder: Path) -> None:
+    (folder / COMPLETE_FILE).unlink()
+    (folder / POOL_FILE).unlink()
+    (folder / "async_dapo_pool.pkl").write_bytes(pickle.dumps(Hostile()))
+
+
+def flip_a_byte(folder: Path) -> None:
+    content = bytearray((folder / POOL_FILE).read_bytes())
+    content[-1] ^= 1
+    (folder / POOL_FILE).write_bytes(content)
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "an empty pool": (lambda f: (f / POOL_FILE).write_bytes(b""), f"{POOL_FILE} has 0 bytes, 21 were written"),
+    "a truncated pool": (lambda f: os.truncate(f / POOL_FILE, 20), f"{POOL_FILE} has 20 bytes, 21 were written"),
+    "another content": (flip_a_byte, f"{POOL_FILE} has another content than was written: its checksum differs"),
+    "no pool": (lambda f: (f / POOL_FILE).unlink(), f"{POOL_FILE} is missing"),
+    "no stored trajectories": (lambda f: shutil.rmtree(f / "transfer_queue"), r"transfer_queue/\S+ is missing"),
+    "no model": (lambda f: shutil.rmtree(f / "actor"), "actor/model.pt is missing"),
+    "a truncated data loader": (lambda f: os.truncate(f / "data.pt", 1), "data.pt has 1 bytes, 6 were written"),
+    "an end before the end": (
+        lambda f: (f / COMPLETE_FILE).unlink(),
+        f"global_step_8 has no {COMPLETE_FILE}: it was not written to its end, or not by this recipe",
+    ),
+    "a pickle of an earlier version": (
+        pickled_by_an_earlier_version,
+        r"async_dapo_pool\.pkl is of an earlier version of this recipe: reading it could run code",
+    ),
+    "an empty note": (lambda f: (f / COMPLETE_FILE).write_bytes(b""), f"{COMPLETE_FILE} is not what this recipe wrote"),
+    "a pickle for a note": (
+        lambda f: (f / COMPLETE_FILE).write_bytes(pickle.dumps(Hostile())),
+        f"{COMPLETE_FILE} is not what this recipe wrote",
+    ),
+    "a huge note": (
+        lambda f: os.truncate(f / COMPLETE_FILE, 2**40),
+        f"{COMPLETE_FILE} has 1099511627776 bytes, more than",
+    ),
+    "a later format": (rewrite(COMPLETE_FILE, format=2), f"{COMPLETE_FILE} has format 2, this recipe reads 1"),
+    "another step": (rewrite(COMPLETE_FILE, step=9), "global_step_8 was saved as global_step_9"),
+    "no pool in the note": (rewrite(COMPLETE_FILE, files={}), f"has no size of {POOL_FILE} that is at most"),
+    "files elsewhere": (
+        rewrite(COMPLETE_FILE, files={POOL_FILE: 21, "../../secret": 1}),
+        "names ../../secret, outside of its folder",
+    ),
+    "no folder": (shutil.rmtree, "global_step_8 does not exist"),
+}
+
+
+@pytest.fixture
+def resume(run) -> Callable[..., DictConfig]:
+    def with_mode(mode: str, root: Path, path: Path | str | None = None) -> DictConfig:
+        named = [] if path is None else [f"trainer.resume_from_path={path}"]
+        return run(f"trainer.resume_mode={mode}", f"trainer.default_local_dir={root}", *named)
+
+    return with_mode
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_given_a_damage_when_the_checkpoint_is_named_then_the_start_is_refused_with_path_and_remedy(
+    resume, tmp_path: Path, damage: str
+) -> None:
+    make, message = DAMAGES[damage]
+    make(folder := write_checkpoint(tmp_path, 8))
+    with pytest.raises(ConfigError, match=rf"^trainer\.resume_from_path={folder}: \S*{message}.*; name a complete"):
+        check_resume(resume("resume_path", tmp_path, folder))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_given_a_damage_when_an_older_one_is_complete_then_it_is_resumed_from_and_the_log_names_both(
+    resume, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    make, _ = DAMAGES[damage]
+    for step in (2, 4, 6, 10):  # the last is of a life before: the run was resumed from an earlier one since
+        write_checkpoint(tmp_path, step)
+    flip_a_byte(tmp_path / "global_step_6")
+    make(newest := write_checkpoint(tmp_path, 8))
+    config = resume("auto", tmp_path)
+    check_resume(config)
+    assert (config.trainer.resume_mode, config.trainer.resume_from_path) == (
+        "resume_path",
+        str(older := tmp_path / "global_step_4"),
+    )
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(newest) in record.message and f"resuming from {older}, the newest complete one" in record.message
+
+
+def test_given_only_damaged_checkpoints_when_the_newest_is_asked_for_then_nothing_starts_from_scratch(
+    run, tmp_path: Path
+) -> None:
+    for step in (4, 8):
+        flip_a_byte(write_checkpoint(tmp_path, step))
+    config = run(f"trainer.default_local_dir={tmp_path}")
+    with pytest.raises(
+        ConfigError, match=r"^trainer\.default_local_dir=.*global_step_8/.* and there is no older complete checkpoint; "
+    ):
+        check_all(config)
+    check_resume(run(f"trainer.default_local_dir={tmp_path}", "trainer.resume_mode=disable"))
+
+
+@pytest.mark.parametrize("content", [b"", b"eight", b"8" * 100, b"-8"])
+def test_given_a_damaged_note_of_the_newest_step_when_resumed_then_the_newest_complete_one_is_taken(
+    resume, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    write_checkpoint(tmp_path, 4)
+    write_checkpoint(tmp_path, 8)
+    (tmp_path / NEWEST_FILE).write_bytes(content)
+    config = resume("auto", tmp_path)
+    check_resume(config)
+    assert config.trainer.resume_from_path == str(tmp_path / "global_step_8")
+    assert NEWEST_FILE in caplog.text
+
+
+def test_given_no_note_of_the_newest_step_when_resumed_then_the_newest_complete_one_is_taken(
+    resume, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_checkpoint(tmp_path, 4)
+    (tmp_path / NEWEST_FILE).unlink()
+    config = resume("auto", tmp_path)
+    check_resume(config)
+    assert config.trainer.resume_from_path == str(tmp_path / "global_step_4")
+    assert f"{NEWEST_FILE} is missing" in caplog.text
+
+
+def test_given_nothing_complete_and_no_note_when_started_then_the_run_begins_anew(resume, tmp_path: Path) -> None:
+    (write_checkpoint(tmp_path, 4) / COMPLETE_FILE).unlink()
+    (tmp_path / NEWEST_FILE).unlink()
+    for root in (tmp_path, tmp_path / "missing"):
+        config = resume("auto", root)
+        check_resume(config)
+        assert config.trainer.resume_mode == "auto" and find_latest_ckpt_path(str(root)) is None
+
+
+def test_given_complete_checkpoints_when_resumed_then_verl_finds_the_newest_also_where_they_were_moved(
+    resume, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path / "old", 4)
+    write_checkpoint(tmp_path / "old", 8)
+    moved = (tmp_path / "old").rename(tmp_path / "moved")
+    config = resume("auto", moved)
+    check_resume(config)
+    assert config.trainer.resume_mode == "auto"
+    assert find_latest_ckpt_path(str(moved)) == str(moved / "global_step_8")
+
+
+@pytest.mark.parametrize("name", ["best", "global_step_", "global_step_4b", "step_4"])
+def test_given_a_folder_with_another_name_when_it_is_named_then_it_is_refused(resume, tmp_path: Path, name) -> None:
+    folder = write_checkpoint(tmp_path, 4).rename(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"is not named global_step_<number>; name a complete checkpoint"):
+        check_resume(resume("resume_path", tmp_path, folder))
+
+
+def test_given_a_slash_at_the_end_when_a_folder_is_named_then_verl_can_read_its_step(resume, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 4)
+    config = resume("resume_path", tmp_path, f"{folder}/")
+    check_resume(config)
+    assert int(config.trainer.resume_from_path.split("global_step_")[-1]) == 4
+
+
+@pytest.mark.parametrize("length", [100, 2**40])
+def test_given_a_frame_longer_than_the_file_or_than_any_group_when_read_then_nothing_is_allocated(
+    tmp_path: Path, length: int
+) -> None:
+    folder = write_checkpoint(tmp_path, 4)
+    (folder / POOL_FILE).write_bytes(length.to_bytes(8, "little") + bytes(13))
+    with pytest.raises(DamagedCheckpoint, match=f"has a frame of {length} bytes, more than are there or allowed"):
+        list(read_pool(folder))
+
+
+def test_given_a_save_that_ends_midway_when_it_overwrites_a_checkpoint_then_that_one_is_not_complete(
+    tmp_path: Path,
+) -> None:
+    folder = write_checkpoint(tmp_path, 4)
+
+    def full_disk():
+        yield b"a"
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        write_checkpoint(tmp_path, 4, frames=full_disk())
+    with pytest.raises(DamagedCheckpoint, match="was not written to its end"):
+        list(read_pool(folder))
