@@ -1,10 +1,17 @@
 """Partial rollout on the real stack: behaviour log-probs, engines at rest, and a checkpoint that loses nothing."""
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
+from recipe.async_dapo.checkpoint_folder import verify
+from recipe.async_dapo.cpu.activation import PLUGIN_PATH
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
+from recipe.async_dapo.startup.resume_check import NEWEST_FILE
 
-from ..support.harness import Run, ledger_closes, train
+from ..support.harness import ROOT, Run, ledger_closes, train
 
 SAVED_STEP, KILLED_STEP, LAST_STEP = 4, 5, 8
 TOLERANCE = 1e-4  # nats, float32
@@ -16,6 +23,7 @@ OVERRIDES = (
     "actor_rollout_ref.rollout.disable_log_stats=False",
     f"trainer.save_freq={SAVED_STEP}",
     "trainer.resume_mode=auto",
+    "trainer.max_actor_ckpt_to_keep=1",
 )
 
 
@@ -31,7 +39,27 @@ def killed_and_resumed(assets, tmp_path_factory) -> Run:
         kill_when=lambda run: len(run.inspections) >= KILLED_STEP,
     )
     assert killed.exit_code == -9, "the run ended before it could be killed"
-    return train(assets, folder, steps=LAST_STEP, strategy="partial", overrides=OVERRIDES)
+    folder = folder.rename(folder.with_name("moved"))
+    (folder / "checkpoints" / f"global_step_{KILLED_STEP}").mkdir()  # a save that did not get far
+    (folder / "checkpoints" / NEWEST_FILE).write_text(str(KILLED_STEP))
+    return train(
+        assets,
+        folder,
+        steps=LAST_STEP,
+        strategy="partial",
+        overrides=OVERRIDES,
+        module="inspected_copy",
+        environment={"PYTHONPATH": os.pathsep.join([str(PLUGIN_PATH), str(renamed_recipe(folder / "code"))])},
+    )
+
+
+def renamed_recipe(checkout: Path) -> Path:
+    """A folder with the recipe as `experiments.my_dapo`, and the inspected run of it as `inspected_copy`."""
+    shutil.copytree(ROOT / "recipe" / "async_dapo", checkout / "experiments" / "my_dapo")
+    program = (ROOT / "tests" / "support" / "inspected_run.py").read_text()
+    program = program.replace("recipe.async_dapo", "experiments.my_dapo")
+    (checkout / "inspected_copy.py").write_text(program.replace("../../recipe/async_dapo", "experiments/my_dapo"))
+    return checkout
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +117,13 @@ def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_the_buffer_g
     assert restored == saved
     continued = [uid for record in second_life for uid in record["uids"] if uid in {group["uid"] for group in saved}]
     assert continued, "no buffered group was trained on after the resume"
+
+
+def test_given_a_damaged_newest_checkpoint_when_training_resumes_then_it_says_which_one_it_took(killed_and_resumed):
+    log = (killed_and_resumed.folder / "train.log").read_text()
+    older = killed_and_resumed.folder / "checkpoints" / f"global_step_{SAVED_STEP}"
+    assert f"global_step_{KILLED_STEP} has no" in log and f"resuming from {older}, the newest complete one" in log
+    assert verify(killed_and_resumed.folder / "checkpoints" / f"global_step_{LAST_STEP}").step == LAST_STEP
 
 
 def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_the_ledger_closes(killed_and_resumed):
