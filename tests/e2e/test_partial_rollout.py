@@ -47,7 +47,7 @@ def killed_and_resumed(assets, tmp_path_factory) -> Run:
         folder,
         steps=LAST_STEP,
         strategy="partial",
-        overrides=OVERRIDES,
+        overrides=(*OVERRIDES, "reward.custom_reward_function.path=pkg://experiments.my_dapo.cpu.task"),
         module="inspected_copy",
         environment={"PYTHONPATH": os.pathsep.join([str(PLUGIN_PATH), str(renamed_recipe(folder / "code"))])},
     )
