@@ -17,7 +17,7 @@ import torch
 
 from .config import ConfigError
 
-DATA_SET, REWARD, AGENT_LOOP = "data set", "reward function", "agent loop"  # sources
+DATA_SET, AGENT_LOOP = "data set", "agent loop"  # sources
 MAX_DEPTH = 64
 
 _TUPLE, _TEXT, _TENSOR, _ARRAY, _SCALAR, _OBJECTS = range(1, 7)

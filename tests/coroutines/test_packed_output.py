@@ -9,6 +9,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.recording import SampledTokens, append_tokens
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
+from recipe.async_dapo.rollout.prompts import make_group
 from recipe.async_dapo.store import PackedOutput, rows_of
 
 
@@ -65,6 +66,22 @@ def test_given_sampled_tokens_without_log_probs_then_they_are_refused() -> None:
 def test_given_images_then_they_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^agent loop=multi_modal_data: training would not see images"):
         PackedOutput.pack(output([10], [1], multi_modal_data={"images": ["image"]}), sampled())
+
+
+def test_given_what_no_checkpoint_could_hold_when_packed_then_it_is_refused_by_name() -> None:
+    class Mine(AgentLoopOutput):
+        pass
+
+    with pytest.raises(ConfigError, match=r"^agent loop=\S*Mine: a checkpoint holds verl's AgentLoopOutput only"):
+        PackedOutput.pack(Mine(**output([10], [1]).model_dump()), sampled())
+    with pytest.raises(ConfigError, match=r"^agent loop=extra_fields\.tool: is a builtins\.object, which no"):
+        PackedOutput.pack(output([10], [1], extra_fields={"tool": object()}), sampled())
+
+
+def test_given_a_column_that_no_checkpoint_could_hold_when_drawn_then_it_is_refused_by_name() -> None:
+    row = {"uid": "a", "validate": False, "extra_info": {"image": object()}}
+    with pytest.raises(ConfigError, match=r"^data set=extra_info\.image: is a builtins\.object"):
+        make_group(row, n=1, step=1)
 
 
 def test_given_finished_trajectories_then_every_row_has_the_prompt_s_columns_as_they_were() -> None:

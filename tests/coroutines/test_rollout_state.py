@@ -116,6 +116,17 @@ def test_given_any_state_when_a_byte_is_changed_or_a_frame_is_missing_then_it_is
         pass
 
 
+def test_given_a_long_interrupted_trajectory_when_saved_then_it_takes_eight_bytes_a_token() -> None:
+    tokens = 16_384
+    ids, log_probs = array("i", range(tokens)), array("f", [-0.5] * tokens)
+    segment = Segment(policy_version=3, token_ids=ids, rollout_log_probs=log_probs)
+    turn = Turn(prompt_digest=b"0" * 16, prompt_len_tok=100, segments=[segment])
+    group = PromptGroup(uid="a", prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=0, turns=[turn])])
+    pool = PoolState(waiting=(), buffered=(group,), carried=(), ledger=Ledger())
+    size = sum(map(len, to_frames(RolloutState(pool=pool, surplus=0, lengths=()))))
+    assert 8 * tokens < size < 8 * tokens + 1000
+
+
 class Hostile:
     """Makes a folder when it is unpickled."""
 

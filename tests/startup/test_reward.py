@@ -15,6 +15,10 @@ BAD_REWARDS = [
     ("return {'score': None, 'acc': 1.0}", "the reward function returns score=None; return a finite number"),
     ("return {'score': 1.0, 'acc': 'yes'}", "the reward function returns acc='yes'; return a finite number"),
     ("return float('nan')", "the reward function returns acc=nan; return a finite number"),
+    (
+        "return {'score': 1.0, 'acc': 1.0, 'how': object()}",
+        "of the reward function's result=how: is a builtins.object, which no checkpoint can hold: use numbers",
+    ),
     ("return None", "the reward function returns acc=None; return a finite number"),
     ("return solution_str[0]", "raised IndexError('string index out of range') on an empty answer"),
     (SLEEPS, "gave no answer within async_dapo.reward.timeout_s=0.3"),

@@ -7,11 +7,17 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from ..core.trajectory import PromptGroup, Trajectory
+from ..plain_values import DATA_SET, to_plain
 
 
 def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
-    """A fresh group of n trajectories for one row of verl's data set."""
+    """A fresh group of n trajectories for one row of verl's data set.
+
+    Raises:
+        ConfigError: naming a column that no checkpoint could hold.
+    """
     prompt = {key: value for key, value in row.items() if key not in ("uid", "validate")}
+    to_plain(prompt, source=DATA_SET)  # now rather than when a checkpoint is due
     return PromptGroup(
         uid=row["uid"],
         prompt=prompt | {"global_steps": step},

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
-from ..plain_values import REWARD, to_plain
+from ..plain_values import to_plain
 
 MAX_SOURCES = 64
 
@@ -97,7 +97,10 @@ def _check_result(result: Any, metric: str | None, *, key: str, value: str) -> N
     returned = result if isinstance(result, dict) else {"acc": result}  # what verl makes of a bare number
     if isinstance(result, dict) and "score" not in result:
         raise ConfigError(key, value, f"the reward function returns {sorted(result)} without `score`; add it")
-    to_plain(returned, source=REWARD)
+    try:
+        to_plain(returned, source="result")
+    except ConfigError as error:
+        raise ConfigError(key, value, f"of the reward function's {error}") from error
     if metric is not None and metric not in returned:
         raise metric_missing(metric, returned)
     for name in {"score", "acc", metric} & returned.keys():

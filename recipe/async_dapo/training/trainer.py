@@ -19,7 +19,6 @@ from ..config import AsyncDAPOConfig, ConfigError
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
-from ..plain_values import DATA_SET, to_plain
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
@@ -101,8 +100,6 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
         rows = [row for _ in range(count) for row in prompt_rows(self._fetch_one_gen_batch())]
-        for row in rows:
-            to_plain(row, source=DATA_SET)  # now rather than when a checkpoint is due
         n = self.config.actor_rollout_ref.rollout.n
         return [make_group(row, n=n, step=self.global_steps) for row in rows]
 
