@@ -8,6 +8,7 @@ import hydra
 from omegaconf import DictConfig
 
 from .config import ConfigError
+from .logs import show_logs
 from .startup.preflight import check_all
 from .verl_version import check_versions
 
@@ -21,6 +22,7 @@ def main() -> None:
 
 @hydra.main(config_path="config", config_name="async_dapo_trainer", version_base=None)
 def _run(config: DictConfig) -> None:
+    show_logs()
     with _explained():
         check_all(config)
         from verl.trainer.main_ppo import run_ppo

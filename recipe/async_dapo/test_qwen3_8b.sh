@@ -8,8 +8,8 @@
 #
 #   DATA_HOME    folder with dapo-math-17k.parquet and aime-2024.parquet, the same on every node; required
 #   MODEL_PATH   model folder, the same on every node, or name on the Hugging Face hub [Qwen/Qwen3-8B-Base]
-#   CKPTS_DIR    folder of the checkpoints, 100 GB each, three are kept; with NNODES > 1 required, and shared by all nodes
-#                [checkpoints]
+#   CKPTS_DIR    folder of the checkpoints, 100 GB each: three, and a fourth while it is written; with NNODES > 1
+#                required, and shared by all nodes [checkpoints]
 #   NNODES       nodes to train on [1]
 #   RAY_ADDRESS  running Ray cluster to join; required if NNODES > 1, else a local one is started []
 set -euo pipefail

@@ -4,17 +4,18 @@ import logging
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 from recipe.async_dapo.checkpoint_folder import COMPLETE_FILE, POOL_FILE, DamagedCheckpoint, read_pool
 from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.startup import resume_check
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.startup.resume_check import NEWEST_FILE, check_resume
 
@@ -62,7 +63,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "a pickle of an earlier version": (
         pickled_by_an_earlier_version,
-        r"async_dapo_pool\.pkl is of an earlier version of this recipe: reading it could run code",
+        r"async_dapo_pool\.pkl is of an earlier version of this recipe, and is not read",
     ),
     "an empty note": (lambda f: (f / COMPLETE_FILE).write_bytes(b""), f"{COMPLETE_FILE} is not what this recipe wrote"),
     "a pickle for a note": (
@@ -85,27 +86,30 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.fixture
-def resume(run) -> Callable[..., DictConfig]:
-    def with_mode(mode: str, root: Path, path: Path | str | None = None) -> DictConfig:
-        named = [] if path is None else [f"trainer.resume_from_path={path}"]
-        return run(f"trainer.resume_mode={mode}", f"trainer.default_local_dir={root}", *named)
+def warnings_of_the_check(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level("WARNING", logger=resume_check.__name__):  # vLLM's import sets the root logger to ERROR
+        yield caplog
 
-    return with_mode
+
+def resume(mode: str, root: Path, path: Path | str | None = None) -> DictConfig:
+    named = None if path is None else str(path)
+    trainer = {"resume_mode": mode, "default_local_dir": str(root), "resume_from_path": named}
+    return OmegaConf.create({"trainer": trainer})
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_given_a_damage_when_the_checkpoint_is_named_then_the_start_is_refused_with_path_and_remedy(
-    resume, tmp_path: Path, damage: str
+    tmp_path: Path, damage: str
 ) -> None:
     make, message = DAMAGES[damage]
     make(folder := write_checkpoint(tmp_path, 8))
-    with pytest.raises(ConfigError, match=rf"^trainer\.resume_from_path={folder}: \S*{message}.*; name a complete"):
+    with pytest.raises(ConfigError, match=rf"^trainer\.resume_from_path={folder}: .*{message}.*; name a complete"):
         check_resume(resume("resume_path", tmp_path, folder))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_given_a_damage_when_an_older_one_is_complete_then_it_is_resumed_from_and_the_log_names_both(
-    resume, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+    tmp_path: Path, warnings_of_the_check: pytest.LogCaptureFixture, damage: str
 ) -> None:
     make, _ = DAMAGES[damage]
     for step in (2, 4, 6, 10):  # the last is of a life before: the run was resumed from an earlier one since
@@ -118,7 +122,7 @@ def test_given_a_damage_when_an_older_one_is_complete_then_it_is_resumed_from_an
         "resume_path",
         str(older := tmp_path / "global_step_4"),
     )
-    (record,) = caplog.records
+    (record,) = warnings_of_the_check.records
     assert record.levelno == logging.WARNING
     assert str(newest) in record.message and f"resuming from {older}, the newest complete one" in record.message
 
@@ -138,7 +142,7 @@ def test_given_only_damaged_checkpoints_when_the_newest_is_asked_for_then_nothin
 
 @pytest.mark.parametrize("content", [b"", b"eight", b"8" * 100, b"-8"])
 def test_given_a_damaged_note_of_the_newest_step_when_resumed_then_the_newest_complete_one_is_taken(
-    resume, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+    tmp_path: Path, warnings_of_the_check: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     write_checkpoint(tmp_path, 4)
     write_checkpoint(tmp_path, 8)
@@ -146,21 +150,21 @@ def test_given_a_damaged_note_of_the_newest_step_when_resumed_then_the_newest_co
     config = resume("auto", tmp_path)
     check_resume(config)
     assert config.trainer.resume_from_path == str(tmp_path / "global_step_8")
-    assert NEWEST_FILE in caplog.text
+    assert NEWEST_FILE in warnings_of_the_check.text
 
 
 def test_given_no_note_of_the_newest_step_when_resumed_then_the_newest_complete_one_is_taken(
-    resume, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, warnings_of_the_check: pytest.LogCaptureFixture
 ) -> None:
     write_checkpoint(tmp_path, 4)
     (tmp_path / NEWEST_FILE).unlink()
     config = resume("auto", tmp_path)
     check_resume(config)
     assert config.trainer.resume_from_path == str(tmp_path / "global_step_4")
-    assert f"{NEWEST_FILE} is missing" in caplog.text
+    assert f"{NEWEST_FILE} is missing" in warnings_of_the_check.text
 
 
-def test_given_nothing_complete_and_no_note_when_started_then_the_run_begins_anew(resume, tmp_path: Path) -> None:
+def test_given_nothing_complete_and_no_note_when_started_then_the_run_begins_anew(tmp_path: Path) -> None:
     (write_checkpoint(tmp_path, 4) / COMPLETE_FILE).unlink()
     (tmp_path / NEWEST_FILE).unlink()
     for root in (tmp_path, tmp_path / "missing"):
@@ -170,7 +174,7 @@ def test_given_nothing_complete_and_no_note_when_started_then_the_run_begins_ane
 
 
 def test_given_complete_checkpoints_when_resumed_then_verl_finds_the_newest_also_where_they_were_moved(
-    resume, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     write_checkpoint(tmp_path / "old", 4)
     write_checkpoint(tmp_path / "old", 8)
@@ -182,13 +186,13 @@ def test_given_complete_checkpoints_when_resumed_then_verl_finds_the_newest_also
 
 
 @pytest.mark.parametrize("name", ["best", "global_step_", "global_step_4b", "step_4"])
-def test_given_a_folder_with_another_name_when_it_is_named_then_it_is_refused(resume, tmp_path: Path, name) -> None:
+def test_given_a_folder_with_another_name_when_it_is_named_then_it_is_refused(tmp_path: Path, name) -> None:
     folder = write_checkpoint(tmp_path, 4).rename(tmp_path / name)
     with pytest.raises(ConfigError, match=r"is not named global_step_<number>; name a complete checkpoint"):
         check_resume(resume("resume_path", tmp_path, folder))
 
 
-def test_given_a_slash_at_the_end_when_a_folder_is_named_then_verl_can_read_its_step(resume, tmp_path: Path) -> None:
+def test_given_a_slash_at_the_end_when_a_folder_is_named_then_verl_can_read_its_step(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 4)
     config = resume("resume_path", tmp_path, f"{folder}/")
     check_resume(config)

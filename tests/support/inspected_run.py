@@ -22,6 +22,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.async_dapo import store
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.logs import show_logs
 from recipe.async_dapo.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.training import run as training
@@ -177,6 +178,7 @@ class InspectedTaskRunner:
 
 @hydra.main(config_path="../../recipe/async_dapo/config", config_name="async_dapo_trainer", version_base=None)
 def main(config: DictConfig) -> None:
+    show_logs()
     check_all(config)
     with shipped(config):
         run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(InspectedTaskRunner))
