@@ -10,6 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from .core.round import RoundSpec
 from .core.stop_rules import StopRuleName
 
+CUSTOM_OPTIONS = "async_dapo"  # in verl's `rollout.custom`: what servers and training workers need of these options
+
 
 class RolloutStrategy(StrEnum):
     DISCARD = "discard"
@@ -83,6 +85,7 @@ class AsyncDAPOConfig:
     round_timeout_s: float
     stop_timeout_s: float
     engine_timeout_s: float
+    delivery_tok: int
     weight_update_timeout_s: float
     length_bias_window: int
 
@@ -182,6 +185,7 @@ class AsyncDAPOConfig:
             "async_dapo.max_loads_per_server": self.max_loads_per_server,
             "async_dapo.over_sampling_batch_size": self.over_sampling_batch_size,
             "async_dapo.length_bias_window": self.length_bias_window,
+            "async_dapo.delivery_tok": self.delivery_tok,
         }
         optional = {
             "async_dapo.rollout_pool_size": self.rollout_pool_size,

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from verl.checkpoint_engine import CheckpointEngineManager
 
-from ..aio import await_all
+from ..aio import RECONNECT_S, await_all
 from ..config import AsyncDAPOConfig
 from ..engines.engine_requests import EnginesUnavailable
 from ..engines.replica import AsyncDAPOReplica
@@ -121,12 +121,16 @@ async def _sleep_all(replicas: Sequence[AsyncDAPOReplica]) -> list[str | None]:
 
 async def _sleep(replica: AsyncDAPOReplica) -> str | None:
     try:
-        await replica.sleep()
+        while True:
+            try:
+                await replica.sleep()
+                return None
+            except ActorUnavailableError:  # only the connection broke; Ray ends these, by reaching it or by its death
+                await asyncio.sleep(RECONNECT_S)
     except TimeoutError as error:
         return f"was given up: {error}"
     except RayActorError as error:
         return f"died: {_first_line(error)}"
-    return None
 
 
 def _first_line(error: RayActorError) -> str:
