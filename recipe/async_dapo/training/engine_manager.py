@@ -91,7 +91,7 @@ class EngineManager(CheckpointEngineManager):
         """Take an engine out for good, with all of its processes: they would keep memory that training needs."""
         self._lost.append(f"{replica} {failure}")
         self.replicas.remove(replica)
-        logger.critical("%s %s; training goes on with %d engines", replica, failure, len(self.replicas))
+        logger.critical("%s %s; engines left: %d", replica, failure, len(self.replicas))
         for server in replica.servers:
             ray.kill(server)
         endings = [
