@@ -104,7 +104,7 @@ async def _measure_recipe(fed: FedEngine, *, requests: int, length_tok: int) -> 
 
     async def reader(name: str) -> int:
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        request = RunningRequest(name, done)  # type: ignore[arg-type]
+        request = RunningRequest(name, done, length_tok + 1)  # type: ignore[arg-type]
         table.add(request)
         await read(engine, name, length_tok)
         return len(request.deliver("completed", 0).log_probs or ())

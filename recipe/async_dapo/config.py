@@ -12,6 +12,7 @@ from .core.stop_rules import StopRuleName
 
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
 WAITS_FOR_OTHERS = 10  # times a reward's own time limit
+CUSTOM_OPTIONS = "async_dapo"  # in verl's `rollout.custom`: what servers and training workers need of these options
 
 
 class RolloutStrategy(StrEnum):
@@ -93,6 +94,7 @@ class AsyncDAPOConfig:
     round_timeout_s: float
     stop_timeout_s: float
     engine_timeout_s: float
+    delivery_tok: int
     weight_update_timeout_s: float
     length_bias_window: int
 
@@ -193,6 +195,7 @@ class AsyncDAPOConfig:
             "async_dapo.max_loads_per_server": self.max_loads_per_server,
             "async_dapo.over_sampling_batch_size": self.over_sampling_batch_size,
             "async_dapo.length_bias_window": self.length_bias_window,
+            "async_dapo.delivery_tok": self.delivery_tok,
         }
         optional = {
             "async_dapo.rollout_pool_size": self.rollout_pool_size,

@@ -201,6 +201,27 @@ def test_given_an_engine_that_never_wakes_up_then_it_is_ended_at_the_limit(tmp_p
     assert server.named("wake_up") == 1 and server.is_killed
 
 
+def test_given_an_engine_that_cannot_be_reached_for_a_while_then_it_is_asked_again_and_not_lost(
+    tmp_path, server, monkeypatch
+) -> None:
+    monkeypatch.setattr(adapter_module, "RECONNECT_S", 0.0)
+    adapter = make_adapter(tmp_path, server)
+
+    def engine() -> None:
+        for attempt in (1, 2):
+            while server.named("wake_up") < attempt:  # the adapter calls in another thread
+                threading.Event().wait(0.001)
+            cut_off = ActorUnavailableError("cut off", None)
+            call = server.call("wake_up").ended
+            call.set_exception(cut_off) if attempt == 1 else call.set_result(None)
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    asyncio.run(adapter.resume(["weights"]))
+    thread.join()
+    assert server.named("wake_up") == 2 and not server.is_killed
+
+
 def test_given_an_engine_that_was_dead_at_the_first_update_then_the_rank_goes_on_with_the_others(
     tmp_path, server, monkeypatch
 ) -> None:

@@ -17,6 +17,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists
 
 from benchmarks.support.front_end_request import admit, chunks_of
+from recipe.async_dapo.config import CUSTOM_OPTIONS
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 
 from .fakes import log_prob_of, token_at
@@ -119,7 +120,9 @@ class ScriptedEngine:
         )
 
 
-def start_server(monkeypatch: pytest.MonkeyPatch, engine: ScriptedEngine) -> AsyncDAPOServer:
+def start_server(
+    monkeypatch: pytest.MonkeyPatch, engine: ScriptedEngine, *, delivery_tok: int = 1_000_000
+) -> AsyncDAPOServer:
     """Our server, verl's code included, on a scripted engine."""
 
     def init(self: vLLMHttpServer) -> None:
@@ -130,6 +133,7 @@ def start_server(monkeypatch: pytest.MonkeyPatch, engine: ScriptedEngine) -> Asy
             full_determinism=False,
             enable_rollout_routing_replay=False,
             mtp=None,
+            custom={CUSTOM_OPTIONS: {"delivery_tok": delivery_tok}},
             get=lambda key, default: default,
         )
         self.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})

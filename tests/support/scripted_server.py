@@ -32,6 +32,7 @@ class ScriptedRequest:
     delivered_tok: int = 0
     finish_reason: str | None = None
     is_forgotten: bool = False  # nobody will fetch it
+    has_piece: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     decoding: asyncio.Task[None] | None = None
 
@@ -46,6 +47,7 @@ class ScriptedServer:
         length_of: response length of a prompt [tokens], by the prompt without what was generated before.
         token_s: time per token [s].
         prompt_len_tok: length of all prompts: what follows is a response to be continued [tokens].
+        delivery_tok: tokens that are worth a delivery; None = only at the end, or at a pause [tokens].
         hangs: whether aborts are ignored, and the engine never goes to sleep.
     """
 
@@ -55,11 +57,13 @@ class ScriptedServer:
         *,
         token_s: float = 1.0,
         prompt_len_tok: int = 1,
+        delivery_tok: int | None = None,
         hangs: bool = False,
     ) -> None:
         self._length_of = length_of
         self._token_s = token_s
         self._prompt_len_tok = prompt_len_tok
+        self._delivery_tok = delivery_tok
         self._hangs = hangs
         self.global_steps = 0
         self.is_stopped = False
@@ -93,10 +97,12 @@ class ScriptedServer:
             return self._output(ScriptedRequest([], 0, 0), "unknown")
         assert request.decoding is not None
         paused = asyncio.create_task(self._paused.wait(), name=f"{REMOTE} pause")
-        await asyncio.wait([request.decoding, paused], return_when=asyncio.FIRST_COMPLETED)
+        piece = asyncio.create_task(request.has_piece.wait(), name=f"{REMOTE} piece")
+        await asyncio.wait([request.decoding, paused, piece], return_when=asyncio.FIRST_COMPLETED)
         paused.cancel()
+        piece.cancel()
         if not request.decoding.done():
-            return self._output(request, "paused")
+            return self._output(request, "paused" if self._paused.is_set() else "more")
         self.ended.pop(request_id, None)
         return self._output(request, "aborted" if request.finish_reason == "abort" else "completed")
 
@@ -157,6 +163,8 @@ class ScriptedServer:
             position = len(request.prompt_ids) - self._prompt_len_tok + len(request.token_ids)
             request.token_ids.append(token_at(request.prompt_ids[: self._prompt_len_tok], position))
             request.stamps.append(self.global_steps)
+            if len(request.token_ids) - request.delivered_tok == self._delivery_tok:
+                request.has_piece.set()
         self.generated[request_id] = request.token_ids
         del self.running[request_id]
         if not request.is_forgotten:
@@ -169,6 +177,7 @@ class ScriptedServer:
         token_ids = request.token_ids[request.delivered_tok :]
         stamps = request.stamps[request.delivered_tok :]
         request.delivered_tok = len(request.token_ids)
+        request.has_piece.clear()
         return ScriptedOutput(
             token_ids=token_ids,
             log_probs=[log_prob_of(token) for token in token_ids] if request.logprobs else None,

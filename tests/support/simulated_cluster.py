@@ -63,6 +63,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "round_timeout_s": 7200.0,
         "stop_timeout_s": 120.0,
         "engine_timeout_s": 60.0,
+        "delivery_tok": 4,
         "weight_update_timeout_s": 600.0,
         "length_bias_window": 100,
     }
@@ -90,7 +91,10 @@ class Cluster:
         self.trained: list[str] = []
         self.store = FakeStore()
         self._patch(monkeypatch)
-        self.servers = [ScriptedServer(self.task.length_of, prompt_len_tok=2, token_s=1.0) for _ in range(num_servers)]
+        self.servers = [
+            ScriptedServer(self.task.length_of, prompt_len_tok=2, token_s=1.0, delivery_tok=opts.delivery_tok)
+            for _ in range(num_servers)
+        ]
         self.server_handles = [FakeHandle(server, latency_s=latency_s) for server in self.servers]
         router = {
             "max_loads_per_server": opts.max_loads_per_server,
@@ -195,7 +199,9 @@ class Cluster:
         remote = SimpleNamespace(get=self._get, wait=self._wait, kill=FakeHandle.kill)
         monkeypatch.setattr(manager_module, "ray", remote)
         monkeypatch.setattr(engine_manager_module, "ray", remote)
-        monkeypatch.setattr(engine_manager_module, "asyncio", SimpleNamespace(run=self.loop.run_until_complete))
+        monkeypatch.setattr(
+            engine_manager_module, "asyncio", SimpleNamespace(run=self.loop.run_until_complete, sleep=asyncio.sleep)
+        )
         monkeypatch.setattr(load_balancer_module, "ray", SimpleNamespace(kill=FakeHandle.kill))
         monkeypatch.setattr(time, "monotonic", self.loop.time)
         for name in ("put_group", "batch_of", "forget_groups", "forget_prompts", "withhold"):

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
+from recipe.async_dapo.aio import RECONNECT_S
 from recipe.async_dapo.config import AsyncDAPOConfig
 
 from .fake_handle import FakeHandle, RemoteCall
@@ -52,7 +53,11 @@ class SimulatedTrainingWorkers:
     async def _update(self, rank: int, global_steps: int) -> None:
         if rank in self.hanging:
             await asyncio.Event().wait()
-        try:
-            await self._handles[rank].set_global_steps.remote(global_steps)
-        except RayActorError:
-            pass
+        while True:
+            try:
+                await self._handles[rank].set_global_steps.remote(global_steps)
+                return
+            except ActorUnavailableError:
+                await asyncio.sleep(RECONNECT_S)
+            except RayActorError:
+                return

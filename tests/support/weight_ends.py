@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 
-from recipe.async_dapo.weights.adapter import ADAPTER_OPTIONS
+from recipe.async_dapo.config import CUSTOM_OPTIONS
 from recipe.async_dapo.weights.receiver import WeightReceiver
 from recipe.async_dapo.weights.sender import WeightSender
 from recipe.async_dapo.weights.sockets import FOLDER_VARIABLE
@@ -26,7 +26,7 @@ _NO_CONFIG = SimpleNamespace(
     pipeline_model_parallel_size=1,
     disaggregation=None,
     layered_summon=False,
-    custom={ADAPTER_OPTIONS: {"engine_timeout_s": 60.0}},
+    custom={CUSTOM_OPTIONS: {"engine_timeout_s": 60.0}},
     checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=1),
 )
 

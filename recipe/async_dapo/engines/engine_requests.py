@@ -13,7 +13,7 @@ from verl.workers.rollout.replica import TokenOutput
 from ..aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
 from ..core.recording import append_tokens
 from ..core.trajectory import Attachment, Turn
-from .protocol import ABORTED, PAUSED, UNKNOWN, extra_of
+from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, extra_of
 
 logger = logging.getLogger(__name__)
 
@@ -135,23 +135,23 @@ class EngineRequests:
 
     async def _receive(self, ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:
         """Await an output and record it, also when the caller is cancelled meanwhile."""
-        call = asyncio.ensure_future(resolve(ref))
+        call = asyncio.ensure_future(_record_all(ref, server, lease_id, turn))
         try:
-            output = await asyncio.shield(call)
+            return await asyncio.shield(call)
         except asyncio.CancelledError:
             server.abort_requests.remote([lease_id])
             try:
-                await run_to_completion(_record_result(turn, call), timeout_s=self._cleanup_timeout_s)
+                await run_to_completion(resolve(call), timeout_s=self._cleanup_timeout_s)
             except Exception as error:  # the server died or hangs: its tokens are lost, the cancellation is not
                 logger.warning("what a cancelled request has generated is lost: %r", error)
             raise
-        _record(turn, output)
-        return output
 
 
-async def _record_result(turn: Turn, call: asyncio.Future[TokenOutput]) -> None:
-    _record(turn, await call)
-
-
-def _record(turn: Turn, output: TokenOutput) -> None:
-    append_tokens(turn, output.token_ids, output.log_probs or [], extra_of(output)["segments"])
+async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:
+    """Record piece after piece. Returns the last one: the request is over, or paused."""
+    while True:
+        output: TokenOutput = await ref
+        append_tokens(turn, output.token_ids, output.log_probs or [], extra_of(output)["segments"])
+        if output.stop_reason != MORE:
+            return output
+        ref = server.reattach.remote(lease_id)

@@ -7,6 +7,7 @@ from verl.workers.rollout.replica import TokenOutput
 # Stop reasons, beside those of verl's servers.
 ABORTED = "aborted"  # ended before its time; also verl's word
 PAUSED = "paused"  # still in the engine, with its KV cache
+MORE = "more"  # a piece: the engine goes on with the request
 UNKNOWN = "unknown"  # no such request in this engine
 
 

@@ -13,12 +13,13 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from ..config import CUSTOM_OPTIONS
 from ..logs import show_logs
 from ..verl_version import check_versions
 from ..weights.receiver import WeightReceiver
 from ..weights.sockets import FOLDER_VARIABLE, sockets_folder
 from .processes import EngineProcesses
-from .protocol import ABORTED, PAUSED, UNKNOWN, OutputExtra, make_output
+from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, make_output
 from .stamping_engine import RequestTable, RunningRequest, StampingEngine
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,9 @@ class AsyncDAPOServer(vLLMHttpServer):
     """verl's vLLM server with a gate: `stop_generation` interrupts everything, `allow_generation` opens it again.
 
     An output holds the tokens since the last delivery of the request, its `stop_reason` says whether the request is
-    over (`aborted`, `completed`) or still in the engine (`paused`: `reattach` goes on with it). `extra_fields` has
-    `segments`, pairs of (policy version, tokens), and the engine's own `finish_reason`.
+    over (`aborted`, `completed`) or still in the engine (`paused`, or `more`: a piece, so that little is lost if this
+    server dies; `reattach` goes on with it). `extra_fields` has `segments`, pairs of (policy version, tokens), and the
+    engine's own `finish_reason`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -82,21 +84,23 @@ class AsyncDAPOServer(vLLMHttpServer):
         if self._is_stopped or self._requests.was_aborted_before(request_id):
             return _empty(ABORTED, self.global_steps)
         task = asyncio.ensure_future(super().generate(prompt_ids, sampling_params, request_id, **kwargs))
-        self._requests.add(RunningRequest(request_id, task))
+        self._requests.add(RunningRequest(request_id, task, self.config.custom[CUSTOM_OPTIONS]["delivery_tok"]))
         return await self.reattach(request_id)
 
     async def reattach(self, request_id: str) -> TokenOutput:
-        """Wait for a request that is in the engine: for its end, or for the next pause."""
+        """Wait for a request that is in the engine: for its end, its next piece, or the next pause."""
         request = self._requests.get(request_id)
         if request is None:
             return _empty(UNKNOWN, self.global_steps)
         paused = asyncio.ensure_future(self._is_paused.wait())
+        piece = asyncio.ensure_future(request.has_piece.wait())
         try:
-            await asyncio.wait({request.finished, paused}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({request.finished, paused, piece}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             paused.cancel()
+            piece.cancel()
         if not request.finished.done():
-            return request.deliver(PAUSED, self.global_steps)
+            return request.deliver(PAUSED if self._is_paused.is_set() else MORE, self.global_steps)
         await self._delivers.wait()
         self._requests.remove(request_id)
         try:

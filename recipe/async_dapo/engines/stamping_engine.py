@@ -15,10 +15,16 @@ from .protocol import OutputExtra, make_output
 
 @dataclass(slots=True)
 class RunningRequest:
-    """A request in the engine, and what of its output has not been delivered yet."""
+    """A request in the engine, and what of its output has not been delivered yet.
+
+    Args:
+        piece_tok: so many tokens are worth a delivery [tokens].
+    """
 
     request_id: str
     finished: asyncio.Task[TokenOutput]
+    piece_tok: int
+    has_piece: asyncio.Event = field(default_factory=asyncio.Event)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     segments: list[tuple[int, int]] = field(default_factory=list)  # (policy version, tokens)
@@ -34,12 +40,15 @@ class RunningRequest:
             self.segments[-1] = (version, self.segments[-1][1] + len(token_ids))
         else:
             self.segments.append((version, len(token_ids)))
+        if len(self.token_ids) >= self.piece_tok:
+            self.has_piece.set()
 
     def deliver(self, stop_reason: str | None, version: int | None) -> TokenOutput:
         """Everything since the last delivery."""
         extra = OutputExtra(global_steps=version, segments=self.segments, finish_reason=self.finish_reason)
         output = make_output(self.token_ids, self.log_probs, stop_reason=stop_reason, extra=extra)
         self.token_ids, self.log_probs, self.segments = [], [], []
+        self.has_piece.clear()
         return output
 
 

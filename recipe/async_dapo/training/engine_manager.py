@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from verl.checkpoint_engine import CheckpointEngineManager
 
-from ..aio import await_all
+from ..aio import RECONNECT_S, await_all
 from ..config import AsyncDAPOConfig
 from ..engines.engine_requests import EnginesUnavailable
 from ..engines.replica import AsyncDAPOReplica
@@ -91,7 +91,7 @@ class EngineManager(CheckpointEngineManager):
         """Take an engine out for good, with all of its processes: they would keep memory that training needs."""
         self._lost.append(f"{replica} {failure}")
         self.replicas.remove(replica)
-        logger.critical("%s %s; training goes on with %d engines", replica, failure, len(self.replicas))
+        logger.critical("%s %s; engines left: %d", replica, failure, len(self.replicas))
         for server in replica.servers:
             ray.kill(server)
         endings = [
@@ -121,12 +121,16 @@ async def _sleep_all(replicas: Sequence[AsyncDAPOReplica]) -> list[str | None]:
 
 async def _sleep(replica: AsyncDAPOReplica) -> str | None:
     try:
-        await replica.sleep()
+        while True:
+            try:
+                await replica.sleep()
+                return None
+            except ActorUnavailableError:  # only the connection broke; Ray ends these, by reaching it or by its death
+                await asyncio.sleep(RECONNECT_S)
     except TimeoutError as error:
         return f"was given up: {error}"
     except RayActorError as error:
         return f"died: {_first_line(error)}"
-    return None
 
 
 def _first_line(error: RayActorError) -> str:

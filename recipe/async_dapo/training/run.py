@@ -8,7 +8,7 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
-from ..config import AsyncDAPOConfig
+from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
 from ..logs import show_logs
@@ -16,7 +16,6 @@ from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
 from ..shipping import localise
 from ..store import open_queue
-from ..weights.adapter import ADAPTER_OPTIONS
 from .correction import wire_importance_sampling
 from .trainer import AsyncDAPOTrainer
 
@@ -36,7 +35,10 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
         if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
             config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
         custom = config.actor_rollout_ref.rollout.custom
-        custom[ADAPTER_OPTIONS] = {"engine_timeout_s": options.engine_timeout_s}
+        custom[CUSTOM_OPTIONS] = {
+            "engine_timeout_s": options.engine_timeout_s,
+            "delivery_tok": options.delivery_tok,
+        }
     open_queue(config.transfer_queue)
     router_config = _write_router_config(options)
     OmegaConf.update(config, "actor_rollout_ref.rollout.router_config_path", str(router_config))
@@ -54,8 +56,15 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
         trainer.fit(manager)
         succeeded = True
     finally:
+        take_down(trainer, router_config, succeeded=succeeded)
+
+
+def take_down(trainer: AsyncDAPOTrainer | None, router_config: Path, *, succeeded: bool) -> None:
+    """Close loggers, the data plane and what is ours, each whatever happens to those before."""
+    try:
         if (tracking := getattr(trainer, "logger", None)) is not None:
             tracking.finish(exit_code=0 if succeeded else 1)
+    finally:
         tq.close()
         shutil.rmtree(router_config.parent, ignore_errors=True)
 

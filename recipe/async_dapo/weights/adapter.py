@@ -14,17 +14,17 @@ import ray
 import torch
 import zmq
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from ..aio import RECONNECT_S
+from ..config import CUSTOM_OPTIONS
 from .watch import EngineWatch
 
 logger = logging.getLogger(__name__)
-
-ADAPTER_OPTIONS = "async_dapo"  # our key in verl's `rollout.custom`
 
 
 class EngineLost(Exception):
@@ -83,18 +83,18 @@ class BoundedServerAdapter(ServerAdapter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._timeout_s: float = self.config.custom[ADAPTER_OPTIONS]["engine_timeout_s"]
+        self._timeout_s: float = self.config.custom[CUSTOM_OPTIONS]["engine_timeout_s"]
         self._servers: list[ActorHandle] = []
         self._watch: EngineWatch | None = None
         self._is_lost = False
 
     async def resume(self, tags: list[str]) -> None:
         resume = super().resume
-        await self._with_engine(lambda: self._in_time(resume(tags)))
+        await self._with_engine(lambda: self._insist(lambda: resume(tags)))
 
     async def release(self) -> None:
         release = super().release
-        await self._with_engine(lambda: self._in_time(release()))
+        await self._with_engine(lambda: self._insist(release))
 
     @torch.no_grad()
     async def update_weights(
@@ -130,9 +130,9 @@ class BoundedServerAdapter(ServerAdapter):
         await sender.async_send_weights(stream)
         if received is not None:
             await self._in_time(received)
-            await self._in_time(self.server_handle.clear_kv_cache.remote())
+            await self._insist(self.server_handle.clear_kv_cache.remote)
             if global_steps is not None:
-                await self._in_time(self.server_handle.set_global_steps.remote(global_steps))
+                await self._insist(lambda: self.server_handle.set_global_steps.remote(global_steps))
 
     async def _with_engine(self, call: Callable[[], Awaitable[None]]) -> None:
         """Make a call, unless the engine is lost; give the engine up if it dies or is silent meanwhile."""
@@ -149,6 +149,18 @@ class BoundedServerAdapter(ServerAdapter):
             if not isinstance(error.cause, EngineDeadError):
                 raise
             self._give_up(error)
+
+    async def _insist(self, call: Callable[[], Awaitable[Any]]) -> None:
+        """Make a call that may arrive twice, again while the engine cannot be reached."""
+
+        async def repeated() -> None:
+            while True:
+                try:
+                    return await call()
+                except ActorUnavailableError:
+                    await asyncio.sleep(RECONNECT_S)
+
+        await self._in_time(repeated())
 
     async def _in_time(self, answer: Awaitable[Any]) -> None:
         try:
