@@ -115,14 +115,14 @@ class AsyncDAPOConfig:
                 "algorithm.filter_groups.enable=False",
             )
         parsed = cls(
-            **_parse(
+            **parse_options(
                 cls,
                 node
                 | {
                     "target_valid_groups": batch_size,
                     "rollout_n": _whole_number(config, "actor_rollout_ref.rollout.n"),
                     "num_workers": _whole_number(config, "actor_rollout_ref.rollout.agent.num_workers"),
-                    "reward": RewardConfig(**_parse(RewardConfig, node["reward"], "async_dapo.reward.")),
+                    "reward": RewardConfig(**parse_options(RewardConfig, node["reward"], "async_dapo.reward.")),
                     "filter": FilterConfig(
                         metric=filter_groups.metric if filter_groups.enable else None,
                         max_num_gen_batches=_whole_number(config, "algorithm.filter_groups.max_num_gen_batches"),
@@ -244,7 +244,7 @@ class AsyncDAPOConfig:
             )
 
 
-def _parse(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
+def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Convert a plain dict to constructor arguments of a dataclass, one by one."""
     types = get_type_hints(cls)
     names = {field.name for field in fields(cls)}

@@ -15,7 +15,7 @@ from .verl_version import check_versions
 
 def main() -> None:
     """Check everything that can be checked, then train with verl on Ray."""
-    with _explained():
+    with explained():
         check_versions()  # before verl's own configuration is looked for
     _run()
 
@@ -23,7 +23,7 @@ def main() -> None:
 @hydra.main(config_path="config", config_name="async_dapo_trainer", version_base=None)
 def _run(config: DictConfig) -> None:
     show_logs()
-    with _explained():
+    with explained():
         check_all(config)
         from verl.trainer.main_ppo import run_ppo
 
@@ -35,7 +35,7 @@ def _run(config: DictConfig) -> None:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """A bad option ends the process with one message, not with a traceback of Hydra or Ray."""
     try:
         yield

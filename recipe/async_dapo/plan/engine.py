@@ -72,9 +72,18 @@ class Engine:
         return self._running
 
     @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
     def kv_tok(self) -> int:
         """Tokens in the cache at the start of this stretch."""
         return self._kv_tok
+
+    def kv_tok_at(self, now_s: float) -> int:
+        if not self._running or self._is_paused:
+            return self._kv_tok
+        return self._kv_tok + self._running * min(self._boundary, self._steps_by(now_s))
 
     def submit(self, request: Request, now_s: float) -> None:
         """Queue a request. It is admitted at the first step boundary from now on that has room for it."""
@@ -83,7 +92,7 @@ class Engine:
             self._interrupt(now_s)
 
     def run_boundary(self) -> list[Request]:
-        """Change the batch at `next_boundary_s`. Returns the requests that have got all their tokens."""
+        """Change the batch at `next_boundary_s`. Returns the requests that leave: with all their tokens, or cancelled."""
         self._advance(self._boundary)
         finished = []
         while self._due and self._due[0][0] <= self._step:
@@ -105,13 +114,21 @@ class Engine:
         self._plan()
         return taken
 
-    def cancel(self, request: Request) -> None:
-        """Take one request out of a paused engine."""
-        assert self._is_paused, "a single request is only taken out between rounds"
-        if request.due_step:
+    def cancel(self, request: Request, now_s: float) -> bool:
+        """Take one request out: a waiting or frozen one at once, a running one at the next step boundary.
+
+        Returns:
+            Whether it is out already; else `run_boundary` will return it, with tokens remaining.
+        """
+        if not request.due_step:
+            self._waiting.remove(request)
+        elif self._is_paused:
             self._leave(request)
         else:
-            self._waiting.remove(request)
+            self._interrupt(now_s)
+            heapq.heappush(self._due, (self._step + self._boundary, request.order, request))
+            return False
+        return True
 
     def pause(self, now_s: float) -> list[Request]:
         """Freeze all requests with their KV cache. Returns them, with the tokens they have so far."""

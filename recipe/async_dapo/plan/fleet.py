@@ -86,7 +86,8 @@ class Fleet:
         """Take a frozen request out of its engine, between rounds."""
         request = self.frozen.pop(attachment.lease_id)
         if request.remaining_tok:
-            self.engines[attachment.server_id].cancel(request)
+            is_out = self.engines[attachment.server_id].cancel(request, self._clock.now_s)
+            assert is_out, "requests are frozen between rounds"
         self.leases.release(attachment.lease_id)
 
     def counters(self) -> EngineCounters:

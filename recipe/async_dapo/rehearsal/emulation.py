@@ -1,0 +1,80 @@
+"""What a configuration must say otherwise to be rehearsed on this machine; everything else stays as it is."""
+
+import time
+
+from omegaconf import DictConfig, open_dict
+
+from ..config import ConfigError
+from . import words
+from .options import RehearsalOptions, RewardSource
+from .stand_in import make_stand_in
+
+_LOGICAL_CPUS = 64  # Ray's are logical: they have to suffice for the actors' shares, not to exist
+_OBJECT_STORE_BYTES = 500_000_000
+
+
+def use_stand_in(config: DictConfig, options: RehearsalOptions) -> None:
+    """Model and data that are made on the spot, in place of the configured ones."""
+    folder = options.folder.parent / "rehearsal-stand-in"
+    make_stand_in(folder)
+    with open_dict(config):
+        config.actor_rollout_ref.model.path = str(folder / "model")
+        config.actor_rollout_ref.model.hf_config_path = None
+        config.actor_rollout_ref.model.tokenizer_path = None
+        config.data.train_files = str(folder / "train.parquet")
+        config.data.val_files = str(folder / "validation.parquet")
+
+
+def check_rehearsable(config: DictConfig) -> None:
+    """
+    Raises:
+        ConfigError: for what has no emulation.
+    """
+    for key, is_used, what in (
+        ("reward.reward_model.enable", config.reward.reward_model.enable, "reward models"),
+        ("distillation.enabled", config.distillation.enabled, "teachers"),
+        ("actor_rollout_ref.rollout.name", config.actor_rollout_ref.rollout.name != "vllm", "engines but vLLM"),
+        ("trainer.use_v1", not config.trainer.use_v1, "trainers but verl's V1"),
+        ("algorithm.adv_estimator", config.algorithm.adv_estimator == "gae", "critics"),
+    ):
+        if is_used:
+            raise ConfigError(key, True if "enable" in key else "set so", f"{what} are not rehearsed; do without")
+
+
+def emulate(config: DictConfig, options: RehearsalOptions) -> None:
+    """Change a checked configuration in place. The clock begins."""
+    folder = options.folder
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    with open_dict(config):
+        config.rehearsal.origin_s = time.time()
+        config.rehearsal.output = str(folder)
+        trainer.device = "cpu"
+        trainer.logger = ["console", "file"]
+        trainer.default_local_dir = str(folder / "checkpoints")
+        trainer.resume_mode = "disable"
+        trainer.total_training_steps = min(options.steps, trainer.total_training_steps or options.steps)
+        rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
+        _share_workers(config, options)
+        config.reward.num_workers = 1
+        config.data.dataloader_num_workers = 0
+        config.transfer_queue.backend.SimpleStorage.num_data_storage_units = 1
+        ray_init = config.ray_kwargs.ray_init
+        ray_init.num_cpus, ray_init.num_gpus = _LOGICAL_CPUS, 1
+        ray_init.include_dashboard = False
+        ray_init.object_store_memory = _OBJECT_STORE_BYTES
+        if options.reward is RewardSource.SCRIPTED:
+            function = config.reward.custom_reward_function
+            function.path, function.name = f"pkg://{words.__name__}", words.compute_score.__name__
+            metric = config.algorithm.filter_groups.metric if config.algorithm.filter_groups.enable else None
+            function.reward_kwargs = {"metric": metric or "acc"}
+        if trainer.v1.trainer_mode == "async_dapo":
+            config.async_dapo.round_timeout_s /= options.speedup
+
+
+def _share_workers(config: DictConfig, options: RehearsalOptions) -> None:
+    """Fewer processes with as many lanes together."""
+    agent = config.actor_rollout_ref.rollout.agent
+    workers = min(agent.num_workers, options.workers)
+    lanes = config.async_dapo.max_concurrent_prompts * agent.num_workers
+    config.async_dapo.max_concurrent_prompts = -(-lanes // workers)
+    agent.num_workers = workers

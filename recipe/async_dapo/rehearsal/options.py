@@ -1,0 +1,111 @@
+"""Options of a rehearsal: the node `rehearsal` of the configuration, and the planner's scenario that follows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from ..config import ConfigError, parse_options
+from ..plan.inputs import Inputs
+from ..plan.scenario import Scenario
+from .clock import CompressedClock
+
+NODE = "rehearsal."
+
+
+class RewardSource(StrEnum):
+    SCRIPTED = "scripted"  # by the pass rates
+    OWN = "own"  # the configured reward function, on a stand-in text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalOptions:
+    """The yaml documents units and ranges; `inputs` are those that the planner has under the same names."""
+
+    speedup: float
+    steps: int
+    warmup: int
+    stand_in: bool
+    reward: RewardSource
+    stand_in_text: str
+    workers: int
+    poll_s: float
+    output: str
+    inputs: Mapping[str, Any]
+
+    @classmethod
+    def from_hydra(cls, config: DictConfig) -> "RehearsalOptions":
+        """
+        Raises:
+            ConfigError: for an option that is unknown or out of range.
+        """
+        node = cast(dict[str, Any], OmegaConf.to_container(config.rehearsal, resolve=True))
+        own = {field.name for field in fields(cls)}
+        inputs = {key: node.pop(key) for key in list(node) if key in Inputs.described() and key not in own}
+        node["inputs"] = {key: value for key, value in inputs.items() if value is not None}
+        node.pop("origin_s", None)
+        options = cls(**parse_options(cls, node, NODE))
+        options._check()
+        return options
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.output).absolute()
+
+    @property
+    def engines_file(self) -> Path:
+        return self.folder / "engines.jsonl"
+
+    @property
+    def phases_file(self) -> Path:
+        return self.folder / "phases.jsonl"
+
+    def planner_inputs(self, config: DictConfig) -> Inputs:
+        """What the planner is to be asked for the same run.
+
+        Raises:
+            ConfigError: for a value that the planner refuses.
+        """
+        rollout = config.actor_rollout_ref.rollout
+        per_server = (
+            rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+        )
+        gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        if gpus % per_server:
+            raise ConfigError(
+                "trainer.n_gpus_per_node", config.trainer.n_gpus_per_node, f"{gpus} GPUs are no whole number of "
+                f"servers of {per_server} (tensor x data x pipeline parallel size)"
+            )  # fmt: skip
+        given = {
+            "model": config.actor_rollout_ref.model.path,
+            "servers": gpus // per_server,
+            "tensor_parallel_size": per_server,
+            "gpu_memory_utilization": rollout.gpu_memory_utilization,
+            "max_num_seqs": rollout.max_num_seqs,
+            "train_batch_size": config.data.train_batch_size,
+            "rollout_n": rollout.n,
+            "max_response_length": config.data.max_response_length,
+        }
+        return Inputs.load(None, given | dict(self.inputs))
+
+    def scenario(self, config: DictConfig) -> Scenario:
+        return self.planner_inputs(config).scenario()
+
+    def _check(self) -> None:
+        for key, least in {"steps": 1, "warmup": 0, "workers": 1}.items():
+            if getattr(self, key) < least:
+                raise ConfigError(NODE + key, getattr(self, key), f"must be >= {least}")
+        if self.speedup <= 0:
+            raise ConfigError(NODE + "speedup", self.speedup, "must be > 0: virtual seconds in a real one")
+        if self.poll_s <= 0:
+            raise ConfigError(NODE + "poll_s", self.poll_s, "must be > 0 seconds")
+        if self.warmup >= self.steps:
+            raise ConfigError(NODE + "warmup", self.warmup, f"must be below {NODE}steps={self.steps}")
+
+
+def make_clock(config: DictConfig) -> CompressedClock:
+    """The virtual clock of a run that has begun."""
+    return CompressedClock(config.rehearsal.speedup, origin_s=config.rehearsal.origin_s)

@@ -1,0 +1,101 @@
+"""The process that trains: `python -m recipe.async_dapo.rehearsal.run <hydra overrides>`; `supervisor` starts it."""
+
+from typing import Any
+
+import hydra
+import ray
+from omegaconf import DictConfig, OmegaConf
+
+from ..main_async_dapo import explained
+from ..startup.preflight import check_all, check_versions
+from .emulation import check_rehearsable, emulate, use_stand_in
+from .options import RehearsalOptions
+
+RECIPE_MODE = "async_dapo"
+
+
+def main() -> None:
+    with explained():
+        check_versions()
+    _run()
+
+
+@hydra.main(config_path="../config", config_name="async_dapo_trainer", version_base=None)
+def _run(config: DictConfig) -> None:
+    with explained():
+        options = RehearsalOptions.from_hydra(config)
+        if options.stand_in:
+            use_stand_in(config, options)
+        check_rehearsable(config)
+        options.scenario(config)
+        if config.trainer.v1.trainer_mode == RECIPE_MODE:
+            check_all(config)
+        else:
+            _check_verl_mode(config)
+        from verl.trainer.main_ppo import run_ppo
+
+        from ..shipping import shipped
+
+        options.folder.mkdir(parents=True, exist_ok=True)
+        emulate(config, options)
+        OmegaConf.save(config, options.folder / "config.yaml")
+        with shipped(config):
+            run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(RehearsalTaskRunner))
+
+
+class RehearsalTaskRunner:
+    """The actor that trains, with the trainer class of the configured mode."""
+
+    def run(self, config: DictConfig) -> None:
+        from .training import VERL_MODES, RehearsedAsyncDAPO
+
+        mode = config.trainer.v1.trainer_mode
+        if mode == RECIPE_MODE:
+            from ..training.run import train
+
+            train(config, RehearsedAsyncDAPO)
+        else:
+            _train_in_verl_mode(config, VERL_MODES[mode])
+
+
+def _train_in_verl_mode(config: DictConfig, trainer_cls: Any) -> None:
+    """As verl's own task runner, which looks its trainer class up by the mode's name."""
+    import transfer_queue as tq
+    from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+    from verl.utils.logging_utils import configure_verl_logging
+
+    configure_verl_logging()
+    config.transfer_queue.enable = True
+    OmegaConf.resolve(config)
+    tq.init(config.transfer_queue)
+    try:
+        trainer = trainer_cls(config=config)
+        trainer.init()
+        manager = AgentLoopManagerTQ.create(
+            config=config,
+            llm_client=trainer.get_llm_client(),
+            teacher_client=trainer.get_teacher_client(),
+            reward_loop_worker_handles=trainer.get_reward_handles(),
+        )
+        trainer.fit(manager)
+    finally:
+        tq.close()
+
+
+def _check_verl_mode(config: DictConfig) -> None:
+    """What verl's own entry checks, and whether the mode can be rehearsed."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    from ..config import ConfigError
+    from .training import VERL_MODES
+
+    mode = config.trainer.v1.trainer_mode
+    if mode not in VERL_MODES:
+        known = ", ".join([RECIPE_MODE, *VERL_MODES])
+        raise ConfigError("trainer.v1.trainer_mode", mode, f"is not rehearsed; choose one of {known}")
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""verl's trainer loop, and this recipe's, with modelled seconds in place of the training itself."""
+
+import asyncio
+import json
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.single_controller.ray import ResourcePoolManager
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.ray_utils import auto_await
+from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+
+from ..training.trainer import AsyncDAPOTrainer
+from .client import ContinuingClient
+from .options import RehearsalOptions, make_clock
+from .schedule import TrainingSchedule
+from .servers import EmulatedReplica, start_host
+from .worker import EmulatedRank
+
+_SHORTEST_POLL_S = 0.02  # a look at TransferQueue takes some milliseconds of this machine [real s]
+
+
+class EmulatedWeightSync(CheckpointEngineManager):
+    """Weight updates that take their seconds and change the servers' version."""
+
+    schedule: TrainingSchedule
+    update_s: float
+
+    @auto_await
+    async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
+        await asyncio.to_thread(self.schedule.spend, self.update_s)
+        async with asyncio.TaskGroup() as group:
+            for replica in self.replicas:
+                group.create_task(replica.install_weights(global_steps))
+        return {}
+
+
+class EmulatedTraining(PPOTrainer):
+    """What a trainer does otherwise in a rehearsal: one process stands for all ranks, another one for all servers.
+
+    Mixed into a trainer class. verl ties an engine to the ranks that share its GPUs; here the engines are started as
+    verl's stand-alone ones are, and the trainer has no engines of its own (`_enable_hybrid_replicas`).
+    """
+
+    _enable_hybrid_replicas = False
+    _is_recipe = False
+
+    def __init__(self, config: DictConfig) -> None:
+        self._rehearsal = RehearsalOptions.from_hydra(config)
+        self._scenario = self._rehearsal.scenario(config)
+        self._training_cost = self._scenario.training_cost()
+        self._clock = make_clock(config)
+        self._schedule = TrainingSchedule(self._clock)
+        self._phases = self._rehearsal.phases_file.open("w", buffering=1)
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        buffer = super()._build_replay_buffer()
+        if not self._is_recipe:
+            buffer.poll_interval = max(_SHORTEST_POLL_S, self._rehearsal.poll_s / self._rehearsal.speedup)
+        return buffer
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        self.role_worker_mapping = {role: ray.remote(EmulatedRank) for role in self.role_worker_mapping}
+        self.resource_pool_manager = ResourcePoolManager({"global_pool": [1]}, mapping=self.mapping)
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        return self._scenario.num_gpus
+
+    def _setup(self) -> None:
+        RolloutReplicaRegistry.register("vllm", _emulated_replica)
+        self._host = start_host(self.config, is_recipe=self._is_recipe, num_servers=self._scenario.num_servers)
+        super()._setup()
+        self.llm_server_manager = LLMServerManager.create(config=self.config)
+        self.checkpoint_manager = EmulatedWeightSync(
+            config=omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine),
+            actor_wg=self.actor_rollout_wg,
+            replicas=self.llm_server_manager.get_replicas(),
+        )
+        self.checkpoint_manager.schedule = self._schedule
+        self.checkpoint_manager.update_s = self._scenario.weight_update_s
+        self.checkpoint_manager.sleep_replicas()
+        self._schedule.begin()
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        super().fit(agent_loop_manager)
+        ray.get(self._host.close.remote())
+        self._phases.close()
+
+    def on_sample_begin(self) -> None:
+        self._note("rollout")
+        super().on_sample_begin()
+
+    def on_sample_end(self) -> None:
+        self._note("stop")
+        super().on_sample_end()
+        self._schedule.begin()
+        self._note("log_prob")
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if not self.config.algorithm.rollout_correction.bypass_mode:
+            self._schedule.spend(self._training_cost.log_prob_s(*_sums(batch)))
+        return batch
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_ref_log_prob(batch, metrics)
+        self._schedule.spend(self._training_cost.log_prob_s(*_sums(batch)))
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._note("train")
+        batch = super()._update_actor(batch, metrics)
+        self._schedule.spend(self._training_cost.train_s(*_sums(batch)))
+        return batch
+
+    def on_step_end(self) -> None:
+        self._note("update")
+        super().on_step_end()
+        self._note("end")
+
+    def _note(self, phase: str) -> None:
+        """A line says which phase began when."""
+        line = {"time_s": self._clock.now_s(), "step": self.global_steps, "phase": phase}
+        self._phases.write(json.dumps(line | {"late_s": self._schedule.late_s}) + "\n")
+
+
+class RehearsedAsyncDAPO(EmulatedTraining, AsyncDAPOTrainer):
+    _is_recipe = True
+
+
+class RehearsedSync(EmulatedTraining, PPOTrainerSync):
+    """verl's mode `sync`."""
+
+
+class RehearsedColocateAsync(EmulatedTraining, PPOTrainerColocateAsync):
+    """verl's mode `colocate_async`."""
+
+    def get_llm_client(self) -> LLMServerClient:
+        return self.llm_server_manager.get_client(client_cls=ContinuingClient, speedup=self._rehearsal.speedup)
+
+
+VERL_MODES: dict[str, type[EmulatedTraining]] = {"sync": RehearsedSync, "colocate_async": RehearsedColocateAsync}
+
+
+def _emulated_replica() -> type[RolloutReplica]:
+    return EmulatedReplica
+
+
+def _sums(batch: KVBatchMeta) -> tuple[float, float]:
+    """Sum of the sequences' lengths, prompt included, and of their squares [tokens]."""
+    lens_tok = [tag["seq_len"] for tag in batch.tags if not tag.get("is_padding", False)]
+    return float(sum(lens_tok)), float(sum(n * n for n in lens_tok))
