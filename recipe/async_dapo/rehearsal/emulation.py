@@ -23,6 +23,8 @@ def use_stand_in(config: DictConfig, options: RehearsalOptions) -> None:
         config.actor_rollout_ref.model.tokenizer_path = None
         config.data.train_files = str(folder / "train.parquet")
         config.data.val_files = str(folder / "validation.parquet")
+        if options.reward is RewardSource.SCRIPTED:
+            _script_rewards(config)
 
 
 def check_rehearsable(config: DictConfig) -> None:
@@ -63,12 +65,15 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         ray_init.include_dashboard = False
         ray_init.object_store_memory = _OBJECT_STORE_BYTES
         if options.reward is RewardSource.SCRIPTED:
-            function = config.reward.custom_reward_function
-            function.path, function.name = f"pkg://{words.__name__}", words.compute_score.__name__
-            metric = config.algorithm.filter_groups.metric if config.algorithm.filter_groups.enable else None
-            function.reward_kwargs = {"metric": metric or "acc"}
+            _script_rewards(config)
         if trainer.v1.trainer_mode == "async_dapo":
             config.async_dapo.round_timeout_s /= options.speedup
+
+
+def _script_rewards(config: DictConfig) -> None:
+    function, groups = config.reward.custom_reward_function, config.algorithm.filter_groups
+    function.path, function.name = f"pkg://{words.__name__}", words.compute_score.__name__
+    function.reward_kwargs = {"metric": groups.metric if groups.enable else "acc"}
 
 
 def _share_workers(config: DictConfig, options: RehearsalOptions) -> None:
