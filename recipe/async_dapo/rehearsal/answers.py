@@ -130,7 +130,7 @@ class AnswerBook:
         return _Prompt(level, self._pass_rates.draw(rng, 1, self._n)[0].tolist(), seed)
 
     def _draw(self, prompt: _Prompt, number: int) -> Answer:
-        rng = np.random.default_rng((self._seed, prompt.seed, number))
+        rng = np.random.default_rng((self._seed, prompt.seed, 1 + number))  # (a, b, 0) is the same seed as (a, b)
         shared, own = self._lengths.correlation**0.5, (1 - self._lengths.correlation) ** 0.5
         z = shared * prompt.level + own * rng.standard_normal()
         length_tok = max(NUMBER_TOK + 2, round(float(self._lengths.of_normal(np.array([z]))[0])))

@@ -21,6 +21,7 @@ def use_stand_in(config: DictConfig, options: RehearsalOptions) -> None:
         config.actor_rollout_ref.model.path = str(folder / "model")
         config.actor_rollout_ref.model.hf_config_path = None
         config.actor_rollout_ref.model.tokenizer_path = None
+        config.data.filter_overlong_prompts = False  # none is
         config.data.train_files = str(folder / "train.parquet")
         config.data.val_files = str(folder / "validation.parquet")
         if options.reward is RewardSource.SCRIPTED:

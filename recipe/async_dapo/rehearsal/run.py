@@ -7,7 +7,8 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 
 from ..main_async_dapo import explained
-from ..startup.preflight import check_all, check_versions
+from ..startup.preflight import check_all
+from ..verl_version import check_versions
 from .emulation import check_rehearsable, emulate, use_stand_in
 from .options import RehearsalOptions
 

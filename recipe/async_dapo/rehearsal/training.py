@@ -96,9 +96,9 @@ class EmulatedTraining(PPOTrainer):
         ray.get(self._host.close.remote())
         self._phases.close()
 
-    def on_sample_begin(self) -> None:
+    def on_step_begin(self) -> None:
         self._note("rollout")
-        super().on_sample_begin()
+        super().on_step_begin()
 
     def on_sample_end(self) -> None:
         self._note("stop")

@@ -1,0 +1,212 @@
+"""What a rehearsal came to: one row a step, the mean beside the bound, and whether it can be believed."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from omegaconf import DictConfig
+
+from ..cpu.run_metrics import RunMetrics
+from ..plan.bound import Bound, bound_of
+from .options import RehearsalOptions
+from .timeline import Timeline
+from .validity import Validity, judge
+
+STALENESS = "training/off_policy/trajectory_staleness_worst/mean"
+WASTE = "async_dapo/tokens/waste_ratio"
+OFF_POLICY = "async_dapo/partial/off_policy_token_ratio"
+# Valid groups that verl throws away: sync those after the B-th, its asynchronous modes those that are too old.
+VERL_DISCARDS = ("training/filter_groups/discarded_surplus_samples", "training/off_policy/evicted_samples")
+
+
+class RunFigures(Protocol):
+    """Of the process that trained."""
+
+    @property
+    def wall_s(self) -> float: ...
+    @property
+    def peak_memory_bytes(self) -> int: ...
+    @property
+    def cpu_share(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step, or the mean of several; times are virtual seconds.
+
+    Attributes:
+        step_s: from the end of the step before to its own end.
+        idle: empty engine places, of those used at the rollout's peak [0-1].
+        waste: thrown-away over thrown-away plus trained, in tokens, for verl's modes in groups [0-1].
+        off_policy: share of trained tokens from older versions; None where nobody counts them.
+        staleness: of a trajectory's oldest token, mean over trajectories [versions].
+        length_bias: mean trained over mean natural response length.
+    """
+
+    step: int
+    step_s: float
+    rollout_s: float
+    idle: float
+    tokens_per_s_per_gpu: float
+    bound_share: float
+    waste: float
+    off_policy: float | None
+    staleness: float
+    length_bias: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    system: str
+    speedup: float
+    steps: list[Step]
+    warmup: int
+    mean: Step
+    bound: Bound
+    num_gpus: int
+    validity: Validity
+    timeline: Timeline
+    wall_s: float
+    peak_memory_bytes: int
+
+
+def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: RunFigures) -> Rehearsal:
+    """From what the processes of a run have written."""
+    scenario = options.scenario(config)
+    bound = bound_of(scenario)
+    metrics = RunMetrics(file=options.folder / "metrics.jsonl")
+    metrics.read_new()
+    timeline = Timeline.load(options.engines_file, options.phases_file)
+    steps = [
+        _step(number, values, timeline, bound, scenario.num_gpus, scenario.train_batch_size, scenario.rollout_n)
+        for number, values in sorted(metrics.by_step.items())
+        if number in timeline.steps
+    ]
+    measured = steps[options.warmup :] or steps[-1:]
+    mean = _mean(measured)
+    began_s, ended_s = timeline.steps[measured[0].step].began_s, timeline.steps[measured[-1].step].ended_s
+    return Rehearsal(
+        system=_system(config),
+        speedup=options.speedup,
+        steps=steps,
+        warmup=options.warmup,
+        mean=mean,
+        bound=bound,
+        num_gpus=scenario.num_gpus,
+        validity=judge(
+            late_s=timeline.lateness_between(began_s, ended_s),
+            trainer_late_s=timeline.trainer_late_s(measured[0].step, measured[-1].step) / len(measured),
+            step_s=mean.step_s,
+            cpu_share=run.cpu_share,
+            speedup=options.speedup,
+        ),
+        timeline=timeline,
+        wall_s=run.wall_s,
+        peak_memory_bytes=run.peak_memory_bytes,
+    )
+
+
+def _step(
+    number: int,
+    values: dict[str, float],
+    timeline: Timeline,
+    bound: Bound,
+    num_gpus: int,
+    batch_groups: int,
+    n: int,
+) -> Step:
+    span = timeline.steps[number]
+    trained_tok = values["response_length/mean"] * batch_groups * n
+    discarded = sum(values.get(key, 0.0) for key in VERL_DISCARDS)
+    return Step(
+        step=number,
+        step_s=span.step_s,
+        rollout_s=span.rollout_s,
+        idle=timeline.idle_between(span.rollout_began_s, span.rollout_ended_s),
+        tokens_per_s_per_gpu=trained_tok / span.step_s / num_gpus,
+        bound_share=bound.step_s / span.step_s,
+        waste=values[WASTE] if WASTE in values else discarded / (discarded + batch_groups),
+        off_policy=values.get(OFF_POLICY),
+        staleness=values.get(STALENESS, 0.0),
+        length_bias=values["response_length/mean"] / bound.trained_len_tok,
+    )
+
+
+def _mean(steps: Sequence[Step]) -> Step:
+    def mean(name: str) -> Any:
+        column = [getattr(step, name) for step in steps]
+        return None if None in column else float(np.mean(column))
+
+    step_s = mean("step_s")
+    rates = {
+        "bound_share": np.mean([step.bound_share * step.step_s for step in steps]) / step_s,
+        "tokens_per_s_per_gpu": np.mean([step.tokens_per_s_per_gpu * step.step_s for step in steps]) / step_s,
+    }
+    names = ("rollout_s", "idle", "waste", "off_policy", "staleness", "length_bias")
+    return Step(
+        step=0,
+        step_s=step_s,
+        **{name: float(value) for name, value in rates.items()},
+        **{name: mean(name) for name in names},
+    )
+
+
+def _system(config: DictConfig) -> str:
+    mode = config.trainer.v1.trainer_mode
+    return config.async_dapo.rollout_strategy if mode == "async_dapo" else f"verl {mode}"
+
+
+def table(rehearsal: Rehearsal) -> str:
+    """For the terminal."""
+    heads = ("step", "step s", "rollout s", "idle", "tok/s/GPU", "of bound", "waste", "off-policy", "staleness", "bias")
+    rows = [_cells(str(step.step), step) for step in rehearsal.steps]
+    rows.append(_cells("mean", rehearsal.mean))
+    widths = [max(len(line[i]) for line in (heads, *rows)) for i in range(len(heads))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in (heads, *rows)]
+    bound = rehearsal.bound
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{rehearsal.system}, virtual seconds at {rehearsal.speedup:g} to a real one; mean without the first "
+            f"{rehearsal.warmup} steps.",
+            f"Bound: {bound.step_s:.1f} s a step (rollout {bound.rollout_s:.1f} s at {bound.tokens_per_s:.0f} tok/s).",
+            str(rehearsal.validity),
+            f"{rehearsal.wall_s:.0f} real s, at most {rehearsal.peak_memory_bytes / 1e9:.1f} GB.",
+        ]
+    )
+
+
+def _cells(name: str, step: Step) -> tuple[str, ...]:
+    return (
+        name,
+        f"{step.step_s:.1f}",
+        f"{step.rollout_s:.1f}",
+        f"{step.idle:.2f}",
+        f"{step.tokens_per_s_per_gpu:.0f}",
+        f"{step.bound_share:.2f}",
+        f"{step.waste:.2f}",
+        "-" if step.off_policy is None else f"{step.off_policy:.2f}",
+        f"{step.staleness:.2f}",
+        f"{step.length_bias:.2f}",
+    )
+
+
+def as_json(rehearsal: Rehearsal) -> str:
+    """Everything but the timeline."""
+    bound = rehearsal.bound
+    document = {
+        "system": rehearsal.system,
+        "speedup": rehearsal.speedup,
+        "warmup": rehearsal.warmup,
+        "num_gpus": rehearsal.num_gpus,
+        "mean": asdict(rehearsal.mean),
+        "steps": [asdict(step) for step in rehearsal.steps],
+        "bound": asdict(bound) | {"rollout_s": bound.rollout_s, "step_s": bound.step_s},
+        "validity": asdict(rehearsal.validity) | {"is_valid": rehearsal.validity.is_valid},
+        "wall_s": rehearsal.wall_s,
+        "peak_memory_gb": rehearsal.peak_memory_bytes / 1e9,
+    }
+    return json.dumps(document, indent=2)

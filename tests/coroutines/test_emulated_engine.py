@@ -1,0 +1,196 @@
+"""Our server on an emulated engine, in virtual time: the promises of the real one, at the planner's speed."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from verl.workers.rollout.replica import TokenOutput
+
+from recipe.async_dapo.engines.server import AsyncDAPOServer
+from recipe.async_dapo.plan.costs import StepCost
+from recipe.async_dapo.plan.engine import Engine
+from recipe.async_dapo.plan.lengths import LogNormalLengths
+from recipe.async_dapo.plan.workload import ValidShare
+from recipe.async_dapo.rehearsal.answers import AnswerBook, Vocabulary
+from recipe.async_dapo.rehearsal.clock import CompressedClock
+from recipe.async_dapo.rehearsal.engine import LOG_PROB, EmulatedEngine
+
+from ..support.scripted_engine import start_server
+from ..support.simulation import now_s, settle, simulate
+
+SPEEDUP = 4.0
+STEP_S = 1.0  # virtual
+LENGTH_TOK = 12
+PROMPT = [30, 31, 32]
+WORDS = Vocabulary(digits=tuple(range(10)), filler=20, right=(21,), wrong=(22,), end_of_text=23)
+GRID_S = [quarter / 4 for quarter in range(16)]
+
+
+def emulated(*, kv_room_tok: int = 10_000, max_num_seqs: int = 16, prefill_token_s: float = 0.0) -> EmulatedEngine:
+    cost = StepCost(
+        base_s=STEP_S,
+        per_request_s=0.0,
+        per_kv_token_s=0.0,
+        prefill_token_s=prefill_token_s,
+        prefill_token2_s=0.0,
+        kv_room_tok=kv_room_tok,
+    )
+    lengths = LogNormalLengths(median_tok=LENGTH_TOK, sigma=0.0, correlation=0.0)
+    book = AnswerBook(lengths, ValidShare(1.0), WORDS, limit_tok=100, n=8, seed=0)
+    clock = CompressedClock(SPEEDUP, origin_s=0.0, real_s=asyncio.get_running_loop().time)
+    return EmulatedEngine(Engine(cost, max_num_seqs=max_num_seqs), book, clock)
+
+
+def generate(
+    server: AsyncDAPOServer, request_id: str = "request", prompt: list[int] | None = None, **params: Any
+) -> asyncio.Task[TokenOutput]:
+    params = {"max_tokens": 100, "logprobs": True, **params}
+    return asyncio.create_task(server.generate(prompt or PROMPT, params, request_id), name="remote generate")
+
+
+def answer(number: int) -> list[int]:
+    """What the model answers to the prompt at its n-th time; the first of n is right."""
+    return [number, 0, 0, 0, *[WORDS.filler] * (LENGTH_TOK - 6), 22 if number % 8 else 21, WORDS.end_of_text]
+
+
+def assert_whole(output: TokenOutput) -> None:
+    assert output.log_probs == [LOG_PROB] * len(output.token_ids)
+    assert sum(count for _, count in output.extra_fields["segments"]) == len(output.token_ids)
+
+
+def test_given_a_request_when_it_ends_then_it_took_the_modelled_time_and_has_its_answer(monkeypatch) -> None:
+    async def main() -> None:
+        output = await generate(start_server(monkeypatch, emulated(prefill_token_s=2.0)))
+        assert now_s() == pytest.approx((LENGTH_TOK * STEP_S + 2.0 * len(PROMPT)) / SPEEDUP)
+        assert output.token_ids == answer(0)
+        assert (output.stop_reason, output.extra_fields["finish_reason"]) == ("completed", "stop")
+        assert_whole(output)
+
+    simulate(main())
+
+
+def test_given_a_stop_at_any_time_then_requests_come_back_at_once_and_continue_where_they_were(monkeypatch) -> None:
+    async def main(stop_s: float) -> None:
+        server = start_server(monkeypatch, emulated(max_num_seqs=2))
+        calls = []
+        for number in range(3):
+            calls.append(generate(server, f"request-{number}"))
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(max(0.0, stop_s - now_s()))
+        stopped_s = now_s()
+        await server.stop_generation()
+        await settle()
+        assert now_s() == pytest.approx(stopped_s, abs=1e-3) and all(call.done() for call in calls)
+        assert (await generate(server, "late")).stop_reason == "aborted"
+        await server.allow_generation()
+        whole = []
+        for number, call in enumerate(calls):
+            tokens = call.result().token_ids
+            assert_whole(call.result())
+            if call.result().stop_reason == "aborted":
+                tokens = tokens + (await generate(server, f"again-{number}", PROMPT + tokens)).token_ids
+            whole.append(tokens)
+        assert sorted(whole) == [answer(number) for number in range(3)], "an answer was lost or drawn twice"
+
+    for stop_s in GRID_S:
+        simulate(main(stop_s))
+
+
+def test_given_an_abort_of_one_request_then_it_alone_comes_back_at_the_next_token(monkeypatch) -> None:
+    async def main(abort_s: float) -> None:
+        server = start_server(monkeypatch, emulated())
+        aborted, other = generate(server, "aborted"), generate(server, "other")
+        await asyncio.sleep(abort_s)
+        await server.abort_requests(["aborted", "unknown"])
+        output = await aborted
+        assert now_s() <= abort_s + STEP_S / SPEEDUP + 1e-6
+        assert output.token_ids == answer(0)[: len(output.token_ids)]
+        assert output.stop_reason == ("completed" if len(output.token_ids) == LENGTH_TOK else "aborted")
+        assert (await other).token_ids == answer(1)
+        assert now_s() == pytest.approx(LENGTH_TOK * STEP_S / SPEEDUP), "the abort cost the other request time"
+
+    for abort_s in GRID_S[:-4]:
+        simulate(main(abort_s))
+
+
+def test_given_a_pause_when_weights_change_then_every_token_has_its_own_version_and_none_is_repeated(
+    monkeypatch,
+) -> None:
+    async def main(pause_s: float) -> None:
+        server = start_server(monkeypatch, emulated())
+        call = generate(server)
+        await asyncio.sleep(pause_s)
+        await server.stop_generation("keep")
+        first = await call
+        before_tok = len(first.token_ids)
+        await asyncio.sleep(100)
+        await server.set_global_steps(1)
+        await server.allow_generation()
+        if first.stop_reason == "completed":
+            return
+        assert first.stop_reason == "paused"
+        resumed_s = now_s()
+        second = await server.reattach("request")
+        assert now_s() == pytest.approx(resumed_s + (LENGTH_TOK - before_tok) * STEP_S / SPEEDUP)
+        assert first.token_ids + second.token_ids == answer(0)
+        stamps = first.extra_fields["segments"] + second.extra_fields["segments"]
+        assert stamps == [(0, before_tok)] * (before_tok > 0) + [(1, LENGTH_TOK - before_tok)] * (
+            before_tok < LENGTH_TOK
+        )
+        assert (await server.reattach("request")).stop_reason == "unknown"
+
+    for pause_s in GRID_S[:-4]:
+        simulate(main(pause_s))
+
+
+def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
+    async def main() -> None:
+        engine = emulated()
+        server = start_server(monkeypatch, engine)
+        call = generate(server)
+        await asyncio.sleep(1)
+        await server.stop_generation("keep")
+        assert (await call).stop_reason == "paused"
+        await server.abort_requests(["request"], forget=True)
+        await server.allow_generation()
+        assert engine.model.num_requests == 0 and engine.model.kv_tok == 0
+        assert await server.stop_generation() == 0
+
+    simulate(main())
+
+
+def test_given_a_full_cache_when_requests_are_preempted_then_they_end_later_with_the_same_answers(monkeypatch) -> None:
+    async def main() -> None:
+        engine = emulated(kv_room_tok=2 * (len(PROMPT) + LENGTH_TOK) - 4)
+        server = start_server(monkeypatch, engine)
+        outputs = [await call for call in [generate(server, f"request-{number}") for number in range(3)]]
+        assert engine.model.counters.preemptions > 0
+        assert [output.token_ids for output in outputs] == [answer(number) for number in range(3)]
+
+    simulate(main())
+
+
+def test_given_a_limit_of_tokens_when_it_is_reached_then_the_answer_goes_on_in_the_next_request(monkeypatch) -> None:
+    async def main() -> None:
+        server = start_server(monkeypatch, emulated())
+        first = await generate(server, max_tokens=5)
+        assert (len(first.token_ids), first.extra_fields["finish_reason"]) == (5, "length")
+        second = await generate(server, "again", PROMPT + first.token_ids, max_tokens=95)
+        assert first.token_ids + second.token_ids == answer(0)
+        assert second.extra_fields["finish_reason"] == "stop"
+
+    simulate(main())
+
+
+def test_given_a_busy_machine_when_a_batch_changes_late_then_it_says_how_late(monkeypatch) -> None:
+    async def main() -> None:
+        engine = emulated()
+        loop = asyncio.get_running_loop()
+        call = generate(start_server(monkeypatch, engine))
+        await asyncio.sleep(1)
+        loop._selector.now_s += 10  # type: ignore[attr-defined]
+        await call
+        assert max(engine.take_lateness()) == pytest.approx((11 - LENGTH_TOK / SPEEDUP) * SPEEDUP)
+        assert engine.take_lateness() == []
+
+    simulate(main())
