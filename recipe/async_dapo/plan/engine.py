@@ -92,7 +92,7 @@ class Engine:
             self._interrupt(now_s)
 
     def run_boundary(self) -> list[Request]:
-        """Change the batch at `next_boundary_s`. Returns the requests that leave: with all their tokens, or cancelled."""
+        """Change the batch at `next_boundary_s`. Returns the requests that leave, ended or cancelled."""
         self._advance(self._boundary)
         finished = []
         while self._due and self._due[0][0] <= self._step:

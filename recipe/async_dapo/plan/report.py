@@ -16,6 +16,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "rollout s": lambda row: _seconds(row.mean.rollout_s),
     "tok/s/GPU": lambda row: f"{row.mean.tokens_per_s_per_gpu:.0f}",
     "speed-up": lambda row: f"{row.speed_up:.2f}",
+    "of bound": lambda row: f"{row.bound_share:.2f}",
     "idle": lambda row: f"{row.mean.idle_ratio:.2f}",
     "preempted": lambda row: _short(row.mean.recomputed_tok),
     "re-prefilled": lambda row: _short(row.mean.reprefilled_tok),
@@ -26,9 +27,10 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 MEANINGS = """\
-tok/s/GPU: trained tokens over the whole step. speed-up: of it, over the first row. idle: empty engine places, of those
-used at the peak. preempted, re-prefilled: context tokens computed again in a step. waste: thrown-away over thrown-away
-plus trained tokens. staleness: mean/max, in versions. length bias: mean trained over mean natural length."""
+tok/s/GPU: trained tokens over the whole step. speed-up: of it, over the first row. of bound: seconds that the needed
+tokens take at the engines' best throughput, plus training, over the row's. idle: empty engine places, of those used at
+the peak. preempted, re-prefilled: context tokens computed again in a step. waste: thrown-away over thrown-away plus
+trained tokens. staleness: mean/max, in versions. length bias: mean trained over mean natural length."""
 
 
 def describe(scenario: Scenario) -> str:
@@ -94,6 +96,8 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "concurrency": candidate.concurrency,
         "overrides": dict(candidate.system.overrides),
         "speed_up": row.speed_up,
+        "bound_s": row.bound_s,
+        "bound_share": row.bound_share,
         "length_bias": row.length_bias,
         **asdict(mean),
         **{name: getattr(mean, name) for name in derived},

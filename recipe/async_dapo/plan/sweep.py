@@ -5,6 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from math import ceil
 
+from .bound import bound_of
 from .candidates import Candidate
 from .measures import StepMeasure, mean_of
 from .scenario import Scenario
@@ -20,7 +21,13 @@ class Row:
     candidate: Candidate
     mean: StepMeasure
     natural_len_tok: float  # mean response length of the valid groups among the prompts it drew
+    bound_s: float  # the fastest step that the GPUs allow
     speed_up: float = 1.0  # trained tokens per second, over the first row's
+
+    @property
+    def bound_share(self) -> float:
+        """Of the bound's speed, reached [0-1]; a system that prefers short answers may pass it."""
+        return self.bound_s / self.mean.step_s
 
     @property
     def length_bias(self) -> float:
@@ -66,12 +73,13 @@ def sweep(
     for result in _simulate_all(scenario, candidates, steps, warmup, jobs):
         results.append(result)
         on_row()
-    reference = results[0][0].tokens_per_s_per_gpu
+    reference, bound_s = results[0][0].tokens_per_s_per_gpu, bound_of(scenario).step_s
     return [
         Row(
             candidate=candidate,
             mean=mean,
             natural_len_tok=natural_len_tok,
+            bound_s=bound_s,
             speed_up=mean.tokens_per_s_per_gpu / reference,
         )
         for candidate, (mean, natural_len_tok) in zip(candidates, results, strict=True)

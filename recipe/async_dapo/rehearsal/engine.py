@@ -32,7 +32,6 @@ class _Running:
     done_tok: int  # of the answer, before this request
     request: Request = field(init=False)
     outputs: asyncio.Queue[RequestOutput] = field(default_factory=asyncio.Queue)
-    is_admitted: bool = False
     is_over: bool = False
 
 
@@ -48,6 +47,8 @@ class EmulatedEngine:
         self._clock = clock
         self._running: dict[str, _Running] = {}
         self._unadmitted: set[_Running] = set()
+        self._all_admitted = asyncio.Event()
+        self._all_admitted.set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._lateness_s: list[float] = []
@@ -73,6 +74,7 @@ class EmulatedEngine:
         )
         self._running[request_id] = running
         self._unadmitted.add(running)
+        self._all_admitted.clear()
         self.model.submit(running.request, self._clock.now_s())
         self._arm()
         try:
@@ -110,12 +112,14 @@ class EmulatedEngine:
             self.model.resume(self._clock.now_s())
             self._after_change()
 
+    async def wait_admitted(self) -> None:
+        """Until no request waits for its place in the batch."""
+        await self._all_admitted.wait()
+
     def report_admissions(self) -> None:
         """Let whoever waits for the admission of requests go on, as if all were in the batch."""
-        for running in self._unadmitted:
-            running.is_admitted = True
-            running.outputs.put_nowait(_output(running, [], None))
-        self._unadmitted.clear()
+        for running in list(self._unadmitted):
+            self._admit(running)
 
     async def sleep(self, level: int = 1) -> None:
         if self._running and not self._is_paused:
@@ -157,12 +161,19 @@ class EmulatedEngine:
 
     def _after_change(self) -> None:
         for running in [one for one in self._unadmitted if one.request.due_step]:
-            self._unadmitted.discard(running)
-            running.is_admitted = True
-            running.outputs.put_nowait(_output(running, [], None))
+            self._admit(running)
         self._arm()
 
     # ---- requests ----
+
+    def _admit(self, running: _Running) -> None:
+        running.outputs.put_nowait(_output(running, [], None))
+        self._forget_admission(running)
+
+    def _forget_admission(self, running: _Running) -> None:
+        self._unadmitted.discard(running)
+        if not self._unadmitted:
+            self._all_admitted.set()
 
     def _abort_all(self) -> None:
         for request in self.model.abort(self._clock.now_s()):
@@ -177,7 +188,7 @@ class EmulatedEngine:
     def _end(self, running: _Running, *, is_aborted: bool) -> None:
         running.is_over = True
         self._running.pop(running.request_id, None)
-        self._unadmitted.discard(running)
+        self._forget_admission(running)
         answer, done_tok = running.answer, running.done_tok + running.request.generated_tok
         if done_tok < answer.length_tok:
             self._book.put_back(running.prompt_ids + answer.tokens(running.done_tok, done_tok), answer, done_tok)

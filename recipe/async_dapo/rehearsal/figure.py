@@ -12,7 +12,7 @@ PANELS = (("running requests", "running"), ("KV cache [tokens]", "kv_tok"), ("wa
 
 
 def draw_timeline(rehearsal: Rehearsal, path: Path) -> None:
-    """One panel a quantity, a line an engine; the ground shows rollouts (blue), log-probs (yellow), training (green)."""
+    """A panel for each quantity, a line for each engine; the ground is blue in rollouts, green in training."""
     from matplotlib.figure import Figure
 
     timeline = rehearsal.timeline

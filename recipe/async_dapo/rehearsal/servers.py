@@ -27,7 +27,6 @@ from .words import vocabulary_of
 
 HOST_NAME = "rehearsed_servers"
 GATE_S = 60.0  # how long verl's server waits for requests that are not in the batch yet, before it aborts [virtual s]
-_LOOK_S = 0.01  # between two looks of that wait, as verl has it
 
 
 class _Emulated(vLLMHttpServer):
@@ -61,10 +60,10 @@ class EmulatedVerlServer(_Emulated):
         self._submission_paused = True
         self._rejecting = reject_request
         self._resume_event.clear()
-        deadline_s = self._clock.now_s() + GATE_S
-        while self._admitting and self._clock.now_s() < deadline_s:
-            await asyncio.sleep(_LOOK_S)
-        self.emulated.report_admissions()
+        try:
+            await asyncio.wait_for(self.emulated.wait_admitted(), GATE_S / self._clock.speedup)
+        except TimeoutError:
+            self.emulated.report_admissions()
         return await super().abort_all_requests(reset_prefix_cache, reject_request)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from ..cpu.activation import run_environment
@@ -67,7 +67,7 @@ def rehearse(overrides: Sequence[str]) -> Rehearsal:
     folder.mkdir(parents=True, exist_ok=True)
     ended = _run(overrides, folder)
     config = OmegaConf.load(folder / "config.yaml")
-    assert OmegaConf.is_dict(config)
+    assert isinstance(config, DictConfig)
     rehearsal = load_rehearsal(config, RehearsalOptions.from_hydra(config), ended)
     (folder / "rehearsal.json").write_text(as_json(rehearsal) + "\n")
     draw_timeline(rehearsal, folder / "timeline.png")

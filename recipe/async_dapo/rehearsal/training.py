@@ -70,7 +70,8 @@ class EmulatedTraining(PPOTrainer):
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
-        self.role_worker_mapping = {role: ray.remote(EmulatedRank) for role in self.role_worker_mapping}
+        for role in self.role_worker_mapping:
+            self.role_worker_mapping[role] = ray.remote(EmulatedRank)
         self.resource_pool_manager = ResourcePoolManager({"global_pool": [1]}, mapping=self.mapping)
 
     def _get_n_gpus_for_throughput(self) -> int:

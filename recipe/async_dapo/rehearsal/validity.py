@@ -51,7 +51,7 @@ def judge(
         trainer_late_s: a step [virtual s].
         step_s: mean [virtual s].
     """
-    engine = float(np.percentile(late_s, _PERCENTILE)) / step_s if late_s else 0.0
+    engine = float(np.percentile(late_s, _PERCENTILE, method="lower")) / step_s if late_s else 0.0
     trainer = trainer_late_s / step_s
     excess = max(engine / MAX_LATE_SHARE, trainer / MAX_LATE_SHARE, cpu_share / MAX_CPU_SHARE)
     return Validity(

@@ -1,0 +1,3 @@
+from benchmarks.engine_bound.run import main
+
+main()

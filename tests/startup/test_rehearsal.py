@@ -1,0 +1,114 @@
+"""A rehearsal takes what training takes: the same configuration, the same refusals, and options that act."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.plan.model_shape import load_model
+from recipe.async_dapo.rehearsal.emulation import check_rehearsable, emulate, use_stand_in
+from recipe.async_dapo.rehearsal.options import RehearsalOptions
+from recipe.async_dapo.rehearsal.words import RIGHT, WRONG, compute_score, vocabulary_of
+from recipe.async_dapo.startup.preflight import check_all
+
+from ..support.composed_runs import ComposeRun, compose_run
+
+STAND_IN = [
+    "rehearsal.stand_in=True",
+    "trainer.device=cuda",
+    "trainer.n_gpus_per_node=8",
+    "data.train_batch_size=16",
+    "data.max_prompt_length=256",
+    "data.max_response_length=8192",
+    "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True",
+]
+
+
+@pytest.fixture
+def stand_in_run(tmp_path: Path) -> ComposeRun:
+    def compose_with(*overrides: str) -> DictConfig:
+        config = compose_run([*STAND_IN, f"rehearsal.output={tmp_path}/run", *overrides])
+        use_stand_in(config, RehearsalOptions.from_hydra(config))
+        return config
+
+    return compose_with
+
+
+def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_and_keeps_its_shape(
+    stand_in_run,
+) -> None:
+    config = stand_in_run()
+    options = RehearsalOptions.from_hydra(config)
+    check_rehearsable(config)
+    check_all(config)
+    lanes = config.async_dapo.max_concurrent_prompts * config.actor_rollout_ref.rollout.agent.num_workers
+    emulate(config, options)
+    scenario = options.scenario(config)
+    assert (scenario.num_servers, scenario.tensor_parallel_size, scenario.num_gpus) == (4, 2, 8)
+    assert scenario.model.weight_bytes == load_model("qwen3-8b").weight_bytes
+    assert (scenario.train_batch_size, scenario.rollout_n, scenario.max_response_length) == (16, 8, 8192)
+    agent = config.actor_rollout_ref.rollout.agent
+    assert agent.num_workers == 2 and agent.num_workers * config.async_dapo.max_concurrent_prompts == lanes
+    assert config.trainer.total_training_steps == options.steps
+    assert str(options.folder) in config.trainer.default_local_dir, "a rehearsal wrote into the run's checkpoints"
+
+
+def test_given_options_that_training_refuses_then_a_rehearsal_refuses_them_with_the_same_message(stand_in_run) -> None:
+    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.actor\.ppo_mini_batch_size=5"):
+        check_all(stand_in_run("actor_rollout_ref.actor.ppo_mini_batch_size=5"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rehearsal.speedup=0", r"rehearsal\.speedup=0\.0: must be > 0"),
+        ("rehearsal.steps=0", r"rehearsal\.steps=0: must be >= 1"),
+        ("rehearsal.warmup=7", r"rehearsal\.warmup=7: must be below rehearsal\.steps=7"),
+        ("rehearsal.poll_s=0", r"rehearsal\.poll_s=0\.0: must be > 0 seconds"),
+        ("rehearsal.workers=0", r"rehearsal\.workers=0: must be >= 1"),
+        ("rehearsal.reward=mine", r"rehearsal\.reward=mine: must be one of scripted, own"),
+        ("+rehearsal.speed=3", r"rehearsal\.speed=3: unknown option"),
+        ("rehearsal.accelerator=abacus", r"accelerator=abacus: unknown; choose one of"),
+        ("rehearsal.valid_share=0", r"valid_share=0\.0: must be in 0\.\.1"),
+        ("trainer.n_gpus_per_node=3", r"trainer\.n_gpus_per_node=3: 3 GPUs are no whole number of servers of 2"),
+        ("reward.reward_model.enable=True", r"reward\.reward_model\.enable=True: reward models are not rehearsed"),
+    ],
+)
+def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, message) -> None:
+    def check() -> None:
+        config = stand_in_run(override)
+        check_rehearsable(config)
+        RehearsalOptions.from_hydra(config).scenario(config)
+
+    with pytest.raises(ConfigError, match=message):
+        check()
+
+
+def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run) -> None:
+    config = stand_in_run("rehearsal.accelerator=h100", "rehearsal.length_median_tok=500", "rehearsal.update_s=9")
+    scenario = RehearsalOptions.from_hydra(config).scenario(config)
+    assert scenario.accelerator.name == "h100" and scenario.weight_update_s == 9
+    assert scenario.lengths.of_normal(0.0) == 500
+
+
+def test_given_scripted_rewards_then_answers_are_scored_as_drawn_under_the_filters_name(stand_in_run) -> None:
+    config = stand_in_run("algorithm.filter_groups.metric=correct")
+    assert config.reward.custom_reward_function.reward_kwargs.metric == "correct"
+    for text, score in ((f"0120.....{RIGHT}", 1.0), (f"1110.....{WRONG}\n", 0.0), ("", 0.0)):
+        assert compute_score("any", text, None, metric="correct") == {"score": score, "acc": score, "correct": score}
+
+
+def test_given_own_rewards_then_the_function_stays_and_answers_end_with_the_stand_in_text(stand_in_run) -> None:
+    from recipe.async_dapo.cpu.tiny_model import build_tokenizer
+
+    overrides = ("rehearsal.reward=own", "rehearsal.stand_in_text=so 42", "reward.custom_reward_function.name=mine")
+    config = stand_in_run(*overrides)
+    options = RehearsalOptions.from_hydra(config)
+    emulate(config, options)
+    assert config.reward.custom_reward_function.name == "mine"
+    tokenizer = build_tokenizer()
+    assert tokenizer.decode(vocabulary_of(tokenizer, options).right) == "so 42"
