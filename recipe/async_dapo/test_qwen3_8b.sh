@@ -12,6 +12,7 @@
 #                required, and shared by all nodes [checkpoints]
 #   NNODES       nodes to train on [1]
 #   RAY_ADDRESS  running Ray cluster to join; required if NNODES > 1, else a local one is started []
+#   REHEARSE     1 = rehearse this run on this machine, without GPUs and weights (docs/rehearsal.md) [0]
 set -euo pipefail
 
 : "${DATA_HOME:?set DATA_HOME to the folder that prepare_dapo_data.sh has filled, for example DATA_HOME=\$HOME/data}"
@@ -21,7 +22,12 @@ if [[ ! $nnodes =~ ^[1-9][0-9]*$ ]]; then
   echo "test_qwen3_8b: NNODES=$nnodes: must be a number >= 1" >&2
   exit 1
 fi
-if ((nnodes > 1)); then
+rehearse=${REHEARSE:-0}
+if [[ ! $rehearse =~ ^[01]$ ]]; then
+  echo "test_qwen3_8b: REHEARSE=$rehearse: must be 0 or 1" >&2
+  exit 1
+fi
+if ((nnodes > 1 && !rehearse)); then
   : "${RAY_ADDRESS:?set RAY_ADDRESS to the head of a Ray cluster with NNODES nodes, for example 10.0.0.1:6379}"
   : "${CKPTS_DIR:?set CKPTS_DIR to a folder that all nodes share: each writes a part of every checkpoint}"
 fi
@@ -123,4 +129,6 @@ overrides=(
   trainer.experiment_name=qwen3-8b-base
 )
 
-exec python3 -m "$(basename -- "$parent_dir").$(basename -- "$recipe_dir").main_async_dapo" "${overrides[@]}" "$@"
+module=main_async_dapo
+if ((rehearse)); then module=rehearse; fi
+exec python3 -m "$(basename -- "$parent_dir").$(basename -- "$recipe_dir").$module" "${overrides[@]}" "$@"

@@ -22,7 +22,7 @@ from ..support.composed_runs import RECIPE, compose_run, rows, write_model, writ
 
 SCRIPT = RECIPE / "test_qwen3_8b.sh"
 Completed = subprocess.CompletedProcess[str]
-INPUTS = ("DATA_HOME", "MODEL_PATH", "CKPTS_DIR", "NNODES", "RAY_ADDRESS")
+INPUTS = ("DATA_HOME", "MODEL_PATH", "CKPTS_DIR", "NNODES", "RAY_ADDRESS", "REHEARSE")
 AT_ROOT = RECIPE.parents[1] / "test_qwen3_8b.sh"
 
 
@@ -107,6 +107,16 @@ def test_given_arguments_when_run_then_they_override_the_scripts_own(data_home, 
     assert composed(done).data.train_batch_size == 64
 
 
+def test_given_several_nodes_when_rehearsed_then_the_same_run_is_rehearsed_without_a_cluster(
+    data_home, tmp_path
+) -> None:
+    trained = run_script(
+        SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES="2", RAY_ADDRESS="a:1", CKPTS_DIR="/shared"
+    )
+    rehearsed = run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES="2", REHEARSE="1", CKPTS_DIR="/shared")
+    assert rehearsed.stdout == trained.stdout.replace("main_async_dapo", "rehearse") != trained.stdout
+
+
 @pytest.mark.parametrize("place", ["recipe/async_dapo", "experiments/my_dapo"])
 def test_given_a_copied_folder_when_run_then_the_copy_is_started(data_home, tmp_path, place):
     copy = tmp_path / "verl" / place
@@ -123,6 +133,7 @@ def test_given_a_copied_folder_when_run_then_the_copy_is_started(data_home, tmp_
         ({"DATA_HOME": "/tmp", "NNODES": "0"}, "NNODES=0: must be a number >= 1"),
         ({"DATA_HOME": "/tmp", "NNODES": "two"}, "NNODES=two: must be a number >= 1"),
         ({"DATA_HOME": "/tmp", "NNODES": "2"}, "RAY_ADDRESS: set RAY_ADDRESS to the head of a Ray cluster"),
+        ({"DATA_HOME": "/tmp", "REHEARSE": "yes"}, "REHEARSE=yes: must be 0 or 1"),
         ({"DATA_HOME": "/tmp", "NNODES": "2", "RAY_ADDRESS": "a:1"}, "CKPTS_DIR: set CKPTS_DIR to a folder that all"),
     ],
     ids=str,

@@ -69,7 +69,7 @@ class EmulatedTraining(PPOTrainer):
         return buffer
 
     def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()
+        PPOTrainer._init_resource_pool_mgr(self)  # whatever worker class a trainer wants, it is emulated
         for role in self.role_worker_mapping:
             self.role_worker_mapping[role] = ray.remote(EmulatedRank)
         self.resource_pool_manager = ResourcePoolManager({"global_pool": [1]}, mapping=self.mapping)

@@ -1,0 +1,78 @@
+"""A rehearsal of a GPU run, on this machine: real code on eight emulated engines."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = (
+    "rehearsal.stand_in=True",
+    "rehearsal.speedup=25",
+    "rehearsal.steps=3",
+    "rehearsal.warmup=1",
+    "rehearsal.length_median_tok=1000",
+    "trainer.device=cuda",
+    "trainer.nnodes=1",
+    "trainer.n_gpus_per_node=8",
+    "data.train_batch_size=8",
+    "data.max_prompt_length=256",
+    "data.max_response_length=4096",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True",
+    "trainer.val_before_train=False",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=3",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rehearsal") / "run"
+    command = [sys.executable, "-m", "recipe.async_dapo.rehearse", *OPTIONS, f"rehearsal.output={folder}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "of bound" in done.stdout and "Bound:" in done.stdout
+    return folder
+
+
+def test_given_a_gpu_configuration_when_rehearsed_then_it_trains_and_says_how_fast_it_would_be(folder) -> None:
+    document = json.loads((folder / "rehearsal.json").read_text())
+    assert [step["step"] for step in document["steps"]] == [1, 2, 3]
+    for step in document["steps"]:
+        assert 0.02 < step["bound_share"] <= 1.2
+        assert 0 <= step["idle"] < 1 and step["step_s"] > step["rollout_s"] > 0
+    lines = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for step in lines:
+        terms = ("trained", "filtered", "failed", "retired", "waiting", "buffered")
+        ledger = {term: step[f"async_dapo/ledger/{term}"] for term in ("drawn", *terms)}
+        assert ledger["drawn"] == sum(ledger[term] for term in terms) and ledger["failed"] == 0
+    assert lines[-1]["response_length/max"] <= 4096
+    samples = [json.loads(line) for line in (folder / "engines.jsonl").read_text().splitlines()]
+    assert any(min(sample["running"]) > 0 for sample in samples if len(sample["running"]) == 8), "an engine had no work"
+
+
+def test_given_a_rehearsal_then_its_checkpoint_and_its_picture_are_there_and_no_process_is(folder) -> None:
+    assert (folder / "timeline.png").stat().st_size > 10_000
+    checkpoint = folder / "checkpoints" / "global_step_3"
+    assert (checkpoint / "actor").is_dir() and list(checkpoint.glob("async_dapo_pool*"))
+    left = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(folder) in " ".join(process.info["cmdline"] or [])
+    ]
+    assert not left
+
+
+def test_given_options_that_training_refuses_when_rehearsed_then_it_ends_with_the_same_message(tmp_path) -> None:
+    command = [sys.executable, "-m", "recipe.async_dapo.rehearse", *OPTIONS, f"rehearsal.output={tmp_path}/run"]
+    done = subprocess.run(
+        [*command, "async_dapo.max_loads_per_server=0"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0] == "async_dapo: async_dapo.max_loads_per_server=0: must be >= 1"
