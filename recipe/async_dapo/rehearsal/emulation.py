@@ -9,7 +9,7 @@ from . import words
 from .options import RehearsalOptions, RewardSource
 from .stand_in import make_stand_in
 
-_LOGICAL_CPUS = 64  # Ray's are logical: they have to suffice for the actors' shares, not to exist
+_LOGICAL_CPUS = 16  # Ray's are logical: they have to suffice for the actors' shares, not to exist
 _OBJECT_STORE_BYTES = 500_000_000
 
 

@@ -22,7 +22,7 @@ from .report import Rehearsal, as_json, load_rehearsal, table
 
 OUTPUT_OPTION = "rehearsal.output="
 DEFAULT_OUTPUT = Path("outputs", "rehearsal")
-_WATCH_S = 0.5
+_WATCH_S = 2.0  # a look at all processes costs some milliseconds
 _LOG_TAIL_LINES = 40
 _CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
 
