@@ -38,7 +38,7 @@ def test_given_records_then_steps_rollouts_idle_places_and_lateness_are_read_fro
     assert (second.step_s, second.rollout_s, second.train_began_s) == (100, 61, 170)
     assert timeline.idle_between(100, 159) == pytest.approx(0.25)
     assert timeline.lateness_between(0, 10) == [0.0, 0.05, 0.1]
-    assert timeline.trainer_late_s(2, 2) == 2.0
+    assert timeline.trainer_late_s(2, 2) == 4.0 and timeline.trainer_late_s(1, 2) == 6.0
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,4 @@ def test_given_real_work_when_it_is_shorter_than_modelled_then_it_is_part_of_it(
     assert schedule.spend(10.0) == pytest.approx(50.0)
     assert schedule.late_s == pytest.approx(20.0)
     assert schedule.spend(40.0) == pytest.approx(70.0)
+    assert schedule.late_s == 0

@@ -37,7 +37,7 @@ class Timeline:
     kv_tok: np.ndarray
     late_s: list[list[float]]  # of the changes of a batch since the sample before
     steps: dict[int, StepSpan]
-    trainer_late_by_step: dict[int, float]  # summed up to the step's end
+    trainer_late_by_step: dict[int, float]  # at the step's end [virtual s]
 
     @classmethod
     def load(cls, engines_file: Path, phases_file: Path) -> "Timeline":
@@ -66,8 +66,8 @@ class Timeline:
         return [late for time_s, late_s in inside if began_s <= time_s <= ended_s for late in late_s]
 
     def trainer_late_s(self, first: int, last: int) -> float:
-        """Of the trainer, over steps: how much longer than modelled its own work took."""
-        return self.trainer_late_by_step[last] - self.trainer_late_by_step.get(first - 1, 0.0)
+        """Of the trainer, in all of these steps: how much longer than modelled its own work took."""
+        return sum(self.trainer_late_by_step[step] for step in range(first, last + 1))
 
 
 def _spans(phases: list[dict[str, Any]]) -> dict[int, StepSpan]:
