@@ -137,6 +137,14 @@ READ = {
     EXTENSION + "update_weights_from_ipc": "16a17792d923",  # answers every bucket before it returns
     EXTENSION + "_get_zmq_handle": "d9679e8b6063",
     TRAINING_WORKER + "ActorRolloutRefWorker.init_model": "64953c5f8154",  # makes `rollout`
+    TRAINER + "PPOTrainer._init_resource_pool_mgr": "8ef4d4509ac6",  # rehearsal: roles and their pools
+    TRAINER + "PPOTrainer._compute_old_log_prob": "11c50dc9b11c",  # rehearsal: calls the worker unless bypassed
+    TRAINER + "PPOTrainer._update_actor": "195e6c4b0bca",  # rehearsal: metrics that the worker returns
+    CLIENT + "LLMServerManager._initialize_llm_servers": "8aebd7942ea6",  # rehearsal: stand-alone engines
+    CLIENT + "FullyAsyncLLMServerClient.generate": "5a203917c118",  # rehearsal: `ContinuingClient` does the same
+    SERVER + "vLLMHttpServer.abort_all_requests": "e10b77b9884b",  # rehearsal: waits for admissions
+    "verl.trainer.ppo.v1.trainer_colocate_async:PPOTrainerColocateAsync": "047577914dbc",  # rehearsal: its hooks
+    "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync": "1ccd7c9d6c9c",  # rehearsal: its hooks
     "transfer_queue:init": "54b6c5609763",  # joins a controller that it finds
     TRAINER + "PPOTrainer._setup": "6c83ae2ee734",  # makes the checkpoint manager that ours takes the place of
     "verl.checkpoint_engine:CheckpointEngineManager.update_weights": "b24b01a64e65",  # one call of all ranks
