@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.main_async_dapo import _explained
+from recipe.async_dapo.main_async_dapo import explained
 
 from ..support.composed_runs import RECIPE, valid_overrides, write_verl
 
@@ -77,6 +77,6 @@ def test_given_an_undeclared_option_when_started_then_hydra_names_it(files, tmp_
 def test_given_an_error_from_an_actor_when_it_arrives_then_its_traceback_is_left_out():
     cause = ConfigError("algorithm.filter_groups.max_num_gen_batches", 3, "raise it")
     remote = RayTaskError("run", "Traceback ...", cause).as_instanceof_cause()
-    with pytest.raises(SystemExit) as ended, _explained():
+    with pytest.raises(SystemExit) as ended, explained():
         raise remote
     assert ended.value.code == "\nasync_dapo: algorithm.filter_groups.max_num_gen_batches=3: raise it"
