@@ -56,7 +56,7 @@ SETTINGS = {
     for setting in (
         Setting(
             name="8 servers, B=64, n=8, 16K",
-            servers=8, batch_groups=64, n=8, limit_tok=16_384, median_tok=4000, sigma=0.9, speedup=20,
+            servers=8, batch_groups=64, n=8, limit_tok=16_384, median_tok=4000, sigma=0.9, speedup=25,
         ),
         Setting(
             name="32 servers, B=64, n=16, 16K",

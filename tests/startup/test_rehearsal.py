@@ -9,6 +9,7 @@ from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.plan.model_shape import load_model
 from recipe.async_dapo.rehearsal.emulation import check_rehearsable, emulate, use_stand_in
 from recipe.async_dapo.rehearsal.options import RehearsalOptions
+from recipe.async_dapo.rehearsal.supervisor import cause_of_failure
 from recipe.async_dapo.rehearsal.words import RIGHT, WRONG, compute_score, vocabulary_of
 from recipe.async_dapo.startup.preflight import check_all
 
@@ -112,3 +113,12 @@ def test_given_own_rewards_then_the_function_stays_and_answers_end_with_the_stan
     assert config.reward.custom_reward_function.name == "mine"
     tokenizer = build_tokenizer()
     assert tokenizer.decode(vocabulary_of(tokenizer, options).right) == "so 42"
+
+
+def test_given_a_log_with_a_refusal_then_it_alone_is_shown_else_the_end_of_the_log(tmp_path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("INFO starting\n\nasync_dapo: data.train_batch_size=0: must be >= 1")
+    assert cause_of_failure(log) == "async_dapo: data.train_batch_size=0: must be >= 1"
+    log.write_text("\n".join(f"line {number}" for number in range(100)))
+    assert cause_of_failure(log).splitlines()[1:] == [f"line {number}" for number in range(60, 100)]
+    assert str(log) in cause_of_failure(log)

@@ -105,11 +105,11 @@ def _run(overrides: Sequence[str], folder: Path) -> Ended:
                     meter.begin()
                 meter.look()
     if process.exit_code != 0 or not metrics.trained_steps:
-        raise RehearsalFailed(_cause(log))
+        raise RehearsalFailed(cause_of_failure(log))
     return Ended(wall_s=time.monotonic() - started, peak_memory_bytes=process.peak_memory_bytes, cpu_share=meter.share)
 
 
-def _cause(log: Path) -> str:
+def cause_of_failure(log: Path) -> str:
     """The message of a configuration that was refused, else the end of the log."""
     lines = log.read_text(errors="replace").splitlines()
     refusals = [number for number, line in enumerate(lines) if line.startswith("async_dapo: ")]

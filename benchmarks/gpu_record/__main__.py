@@ -1,0 +1,3 @@
+from benchmarks.gpu_record.run import main
+
+main()

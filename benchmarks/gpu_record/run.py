@@ -1,0 +1,97 @@
+"""How long a decode step of an engine takes on this machine, over batch and context: a record for `calibrate`.
+
+python -m benchmarks.gpu_record --model /models/Qwen3-8B --output record.jsonl
+
+The model's folder needs `config.json` and tokenizer only: weights are made up (`load_format=dummy`), as their values do
+not matter. About ten minutes on one GPU. `python -m recipe.async_dapo.plan --calibrate record.jsonl` and
+`rehearsal.calibrate=record.jsonl` then use it in place of the constants.
+
+Every cell generates twice, a short and a long response for each request of the batch; the difference is decoding alone,
+without prefill and start. One warm-up cell comes first and is not recorded.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+BATCHES = (1, 8, 32, 64, 128, 256)
+CONTEXTS_TOK = (512, 2048, 8192, 16_384)
+SHORT_TOK, LONG_TOK = 32, 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    batch: int
+    context_tok: int  # of every request, before it generates
+
+    @property
+    def kv_tok(self) -> int:
+        """In the cache while the second part of the long responses is generated, on average."""
+        return self.batch * (self.context_tok + (SHORT_TOK + LONG_TOK) // 2)
+
+
+def cells(*, kv_room_tok: int) -> Iterator[Cell]:
+    """Those that fit into the KV cache."""
+    for context_tok, batch in itertools.product(CONTEXTS_TOK, BATCHES):
+        if batch * (context_tok + LONG_TOK) <= kv_room_tok:
+            yield Cell(batch=batch, context_tok=context_tok)
+
+
+def measure(cell: Cell, generate_s: Callable[[Cell, int], float]) -> dict[str, float]:
+    """A line of the record.
+
+    Args:
+        generate_s: seconds in which every request of a cell gets so many tokens.
+    """
+    decode_s = generate_s(cell, LONG_TOK) - generate_s(cell, SHORT_TOK)
+    tokens_per_s = cell.batch * (LONG_TOK - SHORT_TOK) / decode_s
+    return {"inflight": cell.batch, "kv_tok": cell.kv_tok, "tokens_per_s": round(tokens_per_s, 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder with config.json and tokenizer")
+    parser.add_argument("--output", type=Path, required=True, help="JSONL file")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.85)
+    options = parser.parse_args()
+
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        model=options.model,
+        load_format="dummy",
+        tensor_parallel_size=options.tensor_parallel_size,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        max_model_len=max(CONTEXTS_TOK) + LONG_TOK,
+        max_num_seqs=max(BATCHES),
+        enable_prefix_caching=False,
+    )
+    cache = engine.llm_engine.vllm_config.cache_config
+    rng = random.Random(0)
+
+    def generate_s(cell: Cell, tokens: int) -> float:
+        prompts = [
+            {"prompt_token_ids": [rng.randrange(1000) for _ in range(cell.context_tok)]} for _ in range(cell.batch)
+        ]
+        params = SamplingParams(max_tokens=tokens, min_tokens=tokens, ignore_eos=True, detokenize=False)
+        started = time.perf_counter()
+        engine.generate(prompts, params, use_tqdm=False)
+        return time.perf_counter() - started
+
+    measure(Cell(batch=8, context_tok=512), generate_s)
+    with options.output.open("w") as file:
+        for cell in cells(kv_room_tok=cache.num_gpu_blocks * cache.block_size):
+            line = measure(cell, generate_s)
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
