@@ -272,9 +272,12 @@ def _whole_number(config: DictConfig, key: str) -> int:
 
 def _reward_function(config: DictConfig) -> str:
     """The user's function, also where `isolate_reward` has put another in its place."""
-    custom = config.reward.custom_reward_function
-    function = OmegaConf.select(custom, "reward_kwargs.isolated.function", default=custom)
-    return "verl's default_compute_score" if function.path is None else f"{function.name} of {function.path}"
+    custom = "reward.custom_reward_function"
+    for key in (f"{custom}.reward_kwargs.isolated.function", custom):
+        path, name = (OmegaConf.select(config, f"{key}.{part}") for part in ("path", "name"))
+        if path is not None:
+            return f"{name} of {path}"
+    return "default_compute_score of pkg://verl.utils.reward_score"
 
 
 def _convert(kind: Any, value: Any, key: str) -> Any:

@@ -1,0 +1,78 @@
+"""verl is given a function that hands calls to processes; the user's is what runs in them."""
+
+import asyncio
+
+import pytest
+
+from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.rollout import reward_isolation
+from recipe.async_dapo.rollout.reward_isolation import isolate_reward
+from recipe.async_dapo.startup.preflight import check_all
+
+from .test_reward import write_reward
+
+ECHO = """
+def compute_score(solution_str, scale, reward_router_address=None, **_):
+    return {"score": 1.0, "acc": scale, "solution": solution_str, "router": reward_router_address}
+"""
+REMOTE = "reward.reward_manager.name=remote"
+
+
+def isolated(config):
+    options = AsyncDAPOConfig.from_hydra(config)
+    isolate_reward(config, options.reward)
+    assert AsyncDAPOConfig.from_hydra(config).reward_function == options.reward_function
+    return config.reward.custom_reward_function
+
+
+@pytest.mark.parametrize(("overrides", "name"), [([], "compute_score"), ([REMOTE], "compute_score_blocking")])
+def test_verls_managers_have_a_coroutine_function_but_for_the_one_that_takes_none(run, overrides, name):
+    config = run(*overrides)
+    path = config.reward.custom_reward_function.path
+    custom = isolated(config)
+    assert (custom.path, custom.name) == (f"pkg://{reward_isolation.__name__}", name)
+    assert custom.reward_kwargs.isolated.function.path == path
+
+
+@pytest.mark.parametrize(("kind", "name"), [("def", "compute_score_blocking"), ("async def", "compute_score")])
+def test_a_manager_of_the_users_has_a_function_of_the_kind_of_his_own(run, tmp_path, kind, name):
+    path = write_reward(tmp_path, "return 1.0", kind=kind)
+    config = run(f"reward.custom_reward_function.path={path}", "reward.reward_manager.source=importlib")
+    assert isolated(config).name == name
+
+
+def test_without_a_function_verls_own_is_isolated_and_a_sandbox_is_left_to_verl(run):
+    config = run("reward.custom_reward_function.path=null")
+    function = isolated(config).reward_kwargs.isolated.function
+    assert (function.path, function.name) == ("pkg://verl.utils.reward_score", "default_compute_score")
+    config = run("reward.custom_reward_function.path=null", "reward.sandbox_fusion.url=http://sandbox")
+    assert isolated(config).path is None
+
+
+def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_first(run, tmp_path, monkeypatch):
+    path = tmp_path / "reward.py"
+    path.write_text(ECHO)
+    config = run(
+        f"reward.custom_reward_function.path={path}",
+        "+reward.custom_reward_function.reward_kwargs={scale: 3, solution_str: theirs}",
+        "async_dapo.reward.processes=5",
+    )
+    check_all(config)
+    settings = isolated(config).reward_kwargs.isolated
+    monkeypatch.setattr(reward_isolation, "_host", None)
+    call = {
+        "data_source": "",
+        "solution_str": "",
+        "ground_truth": "",
+        "extra_info": {},
+        "reward_router_address": "here",
+    }
+
+    async def main():
+        return await reward_isolation.compute_score(isolated=settings, **call)
+
+    expected = {"score": 1.0, "acc": 3, "solution": "theirs", "router": "here"}
+    assert asyncio.run(main()) == reward_isolation.compute_score_blocking(isolated=settings, **call) == expected
+    host = reward_isolation._host
+    assert host._pool._unused_places == 5 - 1
+    asyncio.run_coroutine_threadsafe(host._pool.close(), host._loop).result(60)
