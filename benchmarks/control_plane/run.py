@@ -29,6 +29,8 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.aio import TurnBatch
+from recipe.async_dapo.core.balance import Returned
+from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundSpec, Ticket
@@ -41,9 +43,13 @@ LONGEST_S = 600.0  # for the last releases to arrive; a moment is usual
 STEP_S, POLL_S = 60.0, 2.0  # of the replay buffer's row: a step's length is assumed, the poll is verl's
 
 
+LOAD = EngineLoad(kv_room_tok=600_000, max_num_seqs=256)
+
+
 class IdleServer:
-    async def allow_generation(self) -> None:
+    async def allow_generation(self) -> EngineLoad:
         """Nothing runs here."""
+        return LOAD
 
 
 class Client:
@@ -51,13 +57,13 @@ class Client:
 
     def __init__(self, balancer: ActorHandle, name: str) -> None:
         self._balancer, self._name = balancer, name
-        self._releases = TurnBatch[str](lambda lease_ids: balancer.release.remote(lease_ids))
+        self._releases = TurnBatch[Returned](lambda leases: balancer.give_back.remote(leases))
 
     async def ours(self, count: int, wave: int) -> None:
         leases = [f"{self._name}-{wave}-{i}" for i in range(count)]
-        await asyncio.gather(*[_resolve(self._balancer.lease.remote(lease, lease)) for lease in leases])
+        await asyncio.gather(*[_resolve(self._balancer.lease.remote(lease, lease, 200, 0)) for lease in leases])
         for lease in leases:
-            self._releases.add(lease)
+            self._releases.add(Returned(lease_id=lease, server_id="server-0", response_tok=4000, load=LOAD))
 
     async def verls(self, count: int, wave: int) -> None:
         names = [f"{self._name}-{wave}-{i}" for i in range(count)]

@@ -18,8 +18,6 @@ import pandas as pd
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import WARM_UP_STEPS
 from recipe.async_dapo.cpu.overrides import (
-    CONCURRENT_PROMPTS,
-    OVER_SAMPLING,
     PROMPTS_PER_STEP,
     REQUESTS_IN_FLIGHT,
     RESPONSES_PER_PROMPT,
@@ -108,8 +106,9 @@ def predict() -> dict[str, float]:
     for name, options in STRATEGIES.items():
         system = recipe(
             name,
-            over_sampling_batch_size=OVER_SAMPLING * PROMPTS_PER_STEP,
-            max_concurrent_prompts=CONCURRENT_PROMPTS,
+            over_sampling_batch_size=4 * PROMPTS_PER_STEP,  # as the record was made
+            max_concurrent_prompts=12,
+            rollout_pool_size=None,
             max_loads_per_server=REQUESTS_IN_FLIGHT,
             **options,
         ).with_overrides({"actor_rollout_ref.rollout.agent.num_workers": 1})

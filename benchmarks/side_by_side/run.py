@@ -23,7 +23,6 @@ from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAIL
 from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import (
     PROMPTS_PER_STEP,
-    REQUESTS_IN_FLIGHT,
     RESPONSES_PER_PROMPT,
     recipe_overrides,
 )
@@ -83,12 +82,10 @@ class System:
         """Module and options."""
         if not self.strategy:
             return [VERL, *LOSS, *self.verl_mode]
-        options = recipe_overrides(strategy=self.strategy, stop_rule=self.stop_rule, engines=engines)
+        options = recipe_overrides(strategy=self.strategy, stop_rule=self.stop_rule)
         return [RECIPE, *LOSS, *options, *self.own]
 
 
-# verl's asynchronous mode keeps the engine full whatever group a request belongs to; so does a pool of that size.
-POOL = (f"async_dapo.rollout_pool_size={REQUESTS_IN_FLIGHT}",)
 SYSTEMS = {
     "verl sync": System(verl_mode=verl_mode("sync", poll_s=2.0)),
     "verl sync, 0.05 s poll": System(verl_mode=verl_mode("sync", poll_s=0.05)),
@@ -96,8 +93,8 @@ SYSTEMS = {
     "verl colocate_async": System(verl_mode=verl_mode("colocate_async", poll_s=2.0)),
     "verl colocate_async, 0.05 s poll": System(verl_mode=verl_mode("colocate_async", poll_s=0.05)),
     "discard, fifo": System(strategy="discard", stop_rule="fifo"),
-    "partial": System(strategy="partial", own=POOL),
-    "partial_stale_kv": System(strategy="partial_stale_kv", own=POOL),
+    "partial": System(strategy="partial"),
+    "partial_stale_kv": System(strategy="partial_stale_kv"),
 }
 
 

@@ -27,9 +27,18 @@ class RunsFile:
 
     def has(self, **wanted: Any) -> bool:
         """Whether there is a row with these values."""
-        if self._rows.empty:
-            return False
-        return bool((self._rows[list(wanted)] == list(map(str, wanted.values()))).all(axis="columns").any())
+        return len(self._matching(wanted)) > 0
+
+    def row(self, **wanted: Any) -> pd.Series:
+        """The first row with these values, as text.
+
+        Raises:
+            KeyError: if there is none.
+        """
+        matching = self._matching(wanted)
+        if not len(matching):
+            raise KeyError(wanted)
+        return matching.iloc[0]
 
     @staticmethod
     def folder_name(wanted: Mapping[str, Any]) -> str:
@@ -42,6 +51,11 @@ class RunsFile:
         self._rows = pd.concat([self._rows, new]).fillna("")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._rows.to_csv(self._path, index=False)
+
+    def _matching(self, wanted: Mapping[str, Any]) -> pd.DataFrame:
+        if self._rows.empty:
+            return self._rows
+        return self._rows[(self._rows[list(wanted)] == list(map(str, wanted.values()))).all(axis="columns")]
 
 
 def _commit() -> str:

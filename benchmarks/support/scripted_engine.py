@@ -48,14 +48,12 @@ class ScriptedServer:
         await self._delivers.wait()
         return _output(list(range(TOKENS_PER_REQUEST)), stop_reason)
 
-    async def stop_generation(self, mode: str = "abort") -> int:
-        stopped = self._active
+    async def stop_generation(self, mode: str = "abort") -> None:
         self._stopped.set()
         if self._active:
             self._delivers.clear()
             await self._idle.wait()
             asyncio.get_running_loop().call_soon(self._delivers.set)  # as the real server does
-        return stopped
 
     async def allow_generation(self) -> None:
         self._stopped.clear()
@@ -87,5 +85,6 @@ def _output(token_ids: list[int], stop_reason: str) -> TokenOutput:
             "global_steps": 0,
             "segments": [(0, len(token_ids))] if token_ids else [],
             "finish_reason": "abort" if stop_reason == ABORTED else "stop",
+            "load": None,
         },
     )

@@ -7,7 +7,11 @@ from typing import Any, cast, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
+from .core.balance import Balance
+from .core.over_sampling import OverSampling
 from .core.round import RoundSpec
+from .core.round_size import RoundSize
+from .core.staleness import StalenessLimit
 from .core.stop_rules import StopRuleName
 
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
@@ -31,6 +35,12 @@ class ImportanceSampling(StrEnum):
 def needs_bypass_loss(correction: DictConfig) -> bool:
     """Whether `algorithm.rollout_correction` asks, in bypass mode, for what only verl's own loss of that mode does."""
     return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
+
+
+class Auto(StrEnum):
+    """In place of a number that the recipe decides itself, step by step."""
+
+    AUTO = "auto"
 
 
 class OnRewardError(StrEnum):
@@ -79,13 +89,15 @@ class AsyncDAPOConfig:
     rollout_n: int
     num_workers: int
     max_concurrent_prompts: int
-    max_loads_per_server: int
-    over_sampling_batch_size: int
+    max_loads_per_server: int | None
+    over_sampling_batch_size: int | Auto
     stop_rule: StopRuleName
     rollout_strategy: RolloutStrategy
     max_staleness: int | None
     max_partial_share: float | None
-    rollout_pool_size: int | None
+    rollout_pool_size: int | Auto | None
+    max_prompt_length: int
+    max_response_length: int
     max_tokens_per_round: int | None
     importance_sampling: ImportanceSampling
     reward: RewardConfig
@@ -107,8 +119,6 @@ class AsyncDAPOConfig:
         """
         node = cast(dict[str, Any], OmegaConf.to_container(config.async_dapo, resolve=True))
         batch_size = _whole_number(config, "data.train_batch_size")
-        if node["over_sampling_batch_size"] is None:
-            node["over_sampling_batch_size"] = 2 * batch_size
         if node["stop_rule"] is None:
             keeps_nothing = node["rollout_strategy"] == RolloutStrategy.DISCARD or node["max_staleness"] == 0
             node["stop_rule"] = StopRuleName.FIFO if keeps_nothing else StopRuleName.FIRST_COMPLETED
@@ -130,6 +140,8 @@ class AsyncDAPOConfig:
                 | {
                     "target_valid_groups": batch_size,
                     "rollout_n": _whole_number(config, "actor_rollout_ref.rollout.n"),
+                    "max_prompt_length": _whole_number(config, "data.max_prompt_length"),
+                    "max_response_length": _whole_number(config, "data.max_response_length"),
                     "num_workers": _whole_number(config, "actor_rollout_ref.rollout.agent.num_workers"),
                     "reward_function": _reward_function(config),
                     "reward": RewardConfig(**parse_options(RewardConfig, node["reward"], "async_dapo.reward.")),
@@ -160,20 +172,66 @@ class AsyncDAPOConfig:
         return self.rollout_strategy is RolloutStrategy.PARTIAL_STALE_KV
 
     @property
-    def lanes_per_worker(self) -> int:
-        """Groups a worker runs at once; with a pool size, each place of the pool may be a group's last trajectory."""
-        if self.rollout_pool_size is None:
-            return self.max_concurrent_prompts
-        return -(-self.rollout_pool_size // self.num_workers)
+    def lanes_per_worker(self) -> int | None:
+        """Groups a worker runs at once; None = no limit but the pool's."""
+        return self.max_concurrent_prompts if self.rollout_pool_size is None else None
 
     @property
-    def max_waiting_requests(self) -> int:
-        """Requests that can wait for a server at once [requests]."""
-        if self.rollout_pool_size is not None:  # a group starts while there is one place for its n
-            return self.rollout_pool_size + self.rollout_n - 1
+    def lanes_hold(self) -> int:
+        """Trajectories that run at once where lanes bound them [count]."""
         return self.num_workers * self.max_concurrent_prompts * self.rollout_n
 
-    def round_spec(self, *, step: int, carried_valid_groups: int, must_finish: frozenset[str]) -> RoundSpec:
+    @property
+    def fixed_pool_size(self) -> int | None:
+        """`rollout_pool_size` where it is a number."""
+        return self.rollout_pool_size if isinstance(self.rollout_pool_size, int) else None
+
+    @property
+    def first_context_tok(self) -> int:
+        """What a request is expected to take of the KV cache before any has been seen [tokens]."""
+        return max(1, self.max_prompt_length + self.max_response_length // 2)
+
+    def balance(self, *, most_per_server: int) -> Balance:
+        """What the load balancer decides by.
+
+        Args:
+            most_per_server: where `max_loads_per_server` does not say [requests].
+        """
+        return Balance(
+            max_per_server=self.max_loads_per_server or most_per_server,
+            pool_size=self.fixed_pool_size,
+            sizes_itself=self.rollout_pool_size is Auto.AUTO,
+            first_context_tok=self.first_context_tok,
+            limit_tok=self.max_response_length,
+        )
+
+    def over_sampling(self) -> OverSampling:
+        """How many groups to hold, and to draw at a time."""
+        batch_size = self.over_sampling_batch_size
+        return OverSampling(
+            target_valid_groups=self.target_valid_groups,
+            batch_size=batch_size if isinstance(batch_size, int) else None,
+            keeps_tokens=self.keeps_tokens and self.max_staleness != 0,
+            max_partial_share=self.max_partial_share,
+        )
+
+    def round_size(self) -> RoundSize:
+        """How many trajectories may be unfinished at once, where the pool sizes itself."""
+        return RoundSize(
+            trajectories_per_batch=self.target_valid_groups * self.rollout_n,
+            longest_tok=self.max_response_length,
+            staleness=StalenessLimit(max_staleness=self.max_staleness),
+        )
+
+    def round_spec(
+        self,
+        *,
+        step: int,
+        carried_valid_groups: int,
+        must_finish: frozenset[str],
+        pool_size: int | None,
+        valid_share: float,
+    ) -> RoundSpec:
         """The training round of a step."""
         return RoundSpec(
             round_id=f"step-{step}",
@@ -183,7 +241,8 @@ class AsyncDAPOConfig:
             num_workers=self.num_workers,
             drains=self.drains,
             must_finish=must_finish,
-            pool_size=self.rollout_pool_size,
+            pool_size=pool_size,
+            valid_share=valid_share,
         )
 
     def _check(self) -> None:
@@ -192,17 +251,19 @@ class AsyncDAPOConfig:
             "actor_rollout_ref.rollout.n": self.rollout_n,
             "actor_rollout_ref.rollout.agent.num_workers": self.num_workers,
             "async_dapo.max_concurrent_prompts": self.max_concurrent_prompts,
-            "async_dapo.max_loads_per_server": self.max_loads_per_server,
-            "async_dapo.over_sampling_batch_size": self.over_sampling_batch_size,
+            "data.max_prompt_length": self.max_prompt_length,
+            "data.max_response_length": self.max_response_length,
             "async_dapo.length_bias_window": self.length_bias_window,
             "async_dapo.delivery_tok": self.delivery_tok,
         }
         optional = {
             "async_dapo.rollout_pool_size": self.rollout_pool_size,
+            "async_dapo.over_sampling_batch_size": self.over_sampling_batch_size,
+            "async_dapo.max_loads_per_server": self.max_loads_per_server,
             "async_dapo.max_tokens_per_round": self.max_tokens_per_round,
             "async_dapo.reward.processes": self.reward.processes,
         }
-        at_least_one |= {key: value for key, value in optional.items() if value is not None}
+        at_least_one |= {key: value for key, value in optional.items() if isinstance(value, int)}
         for key, value in at_least_one.items():
             if value < 1:
                 raise ConfigError(key, value, "must be >= 1")
@@ -282,8 +343,12 @@ def _reward_function(config: DictConfig) -> str:
 
 def _convert(kind: Any, value: Any, key: str) -> Any:
     if isinstance(kind, UnionType):
-        if value is None:
+        if value is None and NoneType in kind.__args__:
             return None
+        if Auto in kind.__args__ and value == Auto.AUTO:
+            return Auto.AUTO
+        if Auto in kind.__args__ and not isinstance(value, int):
+            raise ConfigError(key, value, "must be a whole number, or auto")
         kind = next(option for option in kind.__args__ if option is not NoneType)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         try:

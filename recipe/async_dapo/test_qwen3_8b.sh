@@ -52,12 +52,7 @@ overrides=(
   data.max_response_length="$max_response_tok"
   data.train_batch_size=512
 
-  # Early stop: twice the prompts are held. 96 trajectories an engine run at once, instead of the 16 prompts x 16
-  # responses x 8 workers of max_concurrent_prompts: more would preempt each other in the KV cache (8 % slower, says
-  # `plan --accelerator h100 --max-response-length 8192 --gpu-memory-utilization 0.8`).
-  async_dapo.over_sampling_batch_size=1024
-  async_dapo.rollout_pool_size="$((96 * 8 * nnodes))"
-  async_dapo.max_concurrent_prompts=16
+  # How many prompts are held and how many trajectories run at once follows the share of valid groups and the engines.
   actor_rollout_ref.rollout.agent.num_workers=8
   actor_rollout_ref.rollout.n=16
   algorithm.filter_groups.enable=True
@@ -106,7 +101,6 @@ overrides=(
   actor_rollout_ref.rollout.free_cache_engine=True
   actor_rollout_ref.rollout.max_model_len="$max_trajectory_tok"
   actor_rollout_ref.rollout.max_num_seqs=256
-  async_dapo.max_loads_per_server=96
 
   # Sampling.
   actor_rollout_ref.rollout.temperature=1.0

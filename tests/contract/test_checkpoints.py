@@ -144,9 +144,7 @@ def test_given_a_checkpoint_of_a_recipe_under_another_name_when_its_folder_was_m
     )
     ledger = elsewhere("core.ledger").Ledger(drawn=1)
     pool = records.PoolState(waiting=(), buffered=(group,), carried=(), ledger=ledger)
-    with elsewhere("checkpoint_folder").saving(
-        folder, state.to_frames(state.RolloutState(pool=pool, surplus=0, lengths=()))
-    ):
+    with elsewhere("checkpoint_folder").saving(folder, state.to_frames(state.RolloutState(pool=pool))):
         pass
     (tmp_path / "moved").mkdir()
     folder = folder.rename(tmp_path / "moved" / "global_step_4")

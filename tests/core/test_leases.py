@@ -182,7 +182,7 @@ def test_given_many_stray_releases_when_remembered_then_memory_is_bounded_and_th
         table.release(f"lease-{k}")
     assert len(table._overtaken) == len(table._sticky) == 10
     assert table.request("stray-999") == []
-    assert len(table._by_load) <= 100
+    assert len(table._placement._by_load) <= 100
 
 
 @pytest.mark.parametrize("arguments", [{"max_inflight_per_server": 0}, {"max_inflight_per_server": 1, "pool_size": 0}])

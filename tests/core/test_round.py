@@ -122,9 +122,10 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.round.ended_trajectories == self.num_ended_trajectories
         assert self.round.num_waiting == len(self.waiting)
         assert self.round.num_running == len(self.running)
-        assert self.round.outstanding == self.num_valid + len(self.waiting) + len(self.running)
+        at_hand = self.round.at_hand
+        assert at_hand.expected_valid(1.0) == self.num_valid + len(self.waiting) + len(self.running)
         assert self.round.wants_prompts == (
-            self.name is not None and not self.round.is_halted and self.round.outstanding < self.target
+            self.name is not None and not self.round.is_halted and at_hand.expected_valid(1.0) < self.target
         )
         has_place = self.pool_size is None or self.inflight < self.pool_size
         assert self.round.may_start == (has_place and bool(self.waiting) and not self.round.is_halted)

@@ -41,10 +41,10 @@ def test_a_turn_costs_one_call_for_its_lease_and_one_that_nobody_waits_for_to_gi
         it = world()
         await it.generate()
         await it.is_quiet()
-        assert [method for method, _, _ in it.balancer_handle.calls] == ["lease", "server", "release"]
+        assert [method for method, _, _ in it.balancer_handle.calls] == ["lease", "server", "give_back"]
         await it.client.generate("request", prompt_ids=[8], sampling_params={"logprobs": True})
         await settle()
-        assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["lease", "release"]
+        assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["lease", "give_back"]
 
     simulate(main())
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
@@ -18,7 +18,7 @@ STOP_RULES = pytest.mark.parametrize("stop_rule", list(StopRuleName))
 
 @STRATEGIES
 @STOP_RULES
-@pytest.mark.parametrize("pool_size", [None, 4])
+@pytest.mark.parametrize("pool_size", [None, 4, Auto.AUTO])
 @pytest.mark.parametrize("seed", range(3))
 def test_given_any_strategy_and_rule_when_steps_are_run_then_all_invariants_hold(
     start, strategy, stop_rule, pool_size, seed
@@ -45,8 +45,8 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
         max_loads_per_server=random.choice([1, 2, 3, 8]),
         max_concurrent_prompts=random.choice([1, 2, 4]),
         num_workers=random.choice([1, 2, 3]),
-        rollout_pool_size=random.choice([None, None, 2, 5, 9]),
-        over_sampling_batch_size=random.choice([1, 2, 5, 8]),
+        rollout_pool_size=random.choice([None, Auto.AUTO, 2, 5, 9]),
+        over_sampling_batch_size=random.choice([1, 2, 5, Auto.AUTO]),
         target_valid_groups=random.choice([1, 2, 3]),
         max_partial_share=random.choice([None, 0.2]),
         max_tokens_per_round=random.choice([None, 6]) if strategy is RolloutStrategy.PARTIAL else None,
@@ -187,17 +187,17 @@ def test_given_more_answers_a_prompt_than_in_training_when_validated_then_no_mor
     most = 0
     lease = cluster.balancer.lease
 
-    async def counted(request_id: str, lease_id: str) -> str | None:
+    async def counted(request_id: str, lease_id: str, *tokens: int) -> str | None:
         nonlocal most
         held.add(lease_id)
         most = max(most, len(held))
         try:
-            return await lease(request_id, lease_id)
+            return await lease(request_id, lease_id, *tokens)
         finally:
             held.discard(lease_id)
 
     cluster.balancer.lease = counted
     assert len(cluster.validate(6).keys) == 6 * n
     lanes, limit = cluster.options.num_workers * cluster.options.max_concurrent_prompts, 12
-    assert cluster.options.max_waiting_requests == limit
+    assert cluster.options.lanes_hold == limit
     assert n < most <= limit + n - 1 < lanes * n

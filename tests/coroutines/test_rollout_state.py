@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.checkpoint_folder import DamagedCheckpoint
+from recipe.async_dapo.core.concurrency import ConcurrencyState
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.length_bias import ObservedLengths
+from recipe.async_dapo.core.over_sampling import OverSamplingState
 from recipe.async_dapo.core.pool_records import CarriedGroup, PoolState
+from recipe.async_dapo.core.round_size import LengthsEnded
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.store import PackedOutput
 from recipe.async_dapo.training.rollout_state import RolloutState, from_frames, to_frames
 
 INT32, COUNT = st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**40)
+FLOAT = st.floats(0, 1e9)
 STAMPS = st.lists(st.tuples(st.integers(-1, 100), st.integers(0, 10**6)), max_size=3).map(tuple)
 
 
@@ -94,7 +98,13 @@ def states(draw: st.DrawFn) -> RolloutState:
         ObservedLengths(uid=f"{k}", longest_tok=draw(st.floats(0, 1e5)), ended_tok=0.0, is_trained=draw(st.booleans()))
         for k in range(draw(st.integers(0, 3)))
     ]
-    return RolloutState(pool=pool, surplus=draw(COUNT), lengths=tuple(lengths))
+    return RolloutState(
+        pool=pool,
+        over_sampling=OverSamplingState(surplus=draw(COUNT), valid=draw(st.floats(0, 1e5)), judged=draw(FLOAT)),
+        ended=LengthsEnded(count=draw(FLOAT), tok=draw(FLOAT)),
+        concurrency=draw(st.none() | st.builds(ConcurrencyState, context_tok=FLOAT, share=st.floats(0, 1))),
+        lengths=tuple(lengths),
+    )
 
 
 @given(state=states())
@@ -123,7 +133,7 @@ def test_given_a_long_interrupted_trajectory_when_saved_then_it_takes_eight_byte
     turn = Turn(prompt_digest=b"0" * 16, prompt_len_tok=100, segments=[segment])
     group = PromptGroup(uid="a", prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=0, turns=[turn])])
     pool = PoolState(waiting=(), buffered=(group,), carried=(), ledger=Ledger())
-    size = sum(map(len, to_frames(RolloutState(pool=pool, surplus=0, lengths=()))))
+    size = sum(map(len, to_frames(RolloutState(pool=pool))))
     assert 8 * tokens < size < 8 * tokens + 1000
 
 
@@ -146,8 +156,6 @@ def hostile_frames(folder: Path) -> dict[str, list[bytes]]:
                 carried=(),
                 ledger=Ledger(drawn=1),
             ),
-            surplus=0,
-            lengths=(),
         )
     )
     payload = pickle.dumps(Hostile(folder))
@@ -173,7 +181,7 @@ def hostile_frames(folder: Path) -> dict[str, list[bytes]]:
         "more groups than there are": [head_with(waiting=2**62), group],
         "a group twice": [head_with(waiting=2), group, group],
         "a negative count": [head_with(waiting=-1), group],
-        "another type": [head_with(surplus="1"), group],
+        "another type": [head_with(ended="1"), group],
         "an unknown field": group_with(made_up=1),
         "no trajectories": group_with(trajectories=[]),
         "nothing": [],

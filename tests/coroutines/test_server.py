@@ -148,7 +148,8 @@ def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(m
         await asyncio.sleep(10)
         assert not engine.core and len(engine.sampled["request"]) <= 4
         assert (await server.reattach("request")).stop_reason == "unknown"
-        assert await server.stop_generation() == 0
+        await server.stop_generation()
+        assert not engine.core
 
     simulate(main())
 
@@ -170,7 +171,7 @@ def test_given_two_policy_versions_when_generating_then_no_request_shares_cached
 def test_given_no_request_when_stopped_then_it_returns_at_once(monkeypatch) -> None:
     async def main() -> None:
         server = start_server(monkeypatch, ScriptedEngine(2))
-        assert await server.stop_generation() == 0
+        await server.stop_generation()
         assert now_s() == 0
 
     simulate(main())

@@ -149,7 +149,7 @@ def train(
         *overrides,
         *recipe_overrides(strategy="discard", stop_rule=None),
         "actor_rollout_ref.rollout.agent.num_workers=2",
-        "async_dapo.max_concurrent_prompts=2",
+        "async_dapo.rollout_pool_size=32",
         "reward.num_workers=2",
         "reward.custom_reward_function.path=my_reward.py",
         "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",

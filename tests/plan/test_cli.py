@@ -53,6 +53,10 @@ def test_given_a_scenario_then_every_strategy_rule_and_concurrency_has_a_row(pla
         (row["strategy"], row["stop_rule"], row["concurrency"]) for row in document["rows"] if not row["is_baseline"]
     }
     assert len(ours) == 8 * 3 and ("partial_stale_kv", "fifo", 64) in ours
+    bypass = next(row for row in document["rows"] if row["system"] == "partial first_completed auto, bypass")
+    usual = next(row for row in document["rows"] if row["system"] == "partial first_completed auto")
+    assert bypass["log_prob_s"] == 0 < usual["log_prob_s"] and bypass["rollout_s"] == usual["rollout_s"]
+    assert "bypass" not in document["recommended"]["system"]
     assert [row["system"] for row in document["rows"]][:2] == ["verl sync", "verl colocate_async"]
     assert all(row["system"] in printed for row in document["rows"])
     assert document["rows"][0]["speed_up"] == 1 and document["inputs"]["train_batch_size"] == 8
@@ -66,7 +70,9 @@ def test_given_a_plan_then_the_recommended_overrides_are_options_of_the_recipe(p
     typed = {
         key: int(value) if value.isdigit() else value for key, value in parsed.items() if key.startswith("async_dapo")
     }
-    System(name="pasted", overrides=typed).options(train_batch_size=8, rollout_n=4)
+    System(name="pasted", overrides=typed).options(
+        train_batch_size=8, rollout_n=4, prompt_len_tok=10, max_response_length=100
+    )
     best = max(row["speed_up"] for row in document["rows"] if not row["is_baseline"])
     chosen = next(row for row in document["rows"] if row["system"] == document["recommended"]["system"])
     assert chosen["speed_up"] >= 0.98 * best

@@ -7,6 +7,7 @@ import pytest
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.plan.costs import ServerConstants
 from recipe.async_dapo.plan.hardware import find_accelerator
+from recipe.async_dapo.plan.inputs import Inputs
 from recipe.async_dapo.plan.model_shape import PRESETS, load_model, shape_of
 
 from ..support.plan_settings import small_scenario
@@ -90,3 +91,12 @@ def test_given_an_unknown_accelerator_or_model_then_the_error_lists_the_known_on
         find_accelerator(name)
     with pytest.raises(ConfigError, match="qwen3-8b"):
         load_model(f"no-such-{name}")
+
+
+def test_given_a_kv_cache_of_half_the_bytes_then_twice_as_many_tokens_fit_and_are_read_in_the_same_time():
+    usual = Inputs.load(None, {}).scenario().step_cost()
+    half = Inputs.load(None, {"kv_cache_dtype": "fp8"}).scenario().step_cost()
+    assert half.kv_room_tok == pytest.approx(2 * usual.kv_room_tok, abs=2)
+    assert half.per_kv_token_s == pytest.approx(usual.per_kv_token_s / 2)
+    with pytest.raises(ConfigError, match="kv_cache_dtype=int3: must be one of auto, fp8"):
+        Inputs.load(None, {"kv_cache_dtype": "int3"}).scenario()

@@ -5,14 +5,24 @@ import sys
 
 import pytest
 
-from recipe.async_dapo.core import leases, over_sampling, pool, round, staleness, stop_rules
+from recipe.async_dapo.core import (
+    concurrency,
+    leases,
+    over_sampling,
+    placement,
+    pool,
+    round,
+    round_size,
+    staleness,
+    stop_rules,
+)
 from recipe.async_dapo.core.trajectory import Verdict
 from recipe.async_dapo.plan import group_simulation
 from recipe.async_dapo.plan.systems import recipe
 
 from ..support.plan_settings import simulate, small_scenario
 
-POOL = {"rollout_strategy": "partial", "rollout_pool_size": 24, "max_partial_share": 0.5}
+POOL = {"rollout_strategy": "partial", "max_partial_share": 0.5}
 SEAMS = [
     (round.Round, "take"),
     (round.Round, "end_trajectory"),
@@ -20,6 +30,8 @@ SEAMS = [
     (round.Round, "close"),
     (leases.LeaseTable, "request"),
     (leases.LeaseTable, "release"),
+    (concurrency.ConcurrencyController, "end_round"),
+    (round_size.RoundSize, "decide"),
     (pool.PromptPool, "dispatch"),
     (pool.PromptPool, "settle"),
     (pool.PromptPool, "check_ledger"),
@@ -62,7 +74,7 @@ def test_given_a_stop_rule_that_waits_for_twice_as_many_groups_then_rollouts_are
 
 def test_given_leases_that_ignore_the_load_then_servers_are_less_evenly_busy(monkeypatch):
     before = simulate(small_scenario(num_servers=4), recipe("default"), steps=2)[1]
-    monkeypatch.setattr(leases.LeaseTable, "_choose", lambda self, sticky_key: next(iter(self._servers)))
+    monkeypatch.setattr(placement.Placement, "choose", lambda self, last_id, prefix_tok: next(iter(self.servers)))
     after = simulate(small_scenario(num_servers=4), recipe("default"), steps=2)[1]
     assert after.server_idle_ratio > before.server_idle_ratio + 0.3
 

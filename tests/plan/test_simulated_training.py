@@ -37,7 +37,7 @@ OPTIONS = st.fixed_dictionaries(
         "rollout_pool_size": st.sampled_from([None, 5, 24, 100]),
         "max_concurrent_prompts": st.integers(1, 4),
         "max_loads_per_server": st.sampled_from([1, 8, 64]),
-        "over_sampling_batch_size": st.sampled_from([None, 3, 12, 40]),
+        "over_sampling_batch_size": st.sampled_from(["auto", 3, 12, 40]),
         "max_staleness": st.sampled_from([None, 0, 1, 4]),
         "max_partial_share": st.sampled_from([None, 0.2]),
     }

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError, RolloutStrategy
+from recipe.async_dapo.config import Auto, ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.plan.simulated_training import TrainingRun
 from recipe.async_dapo.plan.systems import (
@@ -25,9 +25,9 @@ def seconds_of_rollout(measure) -> float:
 
 
 def test_given_no_overrides_then_options_are_the_yamls_own():
-    options = recipe("default").options(train_batch_size=8, rollout_n=4)
+    options = recipe("default").options(train_batch_size=8, rollout_n=4, prompt_len_tok=10, max_response_length=100)
     assert options.rollout_strategy is RolloutStrategy.PARTIAL and options.stop_rule is StopRuleName.FIRST_COMPLETED
-    assert (options.max_concurrent_prompts, options.over_sampling_batch_size) == (16, 16)
+    assert options.rollout_pool_size is options.over_sampling_batch_size is Auto.AUTO
 
 
 def test_given_an_option_that_the_recipe_refuses_then_the_plan_refuses_it_too():

@@ -7,6 +7,7 @@ import pytest
 
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.core.failures import EndedGroups
+from recipe.async_dapo.core.over_sampling import AtHand
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.coordinator import RoundEvent
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
@@ -26,6 +27,13 @@ class InsatiableManager:
     def add_groups(self, groups: Sequence[PromptGroup]) -> None: ...
 
     def abandon(self, attachments: Sequence[object]) -> None: ...
+
+    places = 64
+
+    def open_engines(self, concurrency_state: object = None) -> None: ...
+
+    def at_hand(self) -> AtHand:
+        return AtHand(certain=0, open=0)
 
     def count_ended(self) -> EndedGroups:
         return self.ended

@@ -33,6 +33,11 @@ BAD_OPTIONS = [
     ("async_dapo.max_concurrent_prompts=0", "async_dapo.max_concurrent_prompts=0: must be >= 1"),
     ("async_dapo.max_loads_per_server=-1", "async_dapo.max_loads_per_server=-1: must be >= 1"),
     ("async_dapo.over_sampling_batch_size=0", "async_dapo.over_sampling_batch_size=0: must be >= 1"),
+    (
+        "async_dapo.over_sampling_batch_size=null",
+        "async_dapo.over_sampling_batch_size=None: must be a whole number, or auto",
+    ),
+    ("async_dapo.rollout_pool_size=much", "async_dapo.rollout_pool_size=much: must be a whole number, or auto"),
     ("async_dapo.max_concurrent_prompts=many", "async_dapo.max_concurrent_prompts=many: must be a whole number"),
     ("async_dapo.max_concurrent_prompts=null", "async_dapo.max_concurrent_prompts=None: must be a whole number"),
     ("async_dapo.stop_rule=soon", "async_dapo.stop_rule=soon: must be one of first_completed, fifo, drain"),
@@ -63,7 +68,7 @@ BAD_OPTIONS = [
     ("trainer.critic_warmup=5", "trainer.critic_warmup=5: there is no critic"),
     ("trainer.resume_mode=resume_path", "trainer.resume_from_path=None: set it to a checkpoint folder"),
     (
-        "async_dapo.max_concurrent_prompts=50000",
+        "async_dapo.max_concurrent_prompts=50000 async_dapo.rollout_pool_size=null",
         "async_dapo.max_concurrent_prompts=50000: 8 workers could wait with 1600000 requests at once",
     ),
     ("reward.num_workers=0", "reward.num_workers=0: must be >= 1"),
@@ -153,7 +158,7 @@ def test_the_default_stop_rule_is_unbiased(run, overrides, stop_rule):
 
 @pytest.mark.parametrize(("override", "message"), BAD_OPTIONS, ids=[override for override, _ in BAD_OPTIONS])
 def test_a_bad_option_is_refused_with_key_value_and_remedy(run, override, message):
-    assert message in refusal(run, override)
+    assert message in refusal(run, *override.split())
 
 
 def another_value(accepted):

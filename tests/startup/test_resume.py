@@ -30,7 +30,7 @@ def checkpoint(run) -> list[bytes]:
 def test_given_a_checkpoint_when_loaded_then_the_run_goes_on_where_it_was(run, checkpoint):
     resumed = buffer(run)
     resumed.restore(from_frames(checkpoint))
-    assert resumed.pool.num_held == 1
+    assert resumed.pool.at_hand.expected_valid(1.0) == 1
     assert resumed._over_sampling.groups_to_hold == 8 + 24 // 2
     assert resumed._lengths.trained.mean_tok == resumed._lengths.dispatched.mean_tok == 4
 

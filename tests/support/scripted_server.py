@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from recipe.async_dapo.core.concurrency import EngineLoad
+
 from .simulation import REMOTE
 
 
@@ -72,6 +74,8 @@ class ScriptedServer:
         self.aborted_before: set[str] = set()  # before they arrived
         self.generated: dict[str, list[int]] = {}  # request -> tokens, of every request that has ended
         self.max_running = 0
+        self.generated_tok = 0  # since generation was allowed
+        self.kv_room_tok, self.max_num_seqs = 4096, 256
         self._decodes = asyncio.Event()
         self._decodes.set()
         self._paused = asyncio.Event()
@@ -106,7 +110,7 @@ class ScriptedServer:
         self.ended.pop(request_id, None)
         return self._output(request, "aborted" if request.finish_reason == "abort" else "completed")
 
-    async def stop_generation(self, mode: str = "abort") -> int:
+    async def stop_generation(self, mode: str = "abort") -> EngineLoad:
         self.is_stopped = True
         stopped = list(self.running)
         if mode == "keep":
@@ -115,12 +119,26 @@ class ScriptedServer:
         else:
             await self.abort_requests(stopped)
             await self._idle.wait()
-        return len(stopped)
+        return self.load
 
-    async def allow_generation(self) -> None:
+    async def allow_generation(self) -> EngineLoad:
         self.is_stopped = False
         self._paused.clear()
         self._decodes.set()
+        self.generated_tok = 0
+        return self.load
+
+    @property
+    def load(self) -> EngineLoad:
+        """Of an engine without KV cache to speak of, which is always as fast."""
+        return EngineLoad(
+            kv_room_tok=self.kv_room_tok,
+            max_num_seqs=self.max_num_seqs,
+            generated_tok=self.generated_tok,
+            kv_tok_s=float(self.generated_tok),
+            busy_s=self.generated_tok * self._token_s,
+            request_s=self.generated_tok * self._token_s,
+        )
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         for request_id in request_ids:
@@ -165,6 +183,7 @@ class ScriptedServer:
             request.stamps.append(self.global_steps)
             if len(request.token_ids) - request.delivered_tok == self._delivery_tok:
                 request.has_piece.set()
+            self.generated_tok += 1
         self.generated[request_id] = request.token_ids
         del self.running[request_id]
         if not request.is_forgotten:
@@ -186,6 +205,7 @@ class ScriptedServer:
                 "global_steps": self.global_steps,
                 "segments": [(version, len(list(same))) for version, same in groupby(stamps)],
                 "finish_reason": request.finish_reason,
+                "load": self.load,
             },
         )
 

@@ -16,7 +16,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig, FilterConfig, RolloutStrategy
+from recipe.async_dapo.config import AsyncDAPOConfig, Auto, FilterConfig, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines import load_balancer as load_balancer_module
@@ -55,6 +55,8 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "max_staleness": None,
         "max_partial_share": None,
         "rollout_pool_size": None,
+        "max_prompt_length": 2,
+        "max_response_length": MAX_LENGTH_TOK,
         "max_tokens_per_round": None,
         "importance_sampling": None,
         "reward": reward_options(),
@@ -97,8 +99,11 @@ class Cluster:
         ]
         self.server_handles = [FakeHandle(server, latency_s=latency_s) for server in self.servers]
         router = {
-            "max_loads_per_server": opts.max_loads_per_server,
-            "pool_size": opts.rollout_pool_size,
+            "max_loads_per_server": opts.max_loads_per_server or 999,
+            "pool_size": opts.fixed_pool_size,
+            "sizes_itself": opts.rollout_pool_size is Auto.AUTO,
+            "first_context_tok": opts.first_context_tok,
+            "limit_tok": opts.max_response_length,
             "pause_mode": "keep" if opts.keeps_kv else "abort",
             "engine_timeout_s": opts.engine_timeout_s,
         }
@@ -171,7 +176,8 @@ class Cluster:
         self.buffer.pool.check_ledger()
         assert self._own_tasks() == set(), "a task of the round is left"
         for worker in self.workers:
-            assert not worker.active and worker.max_active_groups <= self.options.lanes_per_worker
+            assert not worker.active
+            assert self.options.lanes_per_worker is None or worker.max_active_groups <= self.options.lanes_per_worker
 
     def check_trajectory(self, fields: dict[str, Any], tag: dict[str, Any]) -> None:
         """The response is whole, however often it was interrupted, and every token has its log-prob and version."""
@@ -191,7 +197,8 @@ class Cluster:
         alive = [handle.target for handle in self.server_handles if not handle.is_dead]
         held = {request_id for server in alive for request_id in (*server.running, *server.ended)}
         assert held == kept and (self.options.keeps_kv or not kept)
-        assert all(server.max_running <= self.options.max_loads_per_server for server in self.servers)
+        most = self.options.max_loads_per_server or 999
+        assert all(server.max_running <= most for server in self.servers)
 
     # ---- how it is put together ----
 
@@ -225,7 +232,7 @@ class Cluster:
         manager.agent_loop_workers = self.worker_handles
         manager._options = self.options
         manager._balancer, manager._coordinator = self.balancer_handle, self.coordinator_handle
-        manager._round_id, manager._worker_refs, manager._frozen = "", [], {}
+        manager._round_id, manager._worker_refs, manager._frozen, manager._places = "", [], {}, None
         for index, worker in enumerate(self.worker_handles):
             self._get(worker.attach.remote(self.coordinator_handle, index))
         return manager

@@ -1,40 +1,102 @@
-"""How many groups to hold at the start of a round: APRIL's semantics, throttled when too much is off-policy."""
+"""How many prompt groups to hold: as named (APRIL's semantics), or predicted from what the step still needs.
+
+    groups that count = valid ones carried over + groups that are certain + share that is valid * all others
+
+A round starts with enough for `factor` times B such groups, and draws again when fewer than B are left. Where
+unfinished groups keep their tokens, the factor is 2: engines stay busy until the stop, and what was begun too early is
+not lost. Where they do not, every token of such a group is: it is just above 1. With a cap on the share of older
+versions in a batch, what is held beyond B is adapted to it (additive increase, halving): starting fewer groups
+interrupts less.
+"""
 
 from dataclasses import dataclass
+from math import ceil
+
+KEEPS_FACTOR, LOSES_FACTOR = 2.0, 1.2
+REMEMBERED = 0.5  # of the groups judged before, as the next step counts them
+LEAST_VALID_SHARE = 0.1  # assumed; else one unlucky step would draw the whole data set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtHand:
+    """Groups that can still be trained on in a step [groups]."""
+
+    certain: int  # valid, or sure to become so
+    open: int  # waiting or running, and not certain
+
+    def expected_valid(self, valid_share: float) -> float:
+        """Groups that will turn out valid, if this share of the open ones does."""
+        return self.certain + valid_share * self.open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverSamplingState:
+    """What a checkpoint keeps."""
+
+    surplus: int
+    valid: float = 0.0
+    judged: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class OverSampling:
-    """The over-sampling target, adapted between B and its configured value (additive increase, halving).
-
-    The tokens of older versions in a batch come from what the stop interrupted; starting fewer groups interrupts less.
-
-    Args:
-        target_valid_groups: B [groups].
-        batch_size: groups to hold at the start of a round, and, without a cap, to draw at a time. Larger than B:
-            over-sampling. Smaller: rounds are filled at that granularity until B can be reached.
-        max_partial_share: share of a batch's tokens that may come from older versions [0-1]; None = no cap.
+    """Args:
+    target_valid_groups: B [groups].
+    batch_size: groups to hold at the start of a round, and, without a cap, to draw at a time. Larger than B:
+        over-sampling. Smaller: rounds are filled at that granularity until B can be reached. None = predicted.
+    keeps_tokens: whether interrupted groups keep what they have generated.
+    max_partial_share: share of a batch's tokens that may come from older versions [0-1]; None = no cap.
     """
 
     target_valid_groups: int
-    batch_size: int
+    batch_size: int | None
+    keeps_tokens: bool = True
     max_partial_share: float | None = None
-    _surplus: int = 0  # groups beyond B
+    _surplus: int = 0  # groups beyond B, valid ones where they are predicted
+    _valid: float = 0.0  # groups judged valid, of recent steps
+    _judged: float = 0.0
 
     def __post_init__(self) -> None:
         self._surplus = self._max_surplus
 
     @property
-    def groups_to_hold(self) -> int:
-        return self.target_valid_groups + self._surplus
+    def valid_share(self) -> float:
+        """Share of the groups that will turn out valid, as far as is known [0-1]; 1 where it is not predicted."""
+        if self.batch_size is not None or not self._judged:
+            return 1.0
+        return max(LEAST_VALID_SHARE, self._valid / self._judged)
 
     @property
-    def groups_to_draw(self) -> int:
-        """Groups to draw when those at hand cannot reach B any more; with a cap, as many as are held again then."""
+    def groups_to_hold(self) -> int:
+        """At the start of a round, if none is certain."""
+        return self.missing(AtHand(certain=0, open=0))
+
+    @property
+    def batch_unit(self) -> int:
+        """Groups that count as one batch of prompts."""
+        return 2 * self.target_valid_groups if self.batch_size is None else self.batch_size
+
+    def missing(self, at_hand: AtHand) -> int:
+        """Groups to draw before a round opens."""
+        needed = self.target_valid_groups + self._surplus - at_hand.certain
+        return max(0, ceil(needed / self.valid_share) - at_hand.open)
+
+    def groups_to_draw(self, at_hand: AtHand) -> int:
+        """Groups to draw when those at hand are not expected to reach B any more; with a cap, as many as are held again
+        then."""
+        if self.batch_size is None:
+            return max(1, self.missing(at_hand))
         return self.batch_size if self.max_partial_share is None else self._surplus + 1
 
-    def observe(self, partial_share: float) -> None:
-        """Adapt to the share of older versions in the batch that was just trained."""
+    def observe(self, partial_share: float, *, valid: int = 0, judged: int = 0) -> None:
+        """Learn from a step.
+
+        Args:
+            partial_share: of older versions in the batch that was just trained [0-1].
+            valid, judged: groups that ended in the round [count].
+        """
+        self._valid = REMEMBERED * self._valid + valid
+        self._judged = REMEMBERED * self._judged + judged
         if self.max_partial_share is None:
             return
         if partial_share > self.max_partial_share:
@@ -42,17 +104,18 @@ class OverSampling:
         else:
             self._surplus = min(self._max_surplus, self._surplus + max(1, self._max_surplus // 8))
 
-    @property
-    def surplus(self) -> int:
-        """Groups beyond B, as adapted [groups]."""
-        return self._surplus
+    def state(self) -> OverSamplingState:
+        return OverSamplingState(surplus=self._surplus, valid=self._valid, judged=self._judged)
 
-    def restore(self, surplus: int) -> None:
+    def restore(self, state: OverSamplingState) -> None:
         """Go on with what was adapted, as far as the options of this run allow."""
+        self._valid, self._judged = state.valid, state.judged
         if self.max_partial_share is not None:
-            self._surplus = min(self._max_surplus, surplus)
+            self._surplus = min(self._max_surplus, state.surplus)
 
     @property
     def _max_surplus(self) -> int:
+        if self.batch_size is None:
+            return ceil(((KEEPS_FACTOR if self.keeps_tokens else LOSES_FACTOR) - 1) * self.target_valid_groups)
         chunks = -(-self.target_valid_groups // self.batch_size)
         return chunks * self.batch_size - self.target_valid_groups

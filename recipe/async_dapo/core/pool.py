@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from .ledger import Ledger
-from .over_sampling import OverSampling
+from .over_sampling import AtHand, OverSampling
 from .pool_records import CarriedGroup, Dispatch, PoolState, Settlement
 from .round import RoundSummary
 from .staleness import StalenessLimit
@@ -79,13 +79,15 @@ class PromptPool:
         return tuple(self._buffered)
 
     @property
-    def num_held(self) -> int:
-        """Groups that can still be trained on [groups]."""
-        return len(self._waiting) + len(self._buffered) + len(self._carried) + len(self._in_round)
+    def at_hand(self) -> AtHand:
+        """Groups that can still be trained on."""
+        unfinished = [*self._waiting, *self._buffered, *self._in_round.values()]
+        certain = sum(group.is_certain for group in unfinished)
+        return AtHand(certain=len(self._carried) + certain, open=len(unfinished) - certain)
 
     def missing_for_round(self) -> int:
         """Prompts to draw before a round opens [groups]."""
-        return max(0, self._over_sampling.groups_to_hold - self.num_held)
+        return self._over_sampling.missing(self.at_hand)
 
     def add_drawn(self, groups: Sequence[PromptGroup]) -> None:
         self.ledger.drawn += len(groups)

@@ -11,11 +11,12 @@ The coordinator actor holds the current round and turns what changed into events
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from .failures import EndedGroups
+from .over_sampling import AtHand
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
 from .trajectory import GroupOutcome, Verdict
 from .worker_queues import WorkerQueues
@@ -39,6 +40,7 @@ class RoundSpec:
     must_finish: frozenset[str] = frozenset()  # too stale in the next step: the round does not halt before they ended
     # N' of CoPRIS: a group starts while fewer trajectories are unfinished; None = only the lanes bound what runs
     pool_size: int | None = None
+    valid_share: float = 1.0  # of the groups whose verdict is open, that counts when prompts are asked for [0-1]
 
     def make_rule(self) -> StopRule | None:
         if self.stop_rule is None:
@@ -73,6 +75,7 @@ class Round:
         self._valid = spec.carried_valid_groups
         self._queues = WorkerQueues(spec.num_workers)
         self._must_finish = set(spec.must_finish)
+        self._certain: set[str] = set()  # waiting and running groups that are sure to be valid
         self._sizes: dict[str, int] = {}  # trajectories to generate, of waiting groups
         self._running: dict[str, int] = {}  # trajectories that are still to end, of running groups
         self._inflight_trajectories = 0
@@ -106,14 +109,17 @@ class Round:
         return len(self._running)
 
     @property
-    def outstanding(self) -> int:
-        """Groups that are valid or can still become so [groups]."""
-        return self._valid + self.num_waiting + self.num_running
+    def at_hand(self) -> AtHand:
+        """Groups that are valid or can still become so."""
+        still_open = self.num_waiting + self.num_running - len(self._certain)
+        return AtHand(certain=self._valid + len(self._certain), open=still_open)
 
     @property
     def wants_prompts(self) -> bool:
-        """Whether the target can no longer be reached with the groups at hand."""
-        return self._rule is not None and not self.is_halted and self.outstanding < self._spec.target_valid_groups
+        """Whether the target cannot be reached, or is not expected to be, with the groups at hand."""
+        if self._rule is None or self.is_halted:
+            return False
+        return self.at_hand.expected_valid(self._spec.valid_share) < self._spec.target_valid_groups
 
     @property
     def may_start(self) -> bool:
@@ -127,9 +133,15 @@ class Round:
         """Trajectories that have been generated to their end in this round, over all workers [count]."""
         return self._ended_trajectories
 
-    def add_groups(self, sizes: Mapping[str, int]) -> None:
-        """Add waiting groups, in order of start: uid -> trajectories that are still to be generated [count]."""
+    def add_groups(self, sizes: Mapping[str, int], certain: Collection[str] = ()) -> None:
+        """Add waiting groups, in order of start.
+
+        Args:
+            sizes: uid -> trajectories that are still to be generated [count].
+            certain: of these, groups that are known to be valid by what they generated in earlier rounds.
+        """
         self._sizes.update(sizes)
+        self._certain.update(certain)
         self._queues.extend(list(sizes))
         self._update()
 
@@ -153,6 +165,11 @@ class Round:
             self._inflight_trajectories -= 1
             self._ended_trajectories += 1
 
+    def mark_certain(self, uid: str) -> None:
+        """Two trajectories of a running group differ: it will be valid."""
+        if uid in self._running:
+            self._certain.add(uid)
+
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
         these are still on their way. A second report of a group is ignored."""
@@ -163,6 +180,7 @@ class Round:
         if outcome.verdict in (Verdict.VALID, Verdict.FILTERED):
             self._ended_trajectories += unreported
         self._must_finish.discard(outcome.prompt_uid)
+        self._certain.discard(outcome.prompt_uid)
         self._reported.add(outcome.prompt_uid)
         self._outcomes.append(outcome)
         self._valid += outcome.verdict is Verdict.VALID

@@ -13,6 +13,17 @@ class StalenessLimit:
 
     max_staleness: int | None
 
+    def rounds_in_flight(self, mean_len_tok: float, longest_tok: int) -> float | None:
+        """How many rounds a mean trajectory may take, so that the longest one that starts now can still be trained on;
+        at least the round it starts in. None = no limit.
+
+        Args:
+            longest_tok: the response limit [tokens].
+        """
+        if self.max_staleness is None:
+            return None
+        return max(1.0, self.max_staleness * mean_len_tok / longest_tok)
+
     def oldest_trainable(self, step: int) -> int:
         """The oldest policy version whose tokens may be trained on in this step."""
         return 0 if self.max_staleness is None else step - 1 - self.max_staleness

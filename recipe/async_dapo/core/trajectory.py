@@ -113,6 +113,7 @@ class PromptGroup:
     prompt: dict[str, Any]
     drawn_at_step: int
     trajectories: list[Trajectory]
+    is_certain: bool = False  # two of its finished trajectories differ: it will be valid
 
     @property
     def age(self) -> int:
@@ -147,6 +148,7 @@ class PromptGroup:
 
     def restart(self) -> int:
         """Throw away all the group has generated. Returns the number of tokens lost."""
+        self.is_certain = False
         return sum(trajectory.restart() for trajectory in self.trajectories)
 
 

@@ -12,10 +12,8 @@ RESPONSES_PER_PROMPT = 8
 # Nearly solves the task in 60 steps; five times as much does in 20 and leaves DAPO without valid groups.
 LEARNING_RATE = 2e-4
 
-OVER_SAMPLING = 4
-CONCURRENT_PROMPTS = 12
 _MICRO_BATCH = RESPONSES_PER_PROMPT  # those of one prompt are about equally long: little padding
-REQUESTS_IN_FLIGHT = CONCURRENT_PROMPTS * RESPONSES_PER_PROMPT
+REQUESTS_IN_FLIGHT = 96
 # The engine's process computes itself: a worker process of its own would have both wait for each other in busy loops.
 # By its full name, because vLLM's CPU platform replaces "uni".
 _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -40,14 +38,11 @@ def verl_overrides(run: RunSettings) -> Iterator[str]:
     yield from _trainer(run)
 
 
-def recipe_overrides(*, strategy: str, stop_rule: str | None, engines: int = 1) -> Iterator[str]:
-    """This recipe's own options. About half of the groups are filtered, so four times B leaves some to interrupt."""
+def recipe_overrides(*, strategy: str, stop_rule: str | None) -> Iterator[str]:
+    """This recipe's own options: the defaults, but for the strategy and a time limit."""
     yield "trainer.v1.trainer_mode=async_dapo"
     yield f"async_dapo.rollout_strategy={strategy}"
     yield f"async_dapo.stop_rule={stop_rule or 'null'}"
-    yield f"async_dapo.over_sampling_batch_size={OVER_SAMPLING * PROMPTS_PER_STEP}"
-    yield f"async_dapo.max_concurrent_prompts={CONCURRENT_PROMPTS}"
-    yield f"async_dapo.max_loads_per_server={REQUESTS_IN_FLIGHT // engines}"
     yield "async_dapo.round_timeout_s=300"
 
 

@@ -11,6 +11,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.workers.rollout.replica import TokenOutput
 
 from ..aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
+from ..core.balance import Returned
 from ..core.recording import append_tokens
 from ..core.trajectory import Attachment, Turn
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, extra_of
@@ -40,7 +41,7 @@ class EngineRequests:
     def __init__(self, balancer: ActorHandle, *, cleanup_timeout_s: float) -> None:
         self._balancer = balancer
         self._cleanup_timeout_s = cleanup_timeout_s
-        self._releases = TurnBatch[str](balancer.release.remote)
+        self._releases = TurnBatch[Returned](balancer.give_back.remote)
         self._servers: dict[str, ActorHandle] = {}
 
     async def advance(
@@ -65,8 +66,9 @@ class EngineRequests:
         attachment, turn.attachment = turn.attachment, None
         lease_id = uuid4().hex if attachment is None else attachment.lease_id
         server_id, is_kept = "", False
+        output: TokenOutput | None = None
         try:
-            leased_id = await self._lease(request_id, lease_id, attachment)
+            leased_id = await self._lease(turn, request_id, lease_id, attachment)
             if leased_id is None and attachment is None:
                 raise TrajectoryInterrupted("stopped before the request was sent")
             server = None if leased_id is None else await self._server(leased_id)
@@ -93,7 +95,7 @@ class EngineRequests:
             raise
         finally:
             if not is_kept:
-                self._releases.add(lease_id)
+                self._releases.add(_returned(turn, lease_id, server_id, output))
         if is_kept:
             turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
         if output.stop_reason in (ABORTED, PAUSED):
@@ -116,11 +118,11 @@ class EngineRequests:
             self._servers.pop(request.server_id, None)
             await self._balancer.remove_servers.remote([request.server_id])  # else the next lease may be on it again
 
-    async def _lease(self, request_id: str, lease_id: str, attachment: Attachment | None) -> str | None:
+    async def _lease(self, turn: Turn, request_id: str, lease_id: str, attachment: Attachment | None) -> str | None:
         if attachment is not None:
             return await self._balancer.server_of.remote(lease_id)
         try:
-            return await self._balancer.lease.remote(request_id, lease_id)
+            return await self._balancer.lease.remote(request_id, lease_id, turn.prompt_len_tok, turn.generated_tok)
         except RayTaskError as error:
             raise EnginesUnavailable(str(error.cause)) from error
 
@@ -155,3 +157,17 @@ async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: 
         if output.stop_reason != MORE:
             return output
         ref = server.reattach.remote(lease_id)
+
+
+def _returned(turn: Turn, lease_id: str, server_id: str, output: TokenOutput | None) -> Returned:
+    """A lease to be given back, with what the server's answer, if there is one, tells the load balancer."""
+    if output is None:
+        return Returned(lease_id=lease_id, server_id=server_id)
+    extra = extra_of(output)
+    has_ended = extra["finish_reason"] in ("stop", "length")
+    return Returned(
+        lease_id=lease_id,
+        server_id=server_id,
+        response_tok=turn.generated_tok if has_ended else None,
+        load=extra["load"],
+    )

@@ -4,6 +4,8 @@ from typing import TypedDict, cast
 
 from verl.workers.rollout.replica import TokenOutput
 
+from ..core.concurrency import EngineLoad
+
 # Stop reasons, beside those of verl's servers.
 ABORTED = "aborted"  # ended before its time; also verl's word
 PAUSED = "paused"  # still in the engine, with its KV cache
@@ -17,6 +19,7 @@ class OutputExtra(TypedDict):
     global_steps: int | None  # policy version of the engine when it answered; verl's name
     segments: list[tuple[int, int]]  # (policy version, tokens), in order; they add up to the output's tokens
     finish_reason: str | None  # the engine's own; None while the request is in the engine
+    load: EngineLoad | None  # what the server says of its engine; None if it has none
 
 
 def make_output(

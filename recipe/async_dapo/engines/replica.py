@@ -9,6 +9,7 @@ from ray.actor import ActorHandle
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
+from ..actor_limits import server_calls
 from .processes import EngineProcesses
 from .server import WATCH, AsyncDAPOServer
 
@@ -28,6 +29,11 @@ class AsyncDAPOReplica(vLLMReplica):
 
     def __str__(self) -> str:
         return f"engine {self.replica_rank} ({'; '.join(map(str, self.processes)) or 'not started'})"
+
+    @property
+    def max_concurrency(self) -> int:
+        """verl's counts one data-parallel rank's sequences."""
+        return server_calls(self.config.max_num_seqs * self.config.data_parallel_size)
 
     async def launch_servers(self) -> None:
         await super().launch_servers()

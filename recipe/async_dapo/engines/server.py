@@ -14,10 +14,12 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..config import CUSTOM_OPTIONS
+from ..core.concurrency import EngineLoad
 from ..logs import show_logs
 from ..verl_version import check_versions
 from ..weights.receiver import WeightReceiver
 from ..weights.sockets import FOLDER_VARIABLE, sockets_folder
+from .load_meter import LoadMeter, Meter
 from .processes import EngineProcesses
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, make_output
 from .stamping_engine import RequestTable, RunningRequest, StampingEngine
@@ -47,6 +49,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._delivers.set()
         self._requests = RequestTable()
         self.engine: Any = None
+        self._meter: Meter | None = None
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         os.environ[FOLDER_VARIABLE] = str(sockets_folder())
@@ -57,6 +60,7 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
+        self._meter = LoadMeter.attach(self.engine)
         self.stamp(self.engine)
         for process in multiprocessing.active_children():
             asyncio.get_running_loop().add_reader(process.sentinel, self._end_with, process)
@@ -74,6 +78,11 @@ class AsyncDAPOServer(vLLMHttpServer):
     async def processes(self) -> EngineProcesses:
         return EngineProcesses.of_this_server(ray.util.get_node_ip_address())
 
+    @property
+    def load(self) -> EngineLoad | None:
+        """What the engine has reported since generation was allowed; None before there is an engine."""
+        return None if self._meter is None else self._meter.load()
+
     def stamp(self, engine: Any) -> None:
         """Generate through a vLLM engine, and keep a record of what it generates."""
         self.engine = StampingEngine(engine, self._requests, lambda: self.global_steps)
@@ -82,7 +91,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> TokenOutput:
         if self._is_stopped or self._requests.was_aborted_before(request_id):
-            return _empty(ABORTED, self.global_steps)
+            return self._empty(ABORTED)
         task = asyncio.ensure_future(super().generate(prompt_ids, sampling_params, request_id, **kwargs))
         self._requests.add(RunningRequest(request_id, task, self.config.custom[CUSTOM_OPTIONS]["delivery_tok"]))
         return await self.reattach(request_id)
@@ -91,7 +100,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         """Wait for a request that is in the engine: for its end, its next piece, or the next pause."""
         request = self._requests.get(request_id)
         if request is None:
-            return _empty(UNKNOWN, self.global_steps)
+            return self._empty(UNKNOWN)
         paused = asyncio.ensure_future(self._is_paused.wait())
         piece = asyncio.ensure_future(request.has_piece.wait())
         try:
@@ -100,7 +109,7 @@ class AsyncDAPOServer(vLLMHttpServer):
             paused.cancel()
             piece.cancel()
         if not request.finished.done():
-            return request.deliver(PAUSED if self._is_paused.is_set() else MORE, self.global_steps)
+            return request.deliver(PAUSED if self._is_paused.is_set() else MORE, self.global_steps, self.load)
         await self._delivers.wait()
         self._requests.remove(request_id)
         try:
@@ -108,23 +117,22 @@ class AsyncDAPOServer(vLLMHttpServer):
         except EngineDeadError:
             logger.critical("the engine died, and this server with it: clients try another one")
             exit_actor()
-        return request.deliver(stop_reason, self.global_steps)
+        return request.deliver(stop_reason, self.global_steps, self.load)
 
-    async def stop_generation(self, mode: str = "abort") -> int:
-        """Interrupt every request and refuse further ones. Returns their number, when the engine is idle.
+    async def stop_generation(self, mode: str = "abort") -> EngineLoad | None:
+        """Interrupt every request and refuse further ones. Returns, when the engine is idle, what it has reported.
 
         Args:
             mode: `abort` ends the requests; `keep` freezes them with their KV cache until `allow_generation`.
         """
         assert mode in PAUSE_MODES, f"mode={mode}: must be one of {PAUSE_MODES}"
         self._is_stopped = True
-        stopped = len(self._requests.running())
         if mode == "keep":
             await self.engine.pause_generation(mode="keep", clear_cache=False)
             self._is_paused.set()
-        elif stopped:
+        elif self._requests.running():
             await self._abort_all()
-        return stopped
+        return self.load
 
     async def _abort_all(self) -> None:
         running = self._requests.running()
@@ -136,12 +144,16 @@ class AsyncDAPOServer(vLLMHttpServer):
         finally:  # the answer that the engine is idle goes out first: it would queue behind what was interrupted
             asyncio.get_running_loop().call_soon(self._delivers.set)
 
-    async def allow_generation(self) -> None:
+    async def allow_generation(self) -> EngineLoad | None:
+        """Open the gate. Returns what is known of the engine, which counts from now on."""
+        if self._meter is not None:
+            self._meter.reset()
         if self._is_paused.is_set():
             self._is_paused.clear()
             await self.engine.resume_generation()
         self._requests.is_aborting = False
         self._is_stopped = False
+        return self.load
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         """Interrupt some requests, also those that arrive later than this call.
@@ -155,7 +167,6 @@ class AsyncDAPOServer(vLLMHttpServer):
             for request_id in known:
                 self._requests.remove(request_id)
 
-
-def _empty(stop_reason: str, version: int | None) -> TokenOutput:
-    extra = OutputExtra(global_steps=version, segments=[], finish_reason=None)
-    return make_output([], [], stop_reason=stop_reason, extra=extra)
+    def _empty(self, stop_reason: str) -> TokenOutput:
+        extra = OutputExtra(global_steps=self.global_steps, segments=[], finish_reason=None, load=self.load)
+        return make_output([], [], stop_reason=stop_reason, extra=extra)

@@ -9,6 +9,7 @@ from verl.workers.rollout.replica import TokenOutput
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from ..core.concurrency import EngineLoad
 from ..core.recent import RecentDict
 from .protocol import OutputExtra, make_output
 
@@ -43,9 +44,9 @@ class RunningRequest:
         if len(self.token_ids) >= self.piece_tok:
             self.has_piece.set()
 
-    def deliver(self, stop_reason: str | None, version: int | None) -> TokenOutput:
+    def deliver(self, stop_reason: str | None, version: int | None, load: EngineLoad | None) -> TokenOutput:
         """Everything since the last delivery."""
-        extra = OutputExtra(global_steps=version, segments=self.segments, finish_reason=self.finish_reason)
+        extra = OutputExtra(global_steps=version, segments=self.segments, finish_reason=self.finish_reason, load=load)
         output = make_output(self.token_ids, self.log_probs, stop_reason=stop_reason, extra=extra)
         self.token_ids, self.log_probs, self.segments = [], [], []
         self.has_piece.clear()

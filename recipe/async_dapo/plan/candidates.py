@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from ..config import RolloutStrategy
+from ..config import ImportanceSampling, RolloutStrategy
 from ..core.stop_rules import StopRuleName
 from .scenario import Scenario
 from .systems import System, april, async_dapo_2025, copris, dynamic_sampling, recipe, verl_colocate_async, verl_sync
 
+BYPASSES = (RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV)
 VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
 
 
@@ -20,8 +21,9 @@ class Candidate:
     system: System
     strategy: str
     stop_rule: str
-    concurrency: int | None  # trajectories in flight; None = the yaml's own lanes
+    concurrency: int | None  # trajectories in flight; None = as the system decides
     is_baseline: bool = False
+    changes_loss: bool = False  # not what is recommended for being faster
 
 
 def baselines(scenario: Scenario) -> list[Candidate]:
@@ -45,7 +47,7 @@ def baselines(scenario: Scenario) -> list[Candidate]:
 def recipe_candidates(
     scenario: Scenario, *, strategies: list[RolloutStrategy], stop_rules: list[StopRuleName], concurrency: list[int]
 ) -> list[Candidate]:
-    """This recipe: strategies x stop rules, with the yaml's own lanes and with every pool size."""
+    """This recipe: strategies x stop rules, with the pool that sizes itself and with every pool size."""
     rows = []
     for strategy in strategies:
         for rule in stop_rules:
@@ -57,9 +59,22 @@ def recipe_candidates(
                 options: dict[str, Any] = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
                 if pool_size is not None:
                     options |= pool_options(scenario, pool_size)
-                system = recipe(f"{strategy} {rule} {pool_size or 'lanes'}", **options)
+                system = recipe(f"{strategy} {rule} {pool_size or 'auto'}", **options)
                 rows.append(Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=pool_size))
+            if strategy in BYPASSES and rule is StopRuleName.FIRST_COMPLETED:
+                rows.append(_bypass(strategy, rule))
     return rows
+
+
+def _bypass(strategy: RolloutStrategy, rule: StopRuleName) -> Candidate:
+    """Without the pass that recomputes old log-probs: the ratio's denominator is what the engines gave."""
+    system = recipe(
+        f"{strategy} {rule} auto, bypass",
+        rollout_strategy=strategy.value,
+        stop_rule=rule.value,
+        importance_sampling=ImportanceSampling.BYPASS.value,
+    )
+    return Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=None, changes_loss=True)
 
 
 def pool_options(scenario: Scenario, pool_size: int) -> dict[str, int]:

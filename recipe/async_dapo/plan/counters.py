@@ -14,6 +14,7 @@ class EngineCounters:
     busy_s: float = 0.0  # with at least one running request
     prefill_s: float = 0.0  # of these: computing contexts
     request_s: float = 0.0  # sum over running requests
+    kv_tok_s: float = 0.0  # tokens in the cache, integrated over time
 
     def __add__(self, other: "EngineCounters") -> "EngineCounters":
         return EngineCounters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

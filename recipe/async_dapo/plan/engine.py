@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from ..core.concurrency import EngineLoad
 from .costs import StepCost
 from .counters import EngineCounters
 
@@ -62,6 +63,8 @@ class Engine:
         self._is_paused = False
         self.next_boundary_s = inf
         self.counters = EngineCounters()
+        self.kv_peak_tok = 0  # since it was resumed
+        self._at_resume = EngineCounters()
 
     @property
     def num_requests(self) -> int:
@@ -84,6 +87,25 @@ class Engine:
         if not self._running or self._is_paused:
             return self._kv_tok
         return self._kv_tok + self._running * min(self._boundary, self._steps_by(now_s))
+
+    @property
+    def load(self) -> EngineLoad:
+        """What a vLLM server says of itself."""
+        done = self.counters - self._at_resume
+        return EngineLoad(
+            kv_room_tok=self._cost.kv_room_tok,
+            max_num_seqs=self._max_num_seqs,
+            kv_peak=max(self.kv_peak_tok, self._kv_tok) / self._cost.kv_room_tok,
+            kv_tok_s=done.kv_tok_s,
+            preemptions=done.preemptions,
+            generated_tok=done.generated_tok,
+            busy_s=done.busy_s,
+            request_s=done.request_s,
+        )
+
+    def forget_load(self) -> None:
+        """Count what it says of itself from now on."""
+        self.kv_peak_tok, self._at_resume = self._kv_tok, self.counters + EngineCounters()
 
     def submit(self, request: Request, now_s: float) -> None:
         """Queue a request. It is admitted at the first step boundary from now on that has room for it."""
@@ -144,6 +166,7 @@ class Engine:
         """Go on with what is in the engine."""
         self._is_paused = False
         self._stretch_s = now_s
+        self.forget_load()
         self._rebatch()
 
     def settle(self, now_s: float) -> None:
@@ -177,18 +200,22 @@ class Engine:
     def _advance(self, steps: int) -> None:
         if steps == 0:
             return
-        self._spend(self._time_of(steps) - self._stretch_s)
+        seconds = self._time_of(steps) - self._stretch_s
+        self.counters.kv_tok_s += seconds * steps * self._running / 2  # it grows evenly
+        self._spend(seconds)
         self.counters.prefill_s += self._prefill_s
         self.counters.generated_tok += steps * self._running
         self._prefill_s = 0.0
         self._step += steps
         self._kv_tok += steps * self._running
+        self.kv_peak_tok = max(self.kv_peak_tok, self._kv_tok)
         self._boundary -= steps
 
     def _spend(self, seconds: float) -> None:
         self._stretch_s += seconds
         self.counters.busy_s += seconds
         self.counters.request_s += seconds * self._running
+        self.counters.kv_tok_s += seconds * self._kv_tok
 
     # ---- the batch ----
 

@@ -5,7 +5,9 @@ from functools import partial
 from itertools import count
 from math import inf
 
-from ..core.leases import Grant, LeaseTable
+from ..core.balance import Balance, Returned
+from ..core.concurrency import EngineLoad
+from ..core.leases import Grant
 from ..core.trajectory import Attachment
 from .clock import VirtualClock
 from .costs import StepCost
@@ -19,7 +21,7 @@ class Fleet:
     Engines live on over rounds, since a strategy may leave requests in them; the clock starts anew with each round.
 
     Args:
-        max_loads_per_server, pool_size: as of the load balancer.
+        balance: the load balancer's decisions.
     """
 
     def __init__(
@@ -28,11 +30,10 @@ class Fleet:
         *,
         num_servers: int,
         max_num_seqs: int,
-        max_loads_per_server: int,
-        pool_size: int | None,
+        balance: Balance,
     ) -> None:
         self.engines = {f"server-{i}": Engine(cost, max_num_seqs=max_num_seqs) for i in range(num_servers)}
-        self.leases = LeaseTable(max_inflight_per_server=max_loads_per_server, pool_size=pool_size)
+        self.balance, self.leases = balance, balance.leases
         self.leases.add_servers(self.engines)
         self.inflight_max = 0
         self.lease_s = 0.0  # sum over leases of the time they were held
@@ -51,19 +52,30 @@ class Fleet:
         for server_id, engine in self.engines.items():
             engine.resume(clock.now_s)
             self._plan(server_id)
+        self._deliver(self.balance.open(self.loads))
+
+    @property
+    def loads(self) -> dict[str, EngineLoad]:
+        """What the servers say of themselves."""
+        return {server_id: engine.load for server_id, engine in self.engines.items()}
 
     def new_lease_id(self) -> str:
         return f"lease-{next(self._lease_numbers)}"
 
-    def send(self, lease_id: str, request: Request) -> None:
+    def send(self, lease_id: str, request: Request, *, prompt_tok: int) -> None:
         """Lease a server for a request, and send it as soon as there is one."""
         self._unsent[lease_id] = request
         self._note_inflight()
-        self._deliver(self.leases.request(lease_id))
+        generated_tok = request.context_tok - prompt_tok
+        self._deliver(self.balance.request(lease_id, None, prompt_tok=prompt_tok, generated_tok=generated_tok))
 
-    def release(self, lease_id: str) -> None:
+    def release(self, lease_id: str, response_tok: int | None = None) -> None:
+        """Give a lease back, with what its server says of itself, as clients do."""
         self._note_inflight()
-        self._deliver(self.leases.release(lease_id))
+        server_id = self.leases.server_of(lease_id) or ""
+        load = self.engines[server_id].load if server_id else None
+        returned = Returned(lease_id=lease_id, server_id=server_id, response_tok=response_tok, load=load)
+        self._deliver(self.balance.release(returned))
 
     def stop(self, *, keep: bool) -> list[Request]:
         """Void waiting requests and stop all engines.
@@ -80,6 +92,7 @@ class Fleet:
         self._unsent.clear()
         for engine in self.engines.values():
             out += engine.pause(self._clock.now_s) if keep else engine.abort(self._clock.now_s)
+        self.balance.close(self.loads)
         return out
 
     def abandon(self, attachment: Attachment) -> None:

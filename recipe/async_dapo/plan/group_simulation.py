@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..config import AsyncDAPOConfig
-from ..core.group_filter import judge_group
+from ..core.group_filter import RunningVerdict, judge_group
 from ..core.trajectory import Attachment, GroupOutcome, PromptGroup, Segment, Trajectory, Turn, Verdict
 from .clock import VirtualClock
 from .engine import Request
@@ -38,6 +38,7 @@ class GroupSimulation:
         request_latency_s: from the start of a trajectory to its request being in the engine [s].
         resume_delay_s: the same, on top, for a continued one [s].
         on_generated: told a group's uid when one of its trajectories has been generated to its end.
+        on_certain: told a group's uid when two of its trajectories differ and others still run.
         on_end: told a group and its outcome when its last trajectory has come to rest.
     """
 
@@ -53,6 +54,7 @@ class GroupSimulation:
         request_latency_s: float,
         resume_delay_s: float,
         on_generated: Callable[[str], None],
+        on_certain: Callable[[str], None],
         on_end: Callable[[PromptGroup, GroupOutcome], None],
     ) -> None:
         self._fleet = fleet
@@ -64,6 +66,7 @@ class GroupSimulation:
         self._request_latency_s = request_latency_s
         self._resume_delay_s = resume_delay_s
         self._on_generated = on_generated
+        self._on_certain = on_certain
         self._on_end = on_end
         self._running: dict[str, tuple[PromptGroup, int]] = {}  # with the trajectories that have not come to rest
         self._is_stopped = False
@@ -120,6 +123,7 @@ class GroupSimulation:
         self._fleet.send(
             out.lease_id,
             Request(owner=out, context_tok=context_tok, remaining_tok=now_tok, prefill_tok=context_tok),
+            prompt_tok=self._prompt_len_tok,
         )
 
     def _reattach(self, group: PromptGroup, trajectory: Trajectory, attachment: Attachment) -> None:
@@ -136,7 +140,7 @@ class GroupSimulation:
         self._record(out.trajectory, request)
         if out.lease_id in self._fleet.frozen:
             return  # its group has not been taken yet: `_reattach` will find it
-        self._fleet.release(out.lease_id)
+        self._fleet.release(out.lease_id, None if out.is_set_aside else out.trajectory.generated_tok)
         if out.is_set_aside:
             self._come_to_rest(out.group)
         else:
@@ -153,6 +157,7 @@ class GroupSimulation:
         if self._is_stopped:
             return
         trajectory.finish(True)
+        self._note_metrics(group)
         self._come_to_rest(group)
 
     def _come_to_rest(self, group: PromptGroup) -> None:
@@ -164,6 +169,15 @@ class GroupSimulation:
         del self._running[group.uid]
         verdict = Verdict.SET_ASIDE if group.unfinished else self._judge(group)
         self._on_end(group, GroupOutcome.of(group, verdict))
+
+    def _note_metrics(self, group: PromptGroup) -> None:
+        if self._options.filter.metric is None or group.is_certain or not group.unfinished:
+            return
+        metrics = group.prompt[ANSWERS].metrics
+        done = RunningVerdict.of(metrics[one.session_id] for one in group.trajectories if one.is_finished)
+        if done.is_certain:
+            group.is_certain = True
+            self._on_certain(group.uid)
 
     def _judge(self, group: PromptGroup) -> Verdict:
         if self._options.filter.metric is None:

@@ -21,6 +21,7 @@ from .model_shape import ModelShape, load_model
 from .scenario import Scenario
 from .workload import BetaPassRates, PassRates, ValidShare
 
+KV_BYTES = {"auto": 1.0, "fp8": 0.5}  # of a value, compared with bf16
 SMALLEST = {
     "steps": 1,
     "warmup": 0,
@@ -40,6 +41,9 @@ class Inputs:
     model: Annotated[str, "preset, Hugging Face config.json, or the folder that holds it"] = "qwen3-8b"
     weight_gb: Annotated[float | None, "weights [1e9 bytes]; null = from the model's config.json, bf16"] = None
     kv_bytes_per_token: Annotated[float | None, "KV cache of one token [bytes]; null = from config.json, bf16"] = None
+    kv_cache_dtype: Annotated[
+        str, "engine_kwargs.vllm.kv_cache_dtype: auto = the model's, fp8 = half the bytes of kv_bytes_per_token"
+    ] = "auto"
     accelerator: Annotated[str, "preset: a800, h100, h800, h200, h20, mi300x"] = "h200"
     memory_gb: Annotated[float | None, "of one accelerator [1e9 bytes]; null = the preset's"] = None
     bandwidth_tb_s: Annotated[float | None, "of its memory, peak [TB/s]; null = the preset's"] = None
@@ -157,10 +161,13 @@ class Inputs:
         for key, value in given.items():
             if value is not None and value <= 0:
                 raise ConfigError(key, value, "must be > 0")
+        if self.kv_cache_dtype not in KV_BYTES:
+            raise ConfigError("kv_cache_dtype", self.kv_cache_dtype, f"must be one of {', '.join(KV_BYTES)}")
+        kv_bytes_per_token = given["kv_bytes_per_token"] or model.kv_bytes_per_token
         return replace(
             model,
             weight_bytes=given["weight_bytes"] or model.weight_bytes,
-            kv_bytes_per_token=given["kv_bytes_per_token"] or model.kv_bytes_per_token,
+            kv_bytes_per_token=KV_BYTES[self.kv_cache_dtype] * kv_bytes_per_token,
         )
 
     def _accelerator(self) -> Accelerator:

@@ -36,6 +36,7 @@ def recommend(rows: Sequence[Row], *, max_length_bias: float, max_off_policy: fl
         row
         for row in rows
         if not row.candidate.is_baseline
+        and not row.candidate.changes_loss
         and abs(row.length_bias - 1) <= max_length_bias
         and row.mean.off_policy_ratio <= max_off_policy
     ]

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..core.over_sampling import OverSampling
 from ..core.pool_records import Dispatch
 from ..core.round import Round, RoundSummary
 from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
 from .clock import VirtualClock
 from .fleet import Fleet
 from .group_simulation import GroupSimulation
-from .systems import Habits, Refill
+from .systems import UNBOUNDED, Habits, Refill
 
 
 class RoundStuck(AssertionError):
@@ -41,7 +42,8 @@ class RoundSimulation:
     step: trains policy version `step - 1`, which the engines have.
     carried_valid_groups: valid groups left over from earlier rounds [groups].
     must_finish: groups that would be too stale in the next step.
-    groups_to_draw: to draw when those at hand cannot reach B any more.
+    pool_size: trajectories that may be unfinished at once; None = only the lanes bound what runs.
+    over_sampling: says how many to draw when those at hand are not expected to reach B.
     draw: draws that many prompts and dispatches them.
     on_valid: told every group that is stored for training, while it still has its tokens.
     prompt_len_tok, reward_s, request_latency_s: see `GroupSimulation`.
@@ -56,7 +58,8 @@ class RoundSimulation:
         step: int,
         carried_valid_groups: int,
         must_finish: frozenset[str],
-        groups_to_draw: int,
+        pool_size: int | None,
+        over_sampling: OverSampling,
         draw: Callable[[int], Sequence[PromptGroup]],
         on_valid: Callable[[PromptGroup], None],
         prompt_len_tok: int,
@@ -64,14 +67,20 @@ class RoundSimulation:
         request_latency_s: float = 0.0,
     ) -> None:
         self._options = options
-        self._groups_to_draw = groups_to_draw
+        self._over_sampling = over_sampling
         self._habits = habits
         self._step = step
         self._draw = draw
         self._on_valid = on_valid
         self._clock = VirtualClock()
         self._round = Round(
-            options.round_spec(step=step, carried_valid_groups=carried_valid_groups, must_finish=must_finish)
+            options.round_spec(
+                step=step,
+                carried_valid_groups=carried_valid_groups,
+                must_finish=must_finish,
+                pool_size=pool_size,
+                valid_share=over_sampling.valid_share,
+            )
         )
         self._running = GroupSimulation(
             fleet,
@@ -83,10 +92,11 @@ class RoundSimulation:
             request_latency_s=request_latency_s,
             resume_delay_s=habits.resume_delay_s,
             on_generated=self._on_generated,
+            on_certain=self._round.mark_certain,
             on_end=self._on_end,
         )
         self._groups: dict[str, PromptGroup] = {}  # waiting
-        self._free_lanes = [options.lanes_per_worker] * options.num_workers
+        self._free_lanes = [options.lanes_per_worker or UNBOUNDED] * options.num_workers
         self._worker_of: dict[str, int] = {}
         self._unfinished: list[PromptGroup] = []
         self._is_stopped = False
@@ -134,17 +144,17 @@ class RoundSimulation:
                     "algorithm.filter_groups.max_num_gen_batches",
                     limit,
                     f"training would end in step {self._step}: {limit} batches of async_dapo.over_sampling_batch_size="
-                    f"{self._options.over_sampling_batch_size} do not give {self._options.target_valid_groups} valid "
+                    f"{self._over_sampling.batch_unit} do not give {self._options.target_valid_groups} valid "
                     "groups; raise either",
                 )
-            self._gen_batches += Fraction(missing, self._options.over_sampling_batch_size)
+            self._gen_batches += Fraction(missing, self._over_sampling.batch_unit)
             self._add(self._draw(missing))
 
     def _prompts_to_draw(self) -> int:
-        batch = self._options.over_sampling_batch_size
+        batch = self._over_sampling.batch_unit
         match self._habits.refill:
             case Refill.ON_DEMAND:
-                return self._groups_to_draw if self._round.wants_prompts else 0
+                return self._over_sampling.groups_to_draw(self._round.at_hand) if self._round.wants_prompts else 0
             case Refill.NEXT_BATCH:
                 return 0 if self._round.num_running or self._round.num_waiting else batch
         wanted = self._habits.refill_factor * self._filtered - self._refilled
@@ -157,7 +167,9 @@ class RoundSimulation:
 
     def _add(self, groups: Sequence[PromptGroup]) -> None:
         self._groups.update((group.uid, group) for group in groups)
-        self._round.add_groups({group.uid: len(group.unfinished) for group in groups})
+        self._round.add_groups(
+            {group.uid: len(group.unfinished) for group in groups}, [group.uid for group in groups if group.is_certain]
+        )
         self._after_change()
 
     def _stop(self) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..core.over_sampling import OverSampling
+from ..actor_limits import server_calls
+from ..config import Auto, ImportanceSampling
 from ..core.pool import PromptPool, training_order
 from ..core.pool_records import Dispatch, Settlement
 from ..core.staleness import StalenessLimit
@@ -27,21 +28,23 @@ class TrainingRun:
     def __init__(self, scenario: Scenario, system: System) -> None:
         self._scenario = scenario
         self._habits = system.habits
-        self.options = system.options(train_batch_size=scenario.train_batch_size, rollout_n=scenario.rollout_n)
+        self.options = system.options(
+            train_batch_size=scenario.train_batch_size,
+            rollout_n=scenario.rollout_n,
+            prompt_len_tok=scenario.prompt_len_tok,
+            max_response_length=scenario.max_response_length,
+        )
         self._fleet = Fleet(
             scenario.step_cost(),
             num_servers=scenario.num_servers,
             max_num_seqs=scenario.max_num_seqs,
-            max_loads_per_server=self.options.max_loads_per_server,
-            pool_size=self.options.rollout_pool_size,
+            balance=self.options.balance(most_per_server=server_calls(scenario.max_num_seqs) - 1),
         )
+        self._fleet.balance.open(self._fleet.loads)
         self._workload = scenario.workload()
         self._training = scenario.training_cost()
-        self._over_sampling = OverSampling(
-            target_valid_groups=self.options.target_valid_groups,
-            batch_size=self.options.over_sampling_batch_size,
-            max_partial_share=self.options.max_partial_share,
-        )
+        self._over_sampling = self.options.over_sampling()
+        self._round_size = self.options.round_size()
         self._staleness = StalenessLimit(max_staleness=self.options.max_staleness)
         self._retries = 0
         self.pool = PromptPool(
@@ -58,6 +61,11 @@ class TrainingRun:
     def leases_out(self) -> int:
         """Leases that are held; between rounds, only requests left in their engines hold one."""
         return self._fleet.leases.total_inflight
+
+    @property
+    def first_pool_size(self) -> int:
+        """Trajectories that the first round may have unfinished at once."""
+        return self._pool_size or self.options.lanes_hold
 
     @property
     def natural_len_tok(self) -> float:
@@ -108,7 +116,8 @@ class TrainingRun:
             step=self._step,
             carried_valid_groups=self.pool.num_carried,
             must_finish=dispatch.must_finish,
-            groups_to_draw=self._over_sampling.groups_to_draw,
+            pool_size=self._pool_size,
+            over_sampling=self._over_sampling,
             draw=lambda count: self._draw(count).groups,
             on_valid=self._store,
             prompt_len_tok=self._scenario.prompt_len_tok,
@@ -117,6 +126,13 @@ class TrainingRun:
         )
         with _no_garbage_collection():
             return simulation.run(dispatch)
+
+    @property
+    def _pool_size(self) -> int | None:
+        """As `RoundReplayBuffer.open_round`."""
+        if self.options.rollout_pool_size is not Auto.AUTO:
+            return self.options.fixed_pool_size
+        return self._round_size.decide(self._fleet.balance.places, self._over_sampling.valid_share)
 
     def _store(self, group: PromptGroup) -> None:
         self._stored[group.uid] = [
@@ -142,12 +158,17 @@ class TrainingRun:
         batch = [tag for uid in settlement.trained_uids for tag in self._stored.pop(uid)]
         self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
         versions = VersionShares.of(batch, step=self._step)
-        self._over_sampling.observe(versions.partial_share)
+        outcomes = simulated.summary.outcomes
+        self._over_sampling.observe(
+            versions.partial_share,
+            valid=sum(outcome.verdict is Verdict.VALID for outcome in outcomes),
+            judged=sum(outcome.verdict in (Verdict.VALID, Verdict.FILTERED) for outcome in outcomes),
+        )
+        self._round_size.observe(outcomes)
         oldest_version = self._staleness.oldest_trainable(self._step)
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
         log_prob_s, train_s = self._training_s([_length([tag]) for tag in batch], buffered_tok)
         done = self._fleet.counters() - before
-        outcomes = simulated.summary.outcomes
         rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
         return StepMeasure(
             step_s=rollout_s + log_prob_s + train_s + self._scenario.weight_update_s,
@@ -184,7 +205,8 @@ class TrainingRun:
 
     def _training_s(self, batch_tok: Sequence[int], buffered_tok: Sequence[int]) -> tuple[float, float]:
         """Seconds to recompute log-probs, and to train."""
-        scored = list(batch_tok) if self._habits.scores_batch else []
+        scores_batch = self._habits.scores_batch and self.options.importance_sampling is not ImportanceSampling.BYPASS
+        scored = list(batch_tok) if scores_batch else []
         scored += [n for n in buffered_tok if n] if self._habits.scores_buffer else []
         return self._training.log_prob_s(*self._sums(scored)), self._training.train_s(*self._sums(batch_tok))
 

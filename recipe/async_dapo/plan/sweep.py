@@ -12,6 +12,7 @@ from .scenario import Scenario
 from .simulated_training import TrainingRun
 
 TRAJECTORIES_TO_MEASURE = 16_000
+STEPS_TO_CONVERGE = 3  # of a pool that sizes itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,9 @@ def _steps_to_fill(run: TrainingRun, candidate: Candidate, batch: int) -> int:
     habits = candidate.system.habits
     if habits.drops_surplus and (run.options.drains or habits.drops_interrupted):
         return 0
-    in_flight = candidate.concurrency or run.options.max_waiting_requests
-    return ceil(2 * min(in_flight, 2 * batch) / batch)
+    in_flight = candidate.concurrency or run.first_pool_size
+    fill = ceil(2 * min(in_flight, 2 * batch) / batch)
+    return fill if candidate.concurrency else max(STEPS_TO_CONVERGE, fill)
 
 
 def sweep(

@@ -49,14 +49,21 @@ class System:
     def with_overrides(self, overrides: Mapping[str, Any]) -> "System":
         return replace(self, overrides={**self.overrides, **overrides})
 
-    def options(self, *, train_batch_size: int, rollout_n: int) -> AsyncDAPOConfig:
+    def options(
+        self, *, train_batch_size: int, rollout_n: int, prompt_len_tok: int, max_response_length: int
+    ) -> AsyncDAPOConfig:
         """The recipe's own options, parsed and validated by its own code.
 
         Raises:
             ConfigError: for an override that the recipe would refuse.
         """
         config = _defaults().copy()
-        base = {"data.train_batch_size": train_batch_size, "actor_rollout_ref.rollout.n": rollout_n}
+        base = {
+            "data.train_batch_size": train_batch_size,
+            "data.max_prompt_length": prompt_len_tok,
+            "data.max_response_length": max_response_length,
+            "actor_rollout_ref.rollout.n": rollout_n,
+        }
         for key, value in (base | dict(self.overrides)).items():
             OmegaConf.update(config, key, value, force_add=True)
         return AsyncDAPOConfig.from_hydra(config)
@@ -104,7 +111,9 @@ def async_dapo_2025(*, over_sampling: int, max_concurrent_prompts: int = 16) -> 
         "stop_rule": "first_completed",
         "rollout_strategy": "discard",
         "over_sampling_batch_size": over_sampling,
+        "rollout_pool_size": None,
         "max_concurrent_prompts": max_concurrent_prompts,
+        "max_loads_per_server": 256,
     }
     return replace(
         recipe("async DAPO 2025", **options), habits=Habits(poll_s=0.1, drops_interrupted=True, drops_surplus=True)
@@ -145,6 +154,7 @@ def copris(*, pool_size: int, over_sampling: int) -> System:
 def _everything_at_once(over_sampling: int, **async_dapo: Any) -> dict[str, Any]:
     """No limit on what runs: all prompts that were drawn are submitted at once."""
     options = {
+        "rollout_pool_size": None,
         "max_concurrent_prompts": UNBOUNDED,
         "max_loads_per_server": UNBOUNDED,
         "over_sampling_batch_size": over_sampling,

@@ -16,6 +16,7 @@ from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from ..core.concurrency import EngineLoad
 from ..engines.server import AsyncDAPOServer
 from ..plan.engine import Engine
 from .answers import AnswerBook
@@ -72,7 +73,21 @@ class EmulatedRecipeServer(_Emulated, AsyncDAPOServer):
 
     async def launch_server(self, *_: Any, **__: Any) -> None:
         await super().launch_server()
+        self._meter = ModelMeter(self.emulated.model)
         self.stamp(self.emulated)
+
+
+class ModelMeter:
+    """What vLLM's `LoadMeter` is to a real engine."""
+
+    def __init__(self, model: Engine) -> None:
+        self._model = model
+
+    def reset(self) -> None:
+        self._model.forget_load()
+
+    def load(self) -> EngineLoad:
+        return self._model.load
 
 
 class ServerHost:

@@ -23,6 +23,7 @@ from ray.actor import ActorHandle
 
 from ..actor_limits import MAX_PENDING_CALLS
 from ..core.failures import EndedGroups
+from ..core.over_sampling import AtHand
 from ..core.round import Round, RoundSpec, RoundSummary
 from ..core.trajectory import GroupOutcome
 
@@ -35,6 +36,7 @@ class Ticket:
 
     prompt_uid: str
     unfinished: int  # trajectories that are still to be generated
+    is_certain: bool = False  # its finished trajectories differ: it will be valid
     payload: bytes
 
 
@@ -117,7 +119,10 @@ class EarlyStoppingCoordinator:
         current = self._find(round_id)
         assert current is not None, f"round {round_id} is not open"
         current.tickets.update((group.prompt_uid, group) for group in groups)
-        current.state.add_groups({group.prompt_uid: group.unfinished for group in groups})
+        current.state.add_groups(
+            {group.prompt_uid: group.unfinished for group in groups},
+            [group.prompt_uid for group in groups if group.is_certain],
+        )
         self._after_change(current)
 
     async def take_group(self, round_id: str, worker: int) -> Ticket | None:
@@ -148,6 +153,19 @@ class EarlyStoppingCoordinator:
             for prompt_uid in prompt_uids:
                 current.state.end_trajectory(prompt_uid)
             current.wake_taker()
+
+    async def report_certain(self, round_id: str, prompt_uids: Sequence[str]) -> None:
+        """Running groups that will be valid, as two of their trajectories differ: nothing need be drawn for them."""
+        current = self._find(round_id)
+        if current is not None:
+            for prompt_uid in prompt_uids:
+                current.state.mark_certain(prompt_uid)
+
+    async def at_hand(self, round_id: str) -> AtHand:
+        """Groups that are valid or can still become so."""
+        current = self._find(round_id)
+        assert current is not None, f"round {round_id} is not open"
+        return current.state.at_hand
 
     async def count_ended(self, round_id: str) -> EndedGroups:
         """How the groups of the round have ended so far."""

@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config import ConfigError, OnRewardError, RewardConfig
-from ..core.group_filter import judge_group
+from ..core.group_filter import RunningVerdict, judge_group
 from ..core.recording import Recorder, SampledTokens, current_recorder
 from ..core.trajectory import Attachment, BrokenRecord, GroupOutcome, PromptGroup, Trajectory, Verdict
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
@@ -64,6 +64,7 @@ class GroupRollout:
         keeps_failures: validation: a failed trajectory is left out, and its siblings go on.
         max_tokens_per_round: tokens a trajectory may generate before it is set aside until the next round; None = all.
         on_generated: told the group's uid when one of its trajectories has been generated to its end.
+        on_certain: told the group's uid when two of its trajectories differ and others still run.
         abandon: takes requests that nobody will continue out of their engines.
     """
 
@@ -77,6 +78,7 @@ class GroupRollout:
         keeps_failures: bool,
         max_tokens_per_round: int | None = None,
         on_generated: Callable[[str], None] = lambda uid: None,
+        on_certain: Callable[[str], None] = lambda uid: None,
         abandon: Callable[[list[Attachment]], None] = lambda attachments: None,
     ) -> None:
         self._run_agent_loop = run_agent_loop
@@ -86,6 +88,7 @@ class GroupRollout:
         self._keeps_failures = keeps_failures
         self._max_tokens_per_round = max_tokens_per_round
         self._on_generated = on_generated
+        self._on_certain = on_certain
         self._abandon = abandon
         self.running = RunningTrajectories()
         self.diverged_tok = 0
@@ -137,6 +140,7 @@ class GroupRollout:
             recorder.drop_rest()
             sampled = SampledTokens(trajectory.turns)
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
+            self._note_certain(group)
         finally:
             self._abandon(recorder.diverged_attachments)
             self.diverged_tok += recorder.diverged_tok
@@ -147,11 +151,20 @@ class GroupRollout:
             raise TrajectoryFailed(reason, detail)
         logger.warning("a trajectory of validation prompt %s is left out: %s: %s", group.uid, reason, detail)
 
+    def _note_certain(self, group: PromptGroup) -> None:
+        if not self._is_filtered or self._keeps_failures or group.is_certain or not group.unfinished:
+            return
+        if RunningVerdict.of(self._metrics(group)).is_certain:
+            group.is_certain = True
+            self._on_certain(group.uid)
+
     def _judge(self, group: PromptGroup) -> GroupOutcome:
-        if not self._is_filtered:
-            return GroupOutcome.of(group, Verdict.VALID)
-        metrics = [self._scorer.metric_of(trajectory.outputs[-1].rest) for trajectory in group.trajectories]
-        return GroupOutcome.of(group, judge_group(metrics))
+        return GroupOutcome.of(group, judge_group(self._metrics(group)) if self._is_filtered else Verdict.VALID)
+
+    def _metrics(self, group: PromptGroup) -> list[float]:
+        """Of the trajectories that have ended."""
+        ended = (trajectory for trajectory in group.trajectories if trajectory.is_finished)
+        return [self._scorer.metric_of(trajectory.outputs[-1].rest) for trajectory in ended]
 
 
 def leaves(errors: BaseExceptionGroup) -> Iterator[BaseException]:

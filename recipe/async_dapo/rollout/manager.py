@@ -14,7 +14,9 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..core.concurrency import ConcurrencyState
 from ..core.failures import EndedGroups
+from ..core.over_sampling import AtHand
 from ..core.pool_records import Dispatch
 from ..core.round import RoundSpec, RoundSummary
 from ..core.trajectory import Attachment, PromptGroup
@@ -57,16 +59,42 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._round_id = ""
         self._worker_refs: list[ray.ObjectRef] = []
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
+        self._places: int | None = None
 
     async def _init_agent_loop_workers(self) -> None:
         await super()._init_agent_loop_workers()
         for index, worker in enumerate(self.agent_loop_workers):
             await worker.attach.remote(self._coordinator, index)
 
-    def open_round(self, dispatch: Dispatch, *, step: int, carried_valid_groups: int) -> None:
-        """Start a training round on all workers, without waiting."""
+    @property
+    def places(self) -> int:
+        """Requests that the engines have room for together [count]."""
+        if self._places is None:
+            self.open_engines()
+        assert self._places is not None
+        return self._places
+
+    def open_round(
+        self,
+        dispatch: Dispatch,
+        *,
+        step: int,
+        carried_valid_groups: int,
+        pool_size: int | None,
+        valid_share: float,
+    ) -> None:
+        """Start a training round on all workers, without waiting.
+
+        Args:
+            pool_size: trajectories that may be unfinished at once; None = only the lanes bound what runs.
+            valid_share: of the groups whose verdict is open, that counts when prompts are asked for [0-1].
+        """
         spec = self._options.round_spec(
-            step=step, carried_valid_groups=carried_valid_groups, must_finish=dispatch.must_finish
+            step=step,
+            carried_valid_groups=carried_valid_groups,
+            must_finish=dispatch.must_finish,
+            pool_size=pool_size,
+            valid_share=valid_share,
         )
         order = RoundOrder(round_id=spec.round_id, step=step, validate=False)
         self._open(spec, dispatch.groups, order)
@@ -100,6 +128,10 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """How the groups of the open round have ended so far."""
         return self._get(self._coordinator.count_ended.remote(self._round_id))
 
+    def at_hand(self) -> AtHand:
+        """Groups of the open round that are valid or can still become so."""
+        return self._get(self._coordinator.at_hand.remote(self._round_id))
+
     def close_round(self) -> RoundResult:
         """Collect all workers' reports after the stop.
 
@@ -129,9 +161,13 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         if attachments:
             self._get(self._balancer.abandon.remote(list(attachments)))
 
-    def open_engines(self) -> None:
-        """Let the servers generate, under the weights they now have."""
-        self._get(self._balancer.open.remote())
+    def open_engines(self, concurrency_state: ConcurrencyState | None = None) -> None:
+        """Let the servers generate, under the weights they now have.
+
+        Args:
+            concurrency_state: of a checkpoint, to go on with.
+        """
+        self._places = self._get(self._balancer.open.remote(concurrency_state))
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """verl's entry for validation: run all prompts to their end on the same workers, without early stop."""
@@ -147,7 +183,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 carried_valid_groups=0,
                 num_workers=self._options.num_workers,
                 drains=True,
-                pool_size=self._options.max_waiting_requests,  # val_kwargs.n may be larger than n
+                pool_size=self.places if self._options.lanes_per_worker is None else self._options.lanes_hold,
             ),
             [make_group(row, n=n, step=step) for row in rows],
             RoundOrder(round_id=round_id, step=step, validate=True),
@@ -180,6 +216,11 @@ def _leases(group: PromptGroup) -> list[str]:
 
 def _tickets(groups: Sequence[PromptGroup]) -> list[Ticket]:
     return [
-        Ticket(prompt_uid=group.uid, unfinished=len(group.unfinished), payload=pickle.dumps(group, protocol=5))
+        Ticket(
+            prompt_uid=group.uid,
+            unfinished=len(group.unfinished),
+            is_certain=group.is_certain,
+            payload=pickle.dumps(group, protocol=5),
+        )
         for group in groups
     ]

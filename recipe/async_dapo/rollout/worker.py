@@ -24,6 +24,8 @@ from .reward import RewardCalls, RewardScorer
 
 logger = logging.getLogger(__name__)
 
+TAKERS = 4  # groups that a worker asks for at once, where only the pool bounds what runs: to ask takes a round trip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOrder:
@@ -45,8 +47,8 @@ class WorkerReport:
 
 
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
-    """At most `max_concurrent_prompts` groups run at once; the next starts when one ends, so that the n trajectories of
-    a group finish close together. When `run_round` returns, every task of the round is over.
+    """Takes groups from the coordinator as fast as it hands them out; with `rollout_pool_size=null` one lane takes the
+    next group when its last one has ended. When `run_round` returns, every task of the round is over.
     """
 
     def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
@@ -81,6 +83,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """
         report = WorkerReport()
         generated = TurnBatch[str](lambda uids: self._coordinator.report_trajectories.remote(order.round_id, uids))
+        certain = TurnBatch[str](lambda uids: self._coordinator.report_certain.remote(order.round_id, uids))
         scorer = RewardScorer(self._compute_score, options=self._options)
         rollout = GroupRollout(
             self._loop_runner(order),
@@ -90,16 +93,15 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             keeps_failures=order.validate,
             max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
             on_generated=generated.add,
+            on_certain=certain.add,
             abandon=self.llm_client.abandon,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
-                lanes = [
-                    tasks.create_task(self._lane(order, rollout, report), name=f"lane-{i}")
-                    for i in range(self._options.lanes_per_worker)
-                ]
                 watcher = tasks.create_task(self._interrupt_on_stop(order, rollout), name="early-stop")
-                await asyncio.wait(lanes)
+                async with asyncio.TaskGroup() as groups:
+                    for i in range(self._options.lanes_per_worker or TAKERS):
+                        groups.create_task(self._lane(order, rollout, report, groups), name=f"lane-{i}")
                 watcher.cancel()
         except BaseExceptionGroup as errors:
             error = next(leaves(errors))
@@ -111,18 +113,28 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         report.reprefilled_tok = rollout.reprefilled_tok
         return report
 
-    async def _lane(self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport) -> None:
-        partition_id = store.VAL if order.validate else store.TRAIN
+    async def _lane(
+        self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport, groups: asyncio.TaskGroup
+    ) -> None:
         while (ticket := await self._coordinator.take_group.remote(order.round_id, self._worker)) is not None:
-            group: PromptGroup = pickle.loads(ticket.payload)
-            outcome = await rollout.run(group)
-            if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
-                report.unfinished.append(group)
-            if outcome is None:
-                continue
-            await self._coordinator.report_completion.remote(order.round_id, outcome)
-            if outcome.verdict is Verdict.VALID:
-                await store.put_group(group, partition_id=partition_id, dispatched_at_step=order.step)
+            run = self._run_group(order, rollout, report, pickle.loads(ticket.payload))
+            if self._options.lanes_per_worker is None:
+                groups.create_task(run, name=f"group-{ticket.prompt_uid}")
+            else:
+                await run
+
+    async def _run_group(
+        self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport, group: PromptGroup
+    ) -> None:
+        outcome = await rollout.run(group)
+        if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
+            report.unfinished.append(group)
+        if outcome is None:
+            return
+        await self._coordinator.report_completion.remote(order.round_id, outcome)
+        if outcome.verdict is Verdict.VALID:
+            partition_id = store.VAL if order.validate else store.TRAIN
+            await store.put_group(group, partition_id=partition_id, dispatched_at_step=order.step)
 
     async def _interrupt_on_stop(self, order: RoundOrder, rollout: GroupRollout) -> None:
         await self._coordinator.wait_stopped.remote(order.round_id)

@@ -6,7 +6,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from ..actor_limits import MAX_PENDING_CALLS, server_calls
-from ..config import AsyncDAPOConfig, ConfigError
+from ..config import AsyncDAPOConfig, Auto, ConfigError
 from .batch_sizes import check_batch_sizes, num_gpus
 from .correction_check import check_importance_sampling
 
@@ -148,21 +148,27 @@ def _check_overlong_penalty(config: DictConfig) -> None:
 
 
 def _check_waiting(options: AsyncDAPOConfig) -> None:
-    if options.max_waiting_requests < MAX_PENDING_CALLS:
+    """A pool that sizes itself holds no more than the engines have room for."""
+    if options.rollout_pool_size is Auto.AUTO:
         return
-    has_pool = options.rollout_pool_size is not None
-    raise ConfigError(
-        f"async_dapo.{'rollout_pool_size' if has_pool else 'max_concurrent_prompts'}",
-        options.rollout_pool_size if has_pool else options.max_concurrent_prompts,
-        f"{options.num_workers} workers could wait with {options.max_waiting_requests} requests at once, and the load "
-        f"balancer takes {MAX_PENDING_CALLS} calls; lower it",
-    )
+    if options.fixed_pool_size is None:
+        key, value, waiting = "max_concurrent_prompts", options.max_concurrent_prompts, options.lanes_hold
+    else:  # a group starts while there is one place for its n
+        key, value = "rollout_pool_size", options.fixed_pool_size
+        waiting = options.fixed_pool_size + options.rollout_n - 1
+    if waiting >= MAX_PENDING_CALLS:
+        raise ConfigError(
+            f"async_dapo.{key}",
+            value,
+            f"{options.num_workers} workers could wait with {waiting} requests at once, and the load balancer takes "
+            f"{MAX_PENDING_CALLS} calls; lower it",
+        )
 
 
 def _check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
-    limit = server_calls(rollout.max_num_seqs)
-    if options.max_loads_per_server >= limit:
+    limit = server_calls(rollout.max_num_seqs * rollout.data_parallel_size)
+    if options.max_loads_per_server is not None and options.max_loads_per_server >= limit:
         raise ConfigError(
             "async_dapo.max_loads_per_server",
             options.max_loads_per_server,
@@ -270,10 +276,11 @@ def _check_storage(config: DictConfig, options: AsyncDAPOConfig) -> None:
     """Trained and carried trajectories are stored; TransferQueue ends the run where they have no room."""
     backend = config.transfer_queue.backend
     limit = backend.SimpleStorage.total_storage_size
-    needed = (options.target_valid_groups + options.over_sampling_batch_size) * options.rollout_n
+    held = options.over_sampling().batch_unit
+    needed = (options.target_valid_groups + held) * options.rollout_n
     if backend.storage_backend == "SimpleStorage" and limit is not None and limit < needed:
         raise ConfigError(
             "transfer_queue.backend.SimpleStorage.total_storage_size",
             limit,
-            f"must be >= {needed} trajectories: data.train_batch_size + async_dapo.over_sampling_batch_size groups",
+            f"must be >= {needed} trajectories: of data.train_batch_size and {held} groups that may be carried over",
         )

@@ -53,6 +53,7 @@ class GroupRecord(Record):
     uid: str
     prompt: dict[str, Any]
     drawn_at_step: Count
+    is_certain: bool
     trajectories: Annotated[list[TrajectoryRecord], msgspec.Meta(min_length=1)]
 
 
@@ -61,6 +62,7 @@ def record_of(group: PromptGroup) -> GroupRecord:
         uid=group.uid,
         prompt=to_plain(group.prompt, source=DATA_SET),
         drawn_at_step=group.drawn_at_step,
+        is_certain=group.is_certain,
         trajectories=[_trajectory_record(trajectory) for trajectory in group.trajectories],
     )
 
@@ -113,6 +115,7 @@ def group_of(record: GroupRecord) -> PromptGroup:
         uid=record.uid,
         prompt=record.prompt,
         drawn_at_step=record.drawn_at_step,
+        is_certain=record.is_certain,
         trajectories=[_trajectory(trajectory) for trajectory in record.trajectories],
     )
 

@@ -10,17 +10,17 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from .. import store
-from ..config import AsyncDAPOConfig, ConfigError
+from ..config import AsyncDAPOConfig, Auto, ConfigError
+from ..core.concurrency import ConcurrencyState
 from ..core.length_bias import LengthBiasWindow
-from ..core.over_sampling import OverSampling
 from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch
 from ..core.staleness import StalenessLimit
-from ..core.trajectory import PromptGroup
+from ..core.trajectory import PromptGroup, Verdict
 from ..core.version_shares import VersionShares
 from ..rollout.coordinator import RoundEvent
-from ..rollout.manager import AsyncDAPOAgentLoopManager
-from .metrics import RoundRecord, round_metrics, step_line
+from ..rollout.manager import AsyncDAPOAgentLoopManager, RoundResult
+from .metrics import RoundRecord, concurrency_line, round_metrics, step_line
 from .rollout_state import RolloutState
 from .too_few_groups import too_many_batches, too_many_failures
 
@@ -40,13 +40,13 @@ class RoundReplayBuffer(ReplayBuffer):
         self._draw = draw
         self._manager: AsyncDAPOAgentLoopManager | None = None
         self._num_gen_batches = Fraction(0)
+        self._last_pool_size: int | None = None
+        self._has_opened = False
         self._dispatched = Dispatch()
         self._lengths = LengthBiasWindow(options.length_bias_window)
-        self._over_sampling = OverSampling(
-            target_valid_groups=options.target_valid_groups,
-            batch_size=options.over_sampling_batch_size,
-            max_partial_share=options.max_partial_share,
-        )
+        self._over_sampling = options.over_sampling()
+        self._round_size = options.round_size()
+        self._concurrency_state: ConcurrencyState | None = None
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
             over_sampling=self._over_sampling,
@@ -67,6 +67,9 @@ class RoundReplayBuffer(ReplayBuffer):
     def open_round(self, step: int) -> None:
         """Top the pool up to the over-sampling target and start the step's round."""
         self._num_gen_batches = Fraction(0)
+        if not self._has_opened:  # the engines say what they have room for
+            self.manager.open_engines(self._concurrency_state)
+            self._has_opened = True
         dispatch = self.pool.dispatch(step)
         store.forget_groups(dispatch.retired_uids, partition_id=store.TRAIN)
         self.manager.abandon(dispatch.retired_attachments)
@@ -75,7 +78,13 @@ class RoundReplayBuffer(ReplayBuffer):
             self.pool.add_drawn(self._draw(missing))
             self._num_gen_batches += 1
         self._dispatched = dispatch.extended(self.pool.dispatch(step))
-        self.manager.open_round(self._dispatched, step=step, carried_valid_groups=self.pool.num_carried)
+        self.manager.open_round(
+            self._dispatched,
+            step=step,
+            carried_valid_groups=self.pool.num_carried,
+            pool_size=self._pool_size(),
+            valid_share=self._over_sampling.valid_share,
+        )
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Wait for the open round to stop.
@@ -96,7 +105,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._check_batch(batch, settlement.trained_uids)
         withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
         versions = VersionShares.of(batch.tags, step=global_steps)
-        self._over_sampling.observe(versions.partial_share)
+        self._learn(result, versions)
         metrics = round_metrics(
             RoundRecord(
                 result=result,
@@ -105,6 +114,9 @@ class RoundReplayBuffer(ReplayBuffer):
                 ledger=self.pool.check_ledger(),
                 num_gen_batches=float(self._num_gen_batches),
                 groups_to_hold=self._over_sampling.groups_to_hold,
+                valid_share=self._over_sampling.valid_share,
+                pool_size=self._last_pool_size,
+                staleness_bound=self._round_size.staleness_bound(self._over_sampling.valid_share),
                 withheld_tok=withheld_tok,
                 versions=versions,
                 seq_lens_tok=[tag["seq_len"] for tag in batch.tags],
@@ -113,11 +125,18 @@ class RoundReplayBuffer(ReplayBuffer):
             )
         )
         logger.info(step_line(global_steps, result, metrics))
+        logger.info(concurrency_line(global_steps, result, self._last_pool_size))
         return batch, metrics
 
     def state(self) -> RolloutState:
         """What a checkpoint needs to go on as if nothing had happened."""
-        return RolloutState(pool=self.pool.state(), surplus=self._over_sampling.surplus, lengths=self._lengths.state())
+        return RolloutState(
+            pool=self.pool.state(),
+            over_sampling=self._over_sampling.state(),
+            ended=self._round_size.state(),
+            concurrency=self._concurrency_state,
+            lengths=self._lengths.state(),
+        )
 
     def restore(self, state: RolloutState) -> None:
         """Go on from a checkpoint.
@@ -127,7 +146,9 @@ class RoundReplayBuffer(ReplayBuffer):
             LedgerError: if it does not account for every prompt.
         """
         self.pool.restore(state.pool)
-        self._over_sampling.restore(state.surplus)
+        self._over_sampling.restore(state.over_sampling)
+        self._round_size.restore(state.ended)
+        self._concurrency_state = state.concurrency
         self._lengths.restore(state.lengths)
         if other := self.pool.group_sizes - {self._options.rollout_n}:
             raise ConfigError(
@@ -140,6 +161,22 @@ class RoundReplayBuffer(ReplayBuffer):
         """Take what is frozen in the engines out of them: validation needs their places."""
         self.manager.abandon(self.pool.detach())
 
+    def _pool_size(self) -> int | None:
+        """Trajectories that the next round may have unfinished at once; None = only the lanes bound what runs."""
+        if self._options.rollout_pool_size is Auto.AUTO:
+            self._last_pool_size = self._round_size.decide(self.manager.places, self._over_sampling.valid_share)
+        else:
+            self._last_pool_size = self._options.fixed_pool_size
+        return self._last_pool_size
+
+    def _learn(self, result: RoundResult, versions: VersionShares) -> None:
+        """What the next round is sized by."""
+        verdicts = [outcome.verdict for outcome in result.summary.outcomes]
+        valid, filtered = verdicts.count(Verdict.VALID), verdicts.count(Verdict.FILTERED)
+        self._over_sampling.observe(versions.partial_share, valid=valid, judged=valid + filtered)
+        self._round_size.observe(result.summary.outcomes)
+        self._concurrency_state = result.balancer.concurrency_state
+
     def _refill(self, step: int) -> None:
         ended = self.manager.count_ended()
         if ended.is_hopeless(self._options.rollout_n):
@@ -147,9 +184,9 @@ class RoundReplayBuffer(ReplayBuffer):
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:
             raise too_many_batches(ended, self._options)
-        count = self._over_sampling.groups_to_draw
+        count = self._over_sampling.groups_to_draw(self.manager.at_hand())
         self.pool.add_drawn(self._draw(count))
-        self._num_gen_batches += Fraction(count, self._over_sampling.batch_size)
+        self._num_gen_batches += Fraction(count, self._over_sampling.batch_unit)
         self.manager.add_groups(self.pool.dispatch(step).groups)
 
     def _check_batch(self, batch: KVBatchMeta, uids: tuple[str, ...]) -> None:

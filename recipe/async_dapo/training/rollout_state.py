@@ -5,15 +5,18 @@ These records and those of a group are the file's format: they change only toget
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
 
 from ..checkpoint_folder import DamagedCheckpoint
+from ..core.concurrency import ConcurrencyState
 from ..core.ledger import Ledger
 from ..core.length_bias import ObservedLengths
+from ..core.over_sampling import OverSamplingState
 from ..core.pool_records import CarriedGroup, PoolState
+from ..core.round_size import LengthsEnded
 from ..plain_values import read_extension
 from .group_records import Count, GroupRecord, Record, group_of, record_of
 
@@ -23,8 +26,10 @@ class RolloutState:
     """The rollout between two steps."""
 
     pool: PoolState
-    surplus: int  # groups held beyond B
-    lengths: tuple[ObservedLengths, ...]
+    over_sampling: OverSamplingState = field(default_factory=lambda: OverSamplingState(surplus=0))
+    ended: LengthsEnded = field(default_factory=LengthsEnded)
+    concurrency: ConcurrencyState | None = None  # None before the first round has ended
+    lengths: tuple[ObservedLengths, ...] = ()
 
 
 class CarriedRecord(Record):
@@ -36,7 +41,9 @@ class CarriedRecord(Record):
 
 class HeadRecord(Record):
     ledger: Ledger
-    surplus: Count
+    over_sampling: OverSamplingState
+    ended: LengthsEnded
+    concurrency: ConcurrencyState | None
     lengths: tuple[ObservedLengths, ...]
     waiting: Count
     buffered: Count
@@ -59,7 +66,9 @@ def to_frames(state: RolloutState) -> Iterator[bytes]:
     yield _encode(
         HeadRecord(
             ledger=pool.ledger,
-            surplus=state.surplus,
+            over_sampling=state.over_sampling,
+            ended=state.ended,
+            concurrency=state.concurrency,
             lengths=state.lengths,
             waiting=len(pool.waiting),
             buffered=len(pool.buffered),
@@ -108,7 +117,13 @@ def _from_frames(frames: Iterator[bytes]) -> RolloutState:
         carried=tuple(carried),
         ledger=head.ledger,
     )
-    return RolloutState(pool=pool, surplus=head.surplus, lengths=head.lengths)
+    return RolloutState(
+        pool=pool,
+        over_sampling=head.over_sampling,
+        ended=head.ended,
+        concurrency=head.concurrency,
+        lengths=head.lengths,
+    )
 
 
 def _carried(record: CarriedRecord) -> CarriedGroup:

@@ -8,7 +8,8 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
-from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig
+from ..actor_limits import server_calls
+from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Auto
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
 from ..logs import show_logs
@@ -40,7 +41,9 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
             "delivery_tok": options.delivery_tok,
         }
     open_queue(config.transfer_queue)
-    router_config = _write_router_config(options)
+    rollout = config.actor_rollout_ref.rollout
+    calls = server_calls(rollout.max_num_seqs * rollout.data_parallel_size)
+    router_config = _write_router_config(options, calls=calls)
     OmegaConf.update(config, "actor_rollout_ref.rollout.router_config_path", str(router_config))
     trainer = None
     succeeded = False
@@ -69,13 +72,20 @@ def take_down(trainer: AsyncDAPOTrainer | None, router_config: Path, *, succeede
         shutil.rmtree(router_config.parent, ignore_errors=True)
 
 
-def _write_router_config(options: AsyncDAPOConfig) -> Path:
-    """The file through which verl creates our load balancer, on the node where it does."""
+def _write_router_config(options: AsyncDAPOConfig, *, calls: int) -> Path:
+    """The file through which verl creates our load balancer, on the node where it does.
+
+    Args:
+        calls: that a server actor takes at once.
+    """
     path = Path(tempfile.mkdtemp(prefix="async_dapo_")) / "router.yaml"
     router = {
         "router_class": f"{GlobalLoadBalancer.__module__}.GlobalLoadBalancerActor",
-        "max_loads_per_server": options.max_loads_per_server,
-        "pool_size": options.rollout_pool_size,
+        "max_loads_per_server": options.max_loads_per_server or calls - 1,
+        "pool_size": options.fixed_pool_size,
+        "sizes_itself": options.rollout_pool_size is Auto.AUTO,
+        "first_context_tok": options.first_context_tok,
+        "limit_tok": options.max_response_length,
         "pause_mode": "keep" if options.keeps_kv else "abort",
         "engine_timeout_s": options.engine_timeout_s,
     }

@@ -1,0 +1,112 @@
+"""Every system in every setting, simulated: rows of `systems.csv`.
+
+The default is this recipe's yaml as it is. Hand-tuned rows are those of the planner's sweep that are not slower than
+others by construction: partial and stale KV under two stop rules, and discard that drains, with two pool sizes around
+what fills the KV cache. `default, capped` has `max_partial_share` at the share that verl's
+colocate_async has.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.runs_file import RunsFile
+from recipe.async_dapo.config import ConfigError, RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.plan.candidates import Candidate, baselines, default_concurrency, recipe_candidates
+from recipe.async_dapo.plan.sweep import simulate
+from recipe.async_dapo.plan.systems import recipe
+
+from .settings import SETTINGS, Setting
+
+KINDS = ("baseline", "default", "tuned")
+STALE_KV, COLOCATE = "default, stale KV", "verl colocate_async"
+DEFAULT, CAPPED = "default", "default, capped"
+
+
+def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
+    """(kind, system) of a setting, but for the one that needs another's result."""
+    scenario = setting.scenario()
+    pools = default_concurrency(scenario)
+    tuned = [
+        *recipe_candidates(
+            scenario,
+            strategies=[RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV],
+            stop_rules=[StopRuleName.FIRST_COMPLETED, StopRuleName.FIFO],
+            concurrency=pools,
+        ),
+        *recipe_candidates(
+            scenario, strategies=[RolloutStrategy.DISCARD], stop_rules=[StopRuleName.DRAIN], concurrency=pools
+        ),
+    ]
+    return [
+        *(("baseline", one) for one in baselines(scenario)),
+        ("default", ours(DEFAULT)),
+        ("default", ours(STALE_KV, rollout_strategy="partial_stale_kv")),
+        *(("tuned", one) for one in tuned if one.concurrency is not None),
+    ]
+
+
+def ours(name: str, **options: Any) -> Candidate:
+    """The yaml's own options, but for these."""
+    strategy = options.get("rollout_strategy", "partial")
+    return Candidate(system=recipe(name, **options), strategy=strategy, stop_rule="first_completed", concurrency=None)
+
+
+def measure(setting: Setting, kind: str, candidate: Candidate) -> dict[str, Any]:
+    """A row; without figures where the recipe itself would refuse the options or give up."""
+    row = {"setting": str(setting), "kind": kind, "system": candidate.system.name, "strategy": candidate.strategy}
+    try:
+        mean, natural_len_tok = simulate(setting.scenario(), candidate, steps=None, warmup=None)
+    except ConfigError as error:
+        return row | {"refused": str(error)}
+    return row | {
+        "step_s": round(mean.step_s, 2),
+        "rollout_s": round(mean.rollout_s, 2),
+        "log_prob_s": round(mean.log_prob_s, 2),
+        "train_s": round(mean.train_s, 2),
+        "trained_tok": round(mean.trained_tok),
+        "off_policy": round(mean.off_policy_ratio, 4),
+        "staleness_mean": round(mean.staleness_mean, 3),
+        "staleness_max": mean.staleness_max,
+        "length_bias": round(mean.trained_len_tok / natural_len_tok, 4),
+        "waste": round(mean.waste_ratio, 4),
+        "idle": round(mean.idle_ratio, 4),
+        "inflight_max": mean.inflight_max,
+        "preemptions": round(mean.preemptions, 1),
+        "recomputed_tok": round(mean.recomputed_tok),
+        "reprefilled_tok": round(mean.reprefilled_tok),
+        "refused": "",
+    }
+
+
+def run(folder: Path, *, jobs: int, say: Callable[[str], None]) -> None:
+    """Measure what the file does not have yet."""
+    file = RunsFile(folder / "systems.csv")
+    with ProcessPoolExecutor(max_workers=jobs) as pool:
+        todo = {
+            pool.submit(measure, setting, kind, candidate)
+            for setting in SETTINGS
+            for kind, candidate in candidates(setting)
+            if not file.has(setting=str(setting), system=candidate.system.name)
+        }
+        for done in as_completed(todo):
+            _add(file, done.result(), say)
+        capped = {
+            pool.submit(measure, setting, "default", ours(CAPPED, max_partial_share=_share(file, setting)))
+            for setting in SETTINGS
+            if not file.has(setting=str(setting), system=CAPPED)
+        }
+        for done in as_completed(capped):
+            _add(file, done.result(), say)
+
+
+def _add(file: RunsFile, row: dict[str, Any], say: Callable[[str], None]) -> None:
+    file.add(row)
+    say(f"{row['setting']}: {row['system']} {row.get('step_s', row['refused'])} s")
+
+
+def _share(file: RunsFile, setting: Setting) -> float:
+    """Off-policy share of verl's colocate_async."""
+    return float(file.row(setting=str(setting), system=COLOCATE)["off_policy"])

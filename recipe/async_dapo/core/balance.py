@@ -1,0 +1,108 @@
+"""The load balancer's decisions: which server takes a request, and how many requests each may have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .concurrency import ConcurrencyController, EngineLoad
+from .leases import Grant, LeaseTable
+from .response_lengths import ResponseLengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """A lease that is given back, with what was learned while it was held."""
+
+    lease_id: str
+    server_id: str = ""
+    response_tok: int | None = None  # of the whole response, if it has ended
+    load: EngineLoad | None = None  # what the server said with its answer
+
+
+class Balance:
+    """Leases placed by expected KV cache, on servers sized by what their engines report.
+
+    Args:
+        max_per_server: requests in flight on a server, whatever its engine has room for [count, >= 1].
+        pool_size: requests in flight on all servers together [count, >= 1]; None = no limit but the servers' own.
+        sizes_itself: whether servers get as many places as their engines have room for; else all have the maximum.
+        first_context_tok: expected of a request before any has been seen [tokens].
+        limit_tok: responses end there at the latest [tokens].
+    """
+
+    def __init__(
+        self,
+        *,
+        max_per_server: int,
+        pool_size: int | None,
+        sizes_itself: bool,
+        first_context_tok: int,
+        limit_tok: int,
+    ) -> None:
+        self.leases = LeaseTable(max_inflight_per_server=max_per_server, pool_size=pool_size)
+        self.controller = ConcurrencyController(first_context_tok=first_context_tok, most_per_server=max_per_server)
+        self._sizes_itself = sizes_itself
+        self._lengths = ResponseLengths(limit_tok)
+        self._is_open = False
+        self.steered = 0  # in this round
+
+    @property
+    def places(self) -> int:
+        """Requests that the servers have room for together [count]."""
+        knows_engines = self._sizes_itself and self.controller.total > 0
+        return self.controller.total if knows_engines else self.leases.capacity
+
+    def open(self, loads: Mapping[str, EngineLoad]) -> list[Grant]:
+        """A round begins on these servers."""
+        self._is_open, self.steered = True, 0
+        self.leases.forget_peaks()
+        self.controller.open(loads)
+        return self._apply()
+
+    def join(self, server_id: str, load: EngineLoad | None) -> list[Grant]:
+        """A server that was added in mid-round."""
+        if load is not None:
+            self.controller.join(server_id, load)
+        return self.leases.add_servers([server_id]) + self._apply()
+
+    def leave(self, server_id: str) -> list[Grant]:
+        self.controller.leave(server_id)
+        return self.leases.remove_servers([server_id])
+
+    def close(self, loads: Mapping[str, EngineLoad]) -> None:
+        """A round has ended; what is learned from it counts from the next one on."""
+        self._is_open = False
+        self.controller.end_round(loads, self.leases.peaks)
+
+    def request(
+        self, lease_id: str, sticky_key: str | None, *, prompt_tok: int = 0, generated_tok: int = 0
+    ) -> list[Grant]:
+        """Ask for a place; see `LeaseTable.request`.
+
+        Args:
+            prompt_tok: of the request, without what a response has already [tokens]; 0 = unknown: requests count alike.
+        """
+        if not prompt_tok:
+            return self.leases.request(lease_id, sticky_key)
+        context_tok = prompt_tok + generated_tok
+        kv_tok = context_tok + self._lengths.remainder_tok(generated_tok)
+        return self.leases.request(lease_id, sticky_key, prefix_tok=context_tok, kv_tok=kv_tok)
+
+    def release(self, returned: Returned) -> list[Grant]:
+        """Give a place back, and learn from what came with it."""
+        grants = []
+        if returned.response_tok is not None:
+            self._lengths.add(returned.response_tok)
+        if returned.load is not None and self._sizes_itself and self._is_open:
+            inflight = self.leases.inflight_on(returned.server_id)
+            if self.controller.steer(returned.server_id, returned.load, inflight=inflight):
+                self.steered += 1
+                grants = self._apply()
+        return grants + self.leases.release(returned.lease_id)
+
+    def figures(self) -> dict[str, float]:
+        return {**self.controller.figures(), "places": self.places, "steered": self.steered}
+
+    def _apply(self) -> list[Grant]:
+        if not self._sizes_itself:
+            return []
+        return self.leases.set_places(self.controller.places, self.controller.weights)

@@ -1,0 +1,204 @@
+"""How many requests each server may have in flight: its KV cache full, and hardly anything preempted.
+
+    places of a server = speed * min(sequences that it runs at once, share * KV room / context)
+
+`context` is what a request takes of the KV cache on average [tokens]: a guess for the first round, from then on what
+rounds have measured. `share` of the room is filled: less by a tenth after a round that preempted too much, more by a
+fiftieth after one that was full and did not. `speed` is a slow server's, compared with the median one [0-1]. Within a
+round a server that preempts too much has places taken away, and gets them back one by one.
+
+Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+FIRST_SHARE, LEAST_SHARE, MOST_SHARE = 0.85, 0.25, 0.9
+CUT, GROWTH = 0.9, 0.03
+# Tokens computed again after preemptions over tokens generated: up to the first, there is more room; beyond the second,
+# too little is left. To compute one takes a fraction of the time of generating it: some cost less than empty room.
+HARDLY_ANY, TOO_MANY = 0.15, 0.35
+BURST = 0.2  # of the requests in flight: so many preemptions alone are no reason to act in mid-round
+NOISE = 0.15  # servers that are slower by less are as fast as the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What a server says of its engine since it was last opened, all data-parallel ranks together."""
+
+    kv_room_tok: int
+    max_num_seqs: int  # requests that run at once
+    kv_peak: float = 0.0  # largest share of the room in use [0-1], of the fullest rank
+    kv_tok_s: float = 0.0  # tokens in the KV cache, integrated over time
+    waiting_max: int = 0  # most requests that waited in the engine at once
+    preemptions: int = 0
+    generated_tok: int = 0
+    busy_s: float = 0.0  # with at least one running request
+    request_s: float = 0.0  # sum over running requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcurrencyState:
+    """What was learned, as a checkpoint keeps it."""
+
+    context_tok: float
+    is_measured: bool
+    share: float
+
+
+@dataclass(slots=True)
+class _Server:
+    kv_room_tok: int
+    max_num_seqs: int
+    speed: float = 1.0
+    braked_to: int | None = None  # for the rest of the round
+    seen: EngineLoad | None = None  # when it was braked last in this round
+    calm_releases: int = 0  # since it was braked, or given a place back
+
+
+class ConcurrencyController:
+    """Args:
+    first_context_tok: expected for a request before anything has been measured [tokens, >= 1].
+    most_per_server: whatever its engine has room for [requests, >= 1].
+    """
+
+    def __init__(self, *, first_context_tok: int, most_per_server: int) -> None:
+        self._context_tok = float(first_context_tok)
+        self._is_measured = False
+        self._share = FIRST_SHARE
+        self._most = most_per_server
+        self._servers: dict[str, _Server] = {}
+        self._reason = "first guess"
+
+    @property
+    def total(self) -> int:
+        return sum(self.places.values())
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Server -> requests it may have in flight [count, >= 1]."""
+        return {server_id: self._places(server) for server_id, server in self._servers.items()}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Server -> how much KV cache it should hold, compared with the others [tokens]."""
+        return {server_id: server.speed * server.kv_room_tok for server_id, server in self._servers.items()}
+
+    def open(self, loads: Mapping[str, EngineLoad]) -> None:
+        """These servers take part in the round that begins, and no others."""
+        self._servers = {
+            server_id: _Server(
+                load.kv_room_tok,
+                load.max_num_seqs,
+                speed=self._servers[server_id].speed if server_id in self._servers else 1.0,
+            )
+            for server_id, load in loads.items()
+        }
+
+    def join(self, server_id: str, load: EngineLoad) -> None:
+        self._servers[server_id] = _Server(load.kv_room_tok, load.max_num_seqs)
+
+    def leave(self, server_id: str) -> None:
+        self._servers.pop(server_id, None)
+
+    def steer(self, server_id: str, load: EngineLoad, *, inflight: int) -> bool:
+        """Take places from a server that preempts too much, and give one back for each tenth of its requests that have
+        ended since; called as a request ends. True if its places have changed."""
+        server = self._servers.get(server_id)
+        if server is None or (server.braked_to is not None and inflight > server.braked_to):
+            return False  # it has not yet come down to its places
+        seen = server.seen or EngineLoad(kv_room_tok=0, max_num_seqs=0)
+        preemptions = load.preemptions - seen.preemptions - BURST * inflight
+        if self._context_tok * preemptions > TOO_MANY * (load.generated_tok - seen.generated_tok):
+            server.braked_to, server.seen, server.calm_releases = max(1, int(CUT * inflight)), load, 0
+            return True
+        if server.braked_to is None:
+            return False
+        server.calm_releases += 1
+        if server.calm_releases < (1 - CUT) * inflight:
+            return False
+        server.braked_to, server.calm_releases = server.braked_to + 1, 0
+        return True
+
+    def end_round(self, loads: Mapping[str, EngineLoad], inflight_max: Mapping[str, int]) -> None:
+        """Learn from a round.
+
+        Args:
+            loads: as of its end, of the servers that are still there.
+            inflight_max: server -> most requests it had in flight at once [count].
+        """
+        used = {key: load for key, load in loads.items() if key in self._servers and inflight_max.get(key, 0) > 0}
+        if not used:
+            return
+        inflight = sum(inflight_max[key] for key in used)
+        self._measure_context(used)
+        recomputed = self._context_tok * sum(load.preemptions for load in used.values())
+        generated = sum(load.generated_tok for load in used.values())
+        if recomputed > TOO_MANY * generated:
+            self._share = max(LEAST_SHARE, CUT * self._share)
+            self._reason = "preempted: less of the room"
+        elif recomputed > HARDLY_ANY * generated:
+            self._reason = "as full as it should be"
+        elif inflight < 0.9 * self.total:
+            self._reason = "places to spare"
+        else:
+            self._share = min(MOST_SHARE, self._share + GROWTH)
+            self._reason = "full, none preempted: more of the room"
+        self._measure_speeds(used)
+        for server in self._servers.values():
+            server.braked_to, server.seen = None, None
+
+    def figures(self) -> dict[str, float]:
+        """For metrics and the log."""
+        return {
+            "places": self.total,
+            "kv_share": self._share,
+            "context_tok": self._context_tok,
+            "slowest_speed": min((server.speed for server in self._servers.values()), default=1.0),
+        }
+
+    @property
+    def reason(self) -> str:
+        """Of the last decision."""
+        return self._reason
+
+    def state(self) -> ConcurrencyState:
+        return ConcurrencyState(context_tok=self._context_tok, is_measured=self._is_measured, share=self._share)
+
+    def restore(self, state: ConcurrencyState) -> None:
+        self._context_tok, self._is_measured = state.context_tok, state.is_measured
+        self._share, self._reason = state.share, "as in the checkpoint"
+
+    def _places(self, server: _Server) -> int:
+        by_room = self._share * server.kv_room_tok / self._context_tok
+        places = max(1, min(self._most, int(server.speed * min(server.max_num_seqs, by_room))))
+        return places if server.braked_to is None else min(places, server.braked_to)
+
+    def _measure_context(self, loads: Mapping[str, EngineLoad]) -> None:
+        """Up at once, down by halves: too small a context preempts, too large a one leaves some room empty."""
+        request_s = sum(load.request_s for load in loads.values())
+        if not request_s:
+            return
+        context_tok = max(1.0, sum(load.kv_tok_s for load in loads.values()) / request_s)
+        is_less = self._is_measured and context_tok < self._context_tok
+        self._context_tok = (self._context_tok + context_tok) / 2 if is_less else context_tok
+        self._is_measured = True
+
+    def _measure_speeds(self, loads: Mapping[str, EngineLoad]) -> None:
+        """A server is slow when both its tokens per second and its tokens per second and request are low. With fewer
+        requests than others the first is low in any case and the second is high: the geometric mean of both hardly
+        depends on their number, and says how slow."""
+        rates = {
+            key: (load.generated_tok / load.busy_s, load.generated_tok / load.request_s)
+            for key, load in loads.items()
+            if load.generated_tok > 0 and load.busy_s > 0 and load.request_s > 0
+        }
+        if not rates:
+            return
+        all_tok_per_s, each_tok_per_s = (median(values) for values in zip(*rates.values(), strict=True))
+        for key, (all_rate, each_rate) in rates.items():
+            shares = all_rate / all_tok_per_s, each_rate / each_tok_per_s
+            speed, was_slow = (shares[0] * shares[1]) ** 0.5, self._servers[key].speed < 1
+            is_slow = speed < 1 - NOISE and (was_slow or max(shares) < 1 - NOISE)
+            self._servers[key].speed = speed if is_slow else 1.0

@@ -1,0 +1,182 @@
+"""How many requests a server may have in flight, against a model of servers with a KV cache."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.concurrency import MOST_SHARE, TOO_MANY, ConcurrencyController, EngineLoad
+
+LOAD = EngineLoad(kv_room_tok=100_000, max_num_seqs=256)
+
+
+@dataclass
+class ModelledServer:
+    """In a steady state: every request takes `context_tok` of the KV cache, what does not fit is preempted again and
+    again, and a step takes longer the more run."""
+
+    kv_room_tok: int = 100_000
+    max_num_seqs: int = 256
+    context_tok: float = 1000.0
+    speed: float = 1.0
+    seconds: float = 1000.0
+
+    def after(self, inflight: int) -> EngineLoad:
+        running = min(inflight, self.max_num_seqs, int(self.kv_room_tok / self.context_tok))
+        generated_tok = int(self.seconds * self.speed * running / (0.01 + 0.0002 * running))
+        return EngineLoad(
+            kv_room_tok=self.kv_room_tok,
+            max_num_seqs=self.max_num_seqs,
+            kv_peak=running * self.context_tok / self.kv_room_tok,
+            kv_tok_s=running * self.context_tok * self.seconds,
+            preemptions=10 * max(0, min(inflight, self.max_num_seqs) - running),
+            generated_tok=generated_tok,
+            busy_s=self.seconds,
+            request_s=running * self.seconds,
+        )
+
+
+def rounds(controller: ConcurrencyController, servers: dict[str, ModelledServer], count: int) -> list[dict[str, int]]:
+    """Places in each round, all of which are used."""
+    seen = []
+    for _ in range(count):
+        controller.open(
+            {key: replace(LOAD, kv_room_tok=s.kv_room_tok, max_num_seqs=s.max_num_seqs) for key, s in servers.items()}
+        )
+        places = controller.places
+        seen.append(places)
+        controller.end_round({key: server.after(places[key]) for key, server in servers.items()}, places)
+    return seen
+
+
+@given(
+    room=st.integers(2_000, 2_000_000),
+    context=st.floats(50, 2_000),
+    guess=st.integers(50, 20_000),
+    most=st.integers(1, 2_000),
+    max_num_seqs=st.integers(1, 2_000),
+)
+def test_given_any_server_then_two_rounds_later_its_room_is_filled_and_never_passed(
+    room, context, guess, most, max_num_seqs
+):
+    server = ModelledServer(kv_room_tok=room, context_tok=context, max_num_seqs=max_num_seqs)
+    controller = ConcurrencyController(first_context_tok=max(guess, int(context) + 1), most_per_server=most)
+    for number, places in enumerate(rounds(controller, {"a": server}, 12)):
+        fits = min(room / context, max_num_seqs, most)
+        assert 1 <= places["a"] <= max(1, most)
+        assert places["a"] <= max(1, fits), "passed the room"
+        if number >= 1:
+            assert places["a"] >= int(0.8 * fits), "left room empty"
+
+
+@given(context=st.floats(200, 3_000), growth=st.floats(1.0, 1.5))
+def test_given_responses_that_grow_then_places_follow_and_preemptions_stay_rare(context, growth):
+    server = ModelledServer(context_tok=context)
+    controller = ConcurrencyController(first_context_tok=4_000, most_per_server=999)
+    too_full = 0
+    for _ in range(20):
+        controller.open({"a": LOAD})
+        places = controller.places
+        load = server.after(places["a"])
+        too_full += load.preemptions * server.context_tok > TOO_MANY * load.generated_tok
+        controller.end_round({"a": load}, places)
+        server.context_tok *= 1 + (growth - 1) / 20
+    assert too_full <= 1
+
+
+def test_given_a_server_that_is_half_as_fast_then_it_gets_half_and_keeps_it():
+    servers = {"a": ModelledServer(), "b": ModelledServer(), "slow": ModelledServer(speed=0.5), "d": ModelledServer()}
+    controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
+    for places in rounds(controller, servers, 8)[2:]:
+        assert places["a"] == places["b"] == places["d"]
+        assert 0.4 <= places["slow"] / places["a"] <= 0.65
+
+
+def test_given_a_slow_server_that_recovers_then_it_gets_its_places_back():
+    servers = {"a": ModelledServer(), "b": ModelledServer(), "slow": ModelledServer(speed=0.5)}
+    controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
+    rounds(controller, servers, 3)
+    servers["slow"].speed = 1.0
+    places = rounds(controller, servers, 4)[-1]
+    assert places["slow"] == places["a"]
+
+
+def test_given_servers_with_room_of_different_size_then_each_is_filled():
+    servers = {"small": ModelledServer(kv_room_tok=50_000), "large": ModelledServer(kv_room_tok=150_000)}
+    controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
+    places = rounds(controller, servers, 3)[-1]
+    assert places["large"] == pytest.approx(3 * places["small"], abs=3)
+
+
+def preempting(count: int, generated_tok: int = 10_000) -> EngineLoad:
+    return replace(LOAD, preemptions=count, generated_tok=generated_tok)
+
+
+def test_given_preemptions_in_mid_round_then_places_are_taken_once_and_given_back_one_by_one():
+    controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
+    controller.open({"a": LOAD})
+    full = controller.places["a"]
+    assert controller.steer("a", preempting(full), inflight=full)
+    braked = controller.places["a"]
+    assert braked == int(0.9 * full)
+    assert not controller.steer("a", preempting(full), inflight=full), "cut again before it had come down"
+    seen = []
+    for k in range(full):
+        controller.steer("a", preempting(full, 20_000 + 1_000 * k), inflight=braked)
+        seen.append(controller.places["a"])
+    assert seen == sorted(seen) and braked < seen[-1] <= full
+    controller.end_round({"a": LOAD}, {"a": full})
+    assert controller.places["a"] >= full
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 100_000), st.integers(0, 100)), max_size=50))
+def test_given_any_reports_then_a_server_keeps_a_place_and_never_gets_more_than_it_began_with(reports):
+    controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
+    controller.open({"a": LOAD})
+    first, preemptions, generated = controller.places["a"], 0, 0
+    for more_preemptions, more_tok, inflight in reports:
+        preemptions, generated = preemptions + more_preemptions, generated + more_tok
+        controller.steer("a", preempting(preemptions, generated), inflight=min(inflight, first))
+        assert 1 <= controller.places["a"] <= first
+
+
+def test_given_rounds_that_preempt_too_much_then_less_of_the_room_is_filled_and_more_again_later():
+    controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
+    controller.open({"a": LOAD})
+    before = controller.places["a"]
+    controller.end_round({"a": preempting(100)}, {"a": before})
+    assert controller.places["a"] == int(0.9 * 0.85 * 100) and "less" in controller.reason
+    for _ in range(10):
+        controller.end_round({"a": preempting(0)}, {"a": controller.places["a"]})
+    assert controller.places["a"] == int(MOST_SHARE * 100) > before
+
+
+def test_given_few_requests_then_nothing_is_concluded_from_them():
+    controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
+    controller.open({"a": LOAD})
+    before = controller.places
+    controller.end_round({"a": ModelledServer().after(3)}, {"a": 3})
+    assert controller.places == before
+    controller.end_round({}, {})
+    assert controller.places == before
+
+
+def test_given_servers_that_join_and_leave_then_places_follow():
+    controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
+    controller.open({"a": LOAD})
+    controller.join("b", replace(LOAD, kv_room_tok=50_000))
+    assert controller.places == {"a": 85, "b": 42}
+    controller.leave("a")
+    controller.leave("gone")
+    assert controller.total == 42
+    assert not controller.steer("a", preempting(1000), inflight=10), "reports of a server that has left change nothing"
+
+
+def test_given_a_checkpoint_then_the_next_run_goes_on_with_what_was_learned():
+    controller = ConcurrencyController(first_context_tok=9_000, most_per_server=999)
+    rounds(controller, {"a": ModelledServer()}, 5)
+    resumed = ConcurrencyController(first_context_tok=9_000, most_per_server=999)
+    resumed.restore(controller.state())
+    resumed.open({"a": LOAD})
+    assert resumed.places == controller.places

@@ -1,0 +1,99 @@
+"""What is known of a group before all of its trajectories have ended, and how many groups are held because of it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.group_filter import RunningVerdict, judge_group
+from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AtHand, OverSampling
+from recipe.async_dapo.core.response_lengths import ResponseLengths
+from recipe.async_dapo.core.round_size import RoundSize
+from recipe.async_dapo.core.staleness import StalenessLimit
+from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=16), st.integers(1, 16))
+def test_a_group_that_is_certain_is_valid_whatever_follows(metrics, judged):
+    early = RunningVerdict.of(metrics[:judged])
+    assert early.judged == len(metrics[:judged])
+    if early.is_certain:
+        assert judge_group(metrics) is Verdict.VALID
+    if judged >= len(metrics):
+        assert early.is_certain == (judge_group(metrics) is Verdict.VALID)
+
+
+def auto(target: int = 64, **options) -> OverSampling:
+    return OverSampling(target_valid_groups=target, batch_size=None, **options)
+
+
+def test_given_nothing_is_known_then_twice_the_batch_is_held_and_less_where_tokens_would_be_lost():
+    assert auto().groups_to_hold == 128
+    assert auto(keeps_tokens=False).groups_to_hold == 77
+
+
+@given(
+    target=st.integers(1, 500),
+    judged=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), max_size=20),
+    certain=st.integers(0, 1000),
+    still_open=st.integers(0, 1000),
+    cap=st.none() | st.floats(0, 1),
+)
+def test_given_any_history_then_what_is_drawn_brings_the_expected_groups_to_the_target_and_no_further(
+    target, judged, certain, still_open, cap
+):
+    over_sampling = auto(target, max_partial_share=cap)
+    for valid, filtered in judged:
+        over_sampling.observe(0.5, valid=valid, judged=valid + filtered)
+    share = over_sampling.valid_share
+    assert LEAST_VALID_SHARE <= share <= 1
+    at_hand = AtHand(certain=certain, open=still_open)
+    missing = over_sampling.missing(at_hand)
+    expected = AtHand(certain=certain, open=still_open + missing).expected_valid(share)
+    assert expected >= target - 1e-6, "fewer than a batch"
+    if missing:
+        assert expected - share < 2 * target + 1e-6, "more than is held"
+        assert over_sampling.missing(AtHand(certain=certain + 1, open=still_open)) < missing or share * missing < 1
+    assert over_sampling.groups_to_draw(at_hand) >= 1
+
+
+def test_given_half_of_the_groups_valid_then_twice_as_many_are_held_and_certain_ones_count_whole():
+    over_sampling = auto()
+    over_sampling.observe(0.0, valid=64, judged=128)
+    assert over_sampling.groups_to_hold == 256
+    assert over_sampling.missing(AtHand(certain=64, open=0)) == 128
+    assert over_sampling.missing(AtHand(certain=0, open=64)) == 192
+
+
+def outcome(*lens_tok: int, verdict: Verdict = Verdict.VALID) -> GroupOutcome:
+    return GroupOutcome(prompt_uid="a", verdict=verdict, response_lens_tok=lens_tok)
+
+
+def size(max_staleness: int | None) -> RoundSize:
+    return RoundSize(
+        trajectories_per_batch=100, longest_tok=1000, staleness=StalenessLimit(max_staleness=max_staleness)
+    )
+
+
+def test_given_a_limit_on_staleness_then_the_longest_response_that_starts_now_ends_in_time():
+    rounds = size(4)
+    rounds.observe([outcome(250, 250), outcome(900, verdict=Verdict.FAILED)])
+    assert rounds.staleness_bound(1.0) == 100  # 4 x 250 / 1000 = 1 round in flight for a mean one
+    assert rounds.decide(5000, 0.5) == 200
+    assert rounds.decide(60, 0.5) == 60
+    assert size(0).decide(5000, 1.0) == 100, "what one step needs is always allowed"
+    assert size(None).decide(5000, 1.0) == 5000
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=300), st.integers(0, 1200))
+def test_the_expected_remainder_is_that_of_the_responses_that_were_longer(lens_tok, generated_tok):
+    lengths = ResponseLengths(1000)
+    for length in lens_tok:
+        lengths.add(length)
+    longer = [length for length in lens_tok if length > generated_tok]
+    remainder = lengths.remainder_tok(generated_tok)
+    assert 0 <= remainder <= 1000
+    if longer and len(lens_tok) < 64:
+        assert remainder == sum(longer) / len(longer) - generated_tok
+
+
+def test_given_nothing_as_long_then_half_of_what_is_left_is_expected():
+    assert ResponseLengths(1000).remainder_tok(200) == 400

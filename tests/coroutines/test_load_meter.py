@@ -1,0 +1,75 @@
+"""What a vLLM engine's own figures become, step by step."""
+
+from types import SimpleNamespace
+
+import pytest
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase, StatLoggerManager
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+from recipe.async_dapo.engines import load_meter
+from recipe.async_dapo.engines.load_meter import LoadMeter
+
+
+def config(blocks: int = 100):
+    return SimpleNamespace(
+        cache_config=SimpleNamespace(num_gpu_blocks=blocks, block_size=16),
+        scheduler_config=SimpleNamespace(max_num_seqs=64),
+    )
+
+
+def stats(running: int, usage: float, waiting: int = 0) -> SchedulerStats:
+    return SchedulerStats(num_running_reqs=running, num_waiting_reqs=waiting, kv_cache_usage=usage)
+
+
+def generated(tokens: int, preempted: int = 0) -> IterationStats:
+    made = IterationStats()
+    made.num_generation_tokens, made.num_preempted_reqs = tokens, preempted
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(load_meter, "time", SimpleNamespace(monotonic=lambda: now.now_s))
+    return now
+
+
+def test_given_steps_then_time_counts_with_what_ran_in_it(clock):
+    meter = LoadMeter(config(), [0])
+    for now_s, running, usage in ((0.0, 2, 0.1), (1.0, 4, 0.5), (3.0, 0, 0.0), (9.0, 1, 0.2)):
+        clock.now_s = now_s
+        meter.record(stats(running, usage, waiting=running), generated(10 * running, preempted=int(running == 4)))
+    load = meter.load()
+    assert (load.kv_room_tok, load.max_num_seqs) == (1600, 64)
+    assert (load.busy_s, load.request_s) == (3.0, 2 * 1 + 4 * 2)
+    assert load.kv_tok_s == pytest.approx(1600 * (0.1 * 1 + 0.5 * 2))
+    assert (load.kv_peak, load.waiting_max, load.preemptions, load.generated_tok) == (0.5, 4, 1, 70)
+    meter.reset()
+    assert meter.load() == LoadMeter(config(), [0]).load()
+
+
+def test_given_data_parallel_ranks_then_room_and_sequences_are_of_all_and_usage_is_each_ones_own(clock):
+    meter = LoadMeter(config(blocks=200), [0, 1])
+    for rank, usage in ((0, 0.5), (1, 1.0)):
+        meter.record(stats(1, usage), None, engine_idx=rank)
+    clock.now_s = 2.0
+    for rank in (0, 1):
+        meter.record(stats(0, 0.0), None, engine_idx=rank)
+    load = meter.load()
+    assert (load.kv_room_tok, load.max_num_seqs, load.kv_peak) == (3200, 128, 1.0)
+    assert load.kv_tok_s == pytest.approx(2.0 * 1600 * (0.5 + 1.0))
+
+
+def test_given_an_engine_then_the_meter_is_one_of_its_loggers_and_without_statistics_its_size_is_known():
+    manager = SimpleNamespace(engine_indexes=[0], stat_loggers=[])
+    meter = LoadMeter.attach(SimpleNamespace(vllm_config=config(), logger_manager=manager))
+    assert manager.stat_loggers == [meter] and isinstance(meter, AggregateStatLoggerBase)
+    silent = LoadMeter.attach(SimpleNamespace(vllm_config=config(), logger_manager=None))
+    assert silent.load().kv_room_tok == 1600 and silent.load().kv_peak == 0
+
+
+def test_vllms_manager_tells_every_logger_in_its_list(clock):
+    manager = object.__new__(StatLoggerManager)
+    manager.stat_loggers = [LoadMeter(config(), [0])]
+    manager.record(stats(1, 0.25), generated(3), None, 0)
+    assert manager.stat_loggers[0].load().generated_tok == 3
