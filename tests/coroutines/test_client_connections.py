@@ -52,7 +52,7 @@ def test_given_a_server_that_cannot_be_reached_and_then_dies_then_the_turns_are_
         assert_whole(await it.generate())
         await asyncio.sleep(100)
         status = await it.balancer.get_status()
-        assert (status["total_inflight"], status["active_servers"]) == (0, 1)
+        assert status["total_inflight"] == 0 and "b" in status["servers"]  # nobody may have noticed a death
 
     for death_s in (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 2.0):
         simulate(main(death_s))
