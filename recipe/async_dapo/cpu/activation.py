@@ -27,6 +27,8 @@ def run_environment(base: Mapping[str, str], *, code_path: Path, output: Path) -
     return environment | {
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "RAY_prestart_worker_first_driver": "0",  # none of a run's processes fits those that Ray starts ahead
         "PYTHONUNBUFFERED": "1",
         "VERL_FILE_LOGGER_PATH": str(output / "metrics.jsonl"),
         "TENSORBOARD_DIR": str(output / "tensorboard"),

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,18 +45,23 @@ def prepare_assets(
     seed: int,
     shape: TaskShape = QUICK_START,
     on_progress: Callable[[float], None] = lambda share: None,
+    beside: AbstractContextManager = nullcontext(),  # noqa: B008 (it has no state)
 ) -> Assets:
     """The assets under `parent`, made if they are not there (about 20 s on one free core).
 
     The folder's name is a hash of seed, shape and the code that makes it, and it appears in one step:
     a folder that exists is complete and up to date.
+
+    Args:
+        beside: is open while they are made, and not at all if they are there.
     """
     assets = Assets(folder=parent / f"assets-{_fingerprint(seed, shape)}", shape=shape)
     if not assets.folder.exists():
         parent.mkdir(parents=True, exist_ok=True)
         draft = replace(assets, folder=parent / f"{assets.folder.name}.part-{os.getpid()}")
         try:
-            _make(draft, seed=seed, on_progress=on_progress)
+            with beside:
+                _make(draft, seed=seed, on_progress=on_progress)
             _publish(draft.folder, assets.folder)
         finally:
             shutil.rmtree(draft.folder, ignore_errors=True)

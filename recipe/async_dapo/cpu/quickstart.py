@@ -1,4 +1,4 @@
-"""The recipe on the real stack, without a GPU: `python -m recipe.async_dapo.cpu.quickstart --steps 60`.
+"""The recipe on the real stack, without a GPU: `python -m recipe.async_dapo.cpu.quickstart`.
 
 Makes a tiny model and a task for it, trains it through the recipe's own entry point, and reports what
 happened. Hydra overrides for the entry point follow after `--`.
@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from .activation import run_environment
+from .inspection import vllm_inspects
 from .model_and_data import Assets, prepare_assets
-from .overrides import RunSettings, recipe_overrides, verl_overrides
+from .overrides import QUICK_LEARNING_RATE, QUICK_STEPS, RunSettings, recipe_overrides, verl_overrides
 from .progress import Progress
 from .report import summarise, write_report
 from .run_metrics import RunMetrics
@@ -72,7 +73,12 @@ def _run(options: Options) -> None:
     metrics = RunMetrics(file=options.output / "metrics.jsonl")
     metrics.file.unlink(missing_ok=True)
     with Progress(console, steps=options.steps) as progress:
-        assets = prepare_assets(options.output.parent, seed=options.seed, on_progress=progress.preparing)
+        assets = prepare_assets(
+            options.output.parent,
+            seed=options.seed,
+            on_progress=progress.preparing,
+            beside=vllm_inspects("Qwen3ForCausalLM"),
+        )
         with RayFolder() as ray:
             command = _command(options, assets, ray.path)
             environment = run_environment(os.environ, code_path=_CODE_PATH, output=options.output)
@@ -121,7 +127,12 @@ def _follow(process: TrainingProcess, metrics: RunMetrics, progress: Progress, o
 
 def _command(options: Options, assets: Assets, ray_folder: Path) -> list[str]:
     run = RunSettings(
-        assets=assets, output=options.output, ray_folder=ray_folder, steps=options.steps, seed=options.seed
+        assets=assets,
+        output=options.output,
+        ray_folder=ray_folder,
+        steps=options.steps,
+        seed=options.seed,
+        learning_rate=QUICK_LEARNING_RATE,
     )
     return [
         sys.executable,
@@ -138,7 +149,7 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(
         prog="quickstart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=QUICK_STEPS)
     parser.add_argument("--stop-rule", choices=STOP_RULES, help="default: the strategy's own")
     parser.add_argument("--strategy", choices=STRATEGIES, default="partial")
     parser.add_argument("--seed", type=int, default=0)
