@@ -1,4 +1,4 @@
-.PHONY: quickstart test fast-test format clean
+.PHONY: quickstart test fast-test test-gpu-versions format clean
 
 quickstart:
 	bash quickstart.sh
@@ -9,9 +9,14 @@ test:
 fast-test:
 	bash run_tests.sh --fast
 
+# The engine code on the versions that verl's extra installs on GPUs: 10 GB, some minutes; not part of CI.
+test-gpu-versions:
+	bash requirements/install.sh .venv-gpu-versions requirements/gpu_versions.txt
+	.venv-gpu-versions/bin/pytest tests/contract tests/e2e/test_partial_rollout.py tests/e2e/test_consistent.py
+
 format:
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
 clean:
-	rm -rf .venv outputs .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-gpu-versions outputs .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Installs the packages of a lock beside the interpreter that runs this: `python install_packages.py LOCK`.
+"""Installs locked packages beside the interpreter that runs this: `python install_packages.py LOCK [CHANGES]`.
 
 uv takes a fraction of pip's time, but reads nothing of pip's configuration, so that is translated. Where it says
 something that uv does not know, where uv is not to be had, or where uv fails, pip does the work.
@@ -85,7 +85,8 @@ class Installer:
 
 
 def main() -> None:
-    lock = Path(sys.argv[1])
+    lock = Path(sys.prefix, "lock.txt")
+    lock.write_text("".join(f"{pin}\n" for pin in merged(*(Path(file).read_text() for file in sys.argv[1:]))))
     torch, uv = (_pin(lock, name) for name in ("torch", "uv"))
     pip = Installer(
         command=(sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"),
@@ -176,6 +177,12 @@ def _translated(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield variable, separator.join(value.split())
         elif key not in _IRRELEVANT:
             raise UvUnsuitable(f"pip is configured with {key}={value}, which uv does not know")
+
+
+def merged(*locks: str) -> list[str]:
+    """The pins of several locks; of a package that several have, the last one's."""
+    pins = [line for lock in locks for line in lock.splitlines() if "==" in line and not line.startswith("#")]
+    return list({pin.partition("==")[0].lower().replace("_", "-"): pin for pin in pins}.values())
 
 
 def _pin(lock: Path, name: str) -> str:

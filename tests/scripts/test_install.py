@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from requirements.install_packages import UvUnsuitable, pip_options, uv_environment
+from requirements.install_packages import UvUnsuitable, merged, pip_options, uv_environment
 from tests.support.package_index import add_installed_package, add_package
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
@@ -131,3 +131,8 @@ def test_given_pips_options_when_translated_then_uv_reads_the_same_sources_unles
 def test_given_an_option_of_pip_without_counterpart_when_translated_then_it_is_named():
     with pytest.raises(UvUnsuitable, match="no-index=true"):
         uv_environment({"no-index": "true"}, {})
+
+
+def test_given_two_locks_when_merged_then_the_second_ones_version_of_a_package_replaces_the_firsts():
+    first = "# Comment: one==0.1\nSome_Package==1.0\ntorch==2.13.0+cpu\n"
+    assert merged(first, "some-package==2.0\nadded==3.0\n") == ["some-package==2.0", "torch==2.13.0+cpu", "added==3.0"]
