@@ -93,10 +93,7 @@ class Cluster:
         self.trained: list[str] = []
         self.store = FakeStore()
         self._patch(monkeypatch)
-        self.servers = [
-            ScriptedServer(self.task.length_of, prompt_len_tok=2, token_s=1.0, delivery_tok=opts.delivery_tok)
-            for _ in range(num_servers)
-        ]
+        self.servers = self._make_servers(monkeypatch, num_servers)
         self.server_handles = [FakeHandle(server, latency_s=latency_s) for server in self.servers]
         router = {
             "max_loads_per_server": opts.max_loads_per_server or 999,
@@ -201,6 +198,12 @@ class Cluster:
         assert all(server.max_running <= most for server in self.servers)
 
     # ---- how it is put together ----
+
+    def _make_servers(self, monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:
+        return [
+            ScriptedServer(self.task.length_of, prompt_len_tok=2, token_s=1.0, delivery_tok=self.options.delivery_tok)
+            for _ in range(count)
+        ]
 
     def _patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         remote = SimpleNamespace(get=self._get, wait=self._wait, kill=FakeHandle.kill)

@@ -1,0 +1,55 @@
+"""The planner and the code that runs agree: the same options, on the same server model, take the same time."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from recipe.async_dapo.plan.lengths import LogNormalLengths
+from recipe.async_dapo.plan.simulated_training import TrainingRun
+from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo.plan.workload import ValidShare
+
+from ..support.emulated_cluster import EmulatedCluster
+from ..support.plan_settings import small_scenario
+
+STEPS, WARMUP = 15, 3
+SCENARIO = small_scenario(
+    num_servers=4,
+    train_batch_size=8,
+    rollout_n=4,
+    max_num_seqs=16,
+    prompt_len_tok=2,
+    max_response_length=900,
+    lengths=LogNormalLengths(median_tok=250, sigma=0.8, correlation=0.5),
+    pass_rates=ValidShare(0.6),
+)
+SYSTEMS = {
+    "discard fifo": {"rollout_strategy": "discard", "over_sampling_batch_size": 16},
+    "discard drain": {"rollout_strategy": "discard", "stop_rule": "drain", "over_sampling_batch_size": 16},
+    "partial": {"rollout_strategy": "partial", "over_sampling_batch_size": 24},
+    "partial, pool": {"rollout_strategy": "partial", "over_sampling_batch_size": 32, "rollout_pool_size": 48},
+    "partial_stale_kv": {"rollout_strategy": "partial_stale_kv", "over_sampling_batch_size": 24},
+    "consistent": {"rollout_strategy": "consistent", "over_sampling_batch_size": 16},
+}
+
+
+@pytest.fixture
+def clusters() -> Iterator[list[EmulatedCluster]]:
+    started: list[EmulatedCluster] = []
+    yield started
+    for cluster in started:
+        cluster.close()
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_what_the_planner_says(
+    monkeypatch, clusters, name
+) -> None:
+    system = recipe(name, max_loads_per_server=16, **SYSTEMS[name])
+    planned = TrainingRun(SCENARIO, system)
+    planned_s = [planned.step().rollout_s for _ in range(STEPS)][WARMUP:]
+    with monkeypatch.context() as patched:
+        cluster = EmulatedCluster(patched, planned.options, SCENARIO)
+        clusters.append(cluster)
+        rehearsed_s = [cluster.step()["async_dapo/round/rollout_s"] for _ in range(STEPS)][WARMUP:]
+    assert sum(rehearsed_s) == pytest.approx(sum(planned_s), rel=0.05)

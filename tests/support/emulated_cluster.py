@@ -1,0 +1,97 @@
+"""The simulated cluster with our real servers, on emulated engines: a rehearsal without Ray, in virtual time."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from transfer_queue import KVBatchMeta
+
+from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.engines.server import AsyncDAPOServer
+from recipe.async_dapo.plan.engine import Engine
+from recipe.async_dapo.plan.scenario import Scenario
+from recipe.async_dapo.plan.workload import ANSWERS
+from recipe.async_dapo.rehearsal.answers import NUMBER_TOK, Answer, AnswerBook, Vocabulary
+from recipe.async_dapo.rehearsal.clock import CompressedClock
+from recipe.async_dapo.rehearsal.engine import LOG_PROB, EmulatedEngine
+
+from .scripted_engine import start_server
+from .simulated_cluster import Cluster
+from .simulated_worker import Task
+
+WORDS = Vocabulary(digits=tuple(range(10)), filler=20, right=(21,), wrong=(22,), end_of_text=23)
+LATENCY_S = 1e-4  # of every call
+PROMPTS = 1024  # more than any test draws
+
+
+class PlannedBook(AnswerBook):
+    """Answers as long as the planner's: prompt [index, session] is a trajectory of the planner's prompt."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        limit_tok, n = scenario.max_response_length, scenario.rollout_n
+        super().__init__(scenario.lengths, scenario.pass_rates, WORDS, limit_tok=limit_tok, n=n, seed=scenario.seed)
+        self._workload = scenario.workload()
+        self.planned = [group.prompt[ANSWERS] for group in self._workload.draw(PROMPTS, step=0)]
+
+    def take(self, context_ids: Sequence[int]) -> tuple[Answer, int]:
+        self._asked = context_ids
+        return super().take(context_ids)
+
+    def _draw(self, prompt: Any, number: int) -> Answer:
+        index, session = self._asked
+        answers = deepcopy(self.planned[index])
+        for _ in range(number):
+            self._workload.answer_anew(answers)
+        length_tok = max(NUMBER_TOK + 2, answers.response_lens_tok[session])
+        is_cut = length_tok == self._limit_tok
+        return Answer(number, length_tok, answers.metrics[session] > 0, is_cut, WORDS)
+
+
+class EmulatedCluster(Cluster):
+    """Args:
+    scenario: what the engines emulate; prompts have two tokens.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, opts: AsyncDAPOConfig, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.emulated: list[EmulatedEngine] = []
+        self.book = PlannedBook(scenario)
+
+        def metric_of(prompt_ids: list[int]) -> float:
+            index, session = prompt_ids
+            return self.book.planned[index].metrics[session]
+
+        task = Task(metric_of=metric_of, scoring_s=0.0)
+        super().__init__(monkeypatch, opts, task=task, num_servers=scenario.num_servers, latency_s=LATENCY_S)
+
+    def _make_servers(self, monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:
+        scenario = self.scenario
+        clock = CompressedClock(1.0, origin_s=0.0, real_s=self.loop.time)
+        servers: list[AsyncDAPOServer] = []
+        for _ in range(count):
+            model = Engine(scenario.step_cost(), max_num_seqs=scenario.max_num_seqs)
+            self.emulated.append(EmulatedEngine(model, self.book, clock))
+            servers.append(start_server(monkeypatch, self.emulated[-1]))
+            servers[-1].config.free_cache_engine = False
+        return servers
+
+    def check(self, batch: KVBatchMeta) -> None:
+        super().check(batch)
+        assert all(engine.model.num_requests == 0 for engine in self.emulated) or self.options.keeps_kv
+
+    def check_trajectory(self, fields: dict[str, Any], tag: dict[str, Any]) -> None:
+        tokens = fields["responses"].tolist()
+        assert tokens[-1] == WORDS.end_of_text or len(tokens) == self.scenario.max_response_length
+        assert tokens.count(WORDS.end_of_text) <= 1, "two answers in one trajectory"
+        assert set(fields["rollout_log_probs"].tolist()) == {LOG_PROB}
+        assert sum(count for _, count in tag["segments"]) == len(tokens)
+
+    def check_engines(self) -> None:
+        kept = {a.lease_id for group in self.buffer.pool.buffered for a in group.attachments()}
+        assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_waiting
+
+    def _own_tasks(self) -> set[str]:
+        """A kept request is a task of its server, which is in this loop too."""
+        tasks = super()._own_tasks()
+        return set() if self.options.keeps_kv else tasks
