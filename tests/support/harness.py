@@ -99,7 +99,7 @@ def train(
         settings = RunSettings(
             assets=assets, output=folder, ray_folder=ray_folder.path, steps=steps, seed=0, engines=engines
         )
-        own = [] if strategy is None else recipe_overrides(strategy=strategy, stop_rule=stop_rule, engines=engines)
+        own = [] if strategy is None else recipe_overrides(strategy=strategy, stop_rule=stop_rule)
         command = [sys.executable, "-m", module, *verl_overrides(settings), *own, *_QUICK, *overrides]
         process = TrainingProcess(
             command, environment=_environment(folder) | dict(environment or {}), log_file=folder / "train.log"
