@@ -9,18 +9,23 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from benchmarks.support.tables import markdown
+from recipe.async_dapo.plan.inputs import Inputs
 from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS
 
 OPTIONS_FILE = Path(__file__).parents[1] / "recipe" / "async_dapo" / "config" / "async_dapo_trainer.yaml"
-OWN_NODE = "async_dapo"
+OWN_NODES = ("async_dapo", "rehearsal")
 NOT_OPTIONS = ("hydra", "defaults")
 
 _KEY = re.compile(r"( *)([a-z_0-9]+):(.*)")
 _BUCKET = "|".join(map(re.escape, STALENESS_BUCKETS))
 
 
-def options() -> pd.DataFrame:
-    """Every key of the `async_dapo` node with its default and the comment above it."""
+def options(node: str) -> pd.DataFrame:
+    """Every key of one of the recipe's own nodes with its default and the comment above it.
+
+    The planner's inputs, which are the rehearsal's too, explain themselves.
+    """
+    inputs = {name: meaning for name, (_, meaning) in Inputs.described().items()}
     rows = []
     parents: dict[int, str] = {}
     comment: list[str] = []
@@ -31,8 +36,8 @@ def options() -> pd.DataFrame:
         if match := _KEY.match(line):
             indent, key, default = len(match[1]), match[2], match[3].strip()
             parents = {depth: name for depth, name in parents.items() if depth < indent} | {indent: key}
-            if default and parents[0] == OWN_NODE:
-                rows.append((f"`{'.'.join(parents.values())}`", f"`{default}`", " ".join(comment)))
+            if default and parents[0] == node:
+                rows.append((f"`{'.'.join(parents.values())}`", f"`{default}`", " ".join(comment) or inputs[key]))
         comment = []
     return pd.DataFrame(rows, columns=["Option", "Default", "Meaning"])
 
@@ -40,7 +45,7 @@ def options() -> pd.DataFrame:
 def verl_defaults() -> pd.DataFrame:
     """verl's own options that the recipe's yaml sets."""
     file: Any = OmegaConf.to_container(OmegaConf.load(OPTIONS_FILE))
-    nodes = {name: node for name, node in file.items() if name not in (OWN_NODE, *NOT_OPTIONS)}
+    nodes = {name: node for name, node in file.items() if name not in (*OWN_NODES, *NOT_OPTIONS)}
     rows = [(f"`{key}`", f"`{'null' if value is None else value}`") for key, value in _leaves(nodes)]
     return pd.DataFrame(rows, columns=["Option of verl", "Default here"])
 

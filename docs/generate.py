@@ -51,10 +51,28 @@ def table_of(runs: Callable[[], pd.DataFrame], make: Callable[[pd.DataFrame], pd
     return lambda: markdown(make(runs()))
 
 
+EXAMPLES = {
+    "make_data.py": "python",
+    "reward.py": "python",
+    "judged_reward.py": "python",
+    "checked_answer.py": "python",
+    "agent_loops.yaml": "yaml",
+    "tools.py": "python",
+}
+
+
+def example(name: str) -> str:
+    return f"```{EXAMPLES[name]}\n{(ROOT / 'examples' / name).read_text()}```\n"
+
+
 # Page -> mark -> what stands between `<!-- mark -->` and `<!-- end of mark -->`.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"headline": headline},
-    "docs/options.md": {"options": table(declared.options), "verl's options": table(declared.verl_defaults)},
+    "docs/options.md": {
+        "options": table(partial(declared.options, "async_dapo")),
+        "rehearsal's options": table(partial(declared.options, "rehearsal")),
+        "verl's options": table(declared.verl_defaults),
+    },
     "docs/metrics.md": {"metrics": declared.metrics},
     "docs/planner.md": {
         "reference setting": table(plan.reference_table),
@@ -63,6 +81,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "calibration": table(plan.calibration_table),
         "scale": table(plan.scale_table),
     },
+    "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES},
     "docs/results.md": {
         "quick start": table(quick_start),
         "stop latency": table(stop_latency),

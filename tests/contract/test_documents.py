@@ -13,7 +13,7 @@ from ..support.composed_runs import compose_run
 from ..support.documents import PAGES, ROOT, arguments_of, arguments_of_script, files, messages, page
 
 FILE_NAME = re.compile(r"[\w./-]+\.(py|sh|md|yaml|toml|txt|csv|png|json|jsonl|msgpack)|[\w./-]+/")
-OPTION = re.compile(r"[+~]*([a-z_0-9]+(?:\.[a-z_0-9]+)+)(?:=.*)?", re.DOTALL)
+OPTION = re.compile(r"([a-z_0-9]+(?:\.[a-z_0-9]+)+)(?:=.*)?", re.DOTALL)
 WRITTEN_BY_RUNS = {
     "training.png",
     "outputs/",
@@ -55,7 +55,10 @@ def test_files_that_are_named_exist(name: str) -> None:
 def test_commands_can_be_run(name: str) -> None:
     for program, *words in page(name).commands:
         if program == "python":
-            assert words[0] == "-m" and find_spec(words[1]) is not None, f"{name}: no module {words[1]}"
+            if words[0] != "-m":
+                assert (ROOT / words[0]).is_file(), f"{name}: no script {words[0]}"
+                continue
+            assert find_spec(words[1]) is not None, f"{name}: no module {words[1]}"
             known, rest = arguments_of(words[1]), words[2:]
         elif program == "bash":
             assert (ROOT / words[0]).is_file(), f"{name}: no script {words[0]}"

@@ -1,4 +1,4 @@
-"""verl's tool agent loop over our client: an interruption at any time, in any turn, is invisible to the loop."""
+"""Agent loops of several turns over our client: an interruption at any time, in any turn, is invisible to the loop."""
 
 import asyncio
 from types import SimpleNamespace
@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop import AgentLoopOutput
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
+from examples.checked_answer import CheckedAnswer
 from recipe.async_dapo.core.recording import Recorder, SampledTokens, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.cpu.tiny_model import build_tokenizer
@@ -84,9 +85,9 @@ async def check(digits: str) -> str:
     return f"saw {digits}"
 
 
-def agent_loop(client: Any) -> ToolAgentLoop:
+def agent_loop(loop_class: type[AgentLoopBase], client: Any) -> AgentLoopBase:
     tool = FunctionTool(name="check", fn=check, tool_schema=OpenAIFunctionToolSchema(**SCHEMA), is_async=True)
-    return ToolAgentLoop(
+    return loop_class(
         trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT}})),
         server_manager=client,
         tokenizer=TOKENIZER,
@@ -98,11 +99,11 @@ def agent_loop(client: Any) -> ToolAgentLoop:
     )
 
 
-async def run(it: World) -> AgentLoopOutput:
+async def run(it: World, loop_class: type[AgentLoopBase]) -> AgentLoopOutput:
     """Run the trajectory's agent loop from its start, as every round does."""
     it.recorder = Recorder(trajectory=it.trajectory)
     current_recorder.set(it.recorder)
-    return await agent_loop(it.client).run(
+    return await agent_loop(loop_class, it.client).run(
         {"logprobs": True}, raw_prompt=[{"role": "user", "content": "47+4*03"}], uid="group", session_id=0
     )
 
@@ -112,13 +113,13 @@ def a_world(pause_mode: str) -> World:
     return World(servers, pause_mode=pause_mode, response_length=200, trajectory=Trajectory(session_id=0))
 
 
-async def interrupted_every(it: World, period_s: float) -> tuple[AgentLoopOutput, int]:
+async def interrupted_every(it: World, loop_class: type[AgentLoopBase], period_s: float) -> tuple[AgentLoopOutput, int]:
     """Run to the end through rounds that are stopped after `period_s`. Returns the output and the rounds it took."""
     rounds = 0
     while True:
         rounds += 1
         assert rounds < 200, "no progress"
-        task = asyncio.create_task(run(it))
+        task = asyncio.create_task(run(it, loop_class))
         done, _ = await asyncio.wait({task}, timeout=period_s)
         if done:
             return task.result(), rounds
@@ -135,16 +136,22 @@ async def interrupted_every(it: World, period_s: float) -> tuple[AgentLoopOutput
 
 @pytest.mark.parametrize("pause_mode", ["abort", "keep"])
 # Longer than all tools together: they are called again whenever the loop is resumed.
-@pytest.mark.parametrize("period_s", [4.4, 5.3, 6.0, 6.6, 7.3, 8.2])
+@pytest.mark.parametrize(
+    ("loop_class", "turns", "period_s"),
+    [
+        *((ToolAgentLoop, TURNS, period_s) for period_s in (4.4, 5.3, 6.0, 6.6, 7.3, 8.2)),
+        *((CheckedAnswer, 2, period_s) for period_s in (4.4, 6.6, 8.2)),
+    ],
+)
 def test_given_stops_at_any_time_then_the_loop_ends_as_if_nothing_had_happened(
-    pause_mode: str, period_s: float
+    pause_mode: str, loop_class: type[AgentLoopBase], turns: int, period_s: float
 ) -> None:
     async def undisturbed() -> AgentLoopOutput:
-        return await run(a_world(pause_mode))
+        return await run(a_world(pause_mode), loop_class)
 
     async def disturbed() -> tuple[AgentLoopOutput, int, World]:
         it = a_world(pause_mode)
-        output, rounds = await interrupted_every(it, period_s)
+        output, rounds = await interrupted_every(it, loop_class, period_s)
         return output, rounds, it
 
     expected = simulate(undisturbed(), loop_class=InlineExecutorLoop)
@@ -153,7 +160,7 @@ def test_given_stops_at_any_time_then_the_loop_ends_as_if_nothing_had_happened(
     for field in ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "num_turns"):
         assert getattr(output, field) == getattr(expected, field), field
     assert 0 in output.response_mask and sum(output.response_mask) == it.trajectory.generated_tok
-    assert len(it.trajectory.turns) == TURNS and it.recorder.diverged_tok == 0
+    assert len(it.trajectory.turns) == turns and it.recorder.diverged_tok == 0
     assert len({version for version, _ in it.trajectory.stamps}) > 1
     assert all(turn.attachment is None for turn in it.trajectory.turns)
     packed = PackedOutput.pack(output, SampledTokens(it.trajectory.turns))

@@ -17,8 +17,10 @@ _WATCHING_CALLS = 10_000  # at once: the trainer's, and one of each of its worke
 
 
 class AsyncDAPOReplica(vLLMReplica):
-    """Args:
-    engine_timeout_s: longest time the engine may take to go to sleep [s].
+    """verl's vLLM replica with this recipe's servers: knows its processes, and is bounded in going to sleep.
+
+    Args:
+        engine_timeout_s: longest time the engine may take to go to sleep [s].
     """
 
     def __init__(self, *args: Any, engine_timeout_s: float, **kwargs: Any) -> None:

@@ -42,9 +42,12 @@ class Request:
 
 
 class Engine:
-    """Args:
-    cost: seconds of a step and of a prefill, and the room of the KV cache.
-    max_num_seqs: requests that run at once [requests, >= 1].
+    """A modelled vLLM engine: continuous batching, KV cache, preemption and prefill, advanced from change to change of
+    its batch.
+
+    Args:
+        cost: seconds of a step and of a prefill, and the room of the KV cache.
+        max_num_seqs: requests that run at once [requests, >= 1].
     """
 
     def __init__(self, cost: StepCost, *, max_num_seqs: int) -> None:

@@ -38,15 +38,17 @@ class SimulatedRound:
 
 
 class RoundSimulation:
-    """Args:
-    step: trains policy version `step - 1`, which the engines have.
-    carried_valid_groups: valid groups left over from earlier rounds [groups].
-    must_finish: groups that would be too stale in the next step.
-    pool_size: trajectories that may be unfinished at once; None = only the lanes bound what runs.
-    over_sampling: says how many to draw when those at hand are not expected to reach B.
-    draw: draws that many prompts and dispatches them.
-    on_valid: told every group that is stored for training, while it still has its tokens.
-    prompt_len_tok, reward_s, request_latency_s: see `GroupSimulation`.
+    """One round on a virtual clock: the production `Round`, with simulated workers, groups and servers.
+
+    Args:
+        step: trains policy version `step - 1`, which the engines have.
+        carried_valid_groups: valid groups left over from earlier rounds [groups].
+        must_finish: groups that would be too stale in the next step.
+        pool_size: trajectories that may be unfinished at once; None = only the lanes bound what runs.
+        over_sampling: says how many to draw when those at hand are not expected to reach B.
+        draw: draws that many prompts and dispatches them.
+        on_valid: told every group that is stored for training, while it still has its tokens.
+        prompt_len_tok, reward_s, request_latency_s: see `GroupSimulation`.
     """
 
     def __init__(

@@ -36,9 +36,12 @@ class _Running:
 
 
 class EmulatedEngine:
-    """Args:
-    model: how long things take, in virtual time.
-    book: what the requests are answered with.
+    """Takes the place of vLLM's `AsyncLLM`: answers every request from a book, at the modelled times of a compressed
+    clock.
+
+    Args:
+        model: how long things take, in virtual time.
+        book: what the requests are answered with.
     """
 
     def __init__(self, model: Engine, book: AnswerBook, clock: CompressedClock) -> None:

@@ -13,8 +13,10 @@ from ..config import ConfigError
 
 
 class AgentLoopFactory:
-    """Args:
-    parts: what verl gives to every agent loop.
+    """Makes a fresh agent loop for each trajectory, as verl's worker does.
+
+    Args:
+        parts: what verl gives to every agent loop.
     """
 
     def __init__(self, **parts: Any) -> None:

@@ -98,9 +98,11 @@ class _OpenRound:
 
 
 class EarlyStoppingCoordinator:
-    """Args:
-    balancer: the load balancer actor; its `stop` makes all engines idle.
-    stop_timeout_s: longest time that may take [s]; None = no limit.
+    """Hands the open round's groups to workers, counts how they end, and stops all engines when the stop rule is met.
+
+    Args:
+        balancer: the load balancer actor; its `stop` makes all engines idle.
+        stop_timeout_s: longest time that may take [s]; None = no limit.
     """
 
     def __init__(self, balancer: ActorHandle, stop_timeout_s: float | None = None) -> None:

@@ -1,4 +1,30 @@
-"""The trainer: verl's PPO trainer with rounds that stop early, on colocated engines."""
+"""The trainer: verl's PPO trainer with rounds that stop early, on colocated engines.
+
+Every loop of the system, what it waits for (...), and what unblocks it:
+
+    trainer, once a step
+        open_round                     hands groups to the coordinator, starts all workers
+        next_event ................... coordinator: prompts are needed (draw, add, wait again), or all engines are idle
+        close_round .................. each worker's report; the load balancer: every lease is back
+        train, save .................. verl's training workers
+        update_weights ............... every engine has taken the weights, or is given up
+        open_engines ................. every server has opened its gate
+    worker, `max_concurrent_prompts` lanes
+        take_group ................... coordinator: a group is free, or nothing more will start (the lane ends)
+        run the group ................ its n trajectories, at once:
+            agent loop: lease ........ load balancer: another request's release; the stop answers with nothing
+            agent loop: generate ..... server: pieces of tokens, the end, an abort or a pause; or its death
+            score .................... a reward process: a result, an error, or the time limit
+        report_completion              may meet the stop rule
+    worker, one watcher
+        wait_stopped ................. coordinator: the stop rule is met; running trajectories are interrupted
+    coordinator, once a round
+        balancer.stop ................ every server has aborted or frozen its requests and is idle; then `next_event`
+    server
+        the engine's own loop ........ requests; a stop closes the gate, `open_engines` opens it
+
+Coordinator and load balancer have no loop of their own: they answer calls, and keep those that have to wait.
+"""
 
 from pathlib import Path
 from typing import Any
