@@ -67,7 +67,7 @@ def test_the_reward_function_that_waits_passes_the_checks_at_start_up(run, judge
 def test_the_agent_loop_is_found_by_its_name(monkeypatch) -> None:
     [named] = OmegaConf.load(EXAMPLES / "agent_loops.yaml")
     monkeypatch.setitem(_agent_loop_registry, named.name, named)
-    monkeypatch.setattr(checked_answer.CheckedAnswer, "__init__", lambda self: None)
+    monkeypatch.setattr(checked_answer.CheckedAnswer, "__init__", lambda self, **_: None)
     assert isinstance(AgentLoopFactory().make("checked_answer"), checked_answer.CheckedAnswer)
 
 
