@@ -70,6 +70,8 @@ class RewardConfig:
     @property
     def wait_limit_s(self) -> float:
         """Longest time from a call to its result: the reward function is imported, others run first, then it does."""
+        if self.processes == 0:
+            return self.timeout_s
         return REWARD_IMPORT_LIMIT_S + WAITS_FOR_OTHERS * self.timeout_s
 
 
@@ -261,7 +263,6 @@ class AsyncDAPOConfig:
             "async_dapo.over_sampling_batch_size": self.over_sampling_batch_size,
             "async_dapo.max_loads_per_server": self.max_loads_per_server,
             "async_dapo.max_tokens_per_round": self.max_tokens_per_round,
-            "async_dapo.reward.processes": self.reward.processes,
         }
         at_least_one |= {key: value for key, value in optional.items() if isinstance(value, int)}
         for key, value in at_least_one.items():
@@ -299,8 +300,12 @@ class AsyncDAPOConfig:
                 "set aside loses its tokens or KV cache, or has to end under one policy; choose "
                 "async_dapo.rollout_strategy=partial or leave it null",
             )
-        if self.reward.max_retries < 0:
-            raise ConfigError("async_dapo.reward.max_retries", self.reward.max_retries, "must be >= 0")
+        for key, count in {
+            "async_dapo.reward.max_retries": self.reward.max_retries,
+            "async_dapo.reward.processes": self.reward.processes,
+        }.items():
+            if count is not None and count < 0:
+                raise ConfigError(key, count, "must be >= 0")
         if self.filter.max_num_gen_batches < 0:
             raise ConfigError(
                 "algorithm.filter_groups.max_num_gen_batches",

@@ -72,7 +72,7 @@ BAD_OPTIONS = [
         "async_dapo.max_concurrent_prompts=50000: 8 workers could wait with 1600000 requests at once",
     ),
     ("reward.num_workers=0", "reward.num_workers=0: must be >= 1"),
-    ("async_dapo.reward.processes=0", "async_dapo.reward.processes=0: must be >= 1"),
+    ("async_dapo.reward.processes=-1", "async_dapo.reward.processes=-1: must be >= 0"),
     (
         "reward.reward_model.enable=True",
         "reward.reward_model.enable_resource_pool=False: a reward model on the trainer's GPUs scores only after",

@@ -49,6 +49,14 @@ def test_without_a_function_verls_own_is_isolated_and_a_sandbox_is_left_to_verl(
     assert isolated(config).path is None
 
 
+def test_without_processes_all_is_left_to_verl_and_the_time_limit_is_that_of_the_whole_call(run):
+    config = run("async_dapo.reward.processes=0")
+    path = config.reward.custom_reward_function.path
+    assert isolated(config).path == path
+    options = AsyncDAPOConfig.from_hydra(config).reward
+    assert options.wait_limit_s == options.timeout_s
+
+
 def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_first(run, tmp_path, monkeypatch):
     path = tmp_path / "reward.py"
     path.write_text(ECHO)

@@ -31,7 +31,7 @@ def isolate_reward(config: DictConfig, options: RewardConfig) -> None:
     """
     reward = config.reward
     custom = reward.custom_reward_function
-    if custom.path is None and reward.sandbox_fusion.url:
+    if options.processes == 0 or (custom.path is None and reward.sandbox_fusion.url):
         return
     function = function_of(config, timeout_s=options.timeout_s)
     is_plain = _wants_plain_function(reward, function)

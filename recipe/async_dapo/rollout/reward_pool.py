@@ -271,7 +271,7 @@ def _spawn() -> tuple[subprocess.Popen, socket.socket]:
     ours, theirs = socket.socketpair()
     try:
         popen = subprocess.Popen(
-            [sys.executable, "-P", str(PROGRAM), str(theirs.fileno())],
+            [sys.executable, "-P", "-u", str(PROGRAM), str(theirs.fileno())],
             stdin=subprocess.PIPE,  # never written to: it closes with the reward worker
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # it is killed with all that it has started
