@@ -1,9 +1,7 @@
 """The recipe's options: Hydra node `async_dapo` -> frozen dataclasses, validated once."""
 
-from dataclasses import dataclass, fields
-from enum import StrEnum
-from types import NoneType, UnionType
-from typing import Any, cast, get_type_hints
+from dataclasses import dataclass
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,50 +11,25 @@ from .core.round import RoundSpec
 from .core.round_size import RoundSize
 from .core.staleness import StalenessLimit
 from .core.stop_rules import StopRuleName
+from .option_ranges import check_ranges
+from .option_values import (
+    Auto,
+    ConfigError,
+    ImportanceSampling,
+    OnRewardError,
+    RolloutStrategy,
+    parse_options,
+    whole_number,
+)
 
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
 WAITS_FOR_OTHERS = 10  # times a reward's own time limit
 CUSTOM_OPTIONS = "async_dapo"  # in verl's `rollout.custom`: what servers and training workers need of these options
 
 
-class RolloutStrategy(StrEnum):
-    DISCARD = "discard"
-    PARTIAL = "partial"
-    PARTIAL_STALE_KV = "partial_stale_kv"
-    CONSISTENT = "consistent"
-
-
-class ImportanceSampling(StrEnum):
-    BYPASS = "bypass"
-    DECOUPLED = "decoupled"
-    NONE = "none"
-
-
 def needs_bypass_loss(correction: DictConfig) -> bool:
     """Whether `algorithm.rollout_correction` asks, in bypass mode, for what only verl's own loss of that mode does."""
     return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
-
-
-class Auto(StrEnum):
-    """In place of a number that the recipe decides itself, step by step."""
-
-    AUTO = "auto"
-
-
-class OnRewardError(StrEnum):
-    DROP_GROUP = "drop_group"
-    RAISE = "raise"
-
-
-class ConfigError(ValueError):
-    """A bad option: names the key, the value and the remedy. Arrives whole from a remote actor."""
-
-    def __init__(self, key: str, value: object, remedy: str) -> None:
-        super().__init__(key, value, remedy)
-
-    def __str__(self) -> str:
-        key, value, remedy = self.args
-        return f"{key}={value}: {remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +93,7 @@ class AsyncDAPOConfig:
             ConfigError: for an option that is missing, unknown or out of range.
         """
         node = cast(dict[str, Any], OmegaConf.to_container(config.async_dapo, resolve=True))
-        batch_size = _whole_number(config, "data.train_batch_size")
+        batch_size = whole_number(config, "data.train_batch_size")
         if node["stop_rule"] is None:
             keeps_nothing = node["rollout_strategy"] == RolloutStrategy.DISCARD or node["max_staleness"] == 0
             node["stop_rule"] = StopRuleName.FIFO if keeps_nothing else StopRuleName.FIRST_COMPLETED
@@ -141,21 +114,21 @@ class AsyncDAPOConfig:
                 node
                 | {
                     "target_valid_groups": batch_size,
-                    "rollout_n": _whole_number(config, "actor_rollout_ref.rollout.n"),
-                    "max_prompt_length": _whole_number(config, "data.max_prompt_length"),
-                    "max_response_length": _whole_number(config, "data.max_response_length"),
-                    "num_workers": _whole_number(config, "actor_rollout_ref.rollout.agent.num_workers"),
+                    "rollout_n": whole_number(config, "actor_rollout_ref.rollout.n"),
+                    "max_prompt_length": whole_number(config, "data.max_prompt_length"),
+                    "max_response_length": whole_number(config, "data.max_response_length"),
+                    "num_workers": whole_number(config, "actor_rollout_ref.rollout.agent.num_workers"),
                     "reward_function": _reward_function(config),
                     "reward": RewardConfig(**parse_options(RewardConfig, node["reward"], "async_dapo.reward.")),
                     "filter": FilterConfig(
                         metric=filter_groups.metric if filter_groups.enable else None,
-                        max_num_gen_batches=_whole_number(config, "algorithm.filter_groups.max_num_gen_batches"),
+                        max_num_gen_batches=whole_number(config, "algorithm.filter_groups.max_num_gen_batches"),
                     ),
                 },
                 "async_dapo.",
             )
         )
-        parsed._check()
+        check_ranges(parsed)
         return parsed
 
     @property
@@ -247,94 +220,6 @@ class AsyncDAPOConfig:
             valid_share=valid_share,
         )
 
-    def _check(self) -> None:
-        at_least_one = {
-            "data.train_batch_size": self.target_valid_groups,
-            "actor_rollout_ref.rollout.n": self.rollout_n,
-            "actor_rollout_ref.rollout.agent.num_workers": self.num_workers,
-            "async_dapo.max_concurrent_prompts": self.max_concurrent_prompts,
-            "data.max_prompt_length": self.max_prompt_length,
-            "data.max_response_length": self.max_response_length,
-            "async_dapo.length_bias_window": self.length_bias_window,
-            "async_dapo.delivery_tok": self.delivery_tok,
-        }
-        optional = {
-            "async_dapo.rollout_pool_size": self.rollout_pool_size,
-            "async_dapo.over_sampling_batch_size": self.over_sampling_batch_size,
-            "async_dapo.max_loads_per_server": self.max_loads_per_server,
-            "async_dapo.max_tokens_per_round": self.max_tokens_per_round,
-        }
-        at_least_one |= {key: value for key, value in optional.items() if isinstance(value, int)}
-        for key, value in at_least_one.items():
-            if value < 1:
-                raise ConfigError(key, value, "must be >= 1")
-        for key, seconds in {
-            "async_dapo.reward.timeout_s": self.reward.timeout_s,
-            "async_dapo.round_timeout_s": self.round_timeout_s,
-            "async_dapo.stop_timeout_s": self.stop_timeout_s,
-            "async_dapo.engine_timeout_s": self.engine_timeout_s,
-            "async_dapo.weight_update_timeout_s": self.weight_update_timeout_s,
-        }.items():
-            if seconds <= 0:
-                raise ConfigError(key, seconds, "must be > 0 seconds")
-        for key, seconds in {
-            "async_dapo.stop_timeout_s": self.stop_timeout_s,
-            "async_dapo.weight_update_timeout_s": self.weight_update_timeout_s,
-        }.items():
-            if seconds <= self.engine_timeout_s:
-                raise ConfigError(
-                    key,
-                    seconds,
-                    f"must be above async_dapo.engine_timeout_s={self.engine_timeout_s}, after which an engine that "
-                    "does not answer is given up, so that the others can go on",
-                )
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise ConfigError("async_dapo.max_staleness", self.max_staleness, "must be >= 0; null = no limit")
-        if self.max_partial_share is not None and not 0 <= self.max_partial_share <= 1:
-            raise ConfigError("async_dapo.max_partial_share", self.max_partial_share, "must be in 0..1; null = no cap")
-        if self.max_tokens_per_round is not None and self.rollout_strategy is not RolloutStrategy.PARTIAL:
-            raise ConfigError(
-                "async_dapo.max_tokens_per_round",
-                self.max_tokens_per_round,
-                f"does not go with async_dapo.rollout_strategy={self.rollout_strategy}, under which one that is "
-                "set aside loses its tokens or KV cache, or has to end under one policy; choose "
-                "async_dapo.rollout_strategy=partial or leave it null",
-            )
-        for key, count in {
-            "async_dapo.reward.max_retries": self.reward.max_retries,
-            "async_dapo.reward.processes": self.reward.processes,
-        }.items():
-            if count is not None and count < 0:
-                raise ConfigError(key, count, "must be >= 0")
-        if self.filter.max_num_gen_batches < 0:
-            raise ConfigError(
-                "algorithm.filter_groups.max_num_gen_batches",
-                self.filter.max_num_gen_batches,
-                "must be >= 0; 0 = no limit",
-            )
-        if self.filter.metric is not None and self.rollout_n == 1:
-            raise ConfigError(
-                "actor_rollout_ref.rollout.n",
-                1,
-                "a group of one never varies, so the filter drops every group; set n >= 2 or "
-                "algorithm.filter_groups.enable=False",
-            )
-
-
-def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Convert a plain dict to constructor arguments of a dataclass, one by one."""
-    types = get_type_hints(cls)
-    names = {field.name for field in fields(cls)}
-    for key in node.keys() - names:
-        raise ConfigError(prefix + key, node[key], f"unknown option; known: {', '.join(sorted(names))}")
-    for key in names - node.keys():
-        raise ConfigError(prefix + key, "<missing>", "add it; config/async_dapo_trainer.yaml has all defaults")
-    return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}
-
-
-def _whole_number(config: DictConfig, key: str) -> int:
-    return _convert(int, OmegaConf.select(config, key), key)
-
 
 def _reward_function(config: DictConfig) -> str:
     """The user's function, also where `isolate_reward` has put another in its place."""
@@ -344,28 +229,3 @@ def _reward_function(config: DictConfig) -> str:
         if path is not None:
             return f"{name} of {path}"
     return "default_compute_score of pkg://verl.utils.reward_score"
-
-
-def _convert(kind: Any, value: Any, key: str) -> Any:
-    if isinstance(kind, UnionType):
-        if value is None and NoneType in kind.__args__:
-            return None
-        if Auto in kind.__args__ and value == Auto.AUTO:
-            return Auto.AUTO
-        if Auto in kind.__args__ and not isinstance(value, int):
-            raise ConfigError(key, value, "must be a whole number, or auto")
-        kind = next(option for option in kind.__args__ if option is not NoneType)
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        try:
-            return kind(value)
-        except ValueError:
-            raise ConfigError(key, value, f"must be one of {', '.join(kind)}") from None
-    if kind is bool and not isinstance(value, bool):
-        raise ConfigError(key, value, "must be True or False")
-    if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
-        raise ConfigError(key, value, "must be a whole number")
-    if kind is float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(key, value, "must be a number")
-        return float(value)
-    return value

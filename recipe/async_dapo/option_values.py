@@ -1,0 +1,83 @@
+"""Values of options: what may be chosen, the error for what may not, and plain dicts as typed arguments."""
+
+from dataclasses import fields
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import Any, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+
+class RolloutStrategy(StrEnum):
+    DISCARD = "discard"
+    PARTIAL = "partial"
+    PARTIAL_STALE_KV = "partial_stale_kv"
+    CONSISTENT = "consistent"
+
+
+class ImportanceSampling(StrEnum):
+    BYPASS = "bypass"
+    DECOUPLED = "decoupled"
+    NONE = "none"
+
+
+class Auto(StrEnum):
+    """In place of a number that the recipe decides itself, step by step."""
+
+    AUTO = "auto"
+
+
+class OnRewardError(StrEnum):
+    DROP_GROUP = "drop_group"
+    RAISE = "raise"
+
+
+class ConfigError(ValueError):
+    """A bad option: names the key, the value and the remedy. Arrives whole from a remote actor."""
+
+    def __init__(self, key: str, value: object, remedy: str) -> None:
+        super().__init__(key, value, remedy)
+
+    def __str__(self) -> str:
+        key, value, remedy = self.args
+        return f"{key}={value}: {remedy}"
+
+
+def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Convert a plain dict to constructor arguments of a dataclass, one by one."""
+    types = get_type_hints(cls)
+    names = {field.name for field in fields(cls)}
+    for key in node.keys() - names:
+        raise ConfigError(prefix + key, node[key], f"unknown option; known: {', '.join(sorted(names))}")
+    for key in names - node.keys():
+        raise ConfigError(prefix + key, "<missing>", "add it; config/async_dapo_trainer.yaml has all defaults")
+    return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}
+
+
+def whole_number(config: DictConfig, key: str) -> int:
+    return _convert(int, OmegaConf.select(config, key), key)
+
+
+def _convert(kind: Any, value: Any, key: str) -> Any:
+    if isinstance(kind, UnionType):
+        if value is None and NoneType in kind.__args__:
+            return None
+        if Auto in kind.__args__ and value == Auto.AUTO:
+            return Auto.AUTO
+        if Auto in kind.__args__ and not isinstance(value, int):
+            raise ConfigError(key, value, "must be a whole number, or auto")
+        kind = next(option for option in kind.__args__ if option is not NoneType)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        try:
+            return kind(value)
+        except ValueError:
+            raise ConfigError(key, value, f"must be one of {', '.join(kind)}") from None
+    if kind is bool and not isinstance(value, bool):
+        raise ConfigError(key, value, "must be True or False")
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigError(key, value, "must be a whole number")
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(key, value, "must be a number")
+        return float(value)
+    return value
