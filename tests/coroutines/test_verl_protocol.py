@@ -42,7 +42,7 @@ def test_given_leases_without_a_name_when_one_is_released_then_one_of_its_server
     async def main() -> None:
         lb = balancer("ab", capacity=3)
         leased = [await lb.acquire_server("request") for _ in range(4)]
-        assert [await lb.get_inflight_count(server_id) for server_id in "abc"] == [3, 1, 0]
+        assert [await lb.get_inflight_count(server_id) for server_id in "abc"] == [2, 2, 0]
         for k, lease in enumerate(leased):
             assert lease is not None
             await lb.release_server(lease[0], *(["request"] if names_request else []))
