@@ -52,8 +52,7 @@ class EngineRequests:
         Args:
             request_id: the trajectory's name, for sticky routing.
             prompt_ids: the prompt and what the turn has generated.
-            params: sampling parameters with `max_tokens`.
-            options: further arguments of the server's `generate`.
+            params: sampling parameters with `max_tokens`; `options`: further arguments of the server's `generate`.
 
         Returns:
             The engine's finish reason; None if the request was lost with its server, or with the connection to it: the
@@ -76,9 +75,8 @@ class EngineRequests:
                 return None
             server_id = leased_id
             if attachment is None:
-                call = server.generate.remote(
-                    prompt_ids=prompt_ids, sampling_params=params, request_id=lease_id, **options
-                )
+                arguments = options | {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": lease_id}
+                call = server.generate.remote(**arguments)
             else:
                 call = server.reattach.remote(lease_id)
             output = await self._receive(call, server, lease_id, turn)
@@ -98,9 +96,7 @@ class EngineRequests:
                 self._releases.add(_returned(turn, lease_id, server_id, output))
         if is_kept:
             turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
-        if output.stop_reason in (ABORTED, PAUSED):
-            raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")
-        return None if output.stop_reason == UNKNOWN else extra_of(output)["finish_reason"]
+        return _finish_reason(output, turn)
 
     def abandon(self, attachments: list[Attachment]) -> None:
         """Take requests that nobody will continue out of their engines."""
@@ -157,6 +153,12 @@ async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: 
         if output.stop_reason != MORE:
             return output
         ref = server.reattach.remote(lease_id)
+
+
+def _finish_reason(output: TokenOutput, turn: Turn) -> str | None:
+    if output.stop_reason in (ABORTED, PAUSED):
+        raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")
+    return None if output.stop_reason == UNKNOWN else extra_of(output)["finish_reason"]
 
 
 def _returned(turn: Turn, lease_id: str, server_id: str, output: TokenOutput | None) -> Returned:

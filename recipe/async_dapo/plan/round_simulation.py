@@ -14,11 +14,12 @@ from fractions import Fraction
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.over_sampling import OverSampling
 from ..core.pool_records import Dispatch
-from ..core.round import Round, RoundSummary
+from ..core.round import Round, RoundSpec, RoundSummary
 from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
 from .clock import VirtualClock
 from .fleet import Fleet
 from .group_simulation import GroupSimulation
+from .scenario import Scenario
 from .systems import UNBOUNDED, Habits, Refill
 
 
@@ -42,13 +43,11 @@ class RoundSimulation:
 
     Args:
         step: trains policy version `step - 1`, which the engines have.
-        carried_valid_groups: valid groups left over from earlier rounds [groups].
-        must_finish: groups that would be too stale in the next step.
-        pool_size: trajectories that may be unfinished at once; None = only the lanes bound what runs.
+        spec: the round to open.
+        scenario: has the lengths of prompts and the seconds beside generation.
         over_sampling: says how many to draw when those at hand are not expected to reach B.
         draw: draws that many prompts and dispatches them.
         on_valid: told every group that is stored for training, while it still has its tokens.
-        prompt_len_tok, reward_s, request_latency_s: see `GroupSimulation`.
     """
 
     def __init__(
@@ -58,15 +57,11 @@ class RoundSimulation:
         habits: Habits,
         *,
         step: int,
-        carried_valid_groups: int,
-        must_finish: frozenset[str],
-        pool_size: int | None,
+        spec: RoundSpec,
+        scenario: Scenario,
         over_sampling: OverSampling,
         draw: Callable[[int], Sequence[PromptGroup]],
         on_valid: Callable[[PromptGroup], None],
-        prompt_len_tok: int,
-        reward_s: float,
-        request_latency_s: float = 0.0,
     ) -> None:
         self._options = options
         self._over_sampling = over_sampling
@@ -75,23 +70,15 @@ class RoundSimulation:
         self._draw = draw
         self._on_valid = on_valid
         self._clock = VirtualClock()
-        self._round = Round(
-            options.round_spec(
-                step=step,
-                carried_valid_groups=carried_valid_groups,
-                must_finish=must_finish,
-                pool_size=pool_size,
-                valid_share=over_sampling.valid_share,
-            )
-        )
+        self._round = Round(spec)
         self._running = GroupSimulation(
             fleet,
             self._clock,
             options,
             policy_version=step - 1,
-            prompt_len_tok=prompt_len_tok,
-            reward_s=reward_s,
-            request_latency_s=request_latency_s,
+            prompt_len_tok=scenario.prompt_len_tok,
+            reward_s=scenario.reward_s,
+            request_latency_s=scenario.request_latency_s,
             resume_delay_s=habits.resume_delay_s,
             on_generated=self._on_generated,
             on_certain=self._round.mark_certain,

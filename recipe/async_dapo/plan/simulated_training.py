@@ -114,15 +114,17 @@ class TrainingRun:
             self.options,
             self._habits,
             step=self._step,
-            carried_valid_groups=self.pool.num_carried,
-            must_finish=dispatch.must_finish,
-            pool_size=self._pool_size,
+            spec=self.options.round_spec(
+                step=self._step,
+                carried_valid_groups=self.pool.num_carried,
+                must_finish=dispatch.must_finish,
+                pool_size=self._pool_size,
+                valid_share=self._over_sampling.valid_share,
+            ),
+            scenario=self._scenario,
             over_sampling=self._over_sampling,
             draw=lambda count: self._draw(count).groups,
             on_valid=self._store,
-            prompt_len_tok=self._scenario.prompt_len_tok,
-            reward_s=self._scenario.reward_s,
-            request_latency_s=self._scenario.request_latency_s,
         )
         with _no_garbage_collection():
             return simulation.run(dispatch)
