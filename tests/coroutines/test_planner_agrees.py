@@ -12,7 +12,9 @@ from recipe.async_dapo.plan.workload import ValidShare
 from ..support.emulated_cluster import EmulatedCluster
 from ..support.plan_settings import small_scenario
 
-STEPS, WARMUP = 15, 3
+WARMUP = 3
+STEPS = 12  # counted
+LONGER = 40  # counted for `partial`: a round is sized by the last, and chance makes 5 % over twelve
 AGREEMENT = 0.05  # of the seconds of a rollout
 SCENARIO = small_scenario(
     num_servers=4,
@@ -42,21 +44,16 @@ def clusters() -> Iterator[list[EmulatedCluster]]:
         cluster.close()
 
 
-# A known miss, cause not found: both take 1.05 times what is planned, a little more than the limit.
-MISSED = pytest.mark.xfail(reason="5.3 % longer than planned", strict=False)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=MISSED if name in ("partial", "partial, pool") else ()) for name in SYSTEMS]
-)
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_what_the_planner_says(
     monkeypatch, clusters, name
 ) -> None:
     system = recipe(name, max_loads_per_server=16, **SYSTEMS[name])
     planned = TrainingRun(SCENARIO, system)
-    planned_s = [planned.step().rollout_s for _ in range(STEPS)][WARMUP:]
+    steps = WARMUP + (LONGER if SYSTEMS[name]["rollout_strategy"] == "partial" else STEPS)
+    planned_s = [planned.step().rollout_s for _ in range(steps)][WARMUP:]
     with monkeypatch.context() as patched:
         cluster = EmulatedCluster(patched, planned.options, SCENARIO)
         clusters.append(cluster)
-        rehearsed_s = [cluster.step()["async_dapo/round/rollout_s"] for _ in range(STEPS)][WARMUP:]
+        rehearsed_s = [cluster.step()["async_dapo/round/rollout_s"] for _ in range(steps)][WARMUP:]
     assert sum(rehearsed_s) == pytest.approx(sum(planned_s), rel=AGREEMENT)
