@@ -9,6 +9,7 @@ from .core.balance import Balance
 from .core.over_sampling import OverSampling
 from .core.round import RoundSpec
 from .core.round_size import RoundSize
+from .core.screening import Screening
 from .core.staleness import StalenessLimit
 from .core.stop_rules import StopRuleName
 from .option_ranges import check_ranges
@@ -78,6 +79,7 @@ class AsyncDAPOConfig:
     reward: RewardConfig
     reward_function: str  # names it in errors
     filter: FilterConfig
+    screening: Screening
     round_timeout_s: float
     stop_timeout_s: float
     engine_timeout_s: float
@@ -120,6 +122,7 @@ class AsyncDAPOConfig:
                     "num_workers": whole_number(config, "actor_rollout_ref.rollout.agent.num_workers"),
                     "reward_function": _reward_function(config),
                     "reward": RewardConfig(**parse_options(RewardConfig, node["reward"], "async_dapo.reward.")),
+                    "screening": Screening(**parse_options(Screening, node["screening"], "async_dapo.screening.")),
                     "filter": FilterConfig(
                         metric=filter_groups.metric if filter_groups.enable else None,
                         max_num_gen_batches=whole_number(config, "algorithm.filter_groups.max_num_gen_batches"),
@@ -188,6 +191,7 @@ class AsyncDAPOConfig:
             batch_size=batch_size if isinstance(batch_size, int) else None,
             keeps_tokens=self.keeps_tokens and self.max_staleness != 0,
             max_partial_share=self.max_partial_share,
+            screened_cost=self.screening.cost(self.rollout_n),
         )
 
     def round_size(self) -> RoundSize:

@@ -17,6 +17,7 @@ def check_ranges(options: "AsyncDAPOConfig") -> None:
     _check_seconds(options)
     _check_staleness(options)
     _check_filter(options)
+    _check_screening(options)
 
 
 def _check_counts(options: "AsyncDAPOConfig") -> None:
@@ -100,4 +101,27 @@ def _check_filter(options: "AsyncDAPOConfig") -> None:
             1,
             "a group of one never varies, so the filter drops every group; set n >= 2 or "
             "algorithm.filter_groups.enable=False",
+        )
+
+
+def _check_screening(options: "AsyncDAPOConfig") -> None:
+    samples, keep_share, n = options.screening.samples, options.screening.keep_share, options.rollout_n
+    if not 0 <= keep_share <= 1:
+        raise ConfigError("async_dapo.screening.keep_share", keep_share, "must be in 0..1")
+    if samples is None:
+        return
+    if options.filter.metric is None:
+        raise ConfigError(
+            "async_dapo.screening.samples",
+            samples,
+            "screening asks whether the filter's metric varies, and there is no filter; set "
+            "algorithm.filter_groups.enable=True and algorithm.filter_groups.metric, or leave it null",
+        )
+    if not 2 <= samples < n:
+        room = f"must be in 2..{n - 1}" if n > 2 else "needs actor_rollout_ref.rollout.n >= 3"
+        raise ConfigError(
+            "async_dapo.screening.samples",
+            samples,
+            f"{room}: one sample cannot differ from itself, and actor_rollout_ref.rollout.n={n} are the whole group; "
+            "null = no screening",
         )

@@ -7,9 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, StopReason
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
+from recipe.async_dapo.core.trajectory import JUDGED, GroupOutcome, Verdict
 
-VERDICTS = st.sampled_from([Verdict.VALID, Verdict.FILTERED, Verdict.FAILED, Verdict.SET_ASIDE])
+VERDICTS = st.sampled_from(Verdict)
 
 
 def make_round(
@@ -88,7 +88,7 @@ class RoundMachine(RuleBasedStateMachine):
     def report(self, data: st.DataObject, verdict: Verdict) -> None:
         uid = data.draw(st.sampled_from(sorted(self.running)))
         unreported = self.running.pop(uid)
-        if verdict in (Verdict.VALID, Verdict.FILTERED):  # judged: all its trajectories have ended
+        if verdict in JUDGED:  # judged: all its trajectories have ended
             self.num_ended_trajectories += unreported
         self.must_finish.discard(uid)
         self.ended.append(outcome(uid, verdict))

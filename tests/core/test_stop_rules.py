@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from recipe.async_dapo.core.stop_rules import StopRule, StopRuleName, make_stop_rule
 from recipe.async_dapo.core.trajectory import Verdict
 
-ENDINGS = [Verdict.VALID, Verdict.FILTERED, Verdict.FAILED, Verdict.SET_ASIDE]
+ENDINGS = list(Verdict)
 
 
 @dataclass

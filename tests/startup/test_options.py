@@ -55,6 +55,22 @@ BAD_OPTIONS = [
     ("async_dapo.delivery_tok=0", "async_dapo.delivery_tok=0: must be >= 1"),
     ("async_dapo.reward.timeout_s=0", "async_dapo.reward.timeout_s=0.0: must be > 0 seconds"),
     ("async_dapo.reward.on_error=ignore", "async_dapo.reward.on_error=ignore: must be one of drop_group, raise"),
+    ("async_dapo.screening.samples=1", "async_dapo.screening.samples=1: must be in 2..3: one sample cannot differ"),
+    ("async_dapo.screening.samples=4", "async_dapo.screening.samples=4: must be in 2..3: one sample cannot differ"),
+    (
+        "async_dapo.screening.samples=2 actor_rollout_ref.rollout.n=2",
+        "async_dapo.screening.samples=2: needs actor_rollout_ref.rollout.n >= 3",
+    ),
+    (
+        "async_dapo.screening.samples=2 actor_rollout_ref.rollout.n=1",
+        "actor_rollout_ref.rollout.n=1: a group of one never varies",
+    ),
+    (
+        "async_dapo.screening.samples=2 algorithm.filter_groups.enable=False",
+        "async_dapo.screening.samples=2: screening asks whether the filter's metric varies, and there is no filter",
+    ),
+    ("async_dapo.screening.keep_share=1.5", "async_dapo.screening.keep_share=1.5: must be in 0..1"),
+    ("async_dapo.screening.keep_share=-0.1", "async_dapo.screening.keep_share=-0.1: must be in 0..1"),
     ("data.train_batch_size=0", "data.train_batch_size=0: must be >= 1"),
     ("data.train_batch_size=null", "data.train_batch_size=None: must be a whole number"),
     ("actor_rollout_ref.rollout.n=0", "actor_rollout_ref.rollout.n=0: must be >= 1"),

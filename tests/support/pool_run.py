@@ -166,7 +166,9 @@ class Run:
     def check_settlement(self, settlement: Settlement, summary: RoundSummary, unfinished: list[PromptGroup]) -> None:
         assert len(settlement.trained_uids) == self.target
         assert not self.ended & set(settlement.trained_uids), "a group was trained twice"
-        gone = {o.prompt_uid for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.FAILED)}
+        gone = {
+            o.prompt_uid for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.SCREENED, Verdict.FAILED)
+        }
         self.ended |= gone | set(settlement.trained_uids)
         self.trained += settlement.trained_uids
         ledger = self.pool.check_ledger()

@@ -9,6 +9,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from recipe.async_dapo.config import OnRewardError
 from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder
+from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.trajectory import (
     GroupOutcome,
     PromptGroup,
@@ -87,9 +88,18 @@ def rollout(
     on_error: OnRewardError = OnRewardError.DROP_GROUP,
     is_filtered: bool = True,
     keeps_failures: bool = False,
+    screening: Screening = NO_SCREENING,
     **hooks: Any,
 ) -> GroupRollout:
     reward = reward_options(on_error=on_error)
     options: Any = SimpleNamespace(reward=reward, filter=SimpleNamespace(metric="acc" if is_filtered else None))
     scorer = RewardScorer(compute_score or scores(0, 1, 0, 1), options=options)
-    return GroupRollout(loop, scorer, reward=reward, is_filtered=is_filtered, keeps_failures=keeps_failures, **hooks)
+    return GroupRollout(
+        loop,
+        scorer,
+        reward=reward,
+        is_filtered=is_filtered,
+        screening=screening,
+        keeps_failures=keeps_failures,
+        **hooks,
+    )

@@ -17,6 +17,7 @@ from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, Auto, FilterConfig, RolloutStrategy
+from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines import load_balancer as load_balancer_module
@@ -62,6 +63,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "reward": reward_options(),
         "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
+        "screening": NO_SCREENING,
         "round_timeout_s": 7200.0,
         "stop_timeout_s": 120.0,
         "engine_timeout_s": 60.0,

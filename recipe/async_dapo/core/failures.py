@@ -24,12 +24,13 @@ class EndedGroups:
 
     valid: int = 0
     filtered: int = 0
+    screened: int = 0
     failed: Mapping[str, int] = field(default_factory=dict)  # by reason
     scored_trajectories: int = 0
     failed_trajectories: int = 0
 
     def __str__(self) -> str:
-        counts = {"valid": self.valid, "filtered": self.filtered, **self.failed}
+        counts = {"valid": self.valid, "filtered": self.filtered, "screened out": self.screened, **self.failed}
         return ", ".join(f"{count} {how}" for how, count in counts.items() if count)
 
     @property
@@ -44,7 +45,8 @@ class EndedGroups:
     def is_hopeless(self, n: int) -> bool:
         """Whether hardly a group of n can be complete."""
         of_trajectories = log_likelihood_ratio(failed=self.failed_trajectories, scored=self.scored_trajectories, n=n)
-        of_groups = log_likelihood_ratio(failed=self.num_failed, scored=self.valid + self.filtered, n=1)
+        scored = self.valid + self.filtered + self.screened
+        of_groups = log_likelihood_ratio(failed=self.num_failed, scored=scored, n=1)
         return max(of_trajectories, of_groups) >= -math.log(FALSE_ALARM)
 
 

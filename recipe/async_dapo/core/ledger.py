@@ -1,4 +1,4 @@
-"""Every prompt drawn is accounted for: drawn = trained + filtered + failed + retired + waiting + buffered."""
+"""Every prompt drawn is accounted for: the terms of the ledger, waiting and buffered groups included, sum to drawn."""
 
 from dataclasses import asdict, dataclass
 
@@ -14,6 +14,7 @@ class Ledger:
     drawn: int = 0
     trained: int = 0
     filtered: int = 0
+    screened: int = 0  # ended after a few samples that were alike
     failed: int = 0
     retired: int = 0  # given up because it would have become too stale; its prompt is drawn again under a new uid
 

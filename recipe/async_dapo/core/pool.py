@@ -1,13 +1,14 @@
 """The trainer's side of the rollout: which prompt groups it holds between rounds, and what becomes of them.
 
-    draw -> waiting --dispatch--> in the round --settle--> trained | carried | filtered | failed | waiting | buffered
+    draw -> waiting --dispatch--> in the round --settle--> trained | carried | ended | waiting | buffered
 
-`carried` are valid groups beyond the B of a step: they are trained first in the next one. `buffered` are groups that
+`ended` are groups that were filtered, screened out or have failed. `carried` are valid groups beyond the B of a step:
+they are trained first in the next one. `buffered` are groups that
 were interrupted and keep their tokens. Everything else that was interrupted waits again, in front. A group that has
 become too stale is retired, and its prompt waits again under a new uid.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from .ledger import Ledger
@@ -122,7 +123,7 @@ class PromptPool:
             unfinished: started groups that the workers gave back, with what they have generated.
         """
         self._carry_valid(summary)
-        filtered, failed = self._count_ended(summary)
+        ended, failed = self._count_ended(summary)
         requeued, kept, discarded_tok = self._take_back(summary, unfinished)
         lost = list(self._in_round.values())
         self._in_round.clear()
@@ -135,7 +136,8 @@ class PromptPool:
         return Settlement(
             trained_uids=tuple(carried.uid for carried in trained),
             surplus=len(self._carried),
-            filtered=filtered,
+            filtered=ended[Verdict.FILTERED],
+            screened=ended[Verdict.SCREENED],
             failed=failed,
             requeued=requeued + len(lost),
             kept=kept,
@@ -192,19 +194,16 @@ class PromptPool:
             generated_tok=sum(outcome.response_lens_tok),
         )
 
-    def _count_ended(self, summary: RoundSummary) -> tuple[int, dict[str, int]]:
-        failed: dict[str, int] = {}
-        filtered = 0
-        for outcome in summary.outcomes:
-            if outcome.verdict is Verdict.FILTERED:
-                filtered += 1
-                del self._in_round[outcome.prompt_uid]
-            elif outcome.verdict is Verdict.FAILED:
-                failed[outcome.reason] = failed.get(outcome.reason, 0) + 1
-                del self._in_round[outcome.prompt_uid]
-        self.ledger.filtered += filtered
-        self.ledger.failed += sum(failed.values())
-        return filtered, failed
+    def _count_ended(self, summary: RoundSummary) -> tuple[Counter[Verdict], dict[str, int]]:
+        """How groups have ended that cannot be trained on, and why those failed."""
+        gone = [o for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.SCREENED, Verdict.FAILED)]
+        for outcome in gone:
+            del self._in_round[outcome.prompt_uid]
+        ended = Counter(outcome.verdict for outcome in gone)
+        self.ledger.filtered += ended[Verdict.FILTERED]
+        self.ledger.screened += ended[Verdict.SCREENED]
+        self.ledger.failed += ended[Verdict.FAILED]
+        return ended, dict(Counter(outcome.reason for outcome in gone if outcome.verdict is Verdict.FAILED))
 
     def _take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> tuple[int, int, int]:
         """Put interrupted groups into the buffer, or in front of those that never started."""

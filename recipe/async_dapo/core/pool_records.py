@@ -50,6 +50,7 @@ class Settlement:
     trained_uids: tuple[str, ...]  # exactly B
     surplus: int
     filtered: int
+    screened: int
     failed: dict[str, int]  # reason -> groups
     requeued: int
     kept: int

@@ -18,7 +18,7 @@ from enum import StrEnum
 from .failures import EndedGroups
 from .over_sampling import AtHand
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
-from .trajectory import GroupOutcome, Verdict
+from .trajectory import JUDGED, GroupOutcome, Verdict
 from .worker_queues import WorkerQueues
 
 
@@ -77,6 +77,7 @@ class Round:
         self._must_finish = set(spec.must_finish)
         self._certain: set[str] = set()  # waiting and running groups that are sure to be valid
         self._sizes: dict[str, int] = {}  # trajectories to generate, of waiting groups
+        self._held_back: dict[str, int] = {}  # trajectories that start when their group is certain
         self._running: dict[str, int] = {}  # trajectories that are still to end, of running groups
         self._inflight_trajectories = 0
         self._ended_trajectories = 0
@@ -133,14 +134,18 @@ class Round:
         """Trajectories that have been generated to their end in this round, over all workers [count]."""
         return self._ended_trajectories
 
-    def add_groups(self, sizes: Mapping[str, int], certain: Collection[str] = ()) -> None:
+    def add_groups(
+        self, sizes: Mapping[str, int], certain: Collection[str] = (), held_back: Mapping[str, int] | None = None
+    ) -> None:
         """Add waiting groups, in order of start.
 
         Args:
             sizes: uid -> trajectories that are still to be generated [count].
             certain: of these, groups that are known to be valid by what they generated in earlier rounds.
+            held_back: uid -> further trajectories, which start when the group has become certain [count].
         """
         self._sizes.update(sizes)
+        self._held_back.update(held_back or {})
         self._certain.update(certain)
         self._queues.extend(list(sizes))
         self._update()
@@ -166,9 +171,12 @@ class Round:
             self._ended_trajectories += 1
 
     def mark_certain(self, uid: str) -> None:
-        """Two trajectories of a running group differ: it will be valid."""
+        """Two trajectories of a running group differ: it will be valid, and what was held back of it starts."""
         if uid in self._running:
             self._certain.add(uid)
+            held_back = self._held_back.pop(uid, 0)
+            self._running[uid] += held_back
+            self._inflight_trajectories += held_back
 
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
@@ -177,7 +185,8 @@ class Round:
             return
         unreported = self._running.pop(outcome.prompt_uid)
         self._inflight_trajectories -= unreported
-        if outcome.verdict in (Verdict.VALID, Verdict.FILTERED):
+        self._held_back.pop(outcome.prompt_uid, None)
+        if outcome.verdict in JUDGED:
             self._ended_trajectories += unreported
         self._must_finish.discard(outcome.prompt_uid)
         self._certain.discard(outcome.prompt_uid)
@@ -194,6 +203,7 @@ class Round:
         return EndedGroups(
             valid=verdicts[Verdict.VALID],
             filtered=verdicts[Verdict.FILTERED],
+            screened=verdicts[Verdict.SCREENED],
             failed=Counter(outcome.reason for outcome in self._outcomes if outcome.verdict is Verdict.FAILED),
             scored_trajectories=sum(outcome.scored for outcome in self._outcomes),
             failed_trajectories=sum(outcome.failed for outcome in self._outcomes),

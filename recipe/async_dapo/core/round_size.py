@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .staleness import StalenessLimit
-from .trajectory import GroupOutcome, Verdict
+from .trajectory import JUDGED, GroupOutcome
 
 REMEMBERED = 0.5  # of the responses ended before, as the next step counts them
 
@@ -40,29 +40,28 @@ class RoundSize:
         """Of the responses that ended lately; half the limit before any has [tokens]."""
         return self._ended_tok / self._ended if self._ended else self.longest_tok / 2
 
-    def staleness_bound(self, valid_share: float) -> int | None:
-        """Most trajectories in flight that the limit on staleness allows; None = no limit."""
-        rounds = self.staleness.rounds_in_flight(self.mean_len_tok, self.longest_tok)
-        return None if rounds is None else int(rounds * self.trajectories_per_batch / valid_share)
+    def staleness_bound(self, trained_share: float) -> int | None:
+        """Most trajectories in flight that the limit on staleness allows; None = no limit.
 
-    def decide(self, places: int, valid_share: float) -> int:
+        Args:
+            trained_share: of the trajectories that end, those of valid groups [0-1].
+        """
+        rounds = self.staleness.rounds_in_flight(self.mean_len_tok, self.longest_tok)
+        return None if rounds is None else int(rounds * self.trajectories_per_batch / trained_share)
+
+    def decide(self, places: int, trained_share: float) -> int:
         """Trajectories that may be unfinished at once.
 
         Args:
             places: requests that the engines have room for.
-            valid_share: of the groups that end [0-1].
+            trained_share: of the trajectories that end, those of valid groups [0-1].
         """
-        bound = self.staleness_bound(valid_share)
+        bound = self.staleness_bound(trained_share)
         return max(1, places if bound is None else min(places, bound))
 
     def observe(self, outcomes: Iterable[GroupOutcome]) -> None:
         """Take in the groups that ended in a round."""
-        lens_tok = [
-            length
-            for outcome in outcomes
-            if outcome.verdict in (Verdict.VALID, Verdict.FILTERED)
-            for length in outcome.response_lens_tok
-        ]
+        lens_tok = [length for outcome in outcomes if outcome.verdict in JUDGED for length in outcome.response_lens_tok]
         self._ended = REMEMBERED * self._ended + len(lens_tok)
         self._ended_tok = REMEMBERED * self._ended_tok + sum(lens_tok)
 

@@ -76,6 +76,10 @@ class Trajectory:
         return self.outputs is not None
 
     @property
+    def has_started(self) -> bool:
+        return self.is_finished or bool(self.turns)
+
+    @property
     def stamps(self) -> tuple[tuple[int, int], ...]:
         """(policy version, generated tokens) of every segment, in order."""
         if self.is_finished:
@@ -125,7 +129,7 @@ class PromptGroup:
 
     @property
     def has_started(self) -> bool:
-        return any(trajectory.turns or trajectory.is_finished for trajectory in self.trajectories)
+        return any(trajectory.has_started for trajectory in self.trajectories)
 
     @property
     def unfinished(self) -> list[Trajectory]:
@@ -157,8 +161,12 @@ class Verdict(StrEnum):
 
     VALID = "valid"  # complete, and its metric varies: it can be trained on
     FILTERED = "filtered"  # complete, but every trajectory has the same metric: no gradient
+    SCREENED = "screened"  # its first samples have the same metric: the others were never started
     FAILED = "failed"  # a trajectory failed for good; `reason` says why
     SET_ASIDE = "set_aside"  # interrupted by the round's limits: continued in a later round
+
+
+JUDGED = (Verdict.VALID, Verdict.FILTERED, Verdict.SCREENED)  # every trajectory that was started has been scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,23 +176,28 @@ class GroupOutcome:
     prompt_uid: str
     verdict: Verdict
     reason: str = ""
-    response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory
+    response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory; of a screened group, of its samples
     oldest_version: int | None = None  # of all generated tokens of the group
     newest_version: int | None = None
     scored: int = 0  # trajectories [count]
     failed: int = 0  # trajectories that failed for good; their siblings were interrupted [count]
+    is_kept: bool = False  # screening would have ended it, had it not been drawn to be kept
 
     @classmethod
-    def of(cls, group: PromptGroup, verdict: Verdict, *, reason: str = "", failed: int = 0) -> "GroupOutcome":
-        """The report of a group with what it has generated so far."""
+    def of(
+        cls, group: PromptGroup, verdict: Verdict, *, reason: str = "", failed: int = 0, is_kept: bool = False
+    ) -> "GroupOutcome":
+        """The report of a group with what it has generated so far; of a screened one without what never started."""
         versions = group.versions()
+        counted = [one for one in group.trajectories if verdict is not Verdict.SCREENED or one.is_finished]
         return cls(
             prompt_uid=group.uid,
             verdict=verdict,
             reason=reason,
-            response_lens_tok=tuple(trajectory.generated_tok for trajectory in group.trajectories),
+            response_lens_tok=tuple(trajectory.generated_tok for trajectory in counted),
             oldest_version=min(versions, default=None),
             newest_version=max(versions, default=None),
             scored=len(group.trajectories) - len(group.unfinished),
             failed=failed,
+            is_kept=is_kept,
         )

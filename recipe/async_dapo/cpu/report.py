@@ -12,7 +12,7 @@ from rich.table import Table
 from . import run_metrics as keys
 from .run_metrics import RunMetrics
 
-LEDGER_TERMS = ("drawn", "trained", "filtered", "failed", "retired", "waiting", "buffered")
+LEDGER_TERMS = ("drawn", "trained", "filtered", "screened", "failed", "retired", "waiting", "buffered")
 
 
 def summarise(metrics: RunMetrics, *, options: dict[str, Any], wall_s: float, peak_memory_bytes: int) -> dict[str, Any]:
@@ -56,6 +56,8 @@ def _rows(summary: dict[str, Any], output: Path) -> Iterator[tuple[str, str]]:
     yield "seconds per step, median", _text(summary["step_s_median"])
     for term in ("drawn", "trained", "filtered", "requeued"):
         yield f"groups {term}", _text(groups[term])
+    if groups["screened"]:
+        yield "groups screened out", _text(groups["screened"])
     yield "groups waiting / buffered", f"{_text(groups['waiting'])} / {_text(groups['buffered'])}"
     yield "mean length trained [tokens]", _text(summary["length_trained_mean_tok"], digits=1)
     yield "mean length dispatched [tokens]", _text(summary["length_dispatched_mean_tok"], digits=1)

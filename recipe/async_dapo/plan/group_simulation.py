@@ -5,7 +5,7 @@ start(group) -> n requests -> lease -> engine -> tokens recorded -> reward -> th
                    stop: tokens so far recorded; with `keeps_kv` the request stays, attached to its turn
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -74,10 +74,13 @@ class GroupSimulation:
         fleet.open(clock, self._receive)
 
     def start(self, group: PromptGroup) -> None:
-        unfinished = group.unfinished
+        unfinished = self._options.screening.to_run(group)
         self._running[group.uid] = (group, len(unfinished))
         delay_s = self._request_latency_s + (self._resume_delay_s if group.has_started else 0.0)
-        for trajectory in unfinished:
+        self._send_all(group, unfinished, delay_s)
+
+    def _send_all(self, group: PromptGroup, trajectories: Iterable[Trajectory], delay_s: float) -> None:
+        for trajectory in trajectories:
             if delay_s:
                 self._clock.at(self._clock.now_s + delay_s, partial(self._send, group, trajectory))
             else:
@@ -167,8 +170,7 @@ class GroupSimulation:
             self._running[group.uid] = (group, still_open)
             return
         del self._running[group.uid]
-        verdict = Verdict.SET_ASIDE if group.unfinished else self._judge(group)
-        self._on_end(group, GroupOutcome.of(group, verdict))
+        self._on_end(group, self._judge(group))
 
     def _note_metrics(self, group: PromptGroup) -> None:
         if self._options.filter.metric is None or group.is_certain or not group.unfinished:
@@ -176,13 +178,22 @@ class GroupSimulation:
         metrics = group.prompt[ANSWERS].metrics
         done = RunningVerdict.of(metrics[one.session_id] for one in group.trajectories if one.is_finished)
         if done.is_certain:
+            held_back = self._options.screening.held_back(group)
             group.is_certain = True
             self._on_certain(group.uid)
+            self._running[group.uid] = (group, self._running[group.uid][1] + len(held_back))
+            self._send_all(group, held_back, self._request_latency_s)
 
-    def _judge(self, group: PromptGroup) -> Verdict:
+    def _judge(self, group: PromptGroup) -> GroupOutcome:
+        screening = self._options.screening
+        if screening.is_screened_out(group):
+            return GroupOutcome.of(group, Verdict.SCREENED)
+        if group.unfinished:
+            return GroupOutcome.of(group, Verdict.SET_ASIDE)
         if self._options.filter.metric is None:
-            return Verdict.VALID
-        return judge_group(group.prompt[ANSWERS].metrics)
+            return GroupOutcome.of(group, Verdict.VALID)
+        metrics = group.prompt[ANSWERS].metrics
+        return GroupOutcome.of(group, judge_group(metrics), is_kept=screening.is_kept(group.uid, metrics))
 
     def _record(self, trajectory: Trajectory, request: Request) -> None:
         """Add what a request has brought since it was last asked."""

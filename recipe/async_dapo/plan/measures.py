@@ -15,6 +15,8 @@ class StepMeasure:
     trained_tok: int
     generated_tok: int
     filtered_tok: int
+    screened_tok: int  # of groups whose first samples were alike
+    saved_tok: float  # that the other trajectories of these groups would have taken, estimated
     wasted_tok: int  # thrown away: interrupted without being kept, surplus, retired
     withheld_tok: int  # trained trajectories' tokens that are too stale for the loss
     buffered_tok: int  # kept for later steps, at the end of the step
@@ -25,6 +27,8 @@ class StepMeasure:
     resumed_trajectories: int  # trained, carried over at least once
     trained_groups: int
     valid_groups: int  # that ended in this step
+    filtered_groups: int
+    screened_groups: int
     drawn_groups: int
     retired_groups: int
     prefilled_tok: int

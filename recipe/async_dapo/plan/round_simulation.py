@@ -156,8 +156,11 @@ class RoundSimulation:
 
     def _add(self, groups: Sequence[PromptGroup]) -> None:
         self._groups.update((group.uid, group) for group in groups)
+        screening = self._options.screening
         self._round.add_groups(
-            {group.uid: len(group.unfinished) for group in groups}, [group.uid for group in groups if group.is_certain]
+            {group.uid: len(screening.to_run(group)) for group in groups},
+            [group.uid for group in groups if group.is_certain],
+            {group.uid: len(screening.held_back(group)) for group in groups},
         )
         self._after_change()
 

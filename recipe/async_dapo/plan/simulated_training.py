@@ -1,6 +1,7 @@
 """Steps of a run: open a round, let it stop, train, update the weights. Plays the trainer and its replay buffer."""
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,6 +10,7 @@ from ..actor_limits import server_calls
 from ..config import Auto, ImportanceSampling
 from ..core.pool import PromptPool, training_order
 from ..core.pool_records import Dispatch, Settlement
+from ..core.screening import Screened
 from ..core.staleness import StalenessLimit
 from ..core.stop_rules import StopRuleName
 from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
@@ -134,7 +136,7 @@ class TrainingRun:
         """As `RoundReplayBuffer.open_round`."""
         if self.options.rollout_pool_size is not Auto.AUTO:
             return self.options.fixed_pool_size
-        return self._round_size.decide(self._fleet.balance.places, self._over_sampling.valid_share)
+        return self._round_size.decide(self._fleet.balance.places, self._over_sampling.trained_share)
 
     def _store(self, group: PromptGroup) -> None:
         self._stored[group.uid] = [
@@ -161,10 +163,13 @@ class TrainingRun:
         self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
         versions = VersionShares.of(batch, step=self._step)
         outcomes = simulated.summary.outcomes
+        ended = Counter(outcome.verdict for outcome in outcomes)
+        screened = Screened.of(outcomes, self.options.rollout_n)
         self._over_sampling.observe(
             versions.partial_share,
-            valid=sum(outcome.verdict is Verdict.VALID for outcome in outcomes),
-            judged=sum(outcome.verdict in (Verdict.VALID, Verdict.FILTERED) for outcome in outcomes),
+            valid=ended[Verdict.VALID],
+            judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
+            screened=screened.groups,
         )
         self._round_size.observe(outcomes)
         oldest_version = self._staleness.oldest_trainable(self._step)
@@ -180,6 +185,8 @@ class TrainingRun:
             trained_tok=versions.tokens.total(),
             generated_tok=done.generated_tok,
             filtered_tok=sum(sum(o.response_lens_tok) for o in outcomes if o.verdict is Verdict.FILTERED),
+            screened_tok=screened.generated_tok,
+            saved_tok=screened.saved_tok,
             wasted_tok=wasted_tok,
             withheld_tok=sum(n for tag in batch for version, n in tag["segments"] if version < oldest_version),
             buffered_tok=sum(buffered_tok) + sum(map(_length, self._stored.values())),
@@ -189,7 +196,9 @@ class TrainingRun:
             trained_trajectories=len(batch),
             resumed_trajectories=len(batch) - versions.ages[0],
             trained_groups=len(settlement.trained_uids),
-            valid_groups=sum(outcome.verdict is Verdict.VALID for outcome in outcomes),
+            valid_groups=ended[Verdict.VALID],
+            filtered_groups=ended[Verdict.FILTERED],
+            screened_groups=screened.groups,
             drawn_groups=drawn_groups,
             retired_groups=retired_groups,
             prefilled_tok=done.prefilled_tok,

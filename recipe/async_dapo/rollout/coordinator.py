@@ -35,7 +35,8 @@ class Ticket:
     """A group for a lane to run; `payload` is its pickled PromptGroup, never looked into here."""
 
     prompt_uid: str
-    unfinished: int  # trajectories that are still to be generated
+    unfinished: int  # trajectories that are to be generated
+    held_back: int = 0  # further ones, which start when it has become certain
     is_certain: bool = False  # its finished trajectories differ: it will be valid
     payload: bytes
 
@@ -124,6 +125,7 @@ class EarlyStoppingCoordinator:
         current.state.add_groups(
             {group.prompt_uid: group.unfinished for group in groups},
             [group.prompt_uid for group in groups if group.is_certain],
+            {group.prompt_uid: group.held_back for group in groups if group.held_back},
         )
         self._after_change(current)
 
@@ -157,7 +159,8 @@ class EarlyStoppingCoordinator:
             current.wake_taker()
 
     async def report_certain(self, round_id: str, prompt_uids: Sequence[str]) -> None:
-        """Running groups that will be valid, as two of their trajectories differ: nothing need be drawn for them."""
+        """Running groups that will be valid, as two of their trajectories differ: nothing need be drawn for them, and
+        what was held back of them has started."""
         current = self._find(round_id)
         if current is not None:
             for prompt_uid in prompt_uids:

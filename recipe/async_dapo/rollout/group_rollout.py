@@ -1,8 +1,11 @@
-"""One prompt group on a worker: run its trajectories, score each as it ends, judge the group with the last."""
+"""One prompt group on a worker: run its trajectories, score each as it ends, judge the group with the last.
+
+With screening only the first samples run; the others start with the score that makes the group certain, or never.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -12,6 +15,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from ..config import ConfigError, OnRewardError, RewardConfig
 from ..core.group_filter import RunningVerdict, judge_group
 from ..core.recording import Recorder, SampledTokens, current_recorder
+from ..core.screening import Screening
 from ..core.trajectory import Attachment, BrokenRecord, GroupOutcome, PromptGroup, Trajectory, Verdict
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from ..store import PackedOutput
@@ -61,6 +65,7 @@ class GroupRollout:
         scorer: scores outputs inline.
         reward: what to do when a reward fails for good.
         is_filtered: whether groups whose metric does not vary are dropped.
+        screening: which trajectories of a group may run.
         keeps_failures: validation: a failed trajectory is left out, and its siblings go on.
         max_tokens_per_round: tokens a trajectory may generate before it is set aside until the next round; None = all.
         on_generated: told the group's uid when one of its trajectories has been generated to its end.
@@ -75,6 +80,7 @@ class GroupRollout:
         *,
         reward: RewardConfig,
         is_filtered: bool,
+        screening: Screening,
         keeps_failures: bool,
         max_tokens_per_round: int | None = None,
         on_generated: Callable[[str], None] = lambda uid: None,
@@ -85,6 +91,7 @@ class GroupRollout:
         self._scorer = scorer
         self._reward = reward
         self._is_filtered = is_filtered
+        self._screening = screening
         self._keeps_failures = keeps_failures
         self._max_tokens_per_round = max_tokens_per_round
         self._on_generated = on_generated
@@ -103,9 +110,7 @@ class GroupRollout:
         failures: list[BaseException] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                for trajectory in group.unfinished:
-                    recorder = Recorder(trajectory=trajectory, round_limit_tok=self._max_tokens_per_round)
-                    self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
+                self._start(group, self._screening.to_run(group), tasks)
         except* TrajectoryFailed as errors:
             failures = list(leaves(errors))
         if failures:
@@ -117,11 +122,18 @@ class GroupRollout:
             return GroupOutcome.of(group, Verdict.FAILED, reason=failure.reason, failed=len(failures))
         if self._keeps_failures:
             return GroupOutcome.of(group, Verdict.VALID)
+        if self._screening.is_screened_out(group):
+            return GroupOutcome.of(group, Verdict.SCREENED)
         if group.unfinished:
             return None if self.running.is_stopping else GroupOutcome.of(group, Verdict.SET_ASIDE)
         return self._judge(group)
 
-    async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
+    def _start(self, group: PromptGroup, trajectories: Iterable[Trajectory], tasks: asyncio.TaskGroup) -> None:
+        for trajectory in trajectories:
+            recorder = Recorder(trajectory=trajectory, round_limit_tok=self._max_tokens_per_round)
+            self.running.add(tasks.create_task(self._run_trajectory(group, recorder, tasks)), recorder)
+
+    async def _run_trajectory(self, group: PromptGroup, recorder: Recorder, tasks: asyncio.TaskGroup) -> None:
         current_recorder.set(recorder)
         trajectory = recorder.trajectory
         try:
@@ -140,7 +152,7 @@ class GroupRollout:
             recorder.drop_rest()
             sampled = SampledTokens(trajectory.turns)
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
-            self._note_certain(group)
+            self._note_certain(group, tasks)
         finally:
             self._abandon(recorder.diverged_attachments)
             self.diverged_tok += recorder.diverged_tok
@@ -151,15 +163,20 @@ class GroupRollout:
             raise TrajectoryFailed(reason, detail)
         logger.warning("a trajectory of validation prompt %s is left out: %s: %s", group.uid, reason, detail)
 
-    def _note_certain(self, group: PromptGroup) -> None:
+    def _note_certain(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         if not self._is_filtered or self._keeps_failures or group.is_certain or not group.unfinished:
             return
         if RunningVerdict.of(self._metrics(group)).is_certain:
+            held_back = self._screening.held_back(group)
             group.is_certain = True
             self._on_certain(group.uid)
+            self._start(group, held_back, tasks)
 
     def _judge(self, group: PromptGroup) -> GroupOutcome:
-        return GroupOutcome.of(group, judge_group(self._metrics(group)) if self._is_filtered else Verdict.VALID)
+        if not self._is_filtered:
+            return GroupOutcome.of(group, Verdict.VALID)
+        metrics = self._metrics(group)
+        return GroupOutcome.of(group, judge_group(metrics), is_kept=self._screening.is_kept(group.uid, metrics))
 
     def _metrics(self, group: PromptGroup) -> list[float]:
         """Of the trajectories that have ended."""

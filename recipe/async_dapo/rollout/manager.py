@@ -19,6 +19,7 @@ from ..core.failures import EndedGroups
 from ..core.over_sampling import AtHand
 from ..core.pool_records import Dispatch
 from ..core.round import RoundSpec, RoundSummary
+from ..core.screening import NO_SCREENING, Screening
 from ..core.trajectory import Attachment, PromptGroup
 from ..engines.load_balancer import LoadBalancerStats
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent, Ticket
@@ -101,7 +102,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
         self._frozen |= {group.uid: _leases(group) for group in groups}
-        self._get(self._coordinator.add_groups.remote(self._round_id, _tickets(groups)))
+        self._get(self._coordinator.add_groups.remote(self._round_id, _tickets(groups, self._options.screening)))
 
     def next_event(self) -> RoundEvent:
         """Wait for the coordinator.
@@ -194,7 +195,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._round_id = spec.round_id
         self._started = time.monotonic()
         self._frozen = {group.uid: _leases(group) for group in groups}
-        self._get(self._coordinator.open_round.remote(spec, _tickets(groups)))
+        screening = NO_SCREENING if order.validate else self._options.screening
+        self._get(self._coordinator.open_round.remote(spec, _tickets(groups, screening)))
         self._worker_refs = [worker.run_round.remote(order) for worker in self.agent_loop_workers]
 
     def _get(self, refs: Any, timeout_s: float | None = None) -> Any:
@@ -214,11 +216,12 @@ def _leases(group: PromptGroup) -> list[str]:
     return [attachment.lease_id for attachment in group.attachments()]
 
 
-def _tickets(groups: Sequence[PromptGroup]) -> list[Ticket]:
+def _tickets(groups: Sequence[PromptGroup], screening: Screening) -> list[Ticket]:
     return [
         Ticket(
             prompt_uid=group.uid,
-            unfinished=len(group.unfinished),
+            unfinished=len(screening.to_run(group)),
+            held_back=len(screening.held_back(group)),
             is_certain=group.is_certain,
             payload=pickle.dumps(group, protocol=5),
         )

@@ -14,6 +14,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from .. import store
 from ..aio import TurnBatch
 from ..config import AsyncDAPOConfig, ConfigError
+from ..core.screening import NO_SCREENING
 from ..core.trajectory import PromptGroup, Trajectory, Verdict
 from ..logs import show_logs
 from ..shipping import localise
@@ -90,6 +91,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             scorer,
             reward=self._options.reward,
             is_filtered=self._options.filter.metric is not None,
+            screening=NO_SCREENING if order.validate else self._options.screening,
             keeps_failures=order.validate,
             max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
             on_generated=generated.add,

@@ -9,6 +9,7 @@ METRICS: dict[str, str] = {
     "ledger/drawn": "prompt groups drawn since the start of the run [groups]",
     "ledger/trained": "of these: trained on [groups]",
     "ledger/filtered": "of these: dropped because their metric does not vary [groups]",
+    "ledger/screened": "of these: ended after a few samples that were alike; 0 without async_dapo.screening [groups]",
     "ledger/failed": "of these: dropped because a trajectory failed for good [groups]",
     "ledger/retired": "of these: given up because they would have become too stale; drawn again [groups]",
     "ledger/waiting": "of these: waiting to be generated [groups]",
@@ -28,6 +29,13 @@ METRICS: dict[str, str] = {
     "filter/valid_share": "share of groups that is expected to be valid in the next step; 1 where "
     "over_sampling_batch_size is a number [0-1]",
     "filter/rejected_ratio": "share of them among the groups that were judged in this step [0-1]",
+    "screening/screened_groups": "groups ended in this step because their first samples were alike [groups]",
+    "screening/saved_tokens": "estimate of what the other trajectories of these groups would have taken, at the mean "
+    "length of their samples [tokens]",
+    "screening/kept_groups": "whole groups judged in this step whose first samples were alike: drawn by "
+    "screening.keep_share [groups]",
+    "screening/kept_valid_groups": "of these: valid after all; over kept_groups, the share of the screened-out groups "
+    "that would have been [groups]",
     "failure/groups": "groups dropped in this step because a trajectory failed for good [groups]",
     "failure/reward_error": "of these: the reward function raised [groups]",
     "failure/reward_timeout": "of these: the reward function did not answer in time [groups]",
@@ -62,6 +70,7 @@ METRICS: dict[str, str] = {
     "tokens/discarded": "tokens thrown away in this step: interrupted without being kept, retired, withheld, diverged, "
     "or of failed groups [tokens]",
     "tokens/filtered": "tokens of groups that the filter removed in this step [tokens]",
+    "tokens/screened": "tokens of groups that were screened out in this step [tokens]",
     "tokens/waste_ratio": "thrown-away tokens over thrown-away plus trained ones, in this step [0-1]",
     "partial/off_policy_token_ratio": "share of the batch's tokens from older policy versions [0-1]",
     "partial/resumed_groups": "groups that were continued from earlier steps in this one [groups]",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.length_bias import LengthBiasWindow
 from ..core.pool_records import Dispatch, Settlement
+from ..core.screening import Screened
 from ..core.trajectory import PromptGroup, Verdict
 from ..core.version_shares import VersionShares
 from .importance_sampling import version_statistics
@@ -38,12 +39,13 @@ class RoundRecord:
     seq_lens_tok: Sequence[int]  # prompt and response of each trained trajectory
     buffered: Sequence[PromptGroup]
     lengths: LengthBiasWindow
+    screened: Screened
 
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
     """The step's metrics. Keys are those of `METRICS`, prefixed."""
     values: dict[str, float] = {f"ledger/{term}": count for term, count in record.ledger.items()}
-    for part in (_round, _stop, _failures, _load, _concurrency, _tokens, _partial, _versions, _lengths):
+    for part in (_round, _stop, _screening, _failures, _load, _concurrency, _tokens, _partial, _versions, _lengths):
         values |= part(record)
     return {PREFIX + name: float(value) for name, value in values.items()}
 
@@ -71,6 +73,16 @@ def _stop(record: RoundRecord) -> dict[str, float]:
         "early_stop/requeued_groups": record.settlement.requeued,
         "early_stop/surplus_groups": record.settlement.surplus,
         "early_stop/lost_reports": record.settlement.lost_reports,
+    }
+
+
+def _screening(record: RoundRecord) -> dict[str, float]:
+    screened = record.screened
+    return {
+        "screening/screened_groups": screened.groups,
+        "screening/saved_tokens": screened.saved_tok,
+        "screening/kept_groups": screened.kept,
+        "screening/kept_valid_groups": screened.kept_valid,
     }
 
 
@@ -125,6 +137,7 @@ def _tokens(record: RoundRecord) -> dict[str, float]:
         "tokens/trained": trained,
         "tokens/discarded": discarded,
         "tokens/filtered": ended[Verdict.FILTERED],
+        "tokens/screened": ended[Verdict.SCREENED],
         "tokens/waste_ratio": _ratio(discarded, discarded + trained),
     }
 

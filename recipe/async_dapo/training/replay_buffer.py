@@ -1,6 +1,7 @@
 """Event-driven replay buffer: opens a round, waits for its stop, and hands exactly B valid groups to the trainer."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -15,6 +16,7 @@ from ..core.concurrency import ConcurrencyState
 from ..core.length_bias import LengthBiasWindow
 from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch
+from ..core.screening import Screened
 from ..core.staleness import StalenessLimit
 from ..core.trajectory import PromptGroup, Verdict
 from ..core.version_shares import VersionShares
@@ -116,12 +118,13 @@ class RoundReplayBuffer(ReplayBuffer):
                 groups_to_hold=self._over_sampling.groups_to_hold,
                 valid_share=self._over_sampling.valid_share,
                 pool_size=self._last_pool_size,
-                staleness_bound=self._round_size.staleness_bound(self._over_sampling.valid_share),
+                staleness_bound=self._round_size.staleness_bound(self._over_sampling.trained_share),
                 withheld_tok=withheld_tok,
                 versions=versions,
                 seq_lens_tok=[tag["seq_len"] for tag in batch.tags],
                 buffered=self.pool.buffered,
                 lengths=self._lengths,
+                screened=Screened.of(result.summary.outcomes, self._options.rollout_n),
             )
         )
         logger.info(step_line(global_steps, result, metrics))
@@ -164,16 +167,20 @@ class RoundReplayBuffer(ReplayBuffer):
     def _pool_size(self) -> int | None:
         """Trajectories that the next round may have unfinished at once; None = only the lanes bound what runs."""
         if self._options.rollout_pool_size is Auto.AUTO:
-            self._last_pool_size = self._round_size.decide(self.manager.places, self._over_sampling.valid_share)
+            self._last_pool_size = self._round_size.decide(self.manager.places, self._over_sampling.trained_share)
         else:
             self._last_pool_size = self._options.fixed_pool_size
         return self._last_pool_size
 
     def _learn(self, result: RoundResult, versions: VersionShares) -> None:
         """What the next round is sized by."""
-        verdicts = [outcome.verdict for outcome in result.summary.outcomes]
-        valid, filtered = verdicts.count(Verdict.VALID), verdicts.count(Verdict.FILTERED)
-        self._over_sampling.observe(versions.partial_share, valid=valid, judged=valid + filtered)
+        ended = Counter(outcome.verdict for outcome in result.summary.outcomes)
+        self._over_sampling.observe(
+            versions.partial_share,
+            valid=ended[Verdict.VALID],
+            judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
+            screened=ended[Verdict.SCREENED],
+        )
         self._round_size.observe(result.summary.outcomes)
         self._concurrency_state = result.balancer.concurrency_state
 
