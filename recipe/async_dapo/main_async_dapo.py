@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from .config import ConfigError
 from .logs import show_logs
+from .startup.overrides import check_overrides
 from .startup.preflight import check_all
 from .verl_version import check_versions
 
@@ -17,6 +18,7 @@ def main() -> None:
     """Check everything that can be checked, then train with verl on Ray."""
     with explained():
         check_versions()  # before verl's own configuration is looked for
+        check_overrides(sys.argv[1:])
     _run()
 
 

@@ -1,6 +1,8 @@
 """Values of options: what may be chosen, the error for what may not, and plain dicts as typed arguments."""
 
+from collections.abc import Iterable
 from dataclasses import fields
+from difflib import get_close_matches
 from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, get_type_hints
@@ -43,12 +45,29 @@ class ConfigError(ValueError):
         return f"{key}={value}: {remedy}"
 
 
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """The known name that is most like a wrong one, as the end of a message; empty where none is alike."""
+    alike = get_close_matches(str(name), map(str, known), n=1)
+    return f"; did you mean {alike[0]}?" if alike else ""
+
+
+def check_choice(key: str, value: object, choices: Iterable[object]) -> None:
+    """
+    Raises:
+        ConfigError: for a value that is none of the choices; it names them, and the one most like it.
+    """
+    known = list(choices)
+    if value not in known:
+        raise ConfigError(key, value, f"must be one of {', '.join(map(str, known))}{did_you_mean(value, known)}")
+
+
 def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Convert a plain dict to constructor arguments of a dataclass, one by one."""
     types = get_type_hints(cls)
     names = {field.name for field in fields(cls)}
     for key in node.keys() - names:
-        raise ConfigError(prefix + key, node[key], f"unknown option; known: {', '.join(sorted(names))}")
+        known = ", ".join(sorted(names))
+        raise ConfigError(prefix + key, node[key], f"unknown option; known: {known}{did_you_mean(key, names)}")
     for key in names - node.keys():
         raise ConfigError(prefix + key, "<missing>", "add it; config/async_dapo_trainer.yaml has all defaults")
     return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}
@@ -68,10 +87,8 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
             raise ConfigError(key, value, "must be a whole number, or auto")
         kind = next(option for option in kind.__args__ if option is not NoneType)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
-        try:
-            return kind(value)
-        except ValueError:
-            raise ConfigError(key, value, f"must be one of {', '.join(kind)}") from None
+        check_choice(key, value, kind)
+        return kind(value)
     if kind is bool and not isinstance(value, bool):
         raise ConfigError(key, value, "must be True or False")
     if kind is int and (isinstance(value, bool) or not isinstance(value, int)):

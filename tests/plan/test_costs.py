@@ -76,7 +76,9 @@ def test_given_a_config_json_that_says_too_little_then_the_error_names_what_is_m
 
 
 def test_given_a_model_that_does_not_fit_then_the_error_names_the_remedy():
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size=1: qwen3-32b has 65\.\d GB of weights.*more GPUs"):
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel_size=1: qwen3-32b has 65\.\d GB of weights.*it needs at least 2 GPUs"
+    ):
         small_scenario(model=load_model("qwen3-32b"), accelerator=find_accelerator("h100"))
 
 

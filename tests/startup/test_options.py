@@ -1,21 +1,17 @@
 """Bad options are refused before Ray starts, with a message that names key, value and remedy."""
 
 import pickle
-import re
-import sys
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
-from recipe.async_dapo.startup import verl_combinations
+from recipe.async_dapo.startup import engine_check
 from recipe.async_dapo.startup.preflight import check_all
-from recipe.async_dapo.startup.verl_combinations import check_combinations
 from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, SHADOWED
-from recipe.async_dapo.verl_version import check_versions
 
-from ..support.composed_runs import ComposeRun, compose_run, refusal, valid_overrides, write_verl
+from ..support.composed_runs import ComposeRun, compose_run, refusal, valid_overrides
 
 # (override, what the message must contain)
 BAD_OPTIONS = [
@@ -206,12 +202,12 @@ ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 def check_on_gpus(run: ComposeRun, *overrides: str) -> None:
     config = run("trainer.device=cuda", *overrides)
-    check_combinations(config, AsyncDAPOConfig.from_hydra(config))
+    engine_check.check_engines(config, AsyncDAPOConfig.from_hydra(config))
 
 
 def test_given_gpus_without_flash_attention_when_checked_then_the_package_is_named(run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(verl_combinations, "find_spec", lambda package: None)
+    monkeypatch.setattr(engine_check, "find_spec", lambda package: None)
     with pytest.raises(
         ConfigError, match=f"^{ATTENTION}=flash_attention_2: .*pip install --no-build-isolation flash-attn"
     ):
@@ -220,36 +216,10 @@ def test_given_gpus_without_flash_attention_when_checked_then_the_package_is_nam
 
 def test_given_gpus_with_flash_attention_or_without_need_of_it_when_checked_then_accepted(run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(verl_combinations, "find_spec", lambda package: package == "flash_attn" or None)
+    monkeypatch.setattr(engine_check, "find_spec", lambda package: package == "flash_attn" or None)
     check_on_gpus(run)
-    monkeypatch.setattr(verl_combinations, "find_spec", lambda package: None)
+    monkeypatch.setattr(engine_check, "find_spec", lambda package: None)
     check_on_gpus(run, f"++{ATTENTION}=sdpa")
-
-
-@pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A folder that Python searches before the installed packages."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "verl", raising=False)
-    return tmp_path
-
-
-def test_given_another_verl_in_the_checkout_when_checked_then_it_is_found_and_the_required_one_named(checkout):
-    write_verl(checkout / "verl", "0.10.0.dev")
-    folder = re.escape(str(checkout / "verl"))
-    with pytest.raises(ConfigError, match=rf"^verl=verl==0\.10\.0\.dev in {folder}: .*pip install 'verl==0\.9\.1'$"):
-        check_versions()
-
-
-def test_given_the_required_verl_in_the_checkout_when_checked_then_it_is_accepted(checkout):
-    write_verl(checkout / "verl", "0.9.1")
-    check_versions()
-
-
-def test_given_no_verl_when_checked_then_the_required_one_is_named(checkout, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(checkout)])
-    with pytest.raises(ConfigError, match=r"^verl=none: .*pip install 'verl==0\.9\.1'$"):
-        check_versions()
 
 
 def test_an_error_raised_in_an_actor_arrives_whole():

@@ -10,19 +10,16 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.utils.config import validate_config
 
 from recipe.async_dapo.config import AsyncDAPOConfig, Auto
-from recipe.async_dapo.startup.preflight import check_all
-from recipe.async_dapo.startup.verl_combinations import check_combinations
-from recipe.async_dapo.startup.verl_options import check_verl_options
+from recipe.async_dapo.startup.preflight import CHECKS, Run, check_all
 
 from ..support.composed_runs import RECIPE, compose_run, rows, write_model, write_parquet
 
 SCRIPT = RECIPE / "test_qwen3_8b.sh"
 Completed = subprocess.CompletedProcess[str]
 INPUTS = ("DATA_HOME", "MODEL_PATH", "CKPTS_DIR", "NNODES", "RAY_ADDRESS", "REHEARSE")
+CHECKS_OF_OPTIONS = ("verl's options", "algorithm", "reward options", "engines", "trainer", "verl's own checks")
 AT_ROOT = RECIPE.parents[1] / "test_qwen3_8b.sh"
 
 
@@ -87,9 +84,9 @@ def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_an
     config = composed(run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, **cluster))
     assert config.trainer.nnodes == nnodes
     assert config.trainer.default_local_dir == "/shared/checkpoints/qwen3-8b-base"
-    check_verl_options(config)
-    check_combinations(config, AsyncDAPOConfig.from_hydra(config))
-    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    run = Run(config=config, options=AsyncDAPOConfig.from_hydra(config))
+    for name in CHECKS_OF_OPTIONS:
+        CHECKS[name](run)
 
 
 def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, tmp_path):

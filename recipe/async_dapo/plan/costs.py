@@ -65,6 +65,39 @@ class StepCost:
         return self.admission_s + tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
 
 
+def kv_room_tok(
+    model: ModelShape,
+    accelerator: Accelerator,
+    constants: ServerConstants,
+    *,
+    tensor_parallel_size: int,
+    gpu_memory_utilization: float,
+) -> int:
+    """Tokens that the KV cache of one server holds.
+
+    Raises:
+        ConfigError: when the weights do not fit; it says on how many GPUs they would.
+    """
+    usable = (accelerator.memory_gb * gpu_memory_utilization - constants.other_memory_gb) * 1e9
+    if model.weight_bytes >= usable * tensor_parallel_size:
+        raise ConfigError(
+            "tensor_parallel_size",
+            tensor_parallel_size,
+            f"{model.name} has {model.weight_bytes / 1e9:.1f} GB of weights, a server "
+            f"{max(0.0, usable) * tensor_parallel_size / 1e9:.1f} GB for them; {_remedy(model, accelerator, usable)}",
+        )
+    return int((usable * tensor_parallel_size - model.weight_bytes) / model.kv_bytes_per_token)
+
+
+def _remedy(model: ModelShape, accelerator: Accelerator, usable_bytes: float) -> str:
+    other = f"a larger accelerator than {accelerator.name}, or a higher gpu_memory_utilization"
+    if usable_bytes <= 0:
+        return f"use {other}"
+    fits = (n for n in model.tensor_parallel_sizes if n * usable_bytes > model.weight_bytes)
+    least = next(fits, None)
+    return f"use {other}" if least is None else f"it needs at least {least} GPUs per server, {other}"
+
+
 def step_cost(
     model: ModelShape,
     accelerator: Accelerator,
@@ -82,21 +115,18 @@ def step_cost(
     gpus = tensor_parallel_size
     bytes_per_s = constants.bandwidth_share * accelerator.bandwidth_tb_s * 1e12 * gpus
     flop_per_s = constants.prefill_flop_share * accelerator.bf16_tflop_s * 1e12 * gpus
-    usable = (accelerator.memory_gb * gpu_memory_utilization - constants.other_memory_gb) * 1e9 * gpus
-    if model.weight_bytes >= usable:
-        raise ConfigError(
-            "tensor_parallel_size",
-            gpus,
-            f"{model.name} has {model.weight_bytes / 1e9:.1f} GB of weights, a server {max(0.0, usable) / 1e9:.1f} GB "
-            f"for them; use more GPUs per server, a larger accelerator than {accelerator.name}, or raise "
-            "gpu_memory_utilization",
-        )
-    kv_room_tok = int((usable - model.weight_bytes) / model.kv_bytes_per_token)
-    if kv_room_tok < longest_context_tok:
+    room_tok = kv_room_tok(
+        model,
+        accelerator,
+        constants,
+        tensor_parallel_size=gpus,
+        gpu_memory_utilization=gpu_memory_utilization,
+    )
+    if room_tok < longest_context_tok:
         raise ConfigError(
             "max_response_length",
             longest_context_tok,
-            f"prompt and response are longer than the {kv_room_tok} tokens of KV cache that a server has room for; "
+            f"prompt and response are longer than the {room_tok} tokens of KV cache that a server has room for; "
             "shorten them, raise gpu_memory_utilization, or use more GPUs per server",
         )
     return StepCost(
@@ -105,7 +135,7 @@ def step_cost(
         per_kv_token_s=model.kv_bytes_per_token / bytes_per_s,
         prefill_token_s=model.flops_per_token / flop_per_s,
         prefill_token2_s=model.attention_flops_per_token2 / flop_per_s,
-        kv_room_tok=kv_room_tok,
+        kv_room_tok=room_tok,
     )
 
 

@@ -52,6 +52,17 @@ class ModelShape:
     kv_bytes_per_token: float
     flops_per_token: float  # matrix products of one token's forward pass, without attention
     attention_flops_per_token2: float  # causal attention over a context of c tokens costs this times c^2
+    attention_heads: int = 1
+    kv_heads: int = 1
+
+    @property
+    def tensor_parallel_sizes(self) -> list[int]:
+        """GPUs per server that vLLM accepts: they divide the heads, and divide the KV heads or are divided by them."""
+        return [
+            n
+            for n in range(1, self.attention_heads + 1)
+            if self.attention_heads % n == 0 and (self.kv_heads % n == 0 or n % self.kv_heads == 0)
+        ]
 
     def forward_flops(self, tokens: float, tokens_squared: float) -> float:
         """Arithmetic of a forward pass over sequences [FLOP].
@@ -109,6 +120,8 @@ def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
         kv_bytes_per_token=BYTES_PER_VALUE * 2 * layers * kv_heads * head_dim,
         flops_per_token=2 * (layers * (attention + active_experts) + embedding),
         attention_flops_per_token2=2 * layers * heads * head_dim,
+        attention_heads=heads,
+        kv_heads=kv_heads,
     )
 
 

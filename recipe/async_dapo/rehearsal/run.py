@@ -1,5 +1,6 @@
 """The process that trains: `python -m recipe.async_dapo.rehearsal.run <hydra overrides>`; `supervisor` starts it."""
 
+import sys
 from typing import Any
 
 import hydra
@@ -7,6 +8,7 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 
 from ..main_async_dapo import explained
+from ..startup.overrides import check_overrides
 from ..startup.preflight import check_all
 from ..verl_version import check_versions
 from .emulation import check_rehearsable, emulate, use_stand_in
@@ -18,6 +20,7 @@ RECIPE_MODE = "async_dapo"
 def main() -> None:
     with explained():
         check_versions()
+        check_overrides(sys.argv[1:])
     _run()
 
 

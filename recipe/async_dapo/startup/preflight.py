@@ -1,56 +1,187 @@
 """Start-up checks: everything that can be known to be wrong before a cluster starts ends in a clear error."""
 
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..verl_version import check_versions
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What is checked, and what checks have found that others need."""
+
+    config: DictConfig
+    options: AsyncDAPOConfig
+    rows: list[dict[str, Any]] = field(default_factory=list)  # one of each data source, to try the reward function on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """How a check ended: with a note, or with an error."""
+
+    name: str
+    note: str = ""
+    error: ConfigError | None = None
+    seconds: float = 0.0
 
 
 def check_all(config: DictConfig) -> AsyncDAPOConfig:
-    """Check options, checkpoint, data and reward function: cheap checks first, and nothing that starts Ray.
+    """Check options, folders, checkpoint, code, data and reward function; nothing that starts Ray.
 
     Raises:
-        ConfigError: naming key, value and remedy.
+        ConfigError: the first that is found, naming key, value and remedy.
     """
+    for finding in findings(config):
+        if finding.error is not None:
+            raise finding.error
+    return AsyncDAPOConfig.from_hydra(config)
+
+
+def findings(config: DictConfig) -> Iterator[Finding]:
+    """Run every check, cheap ones first, each whatever became of those before; without options no other can run."""
+    yield _timed("versions", check_versions)
+    parsed: list[AsyncDAPOConfig] = []
+
+    def parse() -> str:
+        parsed.append(AsyncDAPOConfig.from_hydra(config))
+        return f"{parsed[0].rollout_strategy}, {parsed[0].stop_rule}"
+
+    yield _timed("async_dapo options", parse)
+    for options in parsed:
+        run = Run(config=config, options=options)
+        for name, check in CHECKS.items():
+            yield _timed(name, partial(check, run))
+
+
+def _timed(name: str, check: Callable[[], str | None]) -> Finding:
+    began_s = time.perf_counter()
+    note, problem = "", None
     try:
-        return _check_all(config)
+        note = check() or ""
+    except ConfigError as error:
+        problem = error
     except OmegaConfBaseException as error:
         what = str(error).split("\n")[0]
-        raise ConfigError(error.full_key or "config", "<unreadable>", f"{what}; correct the override") from error
+        problem = ConfigError(error.full_key or "config", "<unreadable>", f"{what}; correct the override")
+    return Finding(name=name, note=note, error=problem, seconds=time.perf_counter() - began_s)
 
 
-def _check_all(config: DictConfig) -> AsyncDAPOConfig:
-    options = AsyncDAPOConfig.from_hydra(config)
-    _check_options(config, options)
-    from .data_check import check_data
-    from .model_check import check_context
-    from .resume_check import check_resume
-    from .reward_check import check_reward
-
-    check_resume(config)
-    rows = check_data(config, options)
-    check_context(config)
-    if options.reward.check_at_start:
-        check_reward(config, options, rows)
-    return options
-
-
-def _check_options(config: DictConfig, options: AsyncDAPOConfig) -> None:
+def _verl_options(run: Run) -> None:
+    from .option_names import check_option_names
     from .verl_options import check_verl_options
 
-    check_verl_options(config)
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
+    check_verl_options(run.config)
+    check_option_names(run.config)
     from verl.utils.device import auto_set_device
 
-    from .verl_combinations import check_combinations
+    auto_set_device(run.config)
 
-    auto_set_device(config)
-    check_combinations(config, options)
+
+def _algorithm(run: Run) -> str:
+    from .algorithm_check import check_algorithm
+    from .value_choices import check_choices
+
+    check_choices(run.config)
+    check_algorithm(run.config, run.options)
+    return f"{run.config.algorithm.adv_estimator}, importance sampling {run.options.importance_sampling}"
+
+
+def _reward_options(run: Run) -> None:
+    from .reward_options import check_reward_options
+
+    check_reward_options(run.config)
+
+
+def _engines(run: Run) -> None:
+    from .engine_check import check_engines
+    from .engine_kwargs import check_engine_kwargs
+
+    check_engine_kwargs(run.config)
+    check_engines(run.config, run.options)
+
+
+def _trainer(run: Run) -> None:
+    from .batch_sizes import check_batch_sizes
+    from .trainer_check import check_trainer
+
+    check_batch_sizes(run.config, run.options)
+    check_trainer(run.config, run.options)
+
+
+def _verl(run: Run) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    config = run.config
     try:
         validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
     except (ValueError, AssertionError, HydraException) as error:
         raise ConfigError("verl", "validate_config", f"verl refuses these options: {error}") from error
+
+
+def _output(run: Run) -> None:
+    from .output_check import check_output_folders
+
+    check_output_folders(run.config)
+
+
+def _checkpoint(run: Run) -> str:
+    from .resume_check import check_resume
+
+    check_resume(run.config)
+    trainer = run.config.trainer
+    return f"resumes from {trainer.resume_from_path}" if trainer.resume_mode == "resume_path" else ""
+
+
+def _agent_loop(run: Run) -> str:
+    from .agent_loop_check import check_agent_loop
+
+    return check_agent_loop(run.config)
+
+
+def _data(run: Run) -> str:
+    from .data_check import check_data
+
+    run.rows = check_data(run.config, run.options)
+    return f"sources {', '.join(sorted(row['data_source'] for row in run.rows))}" if run.rows else ""
+
+
+def _model(run: Run) -> None:
+    from .model_check import check_context
+
+    check_context(run.config)
+
+
+def _reward(run: Run) -> str:
+    from .reward_check import check_reward
+
+    if not run.options.reward.check_at_start:
+        return "not tried: async_dapo.reward.check_at_start=False"
+    check_reward(run.config, run.options, run.rows)
+    return run.options.reward_function
+
+
+CHECKS: dict[str, Callable[[Run], str | None]] = {
+    "verl's options": _verl_options,
+    "algorithm": _algorithm,
+    "reward options": _reward_options,
+    "engines": _engines,
+    "trainer": _trainer,
+    "verl's own checks": _verl,
+    "output folders": _output,
+    "checkpoint": _checkpoint,
+    "agent loop and tools": _agent_loop,
+    "data": _data,
+    "model": _model,
+    "reward function": _reward,
+}

@@ -1,0 +1,144 @@
+"""Agent loops and tools: their names, files and modules, which verl looks up in its workers when engines are up."""
+
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pyarrow as pa
+import pyarrow.parquet as pq
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from ..option_values import ConfigError, check_choice
+
+_ROLLOUT = "actor_rollout_ref.rollout."
+_LOOP = _ROLLOUT + "agent.default_agent_loop"
+_LOOP_FILE = _ROLLOUT + "agent.agent_loop_config_path"
+_TOOLS = _ROLLOUT + "multi_turn."
+AGENT_COLUMN = "agent_name"  # of the data, where a prompt names its own loop
+PLAIN_LOOP = "single_turn_agent"  # verl's; it needs no file and no tool
+TOOL_LOOP = "tool_agent"
+
+
+def check_agent_loop(config: DictConfig) -> str:
+    """Look the agent loops up, import those that are used, and load their tools, as an agent loop worker does.
+
+    Returns:
+        What was found, in words.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    agent, tools = config.actor_rollout_ref.rollout.agent, config.actor_rollout_ref.rollout.multi_turn
+    used = {agent.default_agent_loop: _LOOP} | _loops_of_data(config)
+    named = _named_loops(agent.agent_loop_config_path)
+    if set(used) == {PLAIN_LOOP} and not (named or tools.tool_config_path or tools.function_tool_path):
+        return PLAIN_LOOP  # verl's agent loops take seconds to import
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+    for name, key in used.items():
+        check_choice(key, name, sorted({*_agent_loop_registry, *named}))
+        if name in named:
+            _import(named[name], name)
+    if TOOL_LOOP in used:
+        from verl.experimental.agent_loop.tool_parser import ToolParser
+
+        check_choice(_TOOLS + "format", tools.format, sorted(ToolParser._registry))
+    loaded = _load_tools(tools)
+    return ", ".join(sorted(used)) + (f"; tools {', '.join(loaded)}" if loaded else "")
+
+
+def _loops_of_data(config: DictConfig) -> dict[str, str]:
+    """Agent loops that Parquet files name, with the option of the file; other formats are not looked at."""
+    found: dict[str, str] = {}
+    for key in ("data.train_files", "data.val_files"):
+        value = OmegaConf.select(config, key)
+        for name in value if isinstance(value, list | ListConfig) else [value]:
+            for loop in _column(Path(str(name)).expanduser()):
+                found[loop] = f"{key}, column {AGENT_COLUMN}"
+    return found
+
+
+def _column(file: Path) -> list[str]:
+    """The names in a file's column; none where the check of the data will say what is wrong with the file."""
+    if file.suffix != ".parquet" or not file.is_file():
+        return []
+    try:
+        if AGENT_COLUMN not in pq.read_schema(file).names:
+            return []
+        names = pq.read_table(file, columns=[AGENT_COLUMN]).column(AGENT_COLUMN).unique().to_pylist()
+    except pa.ArrowException:
+        return []
+    return [name for name in names if name is not None]
+
+
+def _named_loops(value: str | None) -> dict[str, Any]:
+    """Name -> entry of the file of agent loops."""
+    if value is None:
+        return {}
+    loaded = _read_yaml(_LOOP_FILE, value)
+    if not isinstance(loaded, list) or any(
+        not isinstance(e, dict) or not {"name", "_target_"} <= set(e) for e in loaded
+    ):
+        raise ConfigError(_LOOP_FILE, value, "must hold a list of entries with `name` and `_target_`, a class")
+    return {entry["name"]: entry for entry in loaded}
+
+
+def _import(entry: dict[str, Any], name: str) -> None:
+    try:
+        found = hydra.utils.get_object(entry["_target_"])
+    except Exception as error:  # the user's module may raise anything
+        raise ConfigError(
+            f"{_LOOP_FILE}, `_target_` of {name}",
+            entry["_target_"],
+            f"cannot be imported: {_reason(error)}; correct the path of the class, or install its module on every node",
+        ) from error
+    if not callable(getattr(found, "run", None)):
+        raise ConfigError(
+            f"{_LOOP_FILE}, `_target_` of {name}", entry["_target_"], "has no method `run`; name an AgentLoopBase"
+        )
+
+
+def _load_tools(tools: DictConfig) -> list[str]:
+    """Names of all tools, loaded by verl's own code."""
+    from verl.tools.tool_registry import load_all_tools
+
+    names: list[str] = []
+    for option in ("tool_config_path", "function_tool_path"):
+        value = tools[option]
+        if value is None:
+            continue
+        if not Path(value).expanduser().is_file():
+            raise ConfigError(_TOOLS + option, value, "no such file; correct the path")
+        try:
+            loaded = load_all_tools(**{"tool_config_path": None, "function_tool_path": None, option: value})
+        except Exception as error:  # the user's module may raise anything
+            raise ConfigError(
+                _TOOLS + option, value, f"its tools cannot be loaded: {_reason(error)}; correct the file"
+            ) from error
+        if not loaded:
+            raise ConfigError(_TOOLS + option, value, "holds no tool; decorate a function with @function_tool")
+        names += [tool.name for tool in loaded]
+    return names
+
+
+def _read_yaml(key: str, value: str) -> Any:
+    path = Path(value.removeprefix("file://")).expanduser()
+    if not path.is_file():
+        raise ConfigError(key, value, "no such file; correct the path")
+    try:
+        return OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(key, value, f"is not YAML: {_reason(error)}; correct the file") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what went wrong at the bottom, and where in a file."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{where}"

@@ -1,0 +1,93 @@
+"""Overrides on the command line, as Hydra reads them: a typo in a key is explained before anything is built."""
+
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from ..config import ConfigError
+
+CONFIG_FOLDER = Path(__file__).parents[1] / "config"
+CONFIG_NAME = "async_dapo_trainer"
+_UNKNOWN_KEY = re.compile(r"Could not override '(.+?)'")
+_UNKNOWN_GROUP_OPTION = re.compile(r"Could not find '(.+)/(.+)'\n\nAvailable options in '.+':\n((?:\t.+\n)+)")
+
+
+def compose_overrides(overrides: Sequence[str]) -> DictConfig:
+    """The configuration with these overrides.
+
+    Raises:
+        ConfigError: for an override that Hydra cannot read or apply.
+    """
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base=None):
+        try:
+            return compose(CONFIG_NAME, overrides=list(overrides))
+        except HydraException as error:
+            raise _explained(error, overrides) from error
+
+
+def check_overrides(arguments: Sequence[str]) -> None:
+    """Compose once before Hydra does, for its errors; not with flags of Hydra's, which may change all of it.
+
+    Raises:
+        ConfigError: for an override that Hydra cannot read or apply.
+    """
+    if not any(argument.startswith("-") for argument in arguments):
+        compose_overrides(arguments)
+
+
+def _explained(error: HydraException, overrides: Sequence[str]) -> ConfigError:
+    if match := _UNKNOWN_KEY.search(str(error)):
+        key = match[1]
+        alike = _most_alike(key, list(_keys(compose(CONFIG_NAME))))
+        hint = f"did you mean {alike}?" if alike else "see docs/options.md"
+        return ConfigError(key, _value(key, overrides), f"no such option; {hint} (+{key}=... would add it)")
+    if match := _UNKNOWN_GROUP_OPTION.search(str(error)):
+        return ConfigError(match[1], match[2], f"must be one of {', '.join(match[3].split())}")
+    lines = [line for line in str(error).splitlines() if line and not line.startswith("See ")]
+    return ConfigError("override", _blamed(overrides), f"Hydra cannot read it: {'; '.join(lines)}; correct it")
+
+
+def _keys(node: Any, prefix: str = "") -> Iterator[str]:
+    """Full keys of all options, of nodes as well as of leaves."""
+    for name in node:
+        key = f"{prefix}{name}"
+        yield key
+        if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name):
+            continue
+        if isinstance(child := node._get_node(name), DictConfig) and not child._is_none():
+            yield from _keys(child, f"{key}.")
+
+
+def _most_alike(key: str, known: list[str]) -> str | None:
+    """The same name elsewhere, else a neighbour with a similar name, else the most similar whole key."""
+    parent, _, name = key.rpartition(".")
+    elsewhere = [other for other in known if other.rpartition(".")[2] == name]
+    neighbours = [other for other in known if other.rpartition(".")[0] == parent]
+    alike = (
+        get_close_matches(key, elsewhere, n=1, cutoff=0)
+        or get_close_matches(key, neighbours, n=1, cutoff=0.8)
+        or get_close_matches(key, known, n=1)
+    )
+    return alike[0] if alike else None
+
+
+def _value(key: str, overrides: Sequence[str]) -> str:
+    return next((text.partition("=")[2] for text in overrides if text.startswith(f"{key}=")), "<unset>")
+
+
+def _blamed(overrides: Sequence[str]) -> str:
+    """The first override that cannot be parsed; all of them where each can."""
+    parser = OverridesParser.create()
+    for text in overrides:
+        try:
+            parser.parse_overrides([text])
+        except HydraException:
+            return text
+    return " ".join(overrides)

@@ -1,0 +1,88 @@
+"""The check before a run: every mistake a line, an exit status, and the run in words."""
+
+import re
+
+import pytest
+
+from recipe.async_dapo.check import main
+from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.startup import run_in_words
+from recipe.async_dapo.startup.preflight import CHECKS
+
+from ..support.composed_runs import valid_overrides
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_given_a_good_run_when_checked_then_every_check_has_a_line_and_the_run_is_told(files, capsys):
+    assert main(valid_overrides(files)) == 0
+    shown = lines(capsys)
+    assert [line[5:27].strip() for line in shown if line.startswith("ok ")] == [
+        "versions",
+        "async_dapo options",
+        *CHECKS,
+    ]
+    words = " ".join(shown)
+    assert "B = 8 valid groups of n = 4 (32 trajectories of up to 32 tokens; valid: `acc` varies" in words
+    assert "Strategy partial, stop rule first_completed" in words
+    assert re.search(r"Everything is in order \(\d+\.\d s\)\.$", words)
+
+
+def test_given_two_mistakes_when_checked_then_both_have_a_line(files, capsys):
+    assert main([*valid_overrides(files), "trainer.logger=wandbb", "data.train_files=none.parquet"]) == 1
+    bad = [line for line in lines(capsys) if line.startswith("BAD ")]
+    assert [line[5:27].strip() for line in bad] == ["algorithm", "data"]
+    assert "did you mean wandb?" in bad[0] and "data.train_files=none.parquet: no such file" in bad[1]
+
+
+def test_given_an_unknown_key_when_checked_then_nothing_else_is(files, capsys):
+    assert main([*valid_overrides(files), "trainer.loger=console"]) == 1
+    assert lines(capsys) == [
+        "BAD  overrides              trainer.loger=console: no such option; did you mean trainer.logger? "
+        "(+trainer.loger=... would add it)"
+    ]
+
+
+def test_flags_are_no_overrides(capsys):
+    assert main(["--help"]) == 0 and main(["--multirun"]) == 2
+    assert "python -m recipe.async_dapo.check <hydra overrides>" in capsys.readouterr().out
+
+
+GPU = ["trainer.device=cuda", "trainer.n_gpus_per_node=8", "rehearsal.accelerator=h100"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["rehearsal.accelerator=h100"], "8 engines of 1 x h100 (assumed: no GPU here, rehearsal.accelerator=h100)"),
+        (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "4 engines of 2 x h100"),
+        (["async_dapo.rollout_pool_size=96"], " 96 requests in flight."),
+        (
+            ["async_dapo.rollout_pool_size=null", "async_dapo.max_concurrent_prompts=2"],
+            " 64 requests in flight at most.",  # 8 workers x 2 groups x 4
+        ),
+        (["async_dapo.max_staleness=null"], "no limit on staleness"),
+        (["async_dapo.rollout_strategy=discard"], "Nothing that was interrupted is kept."),
+        # 16 groups held x 4 x 32 tokens x 9 bytes
+        ([], "Trajectories kept for a later step take up to 0.0 MB of the trainer's memory."),
+        (["data.max_response_length=32768"], "take up to 18.9 MB"),
+        (["algorithm.filter_groups.enable=False"], "no filter"),
+    ],
+)
+def test_the_run_in_words_says_what_the_options_come_to(run, overrides, words):
+    config = run(*GPU, *overrides)
+    assert words in run_in_words.run_in_words(config, AsyncDAPOConfig.from_hydra(config))
+
+
+def test_the_first_round_has_as_many_requests_as_the_kv_cache_holds(run):
+    """Qwen3-8B on 8 x H100 at 0.5 of their memory: (40 - 5 - 16.4) GB over 147,456 bytes a token."""
+    config = run(*GPU, "data.max_prompt_length=1024", "data.max_response_length=16384", "data.train_batch_size=512")
+    config.actor_rollout_ref.model.path = "qwen3-8b"
+    options = AsyncDAPOConfig.from_hydra(config)
+    words = run_in_words.run_in_words(config, options)
+    room_tok = int(re.search(r"room for ([\d,]+) tokens", words)[1].replace(",", ""))
+    assert room_tok == pytest.approx((40e9 - 5e9 - 16.38e9) / 147_456, rel=0.01)
+    first = int(re.search(r"([\d,]+) in the first round", words)[1].replace(",", ""))
+    assert first == 8 * int(0.85 * room_tok / options.first_context_tok)
