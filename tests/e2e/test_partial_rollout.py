@@ -14,10 +14,12 @@ from recipe.async_dapo.startup.resume_check import NEWEST_FILE
 from ..support.harness import ROOT, Run, ledger_closes, train
 
 SAVED_STEP, KILLED_STEP, LAST_STEP = 4, 5, 8
+SAMPLES = 3
 TOLERANCE = 1e-4  # nats, float32
 
 OVERRIDES = (
     "async_dapo.importance_sampling=decoupled",
+    f"async_dapo.screening.samples={SAMPLES}",
     "async_dapo.max_tokens_per_round=40",  # so that every long response is resumed, by whatever machine it is generated
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
     "actor_rollout_ref.rollout.disable_log_stats=False",
@@ -117,6 +119,20 @@ def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_the_buffer_g
     assert restored == saved
     continued = [uid for record in second_life for uid in record["uids"] if uid in {group["uid"] for group in saved}]
     assert continued, "no buffered group was trained on after the resume"
+
+
+def test_given_a_kill_in_mid_screening_when_training_resumes_then_half_screened_groups_go_on_as_such(
+    first_life, second_life, killed_and_resumed
+):
+    held_back = [group for group in first_life[-1]["buffered"] if group["held_back"]]
+    assert held_back, "no group was half-screened at the checkpoint: the test shows nothing"
+    assert all(group["held_back"] == RESPONSES_PER_PROMPT - SAMPLES for group in held_back)
+    assert held_back == [group for group in second_life[0]["restored"] if group["held_back"]]
+    assert killed_and_resumed.steps[-1]["async_dapo/ledger/screened"] > 0
+    spared = RESPONSES_PER_PROMPT / SAMPLES - 1
+    for step in killed_and_resumed.steps:
+        saved_tok = spared * step["async_dapo/tokens/screened"]
+        assert step["async_dapo/screening/saved_tokens"] == pytest.approx(saved_tok)
 
 
 def test_given_a_damaged_newest_checkpoint_when_training_resumes_then_it_says_which_one_it_took(killed_and_resumed):

@@ -36,7 +36,7 @@ class InspectedTrainer(AsyncDAPOTrainer):
     """Records, per step: engines and leases after the stop, the batch's composition, and log-probs by version."""
 
     def prepare_step(self) -> dict[str, Any]:
-        self._at_start = [_describe(group) for group in self.replay_buffer.pool.buffered]
+        self._at_start = self._describe_buffer()
         self._gauge = _Gauge(self.llm_server_manager.get_addresses())
         return super().prepare_step()
 
@@ -52,9 +52,21 @@ class InspectedTrainer(AsyncDAPOTrainer):
             "running_in_vllm": [_running_requests(address) for address in self.llm_server_manager.get_addresses()],
             "leases_out": status["total_inflight"],
             "waiting_for_lease": status["waiting"],
-            "buffered": [_describe(group) for group in self.replay_buffer.pool.buffered],
+            "buffered": self._describe_buffer(),
             "probes": self._probe_unfinished(),
         }
+
+    def _describe_buffer(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "uid": group.uid,
+                "age": group.age,
+                "finished": sum(trajectory.is_finished for trajectory in group.trajectories),
+                "held_back": len(self.options.screening.held_back(group)),
+                "tokens": group.generated_tok,
+            }
+            for group in self.replay_buffer.pool.buffered
+        ]
 
     def _await_statistics(self) -> None:
         """Until what vLLM counts is what its engines do after the stop.
@@ -160,15 +172,6 @@ class _Gauge:
     def _watch(self, addresses: list[str]) -> None:
         while not self._stopped.wait(0.1):
             self._most = max(self._most, *(_running_requests(address) for address in addresses))
-
-
-def _describe(group: PromptGroup) -> dict[str, Any]:
-    return {
-        "uid": group.uid,
-        "age": group.age,
-        "finished": sum(trajectory.is_finished for trajectory in group.trajectories),
-        "tokens": group.generated_tok,
-    }
 
 
 class InspectedTaskRunner:
