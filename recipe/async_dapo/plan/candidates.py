@@ -9,6 +9,7 @@ from ..config import ImportanceSampling, RolloutStrategy
 from ..core.stop_rules import StopRuleName
 from .scenario import Scenario
 from .systems import System, april, async_dapo_2025, copris, dynamic_sampling, recipe, verl_colocate_async, verl_sync
+from .workload import KnownPassRates
 
 BYPASSES = (RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV)
 VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
@@ -24,6 +25,7 @@ class Candidate:
     concurrency: int | None  # trajectories in flight; None = as the system decides
     is_baseline: bool = False
     changes_loss: bool = False  # not what is recommended for being faster
+    changes_data: bool = False  # which prompts are trained how often; neither is this
 
 
 def baselines(scenario: Scenario) -> list[Candidate]:
@@ -63,7 +65,28 @@ def recipe_candidates(
                 rows.append(Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=pool_size))
             if strategy in BYPASSES and rule is StopRuleName.FIRST_COMPLETED:
                 rows.append(_bypass(strategy, rule))
+            samples = screening_samples(scenario)
+            if samples is not None:
+                rows.append(_screened(strategy, rule, samples))
     return rows
+
+
+def screening_samples(scenario: Scenario) -> int | None:
+    """A quarter of a group; None where pass rates are not known, or a group is too small to be screened."""
+    samples = max(2, scenario.rollout_n // 4)
+    return samples if isinstance(scenario.pass_rates, KnownPassRates) and samples < scenario.rollout_n else None
+
+
+def _screened(strategy: RolloutStrategy, rule: StopRuleName, samples: int) -> Candidate:
+    options = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
+    system = recipe(f"{strategy} {rule} auto, screened", **options)
+    return Candidate(
+        system=system.with_overrides({"async_dapo.screening.samples": samples}),
+        strategy=strategy,
+        stop_rule=rule,
+        concurrency=None,
+        changes_data=True,
+    )
 
 
 def _bypass(strategy: RolloutStrategy, rule: StopRuleName) -> Candidate:

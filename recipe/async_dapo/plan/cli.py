@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> None:
             on_row=lambda: progress.advance(bar),
         )
     chosen = recommend(rows, max_length_bias=inputs.max_length_bias, max_off_policy=inputs.max_off_policy)
-    _say(f"\n{table(rows, chosen)}\n\n{advice(chosen, inputs)}")
+    _say(f"\n{table(rows, chosen)}\n\n{advice(chosen, inputs, rows, scenario)}")
     if options.json is not None:
         Path(options.json).write_text(as_json(inputs, scenario, rows, chosen) + "\n")
     if options.figure is not None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .inputs import Inputs
-from .recommend import Recommendation
+from .recommend import Recommendation, screening_advice
 from .scenario import Scenario
 from .sweep import Row
 
@@ -57,14 +57,15 @@ def table(rows: Sequence[Row], chosen: Recommendation | None) -> str:
     return "\n".join([*lines, "", MEANINGS])
 
 
-def advice(chosen: Recommendation | None, inputs: Inputs) -> str:
+def advice(chosen: Recommendation | None, inputs: Inputs, rows: Sequence[Row], scenario: Scenario) -> str:
     if chosen is None:
         return (
             f"No setting has a length bias within {inputs.max_length_bias} and an off-policy share of at most "
             f"{inputs.max_off_policy}: relax max_length_bias or max_off_policy."
         )
     overrides = " \\\n    ".join(chosen.overrides)
-    return f"Recommended: {chosen.reason}\n    {overrides}"
+    screening = screening_advice(rows, chosen.row, scenario)
+    return f"Recommended: {chosen.reason}\n    {overrides}" + (f"\n{screening}" if screening else "")
 
 
 def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], chosen: Recommendation | None) -> str:

@@ -27,7 +27,7 @@ class Row:
 
     @property
     def bound_share(self) -> float:
-        """Of the bound's speed, reached [0-1]; a system that prefers short answers may pass it."""
+        """Of the bound's speed, reached [0-1]; one that prefers short answers, or screens groups, may pass it."""
         return self.bound_s / self.mean.step_s
 
     @property

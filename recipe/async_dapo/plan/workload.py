@@ -4,6 +4,7 @@ Whatever a system does, prompt 17 gets the same answers at its first attempt, so
 same data; a restarted group is answered anew.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,9 +52,21 @@ class ValidShare:
         return metrics
 
 
+class KnownPassRates(ABC):
+    """Every prompt has a pass rate, and its answers are right or wrong by it, independently."""
+
+    @abstractmethod
+    def rates(self, rng: np.random.Generator, prompts: int) -> np.ndarray:
+        """[prompts] pass rates."""
+
+    def draw(self, rng: np.random.Generator, groups: int, n: int) -> np.ndarray:
+        rates = self.rates(rng, groups)[:, None]
+        return (rng.random((groups, n)) < rates).astype(float)
+
+
 @dataclass(frozen=True, slots=True)
-class BetaPassRates:
-    """Every prompt has a pass rate, Beta(a, b) over prompts."""
+class BetaPassRates(KnownPassRates):
+    """Beta(a, b) over prompts."""
 
     a: float
     b: float
@@ -62,9 +75,8 @@ class BetaPassRates:
         if self.a <= 0 or self.b <= 0:
             raise ConfigError("pass_rate_beta", [self.a, self.b], "both numbers must be > 0")
 
-    def draw(self, rng: np.random.Generator, groups: int, n: int) -> np.ndarray:
-        rates = rng.beta(self.a, self.b, size=(groups, 1))
-        return (rng.random((groups, n)) < rates).astype(float)
+    def rates(self, rng: np.random.Generator, prompts: int) -> np.ndarray:
+        return rng.beta(self.a, self.b, size=prompts)
 
 
 class Workload:

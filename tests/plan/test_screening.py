@@ -1,0 +1,144 @@
+"""Screening in the planner: the production class on the virtual clock, beside what is computed by hand."""
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.screening import NO_SCREENING, Screening
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.plan.candidates import recipe_candidates
+from recipe.async_dapo.plan.recommend import recommend, screening_advice
+from recipe.async_dapo.plan.sweep import sweep
+from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo.plan.training_frequency import answers, answers_per_trained_group, trained_share, update_weight
+from recipe.async_dapo.plan.workload import BetaPassRates
+
+from ..support.plan_settings import mean_step, simulate, small_scenario
+
+N, SAMPLES = 16, 4
+A, B = 0.2, 0.6  # half of the groups are uniform
+UNLIMITED = {"algorithm.filter_groups.max_num_gen_batches": 0}
+
+
+def uniform_share(n: int) -> float:
+    """Of groups of n, by the moments of Beta(A, B)."""
+    right = prod((A + i) / (A + B + i) for i in range(n))
+    wrong = prod((B + i) / (A + B + i) for i in range(n))
+    return right + wrong
+
+
+def test_the_reference_row_saves_what_the_distribution_of_pass_rates_says() -> None:
+    """By hand: k answers of a screened-out group, n of another; a group is trained if its first k are mixed."""
+    screened_out = uniform_share(SAMPLES)
+    with_screening = (SAMPLES * screened_out + N * (1 - screened_out)) / (1 - screened_out)
+    by_hand = with_screening / (N / (1 - uniform_share(N)))
+    scenario = small_scenario(rollout_n=N, train_batch_size=64, num_servers=8, pass_rates=BetaPassRates(A, B))
+    drains = recipe("drain", stop_rule="drain", rollout_strategy="discard").with_overrides(UNLIMITED)
+    screening = {"async_dapo.screening.samples": SAMPLES, "async_dapo.screening.keep_share": 0.0}
+    whole, screened = (simulate(scenario, one, steps=24) for one in (drains, drains.with_overrides(screening)))
+    predicted = _answers_per_valid_group(screened) / _answers_per_valid_group(whole)
+    assert predicted == pytest.approx(by_hand, rel=0.03)
+
+
+def _answers_per_valid_group(steps) -> float:
+    answered = sum(SAMPLES * s.screened_groups + N * (s.valid_groups + s.filtered_groups) for s in steps)
+    return answered / sum(step.valid_groups for step in steps)
+
+
+@pytest.mark.parametrize("strategy", RolloutStrategy)
+def test_given_screening_then_every_generated_token_is_accounted_for(strategy) -> None:
+    scenario = small_scenario(rollout_n=8, pass_rates=BetaPassRates(A, B))
+    system = recipe("any", rollout_strategy=strategy.value).with_overrides(
+        UNLIMITED | {"async_dapo.screening.samples": 3, "async_dapo.screening.keep_share": 0.2}
+    )
+    steps = simulate(scenario, system, steps=8)
+    spent = sum(s.trained_tok + s.filtered_tok + s.screened_tok + s.wasted_tok for s in steps)
+    assert sum(step.generated_tok for step in steps) == spent + steps[-1].buffered_tok
+    assert sum(step.screened_groups for step in steps) > 0
+    assert all(step.trained_trajectories == 8 * 8 for step in steps)
+
+
+def test_given_that_every_group_is_kept_then_the_steps_are_those_without_screening() -> None:
+    scenario = small_scenario(rollout_n=8, pass_rates=BetaPassRates(A, B))
+    off = recipe("off").with_overrides(UNLIMITED)
+    kept = off.with_overrides({"async_dapo.screening.samples": 3, "async_dapo.screening.keep_share": 1.0})
+    assert simulate(scenario, kept) == simulate(scenario, off)
+
+
+def test_given_screening_then_the_estimate_of_what_it_saved_is_what_it_saved() -> None:
+    """Lengths of an answer do not depend on whether it is right."""
+    scenario = small_scenario(rollout_n=N, train_batch_size=32, pass_rates=BetaPassRates(A, B))
+    system = recipe("drain", stop_rule="drain", rollout_strategy="discard").with_overrides(
+        UNLIMITED | {"async_dapo.screening.samples": SAMPLES, "async_dapo.screening.keep_share": 0.0}
+    )
+    step = mean_step(scenario, system)
+    spared = step.screened_groups * (N - SAMPLES)
+    mean_len_tok = step.screened_tok / (step.screened_groups * SAMPLES)
+    assert step.saved_tok == pytest.approx(spared * mean_len_tok)
+
+
+SCREENINGS = st.builds(Screening, samples=st.integers(2, 5), keep_share=st.sampled_from([0.0, 0.1, 1.0]))
+
+
+@given(rate=st.floats(0.01, 0.99), n=st.integers(6, 16), screening=SCREENINGS)
+def test_frequencies_lie_between_none_and_those_without_screening(rate, n, screening) -> None:
+    whole = trained_share(rate, n, NO_SCREENING)
+    assert 0 < trained_share(rate, n, screening) <= whole + 1e-12
+    assert update_weight(rate, n, screening) <= update_weight(rate, n, NO_SCREENING) + 1e-12
+    assert screening.samples <= answers(rate, n, screening) <= n
+    if screening.keep_share == 1.0:
+        assert trained_share(rate, n, screening) == pytest.approx(whole)
+        assert update_weight(rate, n, screening) == pytest.approx(update_weight(rate, n, NO_SCREENING))
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.4, 0.9])
+def test_the_enumeration_agrees_with_the_class_that_decides(rate: float) -> None:
+    """20,000 groups through `core.screening`."""
+    n, screening, groups = 8, Screening(samples=3, keep_share=0.3), 20_000
+    is_right = np.random.default_rng(0).random((groups, n)) < rate
+    trained = weights = 0.0
+    for i, row in enumerate(is_right):
+        mixed = _ends_mixed(row.tolist(), screening, f"uid-{i}")
+        trained += mixed
+        weights += mixed * float(np.sqrt(row.sum() * (n - row.sum()))) / n
+    assert trained / groups == pytest.approx(trained_share(rate, n, screening), abs=0.012)
+    assert weights / groups == pytest.approx(update_weight(rate, n, screening), abs=0.006)
+
+
+def _ends_mixed(row: list[bool], screening: Screening, uid: str) -> bool:
+    group = PromptGroup(uid=uid, prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=i) for i in range(8)])
+    while runnable := screening.to_run(group):
+        for trajectory in runnable:
+            trajectory.finish(True)
+        group.is_certain = len({row[one.session_id] for one in group.trajectories if one.is_finished}) == 2
+    return not screening.is_screened_out(group) and 0 < sum(row) < 8
+
+
+def test_given_pass_rates_then_a_row_shows_screening_and_it_is_advised_with_its_price_but_not_recommended() -> None:
+    scenario = small_scenario(rollout_n=8, pass_rates=BetaPassRates(A, B))
+    strategies, rules = [RolloutStrategy.PARTIAL], [StopRuleName.FIRST_COMPLETED]
+    candidates = recipe_candidates(scenario, strategies=strategies, stop_rules=rules, concurrency=[])
+    assert [candidate.changes_data for candidate in candidates].count(True) == 1
+    rows = sweep(scenario, candidates, steps=6, warmup=2)
+    chosen = recommend(rows, max_length_bias=1.0, max_off_policy=1.0)
+    assert chosen is not None and not chosen.row.candidate.changes_data
+    advice = screening_advice(rows, chosen.row, scenario)
+    assert advice is not None and "async_dapo.screening.samples=2" in advice
+    assert "of a prompt's groups it trains" in advice
+
+
+def test_given_only_a_share_of_valid_groups_then_no_row_claims_to_know_what_screening_saves() -> None:
+    strategies, rules = [RolloutStrategy.PARTIAL], [StopRuleName.FIRST_COMPLETED]
+    rows = recipe_candidates(small_scenario(), strategies=strategies, stop_rules=rules, concurrency=[])
+    assert not any(candidate.changes_data for candidate in rows)
+
+
+def test_answers_per_trained_group_are_those_of_the_beta_distribution() -> None:
+    rates = np.random.default_rng(0).beta(A, B, size=20_000).tolist()
+    expected = N / (1 - uniform_share(N))
+    assert answers_per_trained_group(rates, N, NO_SCREENING) == pytest.approx(expected, rel=0.02)
