@@ -70,10 +70,11 @@ def screening_advice(rows: Sequence[Row], chosen: Row, scenario: Scenario) -> st
             f"({100 * trained_share(rate, n, NO_SCREENING):.0f} %)"
             for rate in SHOWN_RATES
         )
-        saved, seconds = row.mean.generated_per_group / chosen.mean.generated_per_group, row.mean.step_s
+        saved = row.mean.generated_per_group / chosen.mean.generated_per_group
+        seconds = row.mean.step_s / chosen.mean.step_s
         return (
             f"With async_dapo.screening.samples={screening.samples}: {saved:.2f} x the generated tokens a trained "
-            f"group, {seconds / chosen.mean.step_s:.2f} x the seconds a step. It changes the data: of a prompt's groups "
+            f"group, {seconds:.2f} x the seconds a step. It changes the data: of a prompt's groups "
             f"it trains {trained}; without it as in brackets. See docs/selection.md."
         )
     return None
