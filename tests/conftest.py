@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from recipe.async_dapo.loopback import listen_on_loopback
+
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo" / "cpu" / "plugin"
 E2E_TIMEOUT_S = 3600  # for what hangs beside training: a run that stalls is ended by those who started it
@@ -21,6 +23,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 # verl chooses its platform on import; child processes find the plugin through PYTHONPATH.
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 sys.path.insert(0, str(CPU_PLUGIN))
+listen_on_loopback()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -102,7 +102,7 @@ async def full_engine(assets: Assets, *, engines: int) -> float:
 def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> dict[str, int]:
     """Tokens per second of all engines together, each in a process of its own, at the same time: the row's column."""
     command = [sys.executable, "-m", "benchmarks.full_engines", "--one-of", str(engines), "--tails", str(tail)]
-    environment = run_environment(os.environ, code_path=ROOT, output=folder)
+    environment = run_environment(os.environ, code_path=ROOT, output=folder, ray_folder=folder)
     processes = [
         subprocess.Popen(
             [*command, "--runs", str(folder)],

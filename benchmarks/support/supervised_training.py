@@ -94,7 +94,7 @@ def train(
         )
         module, *options = entry
         command = [sys.executable, "-m", module, *verl_overrides(settings), *options]
-        environment = run_environment(os.environ, code_path=ROOT, output=folder)
+        environment = run_environment(os.environ, code_path=ROOT, output=folder, ray_folder=ray_folder.path)
         process = TrainingProcess(command, environment=environment, log_file=folder / "train.log")
         with process:
             while process.exit_code is None:

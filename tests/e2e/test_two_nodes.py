@@ -1,8 +1,12 @@
-"""A second Ray node that starts in an empty folder, without this repository: it gets everything through Ray."""
+"""A second Ray node that starts in an empty folder, without this repository: it gets everything through Ray.
+
+Both nodes ask for a token, so nobody else gets anything.
+"""
 
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -14,13 +18,18 @@ from recipe.async_dapo.cpu.activation import cpu_environment
 from recipe.async_dapo.cpu.model_and_data import Assets
 from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
+from recipe.async_dapo.loopback import LOOPBACK_ENVIRONMENT
 
 from ..support.composed_runs import rows, write_model, write_parquet
+from ..support.doors import files_with
 from ..support.harness import ROOT, STALL_S, Run, StallWatch
 
 STEPS = 2
 RAY = Path(sys.executable).with_name("ray")
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+TOKEN = "0123456789abcdef" * 4
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+STRANGERS = {"nothing": {"RAY_AUTH_MODE": "disabled"}, "another token": {"RAY_AUTH_TOKEN": "f" * 64}}
+STRANGER_S = 120  # longest time until it is refused
 
 # Each process that loads it leaves a note: where it runs, and which files it has its code from.
 WITNESS = """
@@ -63,7 +72,7 @@ def free_ports(count: int) -> list[int]:
 def start_node(stack: ExitStack, folder: Path, *arguments: str) -> TrainingProcess:
     """A Ray node whose processes run in `folder` and know nothing of this repository."""
     folder.mkdir()
-    hidden = ("PYTHONPATH", "VERL_PLATFORM", "RAY_ADDRESS")
+    hidden = ("PYTHONPATH", "VERL_PLATFORM", "RAY_ADDRESS", *LOOPBACK_ENVIRONMENT)
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     shell = f'cd "{folder}" && exec "{RAY}" start --block "$@"'
     return stack.enter_context(
@@ -134,6 +143,10 @@ def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
         )
         await_node(second, folder / "second.log")
         exit_code = train(stack, assets, driver, address, ray_folder.path, watched=head)
+        strangers = {name: join_as_stranger(address, has) for name, has in STRANGERS.items()}
+        told = files_with([TOKEN], folder, ray_folder.path)
+    (folder / "strangers.json").write_text(json.dumps(strangers))
+    (folder / "told.json").write_text(json.dumps(told))
     run = Run(folder=driver, exit_code=exit_code)
     assert exit_code == 0, run.log_tail
     return run
@@ -182,6 +195,18 @@ def train(
     return process.exit_code
 
 
+def join_as_stranger(address: str, has: dict[str, str]) -> tuple[int, str]:
+    """Exit code and last words of a driver that joins the cluster."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, ray; ray.init(sys.argv[1]); ray.get(ray.put(1))", address],
+        env=os.environ | RAY_ENVIRONMENT | has,
+        capture_output=True,
+        text=True,
+        timeout=STRANGER_S,
+    )
+    return done.returncode, done.stderr[-2000:]
+
+
 def notes(run: Run, role: str, node: str) -> list[dict]:
     """What the processes of that role on that node have left."""
     every = [json.loads(path.read_text()) for path in (run.folder.parent / "notes").glob(f"{role}-*.json")]
@@ -212,3 +237,13 @@ def test_given_a_reward_function_in_a_file_when_trained_then_it_is_computed_on_b
 def test_given_relative_output_folders_when_trained_then_they_are_the_drivers(run):
     assert (run.folder / "metrics.jsonl").exists()
     assert not (run.folder.parent / "second" / "outputs").exists()
+
+
+@pytest.mark.parametrize("has", STRANGERS)
+def test_given_a_cluster_with_a_token_when_a_driver_has_none_or_another_then_it_is_refused(run, has):
+    exit_code, words = json.loads((run.folder.parent / "strangers.json").read_text())[has]
+    assert exit_code != 0 and "auth" in words.lower(), words
+
+
+def test_given_a_cluster_with_a_token_when_trained_then_no_file_of_the_run_and_no_log_of_ray_holds_it(run):
+    assert json.loads((run.folder.parent / "told.json").read_text()) == []

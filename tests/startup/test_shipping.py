@@ -159,3 +159,12 @@ def test_given_the_users_own_runtime_environment_when_shipped_then_it_is_kept(ru
     assert runtime_env["env_vars"]["A"] == "b"
     assert runtime_env["env_vars"]["HF_HUB_OFFLINE"] == "0"
     assert "secret" not in str(runtime_env)
+
+
+def test_given_secrets_in_the_environment_when_shipped_then_the_runtime_environment_has_none(run, monkeypatch):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "kept-secret")
+    config = run()
+    with shipped(config):
+        assert config.ray_kwargs.ray_init.runtime_env.env_vars, "nothing is shipped"
+        assert "kept-secret" not in OmegaConf.to_yaml(config)

@@ -16,6 +16,8 @@ from recipe.async_dapo.cpu.model_and_data import Assets
 from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
 
+from .doors import SECRETS, Doors
+
 ROOT = Path(__file__).resolve().parents[2]
 INSPECTED = "tests.support.inspected_run"
 VERL = "verl.trainer.main_ppo"
@@ -45,6 +47,10 @@ class Run:
         return [step[name] for step in self.steps]
 
     @property
+    def doors(self) -> Doors:
+        return Doors.read(self.folder)
+
+    @property
     def log_tail(self) -> str:
         return (self.folder / "train.log").read_text(errors="replace")[-_LOG_TAIL_CHARS:]
 
@@ -60,12 +66,12 @@ class StallWatch:
 
     def __init__(self, folder: Path) -> None:
         self._run = Run(folder=folder, exit_code=1)
-        self._finished = len(self._run.steps)
+        self.finished = len(self._run.steps)
         self._since = time.monotonic()
 
     def check(self) -> None:
-        if (finished := len(self._run.steps)) != self._finished:
-            self._finished, self._since = finished, time.monotonic()
+        if (finished := len(self._run.steps)) != self.finished:
+            self.finished, self._since = finished, time.monotonic()
         assert time.monotonic() - self._since < STALL_S, f"no step for {STALL_S} s:\n{self._run.log_tail}"
 
 
@@ -102,16 +108,20 @@ def train(
         own = [] if strategy is None else recipe_overrides(strategy=strategy, stop_rule=stop_rule)
         command = [sys.executable, "-m", module, *verl_overrides(settings), *own, *_QUICK, *overrides]
         process = TrainingProcess(
-            command, environment=_environment(folder) | dict(environment or {}), log_file=folder / "train.log"
+            command,
+            environment=_environment(folder, ray_folder.path) | dict(environment or {}),
+            log_file=folder / "train.log",
         )
         with process:
-            stall = StallWatch(folder)
+            stall, doors = StallWatch(folder), Doors()
             while process.exit_code is None:
                 process.watch(1.0)
+                doors.look(process, trained_steps=stall.finished)
                 if kill_when is not None and kill_when(Run(folder=folder, exit_code=0)):
                     process.end(grace_s=0)
                     return Run(folder=folder, exit_code=-9)
                 stall.check()
+        doors.write(folder, ray_folder.path)
     run = Run(folder=folder, exit_code=process.exit_code)
     assert (run.exit_code != 0) == fails, f"exit code {run.exit_code}:\n{run.log_tail}"
     return run
@@ -132,8 +142,8 @@ _QUICK = (
 )
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    environment = run_environment(os.environ, code_path=ROOT, output=folder)
+def _environment(folder: Path, ray_folder: Path) -> dict[str, str]:
+    environment = run_environment(os.environ | SECRETS, code_path=ROOT, output=folder, ray_folder=ray_folder)
     return environment | {"INSPECTION_FILE": str(folder / "inspection.jsonl")}
 
 

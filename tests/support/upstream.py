@@ -132,7 +132,7 @@ READ = {
     AGENT_LOOP + "AgentLoopManager._init_agent_loop_workers": "563147c55209",
     AGENT_LOOP + "AgentLoopOutput.as_dict": "ee57aa610c44",
     SERVER + "vLLMHttpServer.generate": "2dcab33b7df5",  # keeps the last chunk of the stream
-    SERVER + "vLLMHttpServer.run_server": "1603d0b057a1",  # sets `engine`
+    SERVER + "vLLMHttpServer.run_server": "1603d0b057a1",  # sets `engine`; serves HTTP at `_server_address`
     SERVER + "vLLMReplica.launch_servers": "14cac3e1de60",  # uses `server_class` and `max_concurrency`
     ADAPTER + "ServerAdapter.__init__": "da8ff65347d3",  # makes `zmq_handle`
     EXTENSION + "update_weights_from_ipc": "16a17792d923",  # answers every bucket before it returns

@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..loopback import LOOPBACK_ENVIRONMENT
+
 PLUGIN_PATH = Path(__file__).resolve().parent / "plugin"
 
 
@@ -20,16 +22,25 @@ def cpu_environment(base: Mapping[str, str], *, code_path: Path | None = None) -
     return {**base, "VERL_PLATFORM": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run_environment(base: Mapping[str, str], *, code_path: Path, output: Path) -> dict[str, str]:
-    """That of a training run with a cluster of its own, whose metrics go to `output`. Nothing is downloaded."""
+def run_environment(base: Mapping[str, str], *, code_path: Path, output: Path, ray_folder: Path) -> dict[str, str]:
+    """That of a training run with a cluster of its own, whose metrics go to `output`. Nothing is downloaded.
+
+    Args:
+        ray_folder: of this run only.
+    """
     environment = cpu_environment(base, code_path=code_path)
     environment.pop("RAY_ADDRESS", None)
-    return environment | {
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "RAY_prestart_worker_first_driver": "0",  # none of a run's processes fits those that Ray starts ahead
-        "PYTHONUNBUFFERED": "1",
-        "VERL_FILE_LOGGER_PATH": str(output / "metrics.jsonl"),
-        "TENSORBOARD_DIR": str(output / "tensorboard"),
-    }
+    return (
+        environment
+        | LOOPBACK_ENVIRONMENT
+        | {
+            "DIST_INIT_METHOD": f"file://{ray_folder / 'ranks'}",  # verl's; torch's stores listen on all addresses
+            "HF_HUB_OFFLINE": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "RAY_prestart_worker_first_driver": "0",  # none of a run's processes fits those that Ray starts ahead
+            "PYTHONUNBUFFERED": "1",
+            "VERL_FILE_LOGGER_PATH": str(output / "metrics.jsonl"),
+            "TENSORBOARD_DIR": str(output / "tensorboard"),
+        }
+    )

@@ -16,8 +16,7 @@ QUICK_STEPS, QUICK_LEARNING_RATE = 24, 6e-4  # learns as much in less time
 _MICRO_BATCH = RESPONSES_PER_PROMPT  # those of one prompt are about equally long: little padding
 REQUESTS_IN_FLIGHT = 96
 # The engine's process computes itself: a worker process of its own would have both wait for each other in busy loops.
-# By its full name, because vLLM's CPU platform replaces "uni".
-_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+_EXECUTOR = "async_dapo_cpu.executor.LocalExecutor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def _run(options: Options) -> None:
         )
         with RayFolder() as ray:
             command = _command(options, assets, ray.path)
-            environment = run_environment(os.environ, code_path=_CODE_PATH, output=options.output)
+            environment = run_environment(os.environ, code_path=_CODE_PATH, output=options.output, ray_folder=ray.path)
             environment["TMPDIR"] = str(ray.path)
             process = TrainingProcess(command, environment=environment, log_file=options.output / "train.log")
             try:

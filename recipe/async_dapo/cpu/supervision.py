@@ -93,8 +93,8 @@ class TrainingProcess:
                 pass
         self._process.kill()
         self._process.wait()
-        psutil.wait_procs(self._descendants(), timeout=grace_s)
-        while remaining := self._descendants():
+        psutil.wait_procs(self.descendants(), timeout=grace_s)
+        while remaining := self.descendants():
             for process in remaining:
                 try:
                     process.kill()
@@ -105,12 +105,13 @@ class TrainingProcess:
             segment.unlink(missing_ok=True)
 
     def _inspect(self) -> None:
-        processes = self._descendants()
+        processes = self.descendants()
         self._segments.update(segment for process in processes for segment in _open_segments(process.pid))
         self.peak_memory_bytes = max(self.peak_memory_bytes, sum(map(_memory_bytes, processes)))
         self._next_inspection = time.monotonic() + _INSPECTION_S
 
-    def _descendants(self) -> list[psutil.Process]:
+    def descendants(self) -> list[psutil.Process]:
+        """The process and all that it has started, orphans included."""
         children = [child for child in psutil.Process().children() if child.pid not in self._not_ours]
         return children + [process for child in children for process in _children(child)]
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import ray
 from ray.actor import exit_actor
-from verl.workers.rollout.replica import TokenOutput
+from verl.utils.net_utils import is_valid_ipv6_address
+from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -39,6 +40,8 @@ class AsyncDAPOServer(vLLMHttpServer):
     engine's own `finish_reason`.
     """
 
+    _server_address: str  # verl's
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_versions()
         super().__init__(*args, **kwargs)
@@ -59,11 +62,22 @@ class AsyncDAPOServer(vLLMHttpServer):
         return f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}"
 
     async def run_server(self, args: Any) -> None:
-        await super().run_server(args)
+        name = self._server_address
+        if self._needs_no_http:
+            self._server_address = "::1" if is_valid_ipv6_address(name) else "127.0.0.1"
+        try:
+            await super().run_server(args)
+        finally:
+            self._server_address = name  # with the port it is the server's name, everywhere
         self._meter = LoadMeter.attach(self.engine)
         self.stamp(self.engine)
         for process in multiprocessing.active_children():
             asyncio.get_running_loop().add_reader(process.sentinel, self._end_with, process)
+
+    @property
+    def _needs_no_http(self) -> bool:
+        """Trainer and agent loops ask through Ray; reward models and Prometheus are on other nodes as well."""
+        return self.rollout_mode is RolloutMode.HYBRID and not self.config.prometheus.enable
 
     def _end_with(self, process: BaseProcess) -> None:
         """A server without its engine core answers no one: whoever waits for it learns of its death instead."""

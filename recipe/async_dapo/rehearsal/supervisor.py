@@ -95,7 +95,7 @@ def _run(overrides: Sequence[str], folder: Path) -> Ended:
             f"hydra.run.dir='{folder / 'hydra'}'",
             f"++ray_kwargs.ray_init._temp_dir='{ray.path}'",
         ]
-        environment = run_environment(os.environ, code_path=_CODE_PATH, output=folder)
+        environment = run_environment(os.environ, code_path=_CODE_PATH, output=folder, ray_folder=ray.path)
         environment["TMPDIR"] = str(ray.path)
         process = TrainingProcess(command, environment=environment, log_file=log)
         with process:
