@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from recipe.async_dapo.loopback import listen_on_loopback
+from recipe.async_dapo.own_ray import prepare_own_ray
 
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo" / "cpu" / "plugin"
@@ -23,7 +23,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 # verl chooses its platform on import; child processes find the plugin through PYTHONPATH.
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 sys.path.insert(0, str(CPU_PLUGIN))
-listen_on_loopback()
+prepare_own_ray()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

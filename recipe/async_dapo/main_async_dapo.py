@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from .config import ConfigError
 from .logs import show_logs
-from .loopback import listen_on_loopback
+from .own_ray import prepare_own_ray
 from .startup.overrides import check_overrides
 from .startup.preflight import check_all
 from .verl_version import check_versions
@@ -17,7 +17,7 @@ from .verl_version import check_versions
 
 def main() -> None:
     """Check everything that can be checked, then train with verl on Ray."""
-    listen_on_loopback()
+    prepare_own_ray()
     with explained():
         check_versions()  # before verl's own configuration is looked for
         check_overrides(sys.argv[1:])

@@ -18,7 +18,7 @@ from recipe.async_dapo.cpu.activation import cpu_environment
 from recipe.async_dapo.cpu.model_and_data import Assets
 from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
-from recipe.async_dapo.loopback import LOOPBACK_ENVIRONMENT
+from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
 
 from ..support.composed_runs import rows, write_model, write_parquet
 from ..support.doors import files_with
@@ -72,7 +72,7 @@ def free_ports(count: int) -> list[int]:
 def start_node(stack: ExitStack, folder: Path, *arguments: str) -> TrainingProcess:
     """A Ray node whose processes run in `folder` and know nothing of this repository."""
     folder.mkdir()
-    hidden = ("PYTHONPATH", "VERL_PLATFORM", "RAY_ADDRESS", *LOOPBACK_ENVIRONMENT)
+    hidden = ("PYTHONPATH", "VERL_PLATFORM", "RAY_ADDRESS", *OWN_RAY_ENVIRONMENT)
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     shell = f'cd "{folder}" && exec "{RAY}" start --block "$@"'
     return stack.enter_context(

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..loopback import LOOPBACK_ENVIRONMENT
+from ..own_ray import OWN_RAY_ENVIRONMENT
 
 PLUGIN_PATH = Path(__file__).resolve().parent / "plugin"
 
@@ -32,7 +32,7 @@ def run_environment(base: Mapping[str, str], *, code_path: Path, output: Path, r
     environment.pop("RAY_ADDRESS", None)
     return (
         environment
-        | LOOPBACK_ENVIRONMENT
+        | OWN_RAY_ENVIRONMENT
         | {
             "DIST_INIT_METHOD": f"file://{ray_folder / 'ranks'}",  # verl's; torch's stores listen on all addresses
             "HF_HUB_OFFLINE": "1",

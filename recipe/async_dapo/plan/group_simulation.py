@@ -143,6 +143,8 @@ class GroupSimulation:
         self._record(out.trajectory, request)
         if out.lease_id in self._fleet.frozen:
             return  # its group has not been taken yet: `_reattach` will find it
+        if self._fleet.leases.server_of(out.lease_id) is None:
+            return  # `_reattach` has found it, for another request that ended in the same step
         self._fleet.release(out.lease_id, None if out.is_set_aside else out.trajectory.generated_tok)
         if out.is_set_aside:
             self._come_to_rest(out.group)

@@ -1,0 +1,66 @@
+"""A year of training, 20,000 rounds: what the scheduler remembers does not grow."""
+
+import gc
+import tracemalloc
+from statistics import fmean
+
+import pytest
+
+from recipe.async_dapo.core.length_bias import LengthBiasWindow
+from recipe.async_dapo.plan.lengths import LogNormalLengths
+from recipe.async_dapo.plan.round_simulation import SimulatedRound
+from recipe.async_dapo.plan.simulated_training import TrainingRun
+from recipe.async_dapo.plan.systems import recipe
+
+from ..support.plan_settings import small_scenario
+
+ROUNDS_OF_A_YEAR = 20_000
+LOOKS = 100  # at the memory, evenly over the rounds
+MOST_GROWTH = 20.0  # from the third quarter of the rounds to the last [bytes a round]; an object takes 32 or more
+
+
+class WatchedTraining(TrainingRun):
+    """Keeps the statistics that the replay buffer keeps beside the pool."""
+
+    window = LengthBiasWindow(64)
+
+    def _simulate(self, dispatch) -> SimulatedRound:
+        simulated = super()._simulate(dispatch)
+        self.window.observe(simulated.summary.outcomes, simulated.unfinished)
+        self.window.mark_trained(outcome.prompt_uid for outcome in simulated.summary.outcomes)
+        return simulated
+
+
+def growth(strategy: str, rounds: int) -> float:
+    """Of the memory that is in use after a round [bytes a round]."""
+    scenario = small_scenario(
+        train_batch_size=2,
+        rollout_n=2,
+        max_response_length=64,
+        lengths=LogNormalLengths(median_tok=12, sigma=0.9, correlation=0.5),
+    )
+    options = {"algorithm.filter_groups.max_num_gen_batches": 0}
+    run = WatchedTraining(scenario, recipe("year", rollout_strategy=strategy).with_overrides(options))
+    used = []
+    tracemalloc.start()
+    try:
+        for number in range(1, rounds + 1):
+            run.step()
+            if number % (rounds // LOOKS) == 0:
+                gc.collect()
+                used.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert run.pool.ledger.drawn >= 2 * rounds
+    return (fmean(used[LOOKS * 3 // 4 :]) - fmean(used[LOOKS // 2 : LOOKS * 3 // 4])) / (rounds / 4)
+
+
+@pytest.mark.parametrize("strategy", ["discard", "partial", "partial_stale_kv", "consistent"])
+def test_given_twelve_hundred_rounds_when_simulated_then_memory_is_flat(strategy):
+    assert growth(strategy, 1200) < MOST_GROWTH
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_given_a_year_of_rounds_when_simulated_then_memory_is_flat():
+    assert growth("partial", ROUNDS_OF_A_YEAR) < MOST_GROWTH
