@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the locked packages, then runs linters, type checker and tests; ends with pytest's summary.
 # usage: run_tests.sh [--fast | --nightly] [PYTEST_ARGUMENT ...]
-#   --fast     decisions, coroutines, the planner and contracts: nothing starts Ray
+#   --fast     decisions, coroutines, planner, report and contracts: nothing starts Ray
 #   --nightly  all tests, and those that are too slow for every change
 # for example: run_tests.sh tests/e2e/test_partial_rollout.py
 set -euo pipefail
@@ -19,7 +19,7 @@ shellcheck "${scripts[@]}"
 
 in_two_processes=(--numprocesses 2 --dist loadfile)
 case ${1:-} in
-  --fast) pytest "${in_two_processes[@]}" -m "core or coroutines or plan or contract" "${@:2}" ;;
+  --fast) pytest "${in_two_processes[@]}" -m "core or coroutines or plan or report or contract" "${@:2}" ;;
   "" | --nightly) # a training takes up to 14 GB of memory and both cores: one at a time
     pytest "${in_two_processes[@]}" -m "not e2e" "$@"
     pytest -m e2e "$@"

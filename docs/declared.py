@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.support.tables import markdown
 from recipe.async_dapo.plan.inputs import Inputs
+from recipe.async_dapo.report.health import RULES, Rule
 from recipe.async_dapo.training.metric_names import METRICS, PREFIX, STALENESS_BUCKETS
 
 OPTIONS_FILE = Path(__file__).parents[1] / "recipe" / "async_dapo" / "config" / "async_dapo_trainer.yaml"
@@ -55,6 +56,19 @@ def _leaves(node: dict, prefix: str = "") -> list[tuple[str, object]]:
     for name, value in node.items():
         leaves += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [(prefix + name, value)]
     return leaves
+
+
+def healthy_ranges() -> pd.DataFrame:
+    """The rules that the report and the log give hints by."""
+    rows = [(f"`{rule.key}`", rule.healthy, _advice(rule)) for rule in RULES]
+    return pd.DataFrame(rows, columns=["Metric", "Healthy", "When it is not"])
+
+
+def _advice(rule: Rule) -> str:
+    sides = {"below": rule.below, "above": rule.above}
+    told = [f"{side}: {advice}" for side, advice in sides.items() if advice]
+    text = ". ".join(told) if len(told) > 1 else next(filter(None, sides.values()))
+    return re.sub(r"\b(async_dapo\.\w+(=\w+)?|algorithm[\w.]+|data\.\w+)", r"`\1`", text)
 
 
 def metrics() -> str:

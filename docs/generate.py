@@ -73,7 +73,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "rehearsal's options": table(partial(declared.options, "rehearsal")),
         "verl's options": table(declared.verl_defaults),
     },
-    "docs/metrics.md": {"metrics": declared.metrics},
+    "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
     "docs/planner.md": {
         "reference setting": table(plan.reference_table),
         "validation": table(plan.published_table),

@@ -86,6 +86,7 @@ class AsyncDAPOConfig:
     delivery_tok: int
     weight_update_timeout_s: float
     length_bias_window: int
+    report_dir: str | None
 
     @classmethod
     def from_hydra(cls, config: DictConfig) -> "AsyncDAPOConfig":

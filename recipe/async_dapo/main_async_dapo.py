@@ -1,6 +1,7 @@
 """Entry point: `python -m recipe.async_dapo.main_async_dapo <hydra overrides>`."""
 
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,7 +9,8 @@ import hydra
 from omegaconf import DictConfig
 
 from .config import ConfigError
-from .logs import show_logs
+from .core.last_line import last_line
+from .logs import log_phase, note_start, show_logs
 from .own_ray import prepare_own_ray
 from .startup.overrides import check_overrides
 from .startup.preflight import check_all
@@ -27,8 +29,10 @@ def main() -> None:
 @hydra.main(config_path="config", config_name="async_dapo_trainer", version_base=None)
 def _run(config: DictConfig) -> None:
     show_logs()
+    note_start()
     with explained():
         check_all(config)
+        log_phase("options, data, model and reward function are checked; starting Ray")
         from verl.trainer.main_ppo import run_ppo
 
         from .shipping import shipped
@@ -40,12 +44,26 @@ def _run(config: DictConfig) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """A bad option ends the process with one message, not with a traceback of Hydra or Ray."""
+    """A bad option ends the process with one message, not with a traceback of Hydra or Ray. What goes wrong later is
+    told with its traceback first, and in one line last, after everything that Ray still has to say."""
     try:
         yield
     except ConfigError as error:
+        end_ray()
         bare = getattr(error, "cause", error)  # one that was raised in an actor comes with that actor's traceback
         sys.exit(f"\nasync_dapo: {bare}")
+    except Exception as error:  # whatever ended the run
+        traceback.print_exc()
+        end_ray()
+        bare = getattr(error, "cause", error)
+        sys.exit(f"\nasync_dapo: {last_line(type(bare).__name__, str(bare))}")
+
+
+def end_ray() -> None:
+    """Its processes end, and with them their output."""
+    if (ray := sys.modules.get("ray")) is not None:
+        ray.shutdown()
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from .config import ConfigError
+from .logs import STARTED_VARIABLE
 
 RECIPE_DIR = Path(__file__).resolve().parent
 CPU_PLUGIN_DIR = RECIPE_DIR / "cpu" / "plugin"
@@ -45,6 +46,7 @@ OUTPUT_OPTIONS = (
     "trainer.resume_from_path",
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",
+    "async_dapo.report_dir",
 )
 # No secrets: verl prints the runtime environment.
 ENVIRONMENT = (
@@ -53,6 +55,7 @@ ENVIRONMENT = (
     "VERL_FILE_LOGGER_PATH",
     "VERL_FILE_LOGGER_ROOT",
     "TENSORBOARD_DIR",
+    STARTED_VARIABLE,
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
     "HF_DATASETS_OFFLINE",

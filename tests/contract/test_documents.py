@@ -22,6 +22,10 @@ WRITTEN_BY_RUNS = {
     "config.json",
     "summary.json",
     "rehearsal.json",
+    "report.html",
+    "run.json",
+    "steps.jsonl",
+    "timeline.json",
 }
 WRITTEN_BY_RUNS |= {"metrics.jsonl", "engines.jsonl", "phases.jsonl", "lengths.jsonl", "runs.csv"}
 README_LINES, README_WORDS, RECIPE_README_LINES = 170, 1700, 60

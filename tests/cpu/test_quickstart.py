@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def step_data(*, accuracy: float | None = None) -> dict[str, float]:
     data = {
         keys.REWARD: 0.5,
         keys.STEP_S: 1.5,
+        "timing_s/gen": 1.0,
         keys.STOPPED_EARLY: 1.0,
         keys.INTERRUPTED: 3.0,
         keys.REQUEUED: 2.0,
@@ -77,7 +79,8 @@ def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_
     assert (tmp_path / "run" / "training.png").stat().st_size > 1000
     assert "0.40 -> 0.70" in done.stdout
     assert "[tokens]" in done.stdout
-    assert "step 1/2: accuracy 0.40, reward 0.50, stop: target reached, 3 groups interrupted" in done.stdout
+    assert "step 0 | accuracy 0.4\n" in done.stdout
+    assert "step 1 | 1.5 s (rollout 1) | filtered 50 % | interrupted 3 | reward 0.5\n" in done.stdout
 
 
 def test_given_overrides_after_two_dashes_when_run_then_they_reach_the_entry_last(tmp_path):
@@ -87,11 +90,39 @@ def test_given_overrides_after_two_dashes_when_run_then_they_reach_the_entry_las
 
 
 def test_given_a_failing_run_when_it_ends_then_its_last_lines_are_shown(tmp_path):
-    done = run("print('[it] went wrong'); sys.exit(5)", tmp_path / "run")
+    done = run("print('[58 s] engine 1 of 1', flush=True); print('[it] went wrong'); sys.exit(5)", tmp_path / "run")
     assert done.returncode == 1
+    assert done.stdout.startswith("[58 s] engine 1 of 1\n")
     assert "[it] went wrong" in done.stdout
     assert "exit code 5" in done.stdout
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_given_a_run_that_says_why_it_failed_when_it_ends_then_that_is_the_last_line(tmp_path):
+    said = "data.train_batch_size=[0]: must be >= 1"
+    done = run(f"print('Traceback ...'); print('async_dapo: {said}'); sys.exit(1)", tmp_path / "run")
+    assert done.stdout.splitlines()[-1] == f"failed: {said}"
+
+
+def test_given_groups_that_failed_when_the_run_ends_then_their_causes_and_a_table_that_adds_up_are_shown(tmp_path):
+    counts = {
+        "drawn": 10,
+        "trained": 4,
+        "filtered": 3,
+        "screened": 0,
+        "failed": 3,
+        "retired": 0,
+        "waiting": 0,
+        "buffered": 0,
+    }
+    ledger = {keys.LEDGER + term: count for term, count in counts.items()}
+    line = {"step": 1, "time_s": 1.0, "data": {}, "causes": {"reward_error: KeyError('a') at reward.py:3": 3}}
+    file = tmp_path / "run" / "steps.jsonl"
+    record = f"open({str(file)!r}, 'w').write({json.dumps(line) + chr(10)!r})"
+    done = run(f"log(1, **{step_data() | ledger}); {record}", tmp_path / "run", "--steps", "1")
+    assert done.stdout.splitlines()[-1] == "3 groups failed: reward_error: KeyError('a') at reward.py:3"
+    shown = {term: int(re.search(rf"groups {term} +│ +(\d+)", done.stdout)[1]) for term in counts}
+    assert shown == counts
 
 
 @pytest.mark.parametrize("limit", ["--stall-s", "--timeout-s"])

@@ -79,3 +79,15 @@ def test_given_an_error_from_an_actor_when_it_arrives_then_its_traceback_is_left
     with pytest.raises(SystemExit) as ended, explained():
         raise remote
     assert ended.value.code == "\nasync_dapo: algorithm.filter_groups.max_num_gen_batches=3: raise it"
+
+
+def test_given_any_other_error_from_an_actor_when_it_ends_the_run_then_the_last_line_says_what_it_was(capsys):
+    cause = RuntimeError("9 of 9 trajectories failed: KeyError('a') at reward.py:3; correct it")
+    remote = RayTaskError("run", "Traceback (most recent call last):", cause).as_instanceof_cause()
+    with pytest.raises(SystemExit) as ended, explained():
+        raise remote
+    assert ended.value.code.startswith(
+        "\nasync_dapo: RuntimeError: 9 of 9 trajectories failed: KeyError('a') at reward.py:3"
+    )
+    assert len(ended.value.code.strip().splitlines()) == 1
+    assert "Traceback" in capsys.readouterr().err

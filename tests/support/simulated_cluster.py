@@ -70,6 +70,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "delivery_tok": 4,
         "weight_update_timeout_s": 600.0,
         "length_bias_window": 100,
+        "report_dir": None,
     }
     return AsyncDAPOConfig(**(defaults | changes))
 

@@ -18,6 +18,25 @@ HOPELESS_COMPLETE_SHARE = 0.001
 FALSE_ALARM = 1e-6
 
 
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a trajectory failed.
+
+    Attributes:
+        summary: one line: what was raised, and in which file and line of the user's code.
+        traceback: from the user's first frame on; empty where nothing was raised.
+    """
+
+    summary: str
+    traceback: str = ""
+
+    @property
+    def place(self) -> str:
+        """The files and lines it was raised through; what is raised may name the prompt, so that no two are alike."""
+        lines = [line for line in self.traceback.splitlines() if line.startswith("  File ")]
+        return "\n".join(lines) or self.summary
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedGroups:
     """How groups have ended [groups], and what became of their trajectories [count]."""
@@ -26,6 +45,7 @@ class EndedGroups:
     filtered: int = 0
     screened: int = 0
     failed: Mapping[str, int] = field(default_factory=dict)  # by reason
+    causes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of failed ones: by reason and summary
     scored_trajectories: int = 0
     failed_trajectories: int = 0
 
@@ -41,6 +61,12 @@ class EndedGroups:
     def main_reason(self) -> str:
         """Why most of the failed groups failed."""
         return max(self.failed, key=lambda reason: self.failed[reason])
+
+    @property
+    def main_cause(self) -> str:
+        """What most groups that failed for the main reason failed of; empty if unknown."""
+        known = [cause for cause in self.causes if cause[0] == self.main_reason and cause[1]]
+        return max(known, key=lambda cause: self.causes[cause], default=("", ""))[1]
 
     def is_hopeless(self, n: int) -> bool:
         """Whether hardly a group of n can be complete."""

@@ -18,7 +18,7 @@ from enum import StrEnum
 from .failures import EndedGroups
 from .over_sampling import AtHand
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
-from .trajectory import JUDGED, GroupOutcome, Verdict
+from .trajectory import JUDGED, CauseCounts, GroupOutcome, Verdict
 from .worker_queues import WorkerQueues
 
 
@@ -200,11 +200,13 @@ class Round:
     def count_ended(self) -> EndedGroups:
         """How groups have ended so far."""
         verdicts = Counter(outcome.verdict for outcome in self._outcomes)
+        failed = [outcome for outcome in self._outcomes if outcome.verdict is Verdict.FAILED]
         return EndedGroups(
             valid=verdicts[Verdict.VALID],
             filtered=verdicts[Verdict.FILTERED],
             screened=verdicts[Verdict.SCREENED],
-            failed=Counter(outcome.reason for outcome in self._outcomes if outcome.verdict is Verdict.FAILED),
+            failed=Counter(outcome.reason for outcome in failed),
+            causes=CauseCounts().count(failed),
             scored_trajectories=sum(outcome.scored for outcome in self._outcomes),
             failed_trajectories=sum(outcome.failed for outcome in self._outcomes),
         )

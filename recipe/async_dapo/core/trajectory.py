@@ -5,10 +5,13 @@ running its agent loop again over the recorded turns: finished turns are answere
 is continued from its tokens. A single-turn loop has one turn.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from .failures import Cause
 
 
 class BrokenRecord(RuntimeError):
@@ -176,6 +179,7 @@ class GroupOutcome:
     prompt_uid: str
     verdict: Verdict
     reason: str = ""
+    cause: Cause | None = None  # of a failed group: that of its first trajectory that failed
     response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory; of a screened group, of its samples
     oldest_version: int | None = None  # of all generated tokens of the group
     newest_version: int | None = None
@@ -185,7 +189,14 @@ class GroupOutcome:
 
     @classmethod
     def of(
-        cls, group: PromptGroup, verdict: Verdict, *, reason: str = "", failed: int = 0, is_kept: bool = False
+        cls,
+        group: PromptGroup,
+        verdict: Verdict,
+        *,
+        reason: str = "",
+        cause: Cause | None = None,
+        failed: int = 0,
+        is_kept: bool = False,
     ) -> "GroupOutcome":
         """The report of a group with what it has generated so far; of a screened one without what never started."""
         versions = group.versions()
@@ -194,6 +205,7 @@ class GroupOutcome:
             prompt_uid=group.uid,
             verdict=verdict,
             reason=reason,
+            cause=cause,
             response_lens_tok=tuple(trajectory.generated_tok for trajectory in counted),
             oldest_version=min(versions, default=None),
             newest_version=max(versions, default=None),
@@ -201,3 +213,18 @@ class GroupOutcome:
             failed=failed,
             is_kept=is_kept,
         )
+
+
+class CauseCounts:
+    """What groups fail of, by place: of errors that name their prompt the first one stands for all raised there."""
+
+    def __init__(self) -> None:
+        self._examples: dict[str, str] = {}
+
+    def count(self, outcomes: Iterable[GroupOutcome]) -> Counter[tuple[str, str]]:
+        """Failed groups by reason and cause, in one line each; the cause is empty where it is unknown."""
+        failed = (outcome for outcome in outcomes if outcome.verdict is Verdict.FAILED)
+        return Counter((outcome.reason, self._example(outcome.cause)) for outcome in failed)
+
+    def _example(self, cause: Cause | None) -> str:
+        return "" if cause is None else self._examples.setdefault(cause.place, cause.summary)

@@ -56,16 +56,16 @@ def _machine(run: RunSettings) -> Iterator[str]:
     yield f"++ray_kwargs.ray_init.num_gpus={run.engines}"
     yield "++ray_kwargs.ray_init.include_dashboard=False"
     yield "++ray_kwargs.ray_init.object_store_memory=500000000"
-    yield f"++ray_kwargs.ray_init._temp_dir={_quoted(run.ray_folder)}"
+    yield f"++ray_kwargs.ray_init._temp_dir={quoted(run.ray_folder)}"
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
     yield "reward.num_workers=1"
     yield "data.dataloader_num_workers=0"
 
 
 def _task(assets: Assets) -> Iterator[str]:
-    yield f"actor_rollout_ref.model.path={_quoted(assets.model)}"
-    yield f"data.train_files={_quoted(assets.train_file)}"
-    yield f"data.val_files={_quoted(assets.validation_file)}"
+    yield f"actor_rollout_ref.model.path={quoted(assets.model)}"
+    yield f"data.train_files={quoted(assets.train_file)}"
+    yield f"data.val_files={quoted(assets.validation_file)}"
     yield f"data.train_batch_size={PROMPTS_PER_STEP}"
     yield f"data.max_prompt_length={task.MAX_PROMPT_TOK}"
     yield f"data.max_response_length={assets.shape.max_response_tok}"
@@ -119,11 +119,11 @@ def _trainer(run: RunSettings) -> Iterator[str]:
     yield f"trainer.test_freq={max(1, run.steps // 2)}"
     yield "trainer.save_freq=-1"
     yield "trainer.resume_mode=disable"
-    yield f"trainer.default_local_dir={_quoted(run.output / 'checkpoints')}"
-    yield f"hydra.run.dir={_quoted(run.output / 'hydra')}"
+    yield f"trainer.default_local_dir={quoted(run.output / 'checkpoints')}"
+    yield f"hydra.run.dir={quoted(run.output / 'hydra')}"
     yield "trainer.logger=[console,file,tensorboard]"
 
 
-def _quoted(path: Path) -> str:
+def quoted(path: Path) -> str:
     """A path may hold characters that Hydra's grammar gives a meaning."""
     return "'{}'".format(str(path).replace("'", r"\'"))

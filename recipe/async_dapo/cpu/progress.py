@@ -6,8 +6,11 @@ from typing import Self
 
 import rich.progress
 from rich.console import Console
+from rich.markup import escape
 
-from . import run_metrics as keys
+from ..report.step_line import step_line
+
+_STARTING = "starting Ray, vLLM and FSDP (about a minute)"
 
 
 class Progress:
@@ -15,18 +18,17 @@ class Progress:
 
     def __init__(self, console: Console, *, steps: int) -> None:
         self._console = console
-        self._steps = steps
-        self._accuracy: float | None = None
         self._bar = rich.progress.Progress(
             rich.progress.SpinnerColumn(),
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TimeElapsedColumn(),
+            rich.progress.TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("starting Ray, vLLM and FSDP (about a minute)", total=steps)
+        self._task = self._bar.add_task(_STARTING, total=steps)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -42,23 +44,20 @@ class Progress:
         if share < 1:
             self._bar.update(self._task, description=f"warm start of the tiny model: {share:.0%}")
         else:
-            self._bar.update(self._task, description="starting Ray, vLLM and FSDP (about a minute)")
+            self._bar.update(self._task, description=_STARTING)
+
+    def phase(self, text: str) -> None:
+        """Of the start-up, or of a validation: `[58 s] engine 1 of 1`."""
+        if self._console.is_terminal:
+            self._bar.update(self._task, description=escape(text))
+        else:
+            self._print(text)
 
     def logged(self, step: int, values: Mapping[str, float]) -> None:
-        self._accuracy = values.get(keys.ACCURACY, self._accuracy)
-        parts = [] if self._accuracy is None else [f"accuracy {self._accuracy:.2f}"]
-        if keys.REWARD in values:
-            parts.append(f"reward {values[keys.REWARD]:.2f}")
-        if keys.STOPPED_EARLY in values:
-            parts.append(_stop(values))
-        text = ", ".join(parts)
+        """The step's line; on a terminal it stays above the bar."""
         if self._console.is_terminal:
-            self._bar.update(self._task, completed=step, description=text)
-        else:
-            self._console.print(f"step {step}/{self._steps}: {text}", highlight=False, soft_wrap=True)
+            self._bar.update(self._task, completed=step, description="training")
+        self._print(step_line(step, values))
 
-
-def _stop(values: Mapping[str, float]) -> str:
-    if values[keys.STOPPED_EARLY]:
-        return f"stop: target reached, {values[keys.INTERRUPTED]:.0f} groups interrupted"
-    return "stop: target reached, all had ended"
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.markup import escape
 
+from ..logs import note_start
 from .activation import run_environment
 from .inspection import vllm_inspects
 from .model_and_data import Assets, prepare_assets
-from .overrides import QUICK_LEARNING_RATE, QUICK_STEPS, RunSettings, recipe_overrides, verl_overrides
+from .overrides import QUICK_LEARNING_RATE, QUICK_STEPS, RunSettings, quoted, recipe_overrides, verl_overrides
 from .progress import Progress
-from .report import summarise, write_report
+from .report import failures, summarise, write_report
 from .run_metrics import RunMetrics
 from .supervision import RayFolder, TrainingProcess
+from .train_log import TrainLog
 
 STOP_RULES = ("first_completed", "fifo", "drain")
 STRATEGIES = ("discard", "partial", "partial_stale_kv", "consistent")
@@ -61,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run(options)
     except QuickStartFailed as failure:
         _show_log_tail(options.output / "train.log")
-        console.print(f"[bold red]failed:[/] {failure}\nfull log: {options.output / 'train.log'}", soft_wrap=True)
+        console.print(f"full log: {options.output / 'train.log'}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"[bold red]failed:[/] {escape(str(failure))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         console.print("interrupted; everything it started has been ended")
@@ -72,6 +76,7 @@ def _run(options: Options) -> None:
     started = time.monotonic()
     metrics = RunMetrics(file=options.output / "metrics.jsonl")
     metrics.file.unlink(missing_ok=True)
+    note_start()
     with Progress(console, steps=options.steps) as progress:
         assets = prepare_assets(
             options.output.parent,
@@ -97,6 +102,8 @@ def _run(options: Options) -> None:
         peak_memory_bytes=process.peak_memory_bytes,
     )
     console.print(write_report(summary, metrics, options.output))
+    for cause, count in failures(options.output):
+        console.print(f"[bold red]{count} groups failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
 
 
 def _follow(process: TrainingProcess, metrics: RunMetrics, progress: Progress, options: Options) -> None:
@@ -106,8 +113,11 @@ def _follow(process: TrainingProcess, metrics: RunMetrics, progress: Progress, o
         QuickStartFailed: it ended with an error, ran into a time limit, or trained too few steps.
     """
     started = last_news = time.monotonic()
+    log = TrainLog(file=options.output / "train.log")
     while True:
         exit_code = process.exit_code
+        for phase in log.new_phases():
+            progress.phase(phase)
         for step in metrics.read_new():
             last_news = time.monotonic()
             progress.logged(step, metrics.by_step[step])
@@ -120,7 +130,7 @@ def _follow(process: TrainingProcess, metrics: RunMetrics, progress: Progress, o
             raise QuickStartFailed(f"no step was finished for {options.stall_s:.0f} s (--stall-s): it hangs; ended it")
         process.watch(_WATCH_S)
     if exit_code != 0:
-        raise QuickStartFailed(f"training ended with exit code {exit_code}")
+        raise QuickStartFailed(log.last_words() or f"training ended with exit code {exit_code}")
     if metrics.trained_steps == 0:
         raise QuickStartFailed("training ended without a step in its metrics file (is `file` in trainer.logger?)")
 
@@ -140,6 +150,7 @@ def _command(options: Options, assets: Assets, ray_folder: Path) -> list[str]:
         f"{_RECIPE_PACKAGE}.main_async_dapo",
         *verl_overrides(run),
         *recipe_overrides(strategy=options.strategy, stop_rule=options.stop_rule),
+        f"async_dapo.report_dir={quoted(options.output)}",
         *options.overrides,
     ]
 

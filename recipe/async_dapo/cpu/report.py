@@ -9,9 +9,11 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from ..report.record import STEPS_FILE, all_causes, read_steps
 from . import run_metrics as keys
 from .run_metrics import RunMetrics
 
+MOST_CAUSES = 5  # that are told
 LEDGER_TERMS = ("drawn", "trained", "filtered", "screened", "failed", "retired", "waiting", "buffered")
 
 
@@ -49,21 +51,26 @@ def write_report(summary: dict[str, Any], metrics: RunMetrics, output: Path) -> 
     return table
 
 
+def failures(output: Path) -> list[tuple[str, int]]:
+    """What groups failed of, the most frequent first, and how many."""
+    record = output / STEPS_FILE
+    return all_causes(read_steps(record)).most_common(MOST_CAUSES) if record.exists() else []
+
+
 def _rows(summary: dict[str, Any], output: Path) -> Iterator[tuple[str, str]]:
     groups = summary["groups"]
     yield "accuracy before -> after", f"{_text(summary['accuracy_before'])} -> {_text(summary['accuracy_after'])}"
     yield "steps (stopped early)", f"{summary['steps']} ({summary['steps_stopped_early']})"
     yield "seconds per step, median", _text(summary["step_s_median"])
-    for term in ("drawn", "trained", "filtered", "requeued"):
+    for term in LEDGER_TERMS:  # the first is the sum of the others
         yield f"groups {term}", _text(groups[term])
-    if groups["screened"]:
-        yield "groups screened out", _text(groups["screened"])
-    yield "groups waiting / buffered", f"{_text(groups['waiting'])} / {_text(groups['buffered'])}"
+    yield "times a group was requeued", _text(groups["requeued"])
     yield "mean length trained [tokens]", _text(summary["length_trained_mean_tok"], digits=1)
     yield "mean length dispatched [tokens]", _text(summary["length_dispatched_mean_tok"], digits=1)
     yield "peak memory [GB]", _text(summary["peak_memory_gb"], digits=1)
     yield "wall time [s]", _text(summary["wall_s"], digits=0)
     yield "folder", str(output)
+    yield "report", "report.html"
     yield "log", "train.log"
     yield "metrics", "metrics.jsonl, tensorboard/"
     yield "these figures, plot", "summary.json, training.png"

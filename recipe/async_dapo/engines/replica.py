@@ -10,10 +10,23 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ..actor_limits import server_calls
+from ..logs import log_phase
 from .processes import EngineProcesses
 from .server import WATCH, AsyncDAPOServer
 
 _WATCHING_CALLS = 10_000  # at once: the trainer's, and one of each of its workers that serves the engine
+
+
+class LaunchCount:
+    """Engines that are up, of so many."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._up = 0
+
+    def add_one(self) -> None:
+        self._up += 1
+        log_phase(f"engine {self._up} of {self._total}")
 
 
 class AsyncDAPOReplica(vLLMReplica):
@@ -21,10 +34,12 @@ class AsyncDAPOReplica(vLLMReplica):
 
     Args:
         engine_timeout_s: longest time the engine may take to go to sleep [s].
+        launched: counts engines, of all replicas.
     """
 
-    def __init__(self, *args: Any, engine_timeout_s: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, engine_timeout_s: float, launched: "LaunchCount", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._launched = launched
         self._engine_timeout_s = engine_timeout_s
         self.server_class = ray.remote(concurrency_groups={WATCH: _WATCHING_CALLS})(AsyncDAPOServer)
         self.processes: list[EngineProcesses] = []  # of each server, one a node
@@ -40,6 +55,7 @@ class AsyncDAPOReplica(vLLMReplica):
     async def launch_servers(self) -> None:
         await super().launch_servers()
         self.processes = [await server.processes.remote() for server in self.servers]
+        self._launched.add_one()
 
     async def sleep(self) -> None:
         try:
@@ -55,10 +71,15 @@ class AsyncDAPOReplica(vLLMReplica):
         return self.workers[:: self.gpus_per_replica_node]
 
 
-def register_replica(*, engine_timeout_s: float) -> None:
-    """Make verl launch our servers; the name stays `vllm`, which verl's weight transfer looks actors up by."""
+def register_replica(*, engine_timeout_s: float, engines: int) -> None:
+    """Make verl launch our servers; the name stays `vllm`, which verl's weight transfer looks actors up by.
+
+    Args:
+        engines: that verl will launch in all [count].
+    """
+    launched = LaunchCount(engines)
 
     def load() -> partial[RolloutReplica]:
-        return partial(AsyncDAPOReplica, engine_timeout_s=engine_timeout_s)
+        return partial(AsyncDAPOReplica, engine_timeout_s=engine_timeout_s, launched=launched)
 
     RolloutReplicaRegistry.register("vllm", load)

@@ -55,6 +55,7 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         trainer.logger = ["console", "file"]
         trainer.default_local_dir = str(folder / "checkpoints")
         trainer.resume_mode = "disable"
+        config.async_dapo.report_dir = None  # seconds of its clock are not seconds
         trainer.total_training_steps = min(options.steps, trainer.total_training_steps or options.steps)
         rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
         _share_workers(config, options)

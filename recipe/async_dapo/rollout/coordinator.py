@@ -23,11 +23,15 @@ from ray.actor import ActorHandle
 
 from ..actor_limits import MAX_PENDING_CALLS
 from ..core.failures import EndedGroups
+from ..core.milestones import Milestones
 from ..core.over_sampling import AtHand
 from ..core.round import Round, RoundSpec, RoundSummary
 from ..core.trajectory import GroupOutcome
+from ..logs import log_phase, show_logs
 
 logger = logging.getLogger(__name__)
+
+VALIDATION_LINES = 4  # that a validation logs of its progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,8 @@ class _OpenRound:
         self.state = Round(spec)
         self.stops_engines = spec.stop_rule is not None
         self.tickets: dict[str, Ticket] = {}
+        self.trajectories = 0
+        self.milestones = Milestones(VALIDATION_LINES)
         self.stopped = asyncio.Event()
         self.engines_idle: asyncio.Future[float] | None = None
         self.changed = asyncio.Event()
@@ -110,6 +116,7 @@ class EarlyStoppingCoordinator:
         self._balancer = balancer
         self._stop_timeout_s = stop_timeout_s
         self._round: _OpenRound | None = None
+        self._told: set[str] = set()
 
     async def open_round(self, spec: RoundSpec, groups: Sequence[Ticket]) -> None:
         """Start a round. What belongs to an earlier one is refused from now on."""
@@ -122,6 +129,7 @@ class EarlyStoppingCoordinator:
         current = self._find(round_id)
         assert current is not None, f"round {round_id} is not open"
         current.tickets.update((group.prompt_uid, group) for group in groups)
+        current.trajectories += sum(group.unfinished for group in groups)
         current.state.add_groups(
             {group.prompt_uid: group.unfinished for group in groups},
             [group.prompt_uid for group in groups if group.is_certain],
@@ -146,6 +154,8 @@ class EarlyStoppingCoordinator:
             logger.warning("late report of round %s ignored: %s", round_id, outcome.prompt_uid)
             return
         current.state.report(outcome)
+        self._tell_cause(outcome)
+        self._tell_progress(current)
         self._after_change(current)
 
     async def report_trajectories(self, round_id: str, prompt_uids: Sequence[str]) -> None:
@@ -156,6 +166,7 @@ class EarlyStoppingCoordinator:
         if current is not None:
             for prompt_uid in prompt_uids:
                 current.state.end_trajectory(prompt_uid)
+            self._tell_progress(current)
             current.wake_taker()
 
     async def report_certain(self, round_id: str, prompt_uids: Sequence[str]) -> None:
@@ -206,6 +217,25 @@ class EarlyStoppingCoordinator:
         current.release()
         return current.state.close(), latency_s
 
+    def _tell_cause(self, outcome: GroupOutcome) -> None:
+        """Each place where user code fails, once in a run."""
+        if outcome.cause is None or outcome.cause.place in self._told:
+            return
+        self._told.add(outcome.cause.place)
+        logger.warning(
+            "a prompt group failed, %s: %s; others that fail there are counted only (failed in the step's line)\n%s",
+            outcome.reason,
+            outcome.cause.summary,
+            outcome.cause.traceback,
+        )
+
+    def _tell_progress(self, current: _OpenRound) -> None:
+        if current.stops_engines:
+            return
+        done = current.state.ended_trajectories
+        if current.milestones.reached(done, current.trajectories):
+            log_phase(f"validating {done}/{current.trajectories}")
+
     def _find(self, round_id: str) -> _OpenRound | None:
         current = self._round
         return current if current is not None and current.state.round_id == round_id else None
@@ -224,5 +254,13 @@ class EarlyStoppingCoordinator:
         return time.monotonic() - started
 
 
+class _LoggingCoordinator(EarlyStoppingCoordinator):
+    """In a process of its own."""
+
+    def __init__(self, balancer: ActorHandle, stop_timeout_s: float | None = None) -> None:
+        show_logs()
+        super().__init__(balancer, stop_timeout_s)
+
+
 # One actor a run, created by the manager.
-EarlyStoppingCoordinatorActor = ray.remote(num_cpus=0, max_concurrency=MAX_PENDING_CALLS)(EarlyStoppingCoordinator)
+EarlyStoppingCoordinatorActor = ray.remote(num_cpus=0, max_concurrency=MAX_PENDING_CALLS)(_LoggingCoordinator)

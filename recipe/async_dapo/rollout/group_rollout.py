@@ -13,12 +13,14 @@ from ray.exceptions import RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config import ConfigError, OnRewardError, RewardConfig
+from ..core.failures import Cause
 from ..core.group_filter import RunningVerdict, judge_group
 from ..core.recording import Recorder, SampledTokens, current_recorder
 from ..core.screening import Screening
 from ..core.trajectory import Attachment, BrokenRecord, GroupOutcome, PromptGroup, Trajectory, Verdict
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from ..store import PackedOutput
+from .causes import cause_of
 from .reward import RewardFailed, RewardScorer
 
 logger = logging.getLogger(__name__)
@@ -29,9 +31,10 @@ RunAgentLoop = Callable[[PromptGroup, Trajectory], Awaitable[list[AgentLoopOutpu
 class TrajectoryFailed(Exception):
     """A trajectory cannot be completed; `reason` is the counted kind."""
 
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+    def __init__(self, reason: str, cause: Cause) -> None:
+        super().__init__(f"{reason}: {cause.summary}")
         self.reason = reason
+        self.cause = cause
 
 
 @dataclass(slots=True)
@@ -98,6 +101,7 @@ class GroupRollout:
         self._on_certain = on_certain
         self._abandon = abandon
         self.running = RunningTrajectories()
+        self._told: set[str] = set()
         self.diverged_tok = 0
         self.reprefilled_tok: list[int] = []
 
@@ -117,9 +121,11 @@ class GroupRollout:
             failure = cast(TrajectoryFailed, failures[0])
             if failure.reason.startswith("reward") and self._reward.on_error is OnRewardError.RAISE:
                 raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
-            logger.warning("prompt group %s dropped: %s", group.uid, failure)
+            logger.debug("prompt group %s dropped: %s", group.uid, failure)  # the coordinator tells each cause once
             self._abandon(group.attachments())
-            return GroupOutcome.of(group, Verdict.FAILED, reason=failure.reason, failed=len(failures))
+            return GroupOutcome.of(
+                group, Verdict.FAILED, reason=failure.reason, cause=failure.cause, failed=len(failures)
+            )
         if self._keeps_failures:
             return GroupOutcome.of(group, Verdict.VALID)
         if self._screening.is_screened_out(group):
@@ -143,11 +149,11 @@ class GroupRollout:
         except (RayActorError, EnginesUnavailable, ConfigError, BrokenRecord):
             raise  # a part of the system is gone or broken, or the options are wrong: training ends
         except RewardFailed as error:
-            self._fail(group, error.reason, str(error))
+            self._fail(group, error.reason, error.cause)
         except TrajectoryInterrupted:
             raise
         except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
-            self._fail(group, "generation_error", repr(error))
+            self._fail(group, "generation_error", cause_of(error))
         else:
             recorder.drop_rest()
             sampled = SampledTokens(trajectory.turns)
@@ -158,10 +164,12 @@ class GroupRollout:
             self.diverged_tok += recorder.diverged_tok
             self.reprefilled_tok += recorder.reprefilled_tok
 
-    def _fail(self, group: PromptGroup, reason: str, detail: str) -> None:
+    def _fail(self, group: PromptGroup, reason: str, cause: Cause) -> None:
         if not self._keeps_failures:
-            raise TrajectoryFailed(reason, detail)
-        logger.warning("a trajectory of validation prompt %s is left out: %s: %s", group.uid, reason, detail)
+            raise TrajectoryFailed(reason, cause)
+        level = logging.DEBUG if cause.place in self._told else logging.WARNING  # each cause once
+        self._told.add(cause.place)
+        logger.log(level, "a trajectory of validation prompt %s is left out: %s: %s", group.uid, reason, cause.summary)
 
     def _note_certain(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         if not self._is_filtered or self._keeps_failures or group.is_certain or not group.unfinished:

@@ -14,6 +14,8 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..core.failures import Cause
+from .causes import cause_of
 from .reward_pool import RewardProcessDied, RewardProcessKilled
 
 logger = logging.getLogger(__name__)
@@ -24,9 +26,10 @@ ComputeScore = Callable[[list[AgentLoopOutput], dict[str, Any]], Awaitable[None]
 class RewardFailed(Exception):
     """All attempts to score a trajectory failed; `reason` is the counted kind."""
 
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+    def __init__(self, reason: str, cause: Cause) -> None:
+        super().__init__(f"{reason}: {cause.summary}")
         self.reason = reason
+        self.cause = cause
 
 
 @dataclass(slots=True)
@@ -54,6 +57,7 @@ class RewardScorer:
         self._compute_score = compute_score
         self._options = options.reward
         self._metric = options.filter.metric
+        self._told: set[str] = set()
         self.calls = RewardCalls()
 
     async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
@@ -71,21 +75,23 @@ class RewardScorer:
             except TimeoutError as error:
                 self._count(error)
                 detail = f"no answer within {self._options.wait_limit_s} s" if limit.expired() else str(error)
-                failure = RewardFailed("reward_timeout", detail)
+                failure = RewardFailed("reward_timeout", Cause(detail))
             except Exception as error:  # the user's function may raise anything: policy `reward.on_error`
                 if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
                     raise  # a dead reward worker is a dead part of the system, not a bad answer
                 self._count(error)
-                failure = RewardFailed("reward_error", repr(error))
+                failure = RewardFailed("reward_error", cause_of(error))
             else:
                 if self._has_finite_score(outputs[-1]):
                     for output in outputs[:-1]:
                         output.reward_score = outputs[-1].reward_score
                         output.extra_fields["reward_extra_info"] = outputs[-1].extra_fields["reward_extra_info"]
                     return
-                failure = RewardFailed("reward_not_finite", f"reward {outputs[-1].reward_score}")
+                failure = RewardFailed("reward_not_finite", Cause(f"reward {outputs[-1].reward_score}"))
                 outputs[-1].reward_score = None
-            logger.warning("attempt %d to score a trajectory failed: %s", attempt + 1, failure)
+            level = logging.DEBUG if failure.cause.place in self._told else logging.WARNING  # each cause once
+            self._told.add(failure.cause.place)
+            logger.log(level, "attempt %d to score a trajectory failed: %s", attempt + 1, failure)
         raise failure
 
     def metric_of(self, output: AgentLoopOutput) -> float:

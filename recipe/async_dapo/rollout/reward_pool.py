@@ -28,7 +28,14 @@ GRACE_S = 5.0  # longest time from the time limit of a coroutine to its end
 
 
 class RewardRaised(Exception):
-    """The reward function raised."""
+    """The reward function raised: what and where in one line, and the traceback."""
+
+    def __init__(self, summary: str, traceback: str) -> None:
+        super().__init__(summary, traceback)
+        self.summary, self.traceback = summary, traceback
+
+    def __str__(self) -> str:
+        return self.summary
 
 
 class RewardTimedOut(TimeoutError):
@@ -211,7 +218,7 @@ class RewardProcess(asyncio.Protocol):
         if status == "timeout":
             raise RewardTimedOut(content)
         if status == "raised":
-            raise RewardRaised(content)
+            raise RewardRaised(*content)
         return content
 
     async def end(self) -> None:

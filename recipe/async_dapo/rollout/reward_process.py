@@ -16,14 +16,22 @@ import importlib.util
 import inspect
 import os
 import pickle
+import re
 import socket
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 SIZE_BYTES = 8  # length of a message, ahead of it
+
+# Folders of code that is not the user's: this recipe's, installed packages', Python's own.
+NOT_THE_USERS = (
+    f"{Path(__file__).resolve().parents[1]}{os.sep}",
+    *(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 
 Answer = tuple[str, bytes]  # status `score`, `raised` or `timeout`; the pickled score, or what went wrong
 
@@ -59,14 +67,36 @@ def load(path: str, name: str) -> Callable[..., Any]:
 
 
 def describe(error: BaseException) -> str:
-    """The error and where it was raised."""
+    """The error, and the file and line of the user's code that it comes from."""
+    frames = user_frames(error) or traceback.extract_tb(error.__traceback__)
+    return f"{error!r} at {shown_name(frames[-1].filename)}:{frames[-1].lineno}" if frames else repr(error)
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from the user's first frame on."""
+    told = traceback.TracebackException.from_exception(error)
+    frames = user_frames(error)
+    while frames and told.stack[0] not in frames:
+        told.stack.pop(0)
+    return "".join(told.format()).rstrip()
+
+
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Those that belong neither to this recipe, nor to an installed package, nor to Python."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{error!r} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else repr(error)
+    return [frame for frame in frames if not frame.filename.startswith((*NOT_THE_USERS, "<"))]
+
+
+def shown_name(filename: str) -> str:
+    """A file's name as the user knows it: copies that are shipped to other nodes have a checksum in theirs."""
+    return re.sub(r"_[0-9a-f]{8}(?=\.py$)", "", Path(filename).name)
 
 
 def failed(error: BaseException) -> Answer:
     """A reward may raise anything, also what would end this process: it is an answer like others."""
-    return ("timeout" if isinstance(error, TimeoutError) else "raised"), pickle.dumps(describe(error))
+    if isinstance(error, TimeoutError):
+        return "timeout", pickle.dumps(describe(error))
+    return "raised", pickle.dumps((describe(error), user_traceback(error)))
 
 
 def answer_plain(function: Callable[..., Any], arguments: dict[str, Any]) -> Answer:

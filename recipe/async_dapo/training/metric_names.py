@@ -18,6 +18,7 @@ METRICS: dict[str, str] = {
     "round/groups_to_hold": "over-sampling target at the start of the next step [groups]",
     "round/started_groups": "groups that were started or resumed in this step [groups]",
     "round/ended_trajectories": "trajectories that ended in this step, or ended before and were still unscored [count]",
+    "round/trained_groups": "groups in this step's batch [groups]",
     "round/rollout_s": "from the opening of the round to the last worker's report [s]",
     "early_stop/stopped_early": "1 if the stop interrupted something, else 0",
     "early_stop/stop_latency_s": "from the report that met the stop rule until every request is back [s]",

@@ -59,6 +59,7 @@ def _round(record: RoundRecord) -> dict[str, float]:
         "round/started_groups": len(summary.start_order),
         "round/ended_trajectories": summary.ended_trajectories,
         "round/rollout_s": record.result.rollout_s,
+        "round/trained_groups": len(record.settlement.trained_uids),
         "filter/rejected_groups": record.settlement.filtered,
         "filter/valid_share": record.valid_share,
         "filter/rejected_ratio": _ratio(record.settlement.filtered, record.settlement.filtered + valid),
@@ -205,8 +206,8 @@ def importance_metrics(log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor
     return {PREFIX + name: float(value) for name, value in values.items()}
 
 
-def step_line(step: int, result: "RoundResult", metrics: Mapping[str, float]) -> str:
-    """The one line a step logs."""
+def round_line(step: int, result: "RoundResult", metrics: Mapping[str, float]) -> str:
+    """How the round of a step ended."""
     ledger = {key.rsplit("/", 1)[1]: int(value) for key, value in metrics.items() if "/ledger/" in key}
     return (
         f"step {step}: {result.summary.stop_reason} after {result.rollout_s:.2f} s, "

@@ -18,11 +18,11 @@ from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch
 from ..core.screening import Screened
 from ..core.staleness import StalenessLimit
-from ..core.trajectory import PromptGroup, Verdict
+from ..core.trajectory import CauseCounts, PromptGroup, Verdict
 from ..core.version_shares import VersionShares
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager, RoundResult
-from .metrics import RoundRecord, concurrency_line, round_metrics, step_line
+from .metrics import RoundRecord, concurrency_line, round_line, round_metrics
 from .rollout_state import RolloutState
 from .too_few_groups import too_many_batches, too_many_failures
 
@@ -49,6 +49,8 @@ class RoundReplayBuffer(ReplayBuffer):
         self._over_sampling = options.over_sampling()
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
+        self._cause_counts = CauseCounts()
+        self._causes: Counter[tuple[str, str]] = Counter()
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
             over_sampling=self._over_sampling,
@@ -127,9 +129,15 @@ class RoundReplayBuffer(ReplayBuffer):
                 screened=Screened.of(result.summary.outcomes, self._options.rollout_n),
             )
         )
-        logger.info(step_line(global_steps, result, metrics))
-        logger.info(concurrency_line(global_steps, result, self._last_pool_size))
+        self._causes.update(self._cause_counts.count(result.summary.outcomes))
+        logger.debug(round_line(global_steps, result, metrics))
+        logger.debug(concurrency_line(global_steps, result, self._last_pool_size))
         return batch, metrics
+
+    def take_causes(self) -> dict[str, int]:
+        """What groups have failed of since this was asked last -> groups."""
+        causes, self._causes = self._causes, Counter()
+        return {f"{reason}: {what}" if what else reason: count for (reason, what), count in causes.items()}
 
     def state(self) -> RolloutState:
         """What a checkpoint needs to go on as if nothing had happened."""

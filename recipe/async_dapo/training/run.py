@@ -12,12 +12,15 @@ from ..actor_limits import server_calls
 from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Auto
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
-from ..logs import show_logs
+from ..logs import log_phase, show_logs
+from ..report.record import STEPS_FILE
+from ..report.write import try_to_write
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
 from ..shipping import localise
 from ..store import open_queue
 from .correction import wire_importance_sampling
+from .tracking import gpus_per_engine
 from .trainer import AsyncDAPOTrainer
 
 
@@ -29,7 +32,9 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
     localise(config)
     options = AsyncDAPOConfig.from_hydra(config)
     wire_importance_sampling(config, options.importance_sampling)
-    register_replica(engine_timeout_s=options.engine_timeout_s)
+    trainer_gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    engines = trainer_gpus // gpus_per_engine(config.actor_rollout_ref.rollout)
+    register_replica(engine_timeout_s=options.engine_timeout_s, engines=engines)
     isolate_reward(config, options.reward)
     with open_dict(config):
         config.transfer_queue.enable = True
@@ -60,6 +65,15 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
         succeeded = True
     finally:
         take_down(trainer, router_config, succeeded=succeeded)
+        report(options.report_dir)
+
+
+def report(report_dir: str | None) -> None:
+    """However the run ended, if it came to a step."""
+    if report_dir is None or not (Path(report_dir) / STEPS_FILE).exists():
+        return
+    if (path := try_to_write(Path(report_dir))) is not None:
+        log_phase(f"report: {path}")
 
 
 def take_down(trainer: AsyncDAPOTrainer | None, router_config: Path, *, succeeded: bool) -> None:

@@ -3,6 +3,7 @@
 import ray
 from omegaconf import DictConfig
 
+from ..logs import log_phase, show_logs
 from ..verl_version import check_versions
 
 
@@ -10,6 +11,8 @@ class AsyncDAPOTaskRunner:
     """verl's own runner is an actor class already, which cannot be subclassed; this one has the same duty."""
 
     def run(self, config: DictConfig) -> None:
+        show_logs()
+        log_phase("Ray is up; importing vLLM and the trainer")
         check_versions()
         from .run import train  # vLLM and the trainer are imported here, not in the driver
 

@@ -9,8 +9,7 @@ def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeEr
     scored, failed = ended.scored_trajectories, ended.failed_trajectories
     return RuntimeError(
         f"{failed} of {scored + failed} trajectories failed, and each ends a group of rollout.n={options.rollout_n}: "
-        f"groups ended as {ended}. {_cause(ended, options)}; the workers' log has the cause of each, "
-        "'prompt group ... dropped'"
+        f"groups ended as {ended}. {_cause(ended, options)}"
     )
 
 
@@ -18,7 +17,7 @@ def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig) -> ConfigErro
     """`max_num_gen_batches` is reached."""
     limit = options.filter.max_num_gen_batches
     if ended.num_failed > ended.filtered:
-        cause = f"{_cause(ended, options)} (the workers' log: 'prompt group ... dropped')"
+        cause = _cause(ended, options)
     else:
         cause = "the task is too easy, too hard, or the reward is constant"
         if options.max_tokens_per_round is not None:
@@ -33,7 +32,9 @@ def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig) -> ConfigErro
 
 
 def _cause(ended: EndedGroups, options: AsyncDAPOConfig) -> str:
+    """What most of the failed groups failed of, with file and line, and the remedy."""
     function, timeout_s = options.reward_function, options.reward.timeout_s
+    what = f" {ended.main_cause}" if ended.main_cause else ""
     match ended.main_reason:
         case "reward_timeout":
             return (
@@ -41,7 +42,7 @@ def _cause(ended: EndedGroups, options: AsyncDAPOConfig) -> str:
                 "it faster or raise the limit"
             )
         case "reward_error":
-            return f"The reward function, {function}, raised or ended its process: correct it"
+            return f"The reward function, {function}, raised or ended its process:{what}; correct it"
         case "reward_not_finite":
-            return f"The reward function, {function}, returned no finite number: correct it"
-    return "The agent loop, a tool or the engine refused the prompts: correct it"
+            return f"The reward function, {function}, returned no finite number:{what}; correct it"
+    return f"The agent loop, a tool or the engine refused the prompts:{what}; correct it"

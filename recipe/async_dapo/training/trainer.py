@@ -37,6 +37,7 @@ from verl.experimental.agent_loop import AgentLoopManager
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
+from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
@@ -45,6 +46,7 @@ from ..config import AsyncDAPOConfig, ConfigError
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
+from ..logs import log_phase
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
@@ -53,6 +55,7 @@ from .kept_checkpoints import KeptCheckpoints
 from .metrics import importance_metrics
 from .replay_buffer import RoundReplayBuffer
 from .rollout_state import from_frames, to_frames
+from .tracking import extend
 
 
 @register_trainer("async_dapo")
@@ -67,6 +70,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
+        log_phase("data loaded; training workers load the model")
         super()._init_resource_pool_mgr()
         [role] = self.role_worker_mapping.keys() & {Role.ActorRollout, Role.ActorRolloutRef}
         self.role_worker_mapping[role] = ray.remote(AsyncDAPOActorRolloutRefWorker)
@@ -75,6 +79,16 @@ class AsyncDAPOTrainer(PPOTrainer):
         super()._setup()
         verls = self.checkpoint_manager
         self.checkpoint_manager = EngineManager(verls.config, verls.actor_wg, verls.replicas, options=self.options)
+
+    @property
+    def logger(self) -> Tracking:
+        return self._tracking
+
+    @logger.setter
+    def logger(self, tracking: Tracking) -> None:
+        """verl's `fit` makes its loggers itself, and assigns them before it logs anything."""
+        extend(tracking, self.config, self.options, causes=self.replay_buffer.take_causes)
+        self._tracking = tracking
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
         return RoundReplayBuffer(self.options, self._draw)
@@ -90,6 +104,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         super().fit(agent_loop_manager)
 
     def on_init_end(self) -> None:
+        log_phase("first weights to the engines")
         self.checkpoint_manager.update_weights(self.global_steps)
 
     def prepare_step(self) -> dict[str, Any]:
@@ -107,7 +122,11 @@ class AsyncDAPOTrainer(PPOTrainer):
             self.checkpoint_manager.update_weights(self.global_steps)
             self.replay_buffer.manager.open_engines()
 
+    def on_train_begin(self) -> None:
+        log_phase(f"training, step {self.global_steps} of {self.total_training_steps}")
+
     def on_validate_begin(self) -> None:
+        log_phase("validation begins")
         self.replay_buffer.free_engines()
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

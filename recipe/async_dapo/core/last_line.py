@@ -1,0 +1,33 @@
+"""The last line of a run that failed: what went wrong, and what to do about it."""
+
+import re
+
+# Found in an error's text -> what to do. Errors of this recipe name their remedy themselves.
+REMEDIES = (
+    (
+        re.compile(r"out of memory|OutOfMemory", re.IGNORECASE),
+        "lower actor_rollout_ref.rollout.gpu_memory_utilization if an engine was starting or waking up, "
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu or the micro batch size if the trainer was at work",
+    ),
+    (
+        re.compile(r"worker died|ActorDiedError|actor died|WorkerCrashed", re.IGNORECASE),
+        "a process was killed, often for want of memory: its own log is in Ray's session folder (logs/worker-*.err); "
+        "start the command again to resume from the last checkpoint",
+    ),
+    (re.compile(r"No space left on device"), "free some space, or set trainer.default_local_dir to another disk"),
+)
+LOOK_ABOVE = "the traceback above says where; with trainer.resume_mode=auto the same command goes on"
+
+
+def last_line(kind: str, text: str) -> str:
+    """One line.
+
+    Args:
+        kind: the error's class.
+        text: its message; of several lines, as of errors from other processes, the last one says most.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    what = lines[-1] if lines else kind
+    named = what if re.match(r"[\w.]*(Error|Exception)\b", what) or not lines else f"{kind}: {what}"
+    remedies = [remedy for pattern, remedy in REMEDIES if pattern.search(f"{kind} {text}")]
+    return f"{named}; {remedies[0] if remedies else LOOK_ABOVE}"

@@ -1,0 +1,116 @@
+"""Is it helping? Eight metrics with the range they should be in, and what to turn when they leave it.
+
+The report shows all that are out of range, the log at most one line in `EVERY_STEPS` steps; `docs/metrics.md` has the
+same table, made from `RULES`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from . import keys
+
+EVERY_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A metric, its healthy range (ends included; None = no end on that side), and what leaving it means."""
+
+    key: str
+    low: float | None = None
+    high: float | None = None
+    below: str = ""  # what it means, then what to turn
+    above: str = ""
+
+    @property
+    def healthy(self) -> str:
+        if self.low is None:
+            return f"{self.high:g}" if self.high == 0 else f"up to {self.high:g}"
+        return f"from {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
+
+    def hint(self, value: float) -> str | None:
+        """What to do about a value out of range; None for a healthy one."""
+        if self.low is not None and value < self.low:
+            return f"{self.key} is {value:.3g} (healthy: {self.healthy}): {self.below}"
+        if self.high is not None and value > self.high:
+            return f"{self.key} is {value:.3g} (healthy: {self.healthy}): {self.above}"
+        return None
+
+
+RULES = (
+    Rule(
+        key=keys.FAILED_GROUPS,
+        high=0,
+        above="groups fail; the log has the traceback of each place once: correct the reward function, tool or loop",
+    ),
+    Rule(
+        key=keys.LENGTH_RATIO,
+        low=0.97,
+        high=1.03,
+        below="training prefers short answers; set async_dapo.stop_rule=fifo (with discard never first_completed)",
+        above="training prefers long answers; set async_dapo.stop_rule=fifo",
+    ),
+    Rule(
+        key=keys.ESS_RATIO,
+        low=0.8,
+        below="old tokens differ too much from the policy; lower async_dapo.max_staleness or "
+        "async_dapo.max_partial_share, or the learning rate",
+    ),
+    Rule(
+        key=keys.WASTE_RATIO,
+        high=0.1,
+        above="generated tokens are thrown away; use async_dapo.rollout_strategy=partial, or lower "
+        "async_dapo.over_sampling_batch_size",
+    ),
+    Rule(
+        key=keys.IDLE_RATIO,
+        high=0.3,
+        above="engines wait for work during the round; raise async_dapo.over_sampling_batch_size, or set "
+        "async_dapo.rollout_pool_size to what the planner recommends",
+    ),
+    Rule(
+        key=keys.REJECTED_RATIO,
+        high=0.7,
+        above="most groups are all right or all wrong; use harder or easier prompts, and check that "
+        "algorithm.filter_groups.metric is the correctness",
+    ),
+    Rule(
+        key=keys.OFF_POLICY,
+        high=0.5,
+        above="most tokens come from older policies; set async_dapo.max_partial_share, or lower "
+        "async_dapo.over_sampling_batch_size",
+    ),
+    Rule(
+        key=keys.STALENESS_MEAN,
+        high=1.0,
+        above="trajectories are carried over many steps; lower async_dapo.max_staleness, or raise "
+        "data.train_batch_size over what is in flight",
+    ),
+)
+
+
+def hints(values: Mapping[str, float]) -> list[str]:
+    """Of the metrics at hand, in the order of `RULES`: what matters most comes first."""
+    found = (rule.hint(values[rule.key]) for rule in RULES if rule.key in values)
+    return [hint for hint in found if hint is not None]
+
+
+class Hints:
+    """Over the last `EVERY_STEPS` steps, at most one line: a single step out of range is none."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._steps = 0
+
+    def of_step(self, values: Mapping[str, float]) -> str | None:
+        """The most urgent hint of the means since the last one was due; None in between, and when all is well."""
+        for rule in RULES:
+            if rule.key in values:
+                self._sums[rule.key] = self._sums.get(rule.key, 0.0) + values[rule.key]
+        self._steps += 1
+        if self._steps < EVERY_STEPS:
+            return None
+        means = {key: total / self._steps for key, total in self._sums.items()}
+        self._sums, self._steps = {}, 0
+        found = hints(means)
+        return f"over {EVERY_STEPS} steps, {found[0]}" if found else None

@@ -1,0 +1,89 @@
+"""What a run leaves for its report, in one folder: `run.json` says what it is, `steps.jsonl` has a line a step."""
+
+import json
+import numbers
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from . import keys
+
+RUN_FILE, STEPS_FILE = "run.json", "steps.jsonl"
+TIMELINE_FILE, REPORT_FILE = "timeline.json", "report.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDescription:
+    """What was run; None where it is not known."""
+
+    name: str
+    system: str  # this recipe's strategy and stop rule, or verl's trainer mode
+    started_s: float  # since the epoch; of the first start, where it was resumed
+    gpus: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # option -> value, those that a reader asks for first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """A line of `steps.jsonl`.
+
+    Attributes:
+        time_s: when the step was logged, since the start of the run [s].
+        data: its metrics.
+        causes: of the groups that failed in it: what they failed of -> groups.
+    """
+
+    step: int
+    time_s: float
+    data: Mapping[str, float]
+    causes: Mapping[str, int] = field(default_factory=dict)
+
+
+class RunRecorder:
+    """A logger backend, as verl's `Tracking` has them: `log` is called with every step's metrics.
+
+    Args:
+        causes: what groups have failed of since it was asked last.
+    """
+
+    def __init__(self, folder: Path, description: RunDescription, causes: Callable[[], Mapping[str, int]]) -> None:
+        self._folder = folder
+        self._description = description
+        self._causes = causes
+        self._is_begun = False
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        if not self._is_begun:
+            self._begin(first_step=step if keys.STEP_S in data else step + 1)
+        values = {key: float(value) for key, value in data.items() if isinstance(value, numbers.Real)}
+        time_s = time.time() - self._description.started_s
+        line = StepRecord(step=step, time_s=time_s, data=values, causes=self._causes())
+        with (self._folder / STEPS_FILE).open("a") as stream:
+            stream.write(json.dumps(asdict(line)) + "\n")
+
+    def _begin(self, first_step: int) -> None:
+        """A resumed run goes on with its record, from the step that it trains first; another one starts a new one."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        steps_file = self._folder / STEPS_FILE
+        is_resumed = first_step > 1 and steps_file.exists()
+        kept = [line for line in read_steps(steps_file) if line.step < first_step] if is_resumed else []
+        if kept:
+            self._description = replace(self._description, started_s=time.time() - kept[-1].time_s)
+        steps_file.write_text("".join(json.dumps(asdict(line)) + "\n" for line in kept))
+        (self._folder / RUN_FILE).write_text(json.dumps(asdict(self._description), indent=2) + "\n")
+        self._is_begun = True
+
+
+def all_causes(steps: Iterable[StepRecord]) -> Counter[str]:
+    """What groups of a run have failed of -> groups."""
+    return sum((Counter(step.causes) for step in steps), Counter())
+
+
+def read_steps(path: Path) -> list[StepRecord]:
+    """The complete lines of a record, this recipe's or verl's own `metrics.jsonl`, which has no times."""
+    complete, _, _ = path.read_text().rpartition("\n")
+    lines = [json.loads(line) for line in complete.splitlines()]
+    return [StepRecord(**({"time_s": float("nan")} | line)) for line in lines]

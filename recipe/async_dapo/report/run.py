@@ -1,0 +1,147 @@
+"""A run as its report sees it: its record, read from the folder it was written to."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+from . import keys
+from .record import RUN_FILE, STEPS_FILE, RunDescription, StepRecord, all_causes, read_steps
+from .step_line import accuracy_of
+
+VERL_FILE = "metrics.jsonl"  # of verl's file logger, where the quick start and the benchmarks put it
+Point = tuple[float, float]
+
+
+class NoRecord(ValueError):
+    """A folder holds no record of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Metrics by step; step 0 is the validation before training. Means and medians leave out the first step, which
+    compiles and warms up, unless it is the only one."""
+
+    folder: Path
+    description: RunDescription
+    by_step: dict[int, dict[str, float]]
+    time_s: dict[int, float]  # step -> when it was logged, since the start of the run [s]
+    causes: Counter[str]
+
+    @classmethod
+    def load(cls, folder: Path) -> "Run":
+        """
+        Raises:
+            NoRecord: when the folder has none.
+        """
+        files = [file for name in (STEPS_FILE, VERL_FILE) if (file := folder / name).exists()]
+        lines = read_steps(files[0]) if files else []
+        if not lines:
+            raise NoRecord(f"{folder}: no {STEPS_FILE} (written by a run) and no {VERL_FILE} (verl's file logger)")
+        by_step: dict[int, dict[str, float]] = {}
+        for line in lines:
+            by_step.setdefault(line.step, {}).update(line.data)
+        return cls(
+            folder=folder,
+            description=_description(folder, by_step),
+            by_step=by_step,
+            time_s=_times(lines, by_step),
+            causes=all_causes(lines),
+        )
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def steps(self) -> list[int]:
+        """Those that were trained."""
+        return sorted(step for step, values in self.by_step.items() if keys.STEP_S in values)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this recipe trained it, and not verl alone."""
+        return any(key.startswith(keys.LEDGER) for values in self.by_step.values() for key in values)
+
+    def has(self, key: str) -> bool:
+        return any(key in values for values in self.by_step.values())
+
+    def series(self, key: str) -> list[Point]:
+        return [(step, values[key]) for step, values in sorted(self.by_step.items()) if key in values]
+
+    def last(self, key: str) -> float | None:
+        points = self.series(key)
+        return points[-1][1] if points else None
+
+    def steady(self, key: str) -> list[float]:
+        """Values of the trained steps after the first one."""
+        steps = self.steps[1:] or self.steps
+        return [self.by_step[step][key] for step in steps if key in self.by_step[step]]
+
+    def mean(self, key: str) -> float | None:
+        values = self.steady(key)
+        return fmean(values) if values else None
+
+    def median(self, key: str) -> float | None:
+        values = self.steady(key)
+        return median(values) if values else None
+
+    def total(self, key: str) -> float:
+        return sum(value for _, value in self.series(key))
+
+    def accuracy(self) -> list[Point]:
+        """By step."""
+        return [
+            (step, value) for step, values in sorted(self.by_step.items()) if (value := accuracy_of(values)) is not None
+        ]
+
+    def accuracy_over_time(self) -> list[Point]:
+        """By hours since the start of the run."""
+        return [(self.time_s[int(step)] / 3600, value) for step, value in self.accuracy()]
+
+    def ledger(self) -> dict[str, int]:
+        """At the end, in prompt groups; empty for a run of verl alone."""
+        values = {term: self.last(keys.LEDGER + term) for term in keys.LEDGER_TERMS}
+        return {term: int(value) for term, value in values.items() if value is not None}
+
+    def waste_ratio(self) -> float | None:
+        """Of all tokens that were thrown away or trained [0-1]."""
+        discarded, trained = self.total(keys.TOKENS_DISCARDED), self.total(keys.TOKENS_TRAINED)
+        return discarded / (discarded + trained) if discarded + trained else None
+
+
+def phases(values: dict[str, float]) -> Iterator[tuple[str, float]]:
+    """What a step's seconds went to; they add up to the step."""
+    rest_s = values[keys.STEP_S]
+    for name, parts in (
+        ("rollout", (keys.ROLLOUT_S,)),
+        ("log-probs", keys.LOG_PROB_PARTS),
+        ("training", keys.TRAIN_PARTS),
+        ("weights", (keys.WEIGHTS_S,)),
+        ("checkpoint", (keys.SAVE_S,)),
+    ):
+        spent_s = sum(values[part] for part in parts if part in values)
+        rest_s -= spent_s
+        yield name, spent_s
+    yield "other", max(0.0, rest_s)
+
+
+def _description(folder: Path, by_step: dict[int, dict[str, float]]) -> RunDescription:
+    if (file := folder / RUN_FILE).exists():
+        return RunDescription(**json.loads(file.read_text()))
+    is_ours = any(key.startswith(keys.LEDGER) for values in by_step.values() for key in values)
+    return RunDescription(name=folder.name, system="async DAPO" if is_ours else "verl", started_s=math.nan)
+
+
+def _times(lines: list[StepRecord], by_step: dict[int, dict[str, float]]) -> dict[int, float]:
+    """As recorded; of verl's own file, which has no times, the steps and validations before it added up."""
+    if not any(math.isnan(line.time_s) for line in lines):
+        return {line.step: line.time_s for line in lines}
+    times, passed_s = {}, 0.0
+    for step, values in sorted(by_step.items()):
+        passed_s += sum(values[key] for key in (keys.STEP_S, keys.VALIDATE_S) if key in values)
+        times[step] = passed_s
+    return times

@@ -1,0 +1,61 @@
+"""The one line a step writes, to the console and to the log, whatever trains: this recipe or verl alone."""
+
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+
+from . import keys
+
+Values = Mapping[str, float]
+
+
+def step_line(step: int, values: Values) -> str:
+    """For example `step 12 | 41.2 s (rollout 28, train 11) | B 512 | filtered 38 % | ... | failed 0`.
+
+    Args:
+        values: all metrics that were logged for the step; parts whose metrics are missing are left out.
+    """
+    return " | ".join((f"step {step}", *_parts(values)))
+
+
+def accuracy_of(values: Values) -> float | None:
+    """Of a validation: the mean over its data sources, of the accuracy or else the reward; None without one."""
+    means = {key: value for key, value in values.items() if key.startswith(keys.ACCURACY_PREFIX) and "/mean@" in key}
+    accuracies = [value for key, value in means.items() if "/acc/" in key] or list(means.values())
+    return fmean(accuracies) if accuracies else None
+
+
+def seconds(value: float) -> str:
+    """Three digits, and no more than whole seconds."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(ratio: float) -> str:
+    return f"{100 * ratio:.0f} %"
+
+
+def _parts(values: Values) -> Iterator[str]:
+    if keys.STEP_S in values:
+        yield f"{seconds(values[keys.STEP_S])} s ({_phases(values)})"
+    for key, text in (
+        (keys.TRAINED_GROUPS, lambda count: f"B {count:.0f}"),
+        (keys.REJECTED_RATIO, lambda ratio: f"filtered {percent(ratio)}"),
+        (keys.INTERRUPTED, lambda count: f"interrupted {count:.0f}"),
+        (keys.IDLE_RATIO, lambda ratio: f"idle {percent(ratio)}"),
+        (keys.OFF_POLICY, lambda ratio: f"off-policy {percent(ratio)}"),
+        (keys.FAILED_GROUPS, lambda count: f"failed {count:.0f}"),
+        (keys.REWARD, lambda reward: f"reward {reward:.3g}"),
+    ):
+        if key in values:
+            yield text(values[key])
+    if (accuracy := accuracy_of(values)) is not None:
+        yield f"accuracy {accuracy:.3g}"
+
+
+def _phases(values: Values) -> str:
+    phases = {
+        "rollout": (keys.ROLLOUT_S,),
+        "train": (*keys.LOG_PROB_PARTS, *keys.TRAIN_PARTS),
+        "save": (keys.SAVE_S,),
+    }
+    timed = {name: [values[key] for key in parts if key in values] for name, parts in phases.items()}
+    return ", ".join(f"{name} {seconds(sum(times_s))}" for name, times_s in timed.items() if times_s)

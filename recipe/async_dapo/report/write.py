@@ -1,0 +1,36 @@
+"""Writes reports: on demand, and at the end of a run, which they never end."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from .page import page
+from .record import REPORT_FILE
+from .run import Run
+
+logger = logging.getLogger(__name__)
+
+
+def write_report(folders: Sequence[Path], output: Path | None = None) -> Path:
+    """One page of all runs. Returns its path: `output`, or `report.html` in the first folder.
+
+    Raises:
+        NoRecord: when one of the folders holds no record of a run.
+    """
+    path = output or folders[0] / REPORT_FILE
+    runs = [Run.load(folder) for folder in folders]
+    path.write_text(page(runs, {}), encoding="utf-8")
+    return path
+
+
+def try_to_write(folder: Path) -> Path | None:
+    """At the end of a run: what goes wrong is logged, and the run has ended as it did."""
+    try:
+        return write_report([folder])
+    except Exception as error:  # a missing library, a full disk: no reason to call a training failed
+        logger.warning("no report was written: %r; try python -m %s.report %s", error, _recipe(), folder)
+        return None
+
+
+def _recipe() -> str:
+    return __name__.rpartition(".report")[0]

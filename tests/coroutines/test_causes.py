@@ -1,0 +1,111 @@
+"""What a trajectory failed of: the user's file and line, once in the log, and in the error that ends training."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from recipe.async_dapo.core.failures import Cause, EndedGroups
+from recipe.async_dapo.core.round import RoundSpec
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
+from recipe.async_dapo.rollout.causes import cause_of
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator, Ticket
+from recipe.async_dapo.rollout.reward_pool import RewardFunction, RewardProcess, RewardRaised
+from recipe.async_dapo.training.too_few_groups import too_many_failures
+
+from ..support.rollout_world import outcome_of, rollout, scores
+from ..support.simulated_cluster import options
+from ..support.simulation import simulate
+
+REWARD = """
+import json
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return look_up(solution_str)
+
+def look_up(text):
+    return json.loads(text)["acc"]
+"""
+
+
+def test_a_reward_functions_error_names_its_own_line_and_not_the_librarys(tmp_path: Path) -> None:
+    file = tmp_path / "reward_0123abcd.py"  # as it is shipped
+    file.write_text(REWARD)
+    function = RewardFunction(path=str(file), name="compute_score", timeout_s=30.0)
+    answers = {"data_source": "", "ground_truth": ""}
+
+    async def raised(text: str) -> RewardRaised:
+        process = await RewardProcess.start(function)
+        try:
+            with pytest.raises(RewardRaised) as error:
+                await process.ask(answers | {"solution_str": text})
+        finally:
+            await process.end()
+        return error.value
+
+    missing, broken = asyncio.run(raised("{}")), asyncio.run(raised("{"))
+    assert str(missing) == "KeyError('acc') at reward.py:8"
+    assert str(broken).startswith("JSONDecodeError") and str(broken).endswith("at reward.py:8")
+    first_frame = missing.traceback.splitlines()[1]
+    assert "in compute_score" in first_frame and str(file) in first_frame
+    remote = RayTaskError("compute_score", "Traceback ...", missing).as_instanceof_cause()
+    assert cause_of(remote) == Cause(str(missing), missing.traceback)
+
+
+def test_an_agent_loops_error_is_told_with_its_line() -> None:
+    async def refuses(*_: Any) -> Any:
+        raise KeyError("refused")
+
+    outcome = simulate(outcome_of(rollout(loop=refuses, compute_score=scores(1))))
+    assert outcome.cause is not None
+    assert outcome.cause.summary.startswith("KeyError('refused') at test_causes.py:")
+    assert outcome.cause.traceback.endswith("KeyError: 'refused'")
+
+
+def failed(uid: str, cause: Cause) -> GroupOutcome:
+    return GroupOutcome(prompt_uid=uid, verdict=Verdict.FAILED, reason="reward_error", cause=cause, failed=1)
+
+
+def test_each_place_is_told_once_in_a_run(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("recipe.async_dapo"), "propagate", True)  # whatever ran before
+    places = [
+        'Traceback\n  File "reward.py", line 3\nKeyError: 1',
+        'Traceback\n  File "reward.py", line 9\nKeyError: 1',
+    ]
+
+    async def main() -> None:
+        coordinator = EarlyStoppingCoordinator(None)
+        for step in (1, 2):
+            spec = RoundSpec(
+                round_id=f"step-{step}",
+                stop_rule=StopRuleName.FIRST_COMPLETED,
+                target_valid_groups=9,
+                carried_valid_groups=0,
+                num_workers=1,
+                drains=False,
+            )
+            uids = [f"{step}-{k}" for k in range(4)]
+            await coordinator.open_round(spec, [Ticket(prompt_uid=uid, unfinished=1, payload=b"") for uid in uids])
+            for k, uid in enumerate(uids):
+                await coordinator.take_group(spec.round_id, 0)
+                cause = Cause(f"KeyError({uid})", places[k % 2])
+                await coordinator.report_completion(spec.round_id, failed(uid, cause))
+
+    with caplog.at_level(logging.WARNING, "recipe.async_dapo"):
+        simulate(main())
+    told = [record.getMessage() for record in caplog.records if "a prompt group failed" in record.getMessage()]
+    assert len(told) == 2 and all(place in text for place, text in zip(places, told, strict=True))
+
+
+def test_the_error_that_ends_training_says_what_most_groups_failed_of() -> None:
+    ended = EndedGroups(
+        failed={"reward_error": 9, "reward_timeout": 1},
+        causes={("reward_error", "KeyError('a') at reward.py:3"): 7, ("reward_error", "other"): 2, ("late", "x"): 8},
+        failed_trajectories=10,
+    )
+    assert "compute_score of reward.py, raised" in str(too_many_failures(ended, options()))
+    assert "KeyError('a') at reward.py:3; correct it" in str(too_many_failures(ended, options()))

@@ -1,0 +1,147 @@
+"""The report: one valid HTML file with every figure, in words first, and nothing from elsewhere."""
+
+import logging
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from recipe.async_dapo.report import keys
+from recipe.async_dapo.report.__main__ import main
+from recipe.async_dapo.report.contents import charts_of
+from recipe.async_dapo.report.headline import headline
+from recipe.async_dapo.report.run import Run, phases
+from recipe.async_dapo.report.write import try_to_write, write_report
+
+from ..support.recorded_runs import write_recipe_run, write_verl_run
+
+VOID = {"meta", "link"}
+
+
+class Outline(HTMLParser):
+    """Checks that tags nest and ids are unique; collects what is referred to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._note(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._note(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def _note(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            assert value is not None
+            if name == "id":
+                self.ids.append(value)
+            if name in ("href", "src", "xlink:href"):
+                self.links.append(value)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return write_recipe_run(folder / "partial", failed=2), write_verl_run(folder / "verl_sync")
+
+
+@pytest.fixture(scope="module")
+def text(both: tuple[Path, Path]) -> str:
+    return write_report(both).read_text()
+
+
+def test_the_page_is_well_formed_and_loads_nothing(text: str) -> None:
+    outline = Outline(text)
+    assert outline.open == [] and len(outline.ids) == len(set(outline.ids))
+    assert "script" not in outline.tags and "img" not in outline.tags
+    assert all(link.startswith(("#", "data:")) for link in outline.links)
+    assert not re.findall(r"@import|url\((?!#)", text)
+    targets = {link[1:] for link in outline.links if link.startswith("#")} | set(re.findall(r"url\(#([^)]+)\)", text))
+    assert targets and targets <= set(outline.ids)
+
+
+def test_colours_are_the_pages_own_so_that_a_dark_page_is_dark(text: str) -> None:
+    drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert "var(--series-0)" in drawn and "var(--ink)" in drawn and "var(--grid)" in drawn
+    assert not re.findall(r"#[0-9a-f]{6}", drawn)
+
+
+def test_every_chart_has_its_figures_as_a_table_beside_it(both: tuple[Path, Path], text: str) -> None:
+    run = Run.load(both[0])
+    charts = list(charts_of(run, "run0"))
+    assert {chart.name for chart in charts} >= {
+        f"run0-{name}" for name in ("step", "waste", "filter", "staleness", "lengths", "importance", "accuracy-time")
+    }
+    for chart in charts:
+        figure = text[text.index(f'<figure id="{chart.name}">') :].split("</figure>")[0]
+        assert "<svg" in figure
+        _, rows = chart.rows()
+        assert rows and all(f"<th>{row[0]}</th>" in figure for row in rows)
+        assert figure.count("<td>") == sum(len(row) - 1 for row in rows)
+
+
+def test_the_headline_says_it_in_words_and_measures_against_verl(both: tuple[Path, Path]) -> None:
+    ours, verls = map(Run.load, both)
+    said = headline(ours, verls)
+    assert re.match(
+        r"step (39|40|41)\.?\d* s \(median of 12\); engines idle 14 % of the round; nothing thrown away", said
+    )
+    assert "11 % of tokens from older policies (mean staleness 0.12)" in said
+    assert "24 groups failed; accuracy 0.20 to 0.50; measured 1.5" in said
+    assert headline(verls) == "step 60 s (median of 12); accuracy 0.20 to 0.50"
+
+
+def test_the_ledger_adds_up_and_failures_are_told_with_their_cause(both: tuple[Path, Path], text: str) -> None:
+    assert "Where 1200 prompt groups went" in text
+    assert "768 + 360 + 0 + 24 + 0 + 0 + 48 = 1200</p>" in text
+    assert "KeyError(&#x27;acc&#x27;) at &lt;reward&gt;.py:12</th><td>26</td>" in text
+    assert "async_dapo/failure/groups is 2 (healthy: 0)" in text
+
+
+def test_a_steps_parts_add_up_to_the_step(both: tuple[Path, Path]) -> None:
+    for run in map(Run.load, both):
+        for step in run.steps:
+            assert sum(spent_s for _, spent_s in phases(run.by_step[step])) == pytest.approx(
+                run.by_step[step][keys.STEP_S]
+            )
+
+
+def test_verls_own_file_has_no_times_so_its_steps_and_validations_are_added_up(both: tuple[Path, Path]) -> None:
+    hours, accuracy = Run.load(both[1]).accuracy_over_time()[-1]
+    assert accuracy == pytest.approx(0.5) and hours == pytest.approx((12 * 60 + 3 * 5) / 3600)
+
+
+def test_a_long_run_makes_no_long_page(tmp_path: Path) -> None:
+    short = write_report([write_recipe_run(tmp_path / "short", steps=60)]).stat().st_size
+    long = write_report([write_recipe_run(tmp_path / "long", steps=3000)]).stat().st_size
+    assert long < 3 * short < 3_000_000
+
+
+def test_a_folder_without_a_record_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"no steps.jsonl .* and no metrics.jsonl"):
+        main([str(tmp_path)])
+
+
+def test_a_report_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("recipe.async_dapo"), "propagate", True)  # whatever ran before
+    folder = write_recipe_run(tmp_path / "run", steps=1)
+    assert try_to_write(folder) == folder / "report.html"
+    (folder / "steps.jsonl").write_text("{broken\n")
+    with caplog.at_level(logging.WARNING, "recipe.async_dapo"):
+        assert try_to_write(folder) is None
+    assert "no report was written" in caplog.text

@@ -1,0 +1,49 @@
+"""The one line a step writes."""
+
+from recipe.async_dapo.report import keys
+from recipe.async_dapo.report.step_line import accuracy_of, step_line
+from recipe.async_dapo.training.metric_names import METRICS, PREFIX
+
+STEP = {
+    keys.STEP_S: 41.24,
+    keys.ROLLOUT_S: 28.0,
+    "timing_s/old_log_prob": 3.0,
+    "timing_s/update_actor": 8.02,
+    keys.TRAINED_GROUPS: 512.0,
+    keys.REJECTED_RATIO: 0.381,
+    keys.INTERRUPTED: 91.0,
+    keys.IDLE_RATIO: 0.14,
+    keys.OFF_POLICY: 0.11,
+    keys.FAILED_GROUPS: 3.0,
+}
+
+
+def test_a_step_is_one_line_with_what_one_looks_for() -> None:
+    assert step_line(12, STEP) == (
+        "step 12 | 41.2 s (rollout 28, train 11) | B 512 | filtered 38 % | interrupted 91 | idle 14 % | "
+        "off-policy 11 % | failed 3"
+    )
+
+
+def test_a_validation_before_training_and_a_step_of_verl_alone_leave_out_what_they_lack() -> None:
+    assert step_line(0, {"val-core/math/acc/mean@1": 0.4567}) == "step 0 | accuracy 0.457"
+    assert step_line(1, {keys.STEP_S: 321.7, keys.ROLLOUT_S: 0.123}) == "step 1 | 322 s (rollout 0.123)"
+
+
+def test_accuracy_is_the_mean_over_data_sources_and_no_best_of_n() -> None:
+    values = {"val-core/a/acc/mean@4": 0.2, "val-core/b/acc/mean@4": 0.6, "val-core/a/acc/best@4/mean": 1.0}
+    assert accuracy_of(values | {"val-core/a/reward/mean@4": -1.0}) == 0.4
+    assert accuracy_of({"val-core/a/reward/mean@4": -1.0}) == -1.0
+    assert accuracy_of({"critic/score/mean": 1.0}) is None
+
+
+def test_metrics_of_this_recipe_that_lines_and_reports_read_exist() -> None:
+    ours = {
+        value.removeprefix(PREFIX)
+        for value in vars(keys).values()
+        if isinstance(value, str) and value.startswith(PREFIX) and value != PREFIX
+    }
+    wanted = {name for name in ours if not name.endswith("/")}
+    wanted |= {f"ledger/{term}" for term in keys.LEDGER_TERMS}
+    wanted |= {f"staleness/tokens/{bucket}" for bucket in keys.STALENESS_BUCKETS}
+    assert len(wanted) > 25 and wanted <= set(METRICS)

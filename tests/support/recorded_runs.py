@@ -1,0 +1,80 @@
+"""Records of runs that were never run, as the recipe and verl would have written them."""
+
+import json
+import math
+from pathlib import Path
+
+from recipe.async_dapo.report import keys
+from recipe.async_dapo.report.record import RunDescription, RunRecorder
+
+ACCURACY = "val-core/math/acc/mean@1"
+
+
+def verl_step(step: int, *, rollout_s: float) -> dict[str, float]:
+    return {
+        keys.STEP_S: rollout_s + 12.0,
+        keys.ROLLOUT_S: rollout_s,
+        "timing_s/old_log_prob": 3.0,
+        "timing_s/update_actor": 7.0,
+        keys.WEIGHTS_S: 1.5,
+        keys.REWARD: 0.3 + 0.4 * (1 - math.exp(-step / 10)),
+        keys.RESPONSE_TOK: 900.0 + step,
+    }
+
+
+def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
+    """B = 64; 100 groups are drawn in a step, 30 are filtered."""
+    kept = 100 - 64 - 30 - failed
+    ledger = {"drawn": 100, "trained": 64, "filtered": 30, "screened": 0, "failed": failed, "retired": 0, "waiting": 0}
+    return {
+        **verl_step(step, rollout_s=28.0 + math.sin(step)),
+        **{keys.LEDGER + term: float(count * step) for term, count in ledger.items()},
+        keys.LEDGER + "buffered": float(kept * step),
+        keys.TRAINED_GROUPS: 64.0,
+        keys.REJECTED_GROUPS: 30.0,
+        keys.REJECTED_RATIO: 30 / 94,
+        keys.VALID_SHARE: 0.6,
+        keys.STOP_LATENCY_S: 0.2,
+        keys.INTERRUPTED: 20.0,
+        keys.FAILED_GROUPS: float(failed),
+        keys.IDLE_RATIO: 0.14,
+        keys.TOKENS_TRAINED: 900_000.0,
+        keys.TOKENS_DISCARDED: 0.0,
+        keys.TOKENS_FILTERED: 200_000.0,
+        keys.WASTE_RATIO: 0.0,
+        keys.OFF_POLICY: 0.11,
+        keys.STALENESS_MEAN: 0.12,
+        keys.AGE_MEAN: 0.1,
+        **{keys.STALENESS_TOKENS + bucket: share for bucket, share in zip(keys.STALENESS_BUCKETS, SHARES, strict=True)},
+        keys.LENGTH_TRAINED: 900.0 + step,
+        keys.LENGTH_DISPATCHED: 910.0 + step,
+        keys.LENGTH_RATIO: (900.0 + step) / (910.0 + step),
+        keys.ESS_RATIO: 0.97,
+        keys.K3_KL: 0.001,
+    }
+
+
+SHARES = (0.89, 0.1, 0.01, 0.0, 0.0)
+
+
+def write_recipe_run(folder: Path, *, steps: int = 12, failed: int = 0) -> Path:
+    description = RunDescription(
+        name="math/partial", system="partial, first_completed", started_s=0.0, gpus=8, settings={"rollout.n": 16}
+    )
+    causes = {"reward_error: KeyError('acc') at <reward>.py:12": failed} if failed else {}
+    recorder = RunRecorder(folder, description, lambda: causes)
+    recorder.log({ACCURACY: 0.2}, 0)
+    for step in range(1, steps + 1):
+        recorder.log(recipe_step(step, failed=failed) | ({ACCURACY: 0.2 + step / 40} if step % 4 == 0 else {}), step)
+    return folder
+
+
+def write_verl_run(folder: Path, *, steps: int = 12) -> Path:
+    """With verl's own file logger."""
+    folder.mkdir(parents=True)
+    lines = [{"step": 0, "data": {ACCURACY: 0.2}}]
+    for step in range(1, steps + 1):
+        validation = {ACCURACY: 0.2 + step / 40, keys.VALIDATE_S: 5.0} if step % 4 == 0 else {}
+        lines.append({"step": step, "data": verl_step(step, rollout_s=48.0) | validation})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
