@@ -12,7 +12,8 @@ from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.plan.candidates import recipe_candidates
-from recipe.async_dapo.plan.recommend import recommend, screening_advice
+from recipe.async_dapo.plan.recommend import recommend
+from recipe.async_dapo.plan.screening_advice import screening_advice
 from recipe.async_dapo.plan.sweep import sweep
 from recipe.async_dapo.plan.systems import recipe
 from recipe.async_dapo.plan.training_frequency import answers, answers_per_trained_group, trained_share, update_weight
@@ -125,7 +126,7 @@ def test_given_pass_rates_then_a_row_shows_screening_and_it_is_advised_with_its_
     candidates = recipe_candidates(scenario, strategies=strategies, stop_rules=rules, concurrency=[])
     assert [candidate.changes_data for candidate in candidates].count(True) == 1
     rows = sweep(scenario, candidates, steps=6, warmup=2)
-    chosen = recommend(rows, max_length_bias=1.0, max_off_policy=1.0)
+    chosen = recommend(rows, max_length_bias=1.0, max_off_policy=1.0, kv_room=1).to_paste
     assert chosen is not None and not chosen.row.candidate.changes_data
     advice = screening_advice(rows, chosen.row, scenario)
     assert advice is not None and "async_dapo.screening.samples=2" in advice

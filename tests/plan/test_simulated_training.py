@@ -86,8 +86,8 @@ def test_given_staleness_limit_then_no_loss_token_is_older_and_what_is_older_is_
     bound = simulate(scenario, recipe("bound", max_staleness=1, **options), steps=20)
     assert max(step.staleness_max for step in free) > 2
     assert sum(step.withheld_tok for step in free) == 0
-    assert max(step.staleness_max for step in bound) <= 2  # a must-finish group may span one version more, withheld
-    assert all(step.withheld_tok > 0 for step in bound if step.staleness_max > 1)
+    assert max(step.staleness_max for step in bound) <= 1
+    assert any(step.withheld_tok > 0 for step in bound)  # of groups that had to be finished, and span one version more
 
 
 def test_given_discard_and_drain_then_trained_lengths_are_natural():

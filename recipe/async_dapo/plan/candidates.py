@@ -110,10 +110,13 @@ def pool_options(scenario: Scenario, pool_size: int) -> dict[str, int]:
 
 
 def default_concurrency(scenario: Scenario) -> list[int]:
-    """Pool sizes worth trying: around what fills the KV cache, no more than the servers accept."""
+    """Pool sizes worth trying: around what fills the KV cache, no more than the servers accept; where that is more than
+    a batch, also one and two batches, which are fresher."""
     natural = natural_concurrency(scenario)
     most = scenario.num_servers * min(scenario.max_num_seqs, VLLM_CALL_LIMIT - 1)
-    return sorted({max(1, min(most, _rounded(share * natural))) for share in (0.5, 1.0)})
+    batch = scenario.train_batch_size * scenario.rollout_n
+    sizes = [0.5 * natural, natural, *(size for size in (batch, 2 * batch) if size < min(most, natural))]
+    return sorted({max(1, min(most, _rounded(size))) for size in sizes})
 
 
 def natural_concurrency(scenario: Scenario) -> int:

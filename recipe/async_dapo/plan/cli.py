@@ -10,11 +10,11 @@ from rich.progress import Progress
 
 from ..config import ConfigError, RolloutStrategy
 from ..core.stop_rules import StopRuleName
-from .candidates import baselines, default_concurrency, recipe_candidates
+from .candidates import baselines, default_concurrency, natural_concurrency, recipe_candidates
 from .figure import draw
 from .inputs import Inputs
 from .recommend import recommend
-from .report import advice, as_json, describe, table
+from .report import as_json, describe, in_words, table
 from .sweep import sweep
 
 stdout = Console()
@@ -59,12 +59,18 @@ def _run(options: argparse.Namespace) -> None:
             jobs=options.jobs,
             on_row=lambda: progress.advance(bar),
         )
-    chosen = recommend(rows, max_length_bias=inputs.max_length_bias, max_off_policy=inputs.max_off_policy)
-    _say(f"\n{table(rows, chosen)}\n\n{advice(chosen, inputs, rows, scenario)}")
+    advice = recommend(
+        rows,
+        max_length_bias=inputs.max_length_bias,
+        max_off_policy=inputs.max_off_policy,
+        kv_room=natural_concurrency(scenario),
+    )
+    _say(f"\n{table(rows, advice, top=None if options.all else options.top)}")
+    _say(f"\n{in_words(advice, inputs, rows, scenario)}")
     if options.json is not None:
-        Path(options.json).write_text(as_json(inputs, scenario, rows, chosen) + "\n")
+        Path(options.json).write_text(as_json(inputs, scenario, rows, advice) + "\n")
     if options.figure is not None:
-        draw(options.figure, rows, None if chosen is None else chosen.row, describe(scenario))
+        draw(options.figure, rows, advice, describe(scenario))
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
@@ -73,8 +79,9 @@ def _check_outputs(options: argparse.Namespace) -> None:
     for key, path in (("figure", options.figure), ("json", options.json)):
         if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
             raise ConfigError(key, path, "must be a file in a folder that exists")
-    if options.jobs < 1:
-        raise ConfigError("jobs", options.jobs, "must be >= 1")
+    for key in ("jobs", "top"):
+        if getattr(options, key) < 1:
+            raise ConfigError(key, getattr(options, key), "must be >= 1")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,12 +92,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("scenario", nargs="?", help="YAML file with any of the inputs below")
     parser.add_argument("--json", metavar="FILE", help="write every measure of every row")
     parser.add_argument("--figure", metavar="FILE", help="write one figure, .png or .html")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes [count] (default: all cores)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="COUNT", help="processes (default: all cores)"
+    )
+    parser.add_argument("--top", type=int, default=6, metavar="ROWS", help="show the fastest rows only (default: 6)")
+    parser.add_argument("--all", action="store_true", help="show all rows")
     parser.add_argument("--no-baselines", action="store_true", help="only this recipe's own options")
     group = parser.add_argument_group("inputs, in the YAML file under the same names")
     for name, (default, about) in Inputs.described().items():
         words = f"{about} (default: {'null' if default is None else default})"
-        group.add_argument(f"--{name.replace('_', '-')}", dest=name, metavar="VALUE", help=words.replace("%", "%%"))
+        group.add_argument(
+            f"--{name.replace('_', '-')}", dest=name, metavar=Inputs.unit_of(name), help=words.replace("%", "%%")
+        )
     return parser
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..config import ConfigError
+from ..option_values import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +19,12 @@ PRESETS: dict[str, Accelerator] = {
     preset.name: preset
     for preset in (
         Accelerator(name="a800", memory_gb=80, bandwidth_tb_s=2.0, bf16_tflop_s=312),
+        Accelerator(name="a100", memory_gb=80, bandwidth_tb_s=2.04, bf16_tflop_s=312),
         Accelerator(name="h100", memory_gb=80, bandwidth_tb_s=3.35, bf16_tflop_s=989),
         Accelerator(name="h800", memory_gb=80, bandwidth_tb_s=3.35, bf16_tflop_s=989),
         Accelerator(name="h200", memory_gb=141, bandwidth_tb_s=4.8, bf16_tflop_s=989),
         Accelerator(name="h20", memory_gb=96, bandwidth_tb_s=4.0, bf16_tflop_s=148),
+        Accelerator(name="b200", memory_gb=180, bandwidth_tb_s=7.7, bf16_tflop_s=2250),
         Accelerator(name="mi300x", memory_gb=192, bandwidth_tb_s=5.3, bf16_tflop_s=1307),
     )
 }
@@ -37,6 +39,7 @@ def find_accelerator(name: str) -> Accelerator:
         raise ConfigError(
             "accelerator",
             name,
-            f"unknown; choose one of {', '.join(PRESETS)}, or set memory_gb, bandwidth_tb_s, bf16_tflop_s",
+            f"unknown{did_you_mean(name, PRESETS)}; choose one of {', '.join(PRESETS)}, or set memory_gb, "
+            "bandwidth_tb_s, bf16_tflop_s",
         )
     return PRESETS[name.lower()]

@@ -1,7 +1,9 @@
 """What the user says: one flat list of inputs, the same in a YAML file and on the command line."""
 
 import math
+import re
 from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -15,12 +17,14 @@ from ..core.stop_rules import StopRuleName
 from .calibration import calibrate
 from .candidates import VLLM_CALL_LIMIT
 from .costs import ServerConstants
+from .hardware import PRESETS as ACCELERATORS
 from .hardware import Accelerator, find_accelerator
 from .lengths import LengthModel, LogNormalLengths, load_lengths
 from .model_shape import ModelShape, load_model
 from .scenario import Scenario
 from .workload import BetaPassRates, PassRates, ValidShare
 
+CHOICES_OF = {"accelerator": tuple(ACCELERATORS), "kv_cache_dtype": ("auto", "fp8")}
 KV_BYTES = {"auto": 1.0, "fp8": 0.5}  # of a value, compared with bf16
 SMALLEST = {
     "steps": 1,
@@ -44,7 +48,7 @@ class Inputs:
     kv_cache_dtype: Annotated[
         str, "engine_kwargs.vllm.kv_cache_dtype: auto = the model's, fp8 = half the bytes of kv_bytes_per_token"
     ] = "auto"
-    accelerator: Annotated[str, "preset: a800, h100, h800, h200, h20, mi300x"] = "h200"
+    accelerator: Annotated[str, f"preset: {', '.join(ACCELERATORS)}"] = "h200"
     memory_gb: Annotated[float | None, "of one accelerator [1e9 bytes]; null = the preset's"] = None
     bandwidth_tb_s: Annotated[float | None, "of its memory, peak [TB/s]; null = the preset's"] = None
     bf16_tflop_s: Annotated[float | None, "dense peak [TFLOP/s]; null = the preset's"] = None
@@ -89,6 +93,21 @@ class Inputs:
         """Every input's default, and what it is."""
         about = {name: kind.__metadata__[0] for name, kind in get_type_hints(cls, include_extras=True).items()}
         return {field.name: (field.default, about[field.name]) for field in fields(cls)}
+
+    @classmethod
+    def unit_of(cls, name: str) -> str:
+        """What the command line shows in place of the value: its choices, or its unit."""
+        kind = get_type_hints(cls)[name]
+        options = [option for option in (get_args(kind) or (kind,)) if option is not NoneType]
+        if get_origin(options[0]) is list:
+            item = get_args(options[0])[0]
+            return f"{'|'.join(item)},..." if issubclass(item, StrEnum) else "A,B,..."
+        if choices := CHOICES_OF.get(name):
+            return "|".join(choices)
+        unit = re.search(r"\[([^\]]+)\]", cls.described()[name][1])
+        if unit:
+            return re.sub(r"\W+", "-", unit[1]).strip("-").upper()
+        return "FILE" if options[0] is str else "NUMBER"
 
     @classmethod
     def load(cls, path: str | None, overrides: dict[str, Any]) -> "Inputs":
@@ -216,7 +235,13 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
             raise ValueError
         return int(float(value)) if kind is int else kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(key, value, f"must be {_INPUT_KINDS.get(kind, 'a comma-separated list')}") from None
+        raise ConfigError(key, value, f"must be {_INPUT_KINDS.get(kind) or _list_of(get_args(kind)[0])}") from None
+
+
+def _list_of(item: type) -> str:
+    if issubclass(item, StrEnum):
+        return f"a comma-separated list of {', '.join(item)}"
+    return f"a comma-separated list, each {_INPUT_KINDS[item]}"
 
 
 _INPUT_KINDS = {int: "a whole number", float: "a number", str: "text"}

@@ -122,8 +122,12 @@ def _read_rows(path: Path) -> Iterable[Mapping[str, Any]]:
             return pyarrow.parquet.read_table(path).to_pylist()
         except (pyarrow.ArrowInvalid, OSError) as error:
             raise ConfigError("lengths", path, f"cannot be read as parquet ({error})") from error
+    try:
+        lines = path.read_text().splitlines()
+    except (UnicodeDecodeError, OSError) as error:
+        raise ConfigError("lengths", path, f"cannot be read as text ({error}); give a JSONL or parquet file") from error
     rows = []
-    for number, line in enumerate(path.read_text().splitlines()):
+    for number, line in enumerate(lines):
         try:
             row = json.loads(line) if line.strip() else None
         except ValueError as error:

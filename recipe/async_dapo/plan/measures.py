@@ -20,9 +20,9 @@ class StepMeasure:
     wasted_tok: int  # thrown away: interrupted without being kept, surplus, retired
     withheld_tok: int  # trained trajectories' tokens that are too stale for the loss
     buffered_tok: int  # kept for later steps, at the end of the step
-    off_policy_tok: int  # trained, from older policy versions than the one trained
-    staleness_tok: int  # sum over trained tokens of their staleness [versions x tokens]
-    staleness_max: int
+    off_policy_tok: int  # in the loss, from older policy versions than the one trained
+    staleness_tok: int  # sum over tokens in the loss of their staleness [versions x tokens]
+    staleness_max: int  # of a token in the loss
     trained_trajectories: int
     resumed_trajectories: int  # trained, carried over at least once
     trained_groups: int

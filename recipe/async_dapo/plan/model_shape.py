@@ -6,41 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import ConfigError
+from ..option_values import ConfigError, did_you_mean
+from .model_presets import PRESETS
 
 BYTES_PER_VALUE = 2  # bf16 weights and KV cache
-
-# The fields of the models' published config.json that decide their size.
-PRESETS: dict[str, dict[str, Any]] = {
-    "qwen3-4b": {
-        "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936, "tie_word_embeddings": True,
-    },
-    "qwen3-8b": {
-        "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "tie_word_embeddings": False,
-    },
-    "qwen3-14b": {
-        "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8,
-        "head_dim": 128, "intermediate_size": 17408, "vocab_size": 151936, "tie_word_embeddings": False,
-    },
-    "qwen3-32b": {
-        "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "num_key_value_heads": 8,
-        "head_dim": 128, "intermediate_size": 25600, "vocab_size": 151936, "tie_word_embeddings": False,
-    },
-    "r1-distill-qwen-1.5b": {
-        "hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
-        "head_dim": 128, "intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": False,
-    },
-    "r1-distill-qwen-7b": {
-        "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
-        "head_dim": 128, "intermediate_size": 18944, "vocab_size": 152064, "tie_word_embeddings": False,
-    },
-    "mimo-7b": {
-        "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "intermediate_size": 11008, "vocab_size": 151680, "tie_word_embeddings": False,
-    },
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +57,10 @@ def load_model(source: str) -> ModelShape:
         config = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(
-            "model", source, f"no such file; give a config.json, its folder, or one of {', '.join(PRESETS)}"
+            "model",
+            source,
+            f"no such file{did_you_mean(source, PRESETS)}; give a config.json, its folder, or one of "
+            f"{', '.join(PRESETS)}",
         ) from None
     except (ValueError, OSError) as error:
         raise ConfigError(

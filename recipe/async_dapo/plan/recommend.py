@@ -1,16 +1,37 @@
-"""Which row to run: the fastest that trains on what the policy answers, as Hydra overrides."""
+"""Which rows to run: three choices between fresh tokens and fast steps, each with its reason, as Hydra overrides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..config import AsyncDAPOConfig, RolloutStrategy
-from ..core.screening import NO_SCREENING
-from .scenario import Scenario
+from ..config import RolloutStrategy
 from .sweep import Row
-from .training_frequency import trained_share
 
-SHOWN_RATES = (0.02, 0.1, 0.5)  # of prompts, as examples
-EQUALLY_FAST = 0.98  # of the fastest; the noise of a few steps is of this size
+NOISE = 0.02  # of a step's seconds: the difference of a few simulated steps under another seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a choice allows of the tokens it trains on."""
+
+    off_policy: float = 1.0  # share of tokens from older versions [0-1]
+    staleness: float | None = None  # mean [versions]
+
+    def allow(self, row: Row) -> bool:
+        return row.mean.off_policy_ratio <= self.off_policy and (
+            self.staleness is None or row.mean.staleness_mean <= self.staleness
+        )
+
+    def __str__(self) -> str:
+        staleness = "" if self.staleness is None else f", mean staleness <= {self.staleness:g}"
+        return "of all rows" if self == Limits() else f"with off-policy <= {self.off_policy:g}{staleness}"
+
+
+FRESH, BALANCED, FASTEST = "fresh", "balanced", "fastest"
+CHOICES = {
+    FRESH: Limits(off_policy=0.2),
+    BALANCED: Limits(off_policy=0.5, staleness=1.0),
+    FASTEST: Limits(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +51,33 @@ class Recommendation:
         return lines
 
 
-def recommend(rows: Sequence[Row], *, max_length_bias: float, max_off_policy: float) -> Recommendation | None:
-    """The fastest row of this recipe whose trained lengths are natural and whose tokens are fresh enough.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The choices that some row meets, and what to be wary of."""
 
-    None if no row is. Rows within two per cent of the fastest count as equally fast; of those, one that frees the KV
-    cache between rollouts is preferred, then the one with the fewest off-policy tokens.
+    choices: dict[str, Recommendation]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def name_to_paste(self) -> str | None:
+        return next((name for name in (BALANCED, FRESH, FASTEST) if name in self.choices), None)
+
+    @property
+    def to_paste(self) -> Recommendation | None:
+        return None if self.name_to_paste is None else self.choices[self.name_to_paste]
+
+    def names_of(self, row: Row) -> list[str]:
+        return [name for name, choice in self.choices.items() if choice.row is row]
+
+
+def recommend(rows: Sequence[Row], *, max_length_bias: float, max_off_policy: float, kv_room: int) -> Advice:
+    """For each choice, the fastest row of this recipe within its limits whose trained lengths are natural.
+
+    Rows within `NOISE` of the fastest count as equally fast; of those, one that frees the KV cache between rollouts is
+    preferred, then the one with the fewest off-policy tokens.
+
+    Args:
+        kv_room: trajectories in flight that fill the KV caches at the mean context.
     """
     allowed = [
         row
@@ -45,48 +88,78 @@ def recommend(rows: Sequence[Row], *, max_length_bias: float, max_off_policy: fl
         and abs(row.length_bias - 1) <= max_length_bias
         and row.mean.off_policy_ratio <= max_off_policy
     ]
-    if not allowed:
-        return None
-    fastest = max(row.speed_up for row in allowed)
-    equals = [row for row in allowed if row.speed_up >= EQUALLY_FAST * fastest]
-    best = min(equals, key=lambda row: (_keeps_kv(row), row.mean.off_policy_ratio, -row.speed_up))
-    return Recommendation(
-        row=best,
-        reason=f"{best.speed_up:.2f}x the trained tokens per second of {rows[0].candidate.system.name}, off-policy "
-        f"share {best.mean.off_policy_ratio:.2f}, trained / natural length {best.length_bias:.2f}",
-    )
+    choices = {}
+    for name, limits in CHOICES.items():
+        if within := [row for row in allowed if limits.allow(row)]:
+            best = _best(within)
+            choices[name] = Recommendation(row=best, reason=_reason(best, within, limits, kv_room))
+    advice = Advice(choices=choices)
+    return Advice(choices=choices, warnings=tuple(_warnings(rows, advice)))
 
 
-def screening_advice(rows: Sequence[Row], chosen: Row, scenario: Scenario) -> str | None:
-    """What screening would save beside the recommended row, and what it would change about the data; None where no row
-    shows it."""
-    for row in rows:
-        asked, other = chosen.candidate, row.candidate
-        if not other.changes_data or (other.strategy, other.stop_rule) != (asked.strategy, asked.stop_rule):
-            continue
-        screening, n = _options(row, scenario).screening, scenario.rollout_n
-        trained = ", ".join(
-            f"{100 * trained_share(rate, n, screening):.0f} % with a pass rate of {rate:g} "
-            f"({100 * trained_share(rate, n, NO_SCREENING):.0f} %)"
-            for rate in SHOWN_RATES
-        )
-        saved = row.mean.generated_per_group / chosen.mean.generated_per_group
-        seconds = row.mean.step_s / chosen.mean.step_s
-        return (
-            f"With async_dapo.screening.samples={screening.samples}: {saved:.2f} x the generated tokens a trained "
-            f"group, {seconds:.2f} x the seconds a step. It changes the data: of a prompt's groups "
-            f"it trains {trained}; without it as in brackets. See docs/selection.md."
-        )
-    return None
+def _best(rows: Sequence[Row]) -> Row:
+    fastest = max(row.speed_up for row in rows)
+    equals = [row for row in rows if row.speed_up >= (1 - NOISE) * fastest]
+    return min(equals, key=lambda row: (_keeps_kv(row), row.mean.off_policy_ratio, -row.speed_up))
 
 
-def _options(row: Row, scenario: Scenario) -> AsyncDAPOConfig:
-    return row.candidate.system.options(
-        train_batch_size=scenario.train_batch_size,
-        rollout_n=scenario.rollout_n,
-        prompt_len_tok=scenario.prompt_len_tok,
-        max_response_length=scenario.max_response_length,
-    )
+def _reason(best: Row, within: Sequence[Row], limits: Limits, kv_room: int) -> str:
+    """Why this row, and not the next one."""
+    parts = [f"the fastest {limits}"]
+    others = [row for row in within if row.candidate.strategy != best.candidate.strategy]
+    if others:
+        parts = [f"{parts[0]}: {_compared(best, max(others, key=lambda row: row.speed_up))}"]
+    else:
+        parts[0] += "; no other strategy is"
+    if faster := [row for row in within if row.speed_up > best.speed_up]:
+        why = "frees the KV cache while the trainer runs" if _keeps_kv(faster[0]) > _keeps_kv(best) else "is fresher"
+        parts.append(f"{len(faster)} more within the noise of {NOISE:.0%}, of which this one {why}")
+    if best.candidate.concurrency is None:
+        parts.append(f"the pool sizes itself: the KV caches hold {kv_room:,} at the mean context")
+    else:
+        parts.append(f"pool {best.candidate.concurrency:,}: the KV caches hold {kv_room:,} at the mean context")
+    return "; ".join(parts)
+
+
+def _compared(best: Row, other: Row) -> str:
+    gain = best.speed_up / other.speed_up - 1
+    name = other.candidate.system.name
+    if abs(gain) <= NOISE:
+        wasted = f", but wastes {other.mean.waste_ratio:.0%}" if other.mean.waste_ratio > NOISE else ""
+        return f"`{name}` is as fast{wasted}"
+    wasted = f", which wastes {other.mean.waste_ratio:.0%} of its tokens" if other.mean.waste_ratio > NOISE else ""
+    return f"{gain:+.0%} over `{name}`{wasted}"
+
+
+def _warnings(rows: Sequence[Row], advice: Advice) -> list[str]:
+    warnings: list[str] = []
+    pasted = advice.to_paste
+    if pasted is None:
+        return warnings
+    if advice.name_to_paste != BALANCED:
+        warnings.append(f"no row is {BALANCED} ({CHOICES[BALANCED]}); a smaller pool or batch in flight would be")
+    baselines = [row for row in rows if row.candidate.is_baseline]
+    if baselines:
+        best = max(baselines, key=lambda row: row.speed_up)
+        lead = best.speed_up / pasted.row.speed_up - 1
+        if lead > NOISE:
+            warnings.append(
+                f"a baseline wins: `{best.candidate.system.name}` is {lead:.0%} faster than what is recommended "
+                f"(off-policy {best.mean.off_policy_ratio:.2f}, waste {best.mean.waste_ratio:.2f}, trained / natural "
+                f"length {best.length_bias:.2f})"
+            )
+        elif pasted.row.speed_up < (1 + NOISE) * rows[0].speed_up:
+            warnings.append(f"hardly anything to gain: `{rows[0].candidate.system.name}` is as fast")
+    return warnings
+
+
+def pareto_front(rows: Sequence[Row]) -> list[Row]:
+    """Rows than which none is both faster and fresher, from the freshest to the fastest."""
+    front: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.mean.off_policy_ratio, -row.speed_up)):
+        if not front or row.speed_up > front[-1].speed_up:
+            front.append(row)
+    return front
 
 
 def _keeps_kv(row: Row) -> bool:

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from .inputs import Inputs
-from .recommend import Recommendation, screening_advice
+from .recommend import Advice
 from .scenario import Scenario
+from .screening_advice import screening_advice
 from .sweep import Row
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
@@ -30,7 +31,8 @@ MEANINGS = """\
 tok/s/GPU: trained tokens over the whole step. speed-up: of it, over the first row. of bound: seconds that the needed
 tokens take at the engines' best throughput, plus training, over the row's. idle: empty engine places, of those used at
 the peak. preempted, re-prefilled: context tokens computed again in a step. waste: thrown-away over thrown-away plus
-trained tokens. staleness: mean/max, in versions. length bias: mean trained over mean natural length."""
+trained tokens. staleness: mean/max of tokens in the loss, in versions. length bias: mean trained over mean
+natural length. Steps are those of the steady state; differences under 2 % are noise."""
 
 
 def describe(scenario: Scenario) -> str:
@@ -45,38 +47,68 @@ def describe(scenario: Scenario) -> str:
     )
 
 
-def table(rows: Sequence[Row], chosen: Recommendation | None) -> str:
-    """All rows; the recommended one is marked."""
-    cells = [list(COLUMNS), *([column(row) for column in COLUMNS.values()] for row in rows)]
+def shown(rows: Sequence[Row], advice: Advice, top: int | None) -> list[Row]:
+    """The first row, the recommended ones, and the `top` fastest; None = all. In the order of `rows`."""
+    if top is None:
+        return list(rows)
+    fastest = sorted(rows, key=lambda row: -row.speed_up)[:top]
+    kept = {id(row) for row in (rows[0], *fastest, *(choice.row for choice in advice.choices.values()))}
+    return [row for row in rows if id(row) in kept]
+
+
+def table(rows: Sequence[Row], advice: Advice, *, top: int | None = None) -> str:
+    """Rows, with the choice that each one is; the one to paste has a star."""
+    visible = shown(rows, advice, top)
+    cells = [list(COLUMNS), *([column(row) for column in COLUMNS.values()] for row in visible)]
+    choices = ["", *(" ".join(advice.names_of(row)) for row in visible)]
+    pasted = None if advice.to_paste is None else advice.to_paste.row
+    marks = [" ", *("*" if row is pasted else " " for row in visible)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
     lines = []
-    for index, line in enumerate(cells):
-        mark = "*" if chosen is not None and index > 0 and rows[index - 1] is chosen.row else " "
+    for mark, line, choice in zip(marks, cells, choices, strict=True):
         rest = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
-        lines.append("  ".join([mark + line[0].ljust(widths[0]), *rest]))
-    return "\n".join([*lines, "", MEANINGS])
+        lines.append("  ".join([mark + line[0].ljust(widths[0]), *rest, choice]).rstrip())
+    left_out = len(rows) - len(visible)
+    more = [f"({left_out} slower rows are not shown: --all)"] if left_out else []
+    return "\n".join([*lines, *more, "", MEANINGS])
 
 
-def advice(chosen: Recommendation | None, inputs: Inputs, rows: Sequence[Row], scenario: Scenario) -> str:
-    if chosen is None:
+def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row], scenario: Scenario) -> str:
+    """The choices with their reasons, what to be wary of, and the one to paste."""
+    if advice.to_paste is None:
         return (
             f"No setting has a length bias within {inputs.max_length_bias} and an off-policy share of at most "
             f"{inputs.max_off_policy}: relax max_length_bias or max_off_policy."
         )
-    overrides = " \\\n    ".join(chosen.overrides)
-    screening = screening_advice(rows, chosen.row, scenario)
-    return f"Recommended: {chosen.reason}\n    {overrides}" + (f"\n{screening}" if screening else "")
+    lines = []
+    for name, choice in advice.choices.items():
+        mean = choice.row.mean
+        lines.append(
+            f"{name:<9} {choice.row.candidate.system.name}: step {_seconds(mean.step_s)} s "
+            f"({choice.row.speed_up:.2f}x), off-policy {mean.off_policy_ratio:.2f}, staleness "
+            f"{mean.staleness_mean:.2f}/{mean.staleness_max}, waste {mean.waste_ratio:.2f}\n          {choice.reason}"
+        )
+    lines += [f"warning: {warning}" for warning in advice.warnings]
+    overrides = " \\\n    ".join(advice.to_paste.overrides)
+    lines.append(f"Recommended ({advice.name_to_paste}):\n    {overrides}")
+    screening = screening_advice(rows, advice.to_paste.row, scenario)
+    return "\n".join([*lines, *([screening] if screening else [])])
 
 
-def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], chosen: Recommendation | None) -> str:
+def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Advice) -> str:
     """Everything: what was asked, what was assumed, every measure of every row."""
-    recommended = chosen and {"system": chosen.row.candidate.system.name, "overrides": chosen.overrides}
+    choices = {
+        name: {"system": choice.row.candidate.system.name, "overrides": choice.overrides, "reason": choice.reason}
+        for name, choice in advice.choices.items()
+    }
     return json.dumps(
         {
             "inputs": inputs.as_dict(),
             "step_cost": asdict(scenario.step_cost()),
             "rows": [_row_dict(row) for row in rows],
-            "recommended": recommended,
+            "choices": choices,
+            "recommended": None if advice.name_to_paste is None else choices[advice.name_to_paste],
+            "warnings": advice.warnings,
         },
         indent=2,
         default=str,

@@ -47,6 +47,14 @@ class Scenario:
         for key in ("reward_s", "update_s", "training_s"):
             if (getattr(self, key) or 0) < 0:
                 raise ConfigError(key, getattr(self, key), "must be >= 0 seconds")
+        sizes = self.model.tensor_parallel_sizes
+        if self.tensor_parallel_size not in sizes:
+            raise ConfigError(
+                "tensor_parallel_size",
+                self.tensor_parallel_size,
+                f"must divide the {self.model.attention_heads} attention heads of {self.model.name}, and divide its "
+                f"{self.model.kv_heads} KV heads or be divided by them: one of {', '.join(map(str, sizes))}",
+            )
         self.step_cost()
 
     @property

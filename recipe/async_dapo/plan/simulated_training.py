@@ -23,6 +23,8 @@ from .scenario import Scenario
 from .systems import Habits, System
 from .workload import ANSWERS
 
+MEAN_OF = 512  # groups
+
 
 class TrainingRun:
     """One system in one scenario, step by step. Decisions are those of the recipe's own `core/`."""
@@ -68,6 +70,13 @@ class TrainingRun:
     def first_pool_size(self) -> int:
         """Trajectories that the first round may have unfinished at once."""
         return self._pool_size or self.options.lanes_hold
+
+    @property
+    def mean_len_tok(self) -> float:
+        """Of all responses of this workload, valid or not; from a sample of its own [tokens]."""
+        sample = self._scenario.workload().draw(MEAN_OF, step=0)
+        lens_tok = [length for group in sample for length in group.prompt[ANSWERS].response_lens_tok]
+        return sum(lens_tok) / len(lens_tok)
 
     @property
     def natural_len_tok(self) -> float:
@@ -162,6 +171,8 @@ class TrainingRun:
         batch = [tag for uid in settlement.trained_uids for tag in self._stored.pop(uid)]
         self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
         versions = VersionShares.of(batch, step=self._step)
+        limit = self.options.max_staleness
+        in_loss = {stale: n for stale, n in versions.tokens.items() if limit is None or stale <= limit}
         outcomes = simulated.summary.outcomes
         ended = Counter(outcome.verdict for outcome in outcomes)
         screened = Screened.of(outcomes, self.options.rollout_n)
@@ -190,9 +201,9 @@ class TrainingRun:
             wasted_tok=wasted_tok,
             withheld_tok=sum(n for tag in batch for version, n in tag["segments"] if version < oldest_version),
             buffered_tok=sum(buffered_tok) + sum(map(_length, self._stored.values())),
-            off_policy_tok=versions.tokens.total() - versions.tokens[0],
-            staleness_tok=sum(staleness * n for staleness, n in versions.tokens.items()),
-            staleness_max=max(versions.tokens),
+            off_policy_tok=sum(n for stale, n in in_loss.items() if stale),
+            staleness_tok=sum(stale * n for stale, n in in_loss.items()),
+            staleness_max=max(in_loss, default=0),
             trained_trajectories=len(batch),
             resumed_trajectories=len(batch) - versions.ages[0],
             trained_groups=len(settlement.trained_uids),

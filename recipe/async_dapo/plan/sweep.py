@@ -13,6 +13,7 @@ from .simulated_training import TrainingRun
 
 TRAJECTORIES_TO_MEASURE = 16_000
 STEPS_TO_CONVERGE = 3  # of a pool that sizes itself
+MOST_WARMUP = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +43,32 @@ def simulate(
     """The mean step of a candidate, after its buffer has filled, and the natural length of its prompts [tokens]."""
     run = TrainingRun(scenario, candidate.system)
     batch = scenario.train_batch_size * scenario.rollout_n
-    if warmup is None:
-        warmup = _steps_to_fill(run, candidate, batch)
     if steps is None:
         steps = min(40, max(2, ceil(TRAJECTORIES_TO_MEASURE / batch)))
+    if warmup is None:
+        warmup = _steps_to_steady_state(run, candidate, batch)
     for _ in range(warmup):
         run.step()
     return mean_of([run.step() for _ in range(steps)]), run.natural_len_tok
 
 
-def _steps_to_fill(run: TrainingRun, candidate: Candidate, batch: int) -> int:
-    """Steps until the buffer is as full as it gets; 0 for a system that keeps nothing."""
+def _steps_to_steady_state(run: TrainingRun, candidate: Candidate, batch: int) -> int:
+    """Steps until as many trajectories end in a step as begin, of every length; 0 for a system that keeps nothing.
+
+    In the first steps of a large pool short responses end and long ones do not: it trains on short ones, and later on
+    those that were left. A mean one is in flight for as many rounds as there are batches in flight, and the longest
+    for as many times more as it is longer, or until the limit on staleness has it finished.
+    """
     habits = candidate.system.habits
     if habits.drops_surplus and (run.options.drains or habits.drops_interrupted):
         return 0
-    in_flight = candidate.concurrency or run.first_pool_size
-    fill = ceil(2 * min(in_flight, 2 * batch) / batch)
-    return fill if candidate.concurrency else max(STEPS_TO_CONVERGE, fill)
+    held = run.options.over_sampling().groups_to_hold * run.options.rollout_n
+    rounds = min(candidate.concurrency or run.first_pool_size, held) / batch
+    longest = rounds * run.options.max_response_length / run.mean_len_tok
+    if run.options.max_staleness is not None:
+        longest = min(longest, run.options.max_staleness + 1)
+    least = 1 if candidate.concurrency else STEPS_TO_CONVERGE
+    return min(MOST_WARMUP, max(least, ceil(rounds) + ceil(longest)))
 
 
 def sweep(

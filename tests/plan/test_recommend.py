@@ -1,0 +1,205 @@
+"""What is recommended: three choices, judged in the steady state, each with its reason, and what to be wary of."""
+
+from dataclasses import replace
+
+import pytest
+
+from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.plan.candidates import Candidate, default_concurrency, natural_concurrency, recipe_candidates
+from recipe.async_dapo.plan.figure import PARTS
+from recipe.async_dapo.plan.inputs import Inputs
+from recipe.async_dapo.plan.lengths import LogNormalLengths
+from recipe.async_dapo.plan.measures import StepMeasure
+from recipe.async_dapo.plan.model_presets import PRESETS
+from recipe.async_dapo.plan.model_shape import BYTES_PER_VALUE, load_model
+from recipe.async_dapo.plan.recommend import pareto_front, recommend
+from recipe.async_dapo.plan.report import in_words, shown
+from recipe.async_dapo.plan.sweep import Row, simulate
+from recipe.async_dapo.plan.systems import recipe, verl_sync
+
+from ..support.plan_settings import mean_step, small_scenario
+
+
+@pytest.fixture(scope="module")
+def mean() -> StepMeasure:
+    return mean_step(small_scenario(), verl_sync(groups=8), steps=2, warmup=0)
+
+
+@pytest.fixture
+def row(mean):
+    def make(
+        name: str, speed_up: float, off_policy: float, *, staleness: float = 0.5, waste: float = 0.0, **kwargs
+    ) -> Row:
+        strategy, _, rest = name.partition(" ")
+        candidate = Candidate(
+            system=recipe(name, rollout_strategy=strategy), strategy=strategy, stop_rule=rest, concurrency=None
+        )
+        trained = 1000
+        measured = replace(
+            mean,
+            trained_tok=trained,
+            off_policy_tok=round(off_policy * trained),
+            staleness_tok=round(staleness * trained),
+            staleness_max=2,
+            wasted_tok=round(waste / (1 - waste) * trained),
+        )
+        natural = measured.trained_len_tok / kwargs.pop("bias", 1.0)
+        return Row(
+            candidate=replace(candidate, **kwargs),
+            mean=measured,
+            natural_len_tok=natural,
+            bound_s=1.0,
+            speed_up=speed_up,
+        )
+
+    return make
+
+
+def choose(*rows: Row):
+    return recommend(rows, max_length_bias=0.03, max_off_policy=1.0, kv_room=1030)
+
+
+def test_each_choice_is_the_fastest_within_its_limits(row):
+    rows = [
+        row("verl sync", 1.0, 0.0, is_baseline=True),
+        row("discard fifo", 1.2, 0.1, waste=0.12),
+        row("partial first_completed", 1.4, 0.4),
+        row("partial fifo", 1.6, 0.99, staleness=3.0),
+    ]
+    advice = choose(*rows)
+    assert {name: choice.row for name, choice in advice.choices.items()} == dict(
+        zip(["fresh", "balanced", "fastest"], rows[1:], strict=True)
+    )
+    assert advice.to_paste.row is rows[2]
+    assert "+17% over `discard fifo`, which wastes 12% of its tokens" in advice.choices["balanced"].reason
+    assert "the KV caches hold 1,030 at the mean context" in advice.choices["balanced"].reason
+    assert not advice.warnings
+
+
+def test_rows_within_the_noise_are_equally_fast_and_the_fresher_one_is_taken(row):
+    rows = [
+        row("verl sync", 1.0, 0.0, is_baseline=True),
+        row("partial fifo", 1.41, 0.45),
+        row("partial first_completed", 1.40, 0.2),
+        row("discard fifo", 1.39, 0.3, waste=0.1),
+    ]
+    chosen = choose(*rows).choices["balanced"]
+    assert chosen.row is rows[2]
+    assert "`discard fifo` is as fast, but wastes 10%" in chosen.reason
+    assert "1 more within the noise of 2%, of which this one is fresher" in chosen.reason
+
+
+def test_a_mean_staleness_above_one_is_not_balanced(row):
+    rows = [row("verl sync", 1.0, 0.0, is_baseline=True), row("partial fifo", 1.5, 0.4, staleness=1.2)]
+    advice = choose(*rows)
+    assert list(advice.choices) == ["fastest"] and advice.to_paste.row is rows[1]
+    assert advice.warnings[0].startswith("no row is balanced (with off-policy <= 0.5, mean staleness <= 1)")
+
+
+def test_a_baseline_that_wins_is_named(row):
+    rows = [
+        row("verl sync", 1.0, 0.0, is_baseline=True),
+        row("partial APRIL", 1.5, 0.2, is_baseline=True),
+        row("partial first_completed", 1.2, 0.3),
+    ]
+    [warning] = choose(*rows).warnings
+    assert warning.startswith("a baseline wins: `partial APRIL` is 25% faster than what is recommended")
+    [warning] = choose(rows[0], row("partial first_completed", 1.01, 0.3)).warnings
+    assert warning == "hardly anything to gain: `verl sync` is as fast"
+
+
+def test_biased_rows_and_those_with_another_loss_are_not_recommended(row):
+    rows = [
+        row("verl sync", 1.0, 0.0, is_baseline=True),
+        row("discard first_completed", 2.0, 0.0, bias=0.9),
+        row("partial first_completed", 1.9, 0.1, changes_loss=True),
+        row("partial fifo", 1.9, 0.1, changes_data=True),
+    ]
+    advice = choose(*rows)
+    assert not advice.choices and advice.to_paste is None
+    assert "relax max_length_bias or max_off_policy" in in_words(advice, Inputs(), rows, small_scenario())
+
+
+def test_the_table_shows_the_reference_the_choices_and_the_fastest(row):
+    rows = [row("verl sync", 1.0, 0.0, is_baseline=True)]
+    rows += [row(f"partial {number}", 1.1 + number / 10, 0.9, staleness=2.0) for number in range(8)]
+    rows += [row("discard fifo", 1.05, 0.1)]
+    advice = choose(*rows)
+    assert shown(rows, advice, 3) == [rows[0], *rows[6:9], rows[9]]
+    assert shown(rows, advice, None) == rows
+
+
+def test_no_row_of_the_front_is_beaten_and_every_other_is(row):
+    rows = [
+        row("partial a", 1.0, 0.0),
+        row("partial b", 1.5, 0.5),
+        row("partial c", 1.4, 0.6),
+        row("partial d", 1.6, 0.9),
+    ]
+    assert pareto_front(rows) == [rows[0], rows[1], rows[3]]
+
+
+def test_the_parts_of_a_bar_are_a_whole_step(mean):
+    assert sum(seconds_of(mean) for _, seconds_of, _ in PARTS) == pytest.approx(mean.step_s)
+
+
+def short_tailed(**changes):
+    """Many prompts, few answers each, of nearly equal length: the KV cache holds many batches."""
+    lengths = LogNormalLengths(median_tok=550, sigma=0.4, correlation=0.5)
+    return small_scenario(train_batch_size=64, rollout_n=2, lengths=lengths, **changes)
+
+
+def test_a_pool_of_many_batches_is_judged_in_its_steady_state():
+    """In its first steps it trains on short answers: in the mean over those, its lengths would seem biased."""
+    scenario = short_tailed()
+    candidates = recipe_candidates(
+        scenario,
+        strategies=[RolloutStrategy.PARTIAL],
+        stop_rules=[StopRuleName.FIRST_COMPLETED],
+        concurrency=[512],
+    )
+    candidate = next(one for one in candidates if one.concurrency == 512)
+    mean, natural_tok = simulate(scenario, candidate, steps=24, warmup=None)
+    assert mean.trained_len_tok / natural_tok == pytest.approx(1.0, abs=0.03)
+    at_first, natural_tok = simulate(scenario, candidate, steps=2, warmup=0)
+    assert at_first.trained_len_tok / natural_tok < 0.9
+
+
+def test_where_the_caches_hold_many_batches_smaller_pools_are_tried_too():
+    scenario = short_tailed()
+    assert natural_concurrency(scenario) > 4 * 128
+    assert {128, 256} <= set(default_concurrency(scenario))
+    assert not {8192, 16384} & set(default_concurrency(small_scenario(train_batch_size=512, rollout_n=16)))
+
+
+# Billions of parameters, by the models' own cards.
+PARAMETERS = {
+    "qwen3-0.6b": 0.6, "qwen3-1.7b": 1.7, "qwen3-4b": 4.0, "qwen3-8b": 8.2, "qwen3-14b": 14.8, "qwen3-32b": 32.8,
+    "r1-distill-qwen-1.5b": 1.8, "r1-distill-qwen-7b": 7.6, "mimo-7b": 7.8, "qwen2.5-7b": 7.6, "qwen2.5-32b": 32.8,
+    "llama-3.1-8b": 8.0, "llama-3.1-70b": 70.6, "mixtral-8x7b": 46.7, "qwen3-30b-a3b": 30.5, "qwen3-235b-a22b": 235.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_parameters_of_its_model(name):
+    assert load_model(name).weight_bytes / BYTES_PER_VALUE / 1e9 == pytest.approx(PARAMETERS[name], rel=0.04)
+
+
+def test_the_active_parameters_of_experts_decide_the_arithmetic():
+    assert load_model("qwen3-30b-a3b").flops_per_token / 2e9 == pytest.approx(3.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("strategies", "discard|partial|partial_stale_kv|consistent,..."),
+        ("servers", "COUNT"),
+        ("length_median_tok", "TOKENS"),
+        ("gpu_memory_utilization", "0-1"),
+        ("kv_cache_dtype", "auto|fp8"),
+        ("lengths", "FILE"),
+    ],
+)
+def test_the_help_shows_choices_and_units(name, unit):
+    assert Inputs.unit_of(name) == unit
