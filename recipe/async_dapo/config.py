@@ -7,6 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from .core.balance import Balance
 from .core.over_sampling import OverSampling
+from .core.prompt_history import Selection
 from .core.round import RoundSpec
 from .core.round_size import RoundSize
 from .core.screening import Screening
@@ -80,6 +81,7 @@ class AsyncDAPOConfig:
     reward_function: str  # names it in errors
     filter: FilterConfig
     screening: Screening
+    selection: Selection
     round_timeout_s: float
     stop_timeout_s: float
     engine_timeout_s: float
@@ -124,6 +126,7 @@ class AsyncDAPOConfig:
                     "reward_function": _reward_function(config),
                     "reward": RewardConfig(**parse_options(RewardConfig, node["reward"], "async_dapo.reward.")),
                     "screening": Screening(**parse_options(Screening, node["screening"], "async_dapo.screening.")),
+                    "selection": Selection(**parse_options(Selection, node["selection"], "async_dapo.selection.")),
                     "filter": FilterConfig(
                         metric=filter_groups.metric if filter_groups.enable else None,
                         max_num_gen_batches=whole_number(config, "algorithm.filter_groups.max_num_gen_batches"),

@@ -18,6 +18,7 @@ def check_ranges(options: "AsyncDAPOConfig") -> None:
     _check_staleness(options)
     _check_filter(options)
     _check_screening(options)
+    _check_selection(options)
 
 
 def _check_counts(options: "AsyncDAPOConfig") -> None:
@@ -124,4 +125,26 @@ def _check_screening(options: "AsyncDAPOConfig") -> None:
             samples,
             f"{room}: one sample cannot differ from itself, and actor_rollout_ref.rollout.n={n} are the whole group; "
             "null = no screening",
+        )
+
+
+def _check_selection(options: "AsyncDAPOConfig") -> None:
+    selection = options.selection
+    if not 0 <= selection.forgetting <= 1:
+        raise ConfigError("async_dapo.selection.forgetting", selection.forgetting, "must be in 0..1")
+    if not 0 < selection.exploration <= 1:
+        raise ConfigError(
+            "async_dapo.selection.exploration",
+            selection.exploration,
+            "must be in 0..1, above 0: a prompt that is never drawn could never show that it has become useful",
+        )
+    if selection.defer_steps < 1:
+        raise ConfigError("async_dapo.selection.defer_steps", selection.defer_steps, "must be >= 1")
+    if selection.records and options.filter.metric is None:
+        raise ConfigError(
+            "async_dapo.selection.by",
+            selection.by.value,
+            "a history counts answers by the filter's metric, and there is no filter; set "
+            "algorithm.filter_groups.enable=True and algorithm.filter_groups.metric, or by=uniform and "
+            "history_file=null",
         )

@@ -18,6 +18,7 @@ from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.length_bias import ObservedLengths
 from recipe.async_dapo.core.over_sampling import OverSamplingState
 from recipe.async_dapo.core.pool_records import CarriedGroup, PoolState
+from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.core.round_size import LengthsEnded
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.store import PackedOutput
@@ -74,19 +75,22 @@ PROMPTS = st.dictionaries(st.text(), st.none() | st.text() | COUNT | st.lists(st
 
 @st.composite
 def states(draw: st.DrawFn) -> RolloutState:
-    counts = [draw(st.integers(0, 2)) for _ in range(3)]
+    counts = [draw(st.integers(0, 2)) for _ in range(4)]
     groups = [
         PromptGroup(
             uid=f"group-{i}",
             prompt=draw(PROMPTS),
             drawn_at_step=draw(COUNT),
+            key=draw(st.text()),
+            deferred_until=draw(COUNT),
             trajectories=draw(st.lists(TRAJECTORIES, min_size=1, max_size=2)),
         )
         for i in range(sum(counts))
     ]
-    waiting, buffered, carried = (groups[sum(counts[:k]) : sum(counts[: k + 1])] for k in range(3))
+    waiting, deferred, buffered, carried = (groups[sum(counts[:k]) : sum(counts[: k + 1])] for k in range(4))
     pool = PoolState(
         waiting=tuple(waiting),
+        deferred=tuple(deferred),
         buffered=tuple(buffered),
         carried=tuple(
             CarriedGroup(group=group, oldest_version=0, newest_version=3, generated_tok=draw(COUNT))
@@ -104,6 +108,7 @@ def states(draw: st.DrawFn) -> RolloutState:
         ended=LengthsEnded(count=draw(FLOAT), tok=draw(FLOAT)),
         concurrency=draw(st.none() | st.builds(ConcurrencyState, context_tok=FLOAT, share=st.floats(0, 1))),
         lengths=tuple(lengths),
+        history=draw(st.dictionaries(st.text(), st.builds(PassCount, right=FLOAT, wrong=FLOAT, visits=COUNT))),
     )
 
 

@@ -45,7 +45,7 @@ def run(assets, tmp_path_factory, ended) -> Run:
 def test_given_dying_engines_when_others_are_left_then_steps_go_on_and_no_prompt_is_lost(run: Run) -> None:
     assert run.metric("async_dapo/load_balancer/servers") == [2, 2, 1]
     assert run.metric("async_dapo/load_balancer/lost_servers") == [1, 1, 2]
-    terms = ("trained", "filtered", "screened", "failed", "retired", "waiting", "buffered")
+    terms = ("trained", "filtered", "screened", "failed", "retired", "waiting", "deferred", "buffered")
     for number, step in enumerate(run.steps, start=1):
         assert step["async_dapo/ledger/drawn"] == sum(step[f"async_dapo/ledger/{term}"] for term in terms)
         assert step["async_dapo/ledger/trained"] == number * PROMPTS_PER_STEP

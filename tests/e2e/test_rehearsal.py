@@ -49,7 +49,7 @@ def test_given_a_gpu_configuration_when_rehearsed_then_it_trains_and_says_how_fa
         assert 0 <= step["idle"] < 1 and step["step_s"] > step["rollout_s"] > 0
     lines = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for step in lines:
-        terms = ("trained", "filtered", "screened", "failed", "retired", "waiting", "buffered")
+        terms = ("trained", "filtered", "screened", "failed", "retired", "waiting", "deferred", "buffered")
         ledger = {term: step[f"async_dapo/ledger/{term}"] for term in ("drawn", *terms)}
         assert ledger["drawn"] == sum(ledger[term] for term in terms) and ledger["failed"] == 0
     assert lines[-1]["response_length/max"] <= 4096

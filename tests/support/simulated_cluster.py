@@ -17,6 +17,7 @@ from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, Auto, FilterConfig, RolloutStrategy
+from recipe.async_dapo.core.prompt_history import SelectBy, Selection
 from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
@@ -40,6 +41,7 @@ from .simulation import VirtualTimeLoop, end_all
 STRATEGIES = pytest.mark.parametrize("strategy", list(RolloutStrategy))
 
 MAX_LENGTH_TOK = 1000
+UNIFORM = Selection(by=SelectBy.UNIFORM, history_file=None, forgetting=0.5, exploration=0.2, defer_steps=3)
 
 
 def options(**changes: Any) -> AsyncDAPOConfig:
@@ -64,6 +66,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
         "screening": NO_SCREENING,
+        "selection": UNIFORM,
         "round_timeout_s": 7200.0,
         "stop_timeout_s": 120.0,
         "engine_timeout_s": 60.0,

@@ -18,17 +18,18 @@ class Ledger:
     failed: int = 0
     retired: int = 0  # given up because it would have become too stale; its prompt is drawn again under a new uid
 
-    def check(self, *, waiting: int, buffered: int) -> dict[str, int]:
+    def check(self, *, waiting: int, buffered: int, deferred: int = 0) -> dict[str, int]:
         """All terms, if they close.
 
         Args:
             waiting: groups that are held and have generated nothing that is kept [groups].
+            deferred: groups that are held back for later steps by their prompts' history [groups].
             buffered: groups that are held with generated tokens, unfinished or valid and not yet trained [groups].
 
         Raises:
             LedgerError: if a group vanished or was counted twice.
         """
-        held = {"waiting": waiting, "buffered": buffered}
+        held = {"waiting": waiting, "deferred": deferred, "buffered": buffered}
         terms = asdict(self) | held
         accounted = sum(terms.values()) - self.drawn
         if accounted != self.drawn:

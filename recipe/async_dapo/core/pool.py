@@ -57,6 +57,7 @@ class PromptPool:
         self._new_uid = new_uid
         self._waiting: deque[PromptGroup] = deque()
         self._buffered: list[PromptGroup] = []
+        self._deferred: list[PromptGroup] = []
         self._carried: list[CarriedGroup] = []
         self._in_round: dict[str, PromptGroup] = {}
         self.ledger = Ledger()
@@ -72,7 +73,7 @@ class PromptPool:
     @property
     def group_sizes(self) -> set[int]:
         """Trajectories of a group, over all groups that are held [count]."""
-        groups = [*self._waiting, *self._buffered, *(carried.group for carried in self._carried)]
+        groups = [*self._waiting, *self._deferred, *self._buffered, *(carried.group for carried in self._carried)]
         return {len(group.trajectories) for group in groups}
 
     @property
@@ -90,15 +91,27 @@ class PromptPool:
         """Prompts to draw before a round opens [groups]."""
         return self._over_sampling.missing(self.at_hand)
 
-    def add_drawn(self, groups: Sequence[PromptGroup]) -> None:
-        self.ledger.drawn += len(groups)
-        self._waiting.extend(groups)
+    def add_drawn(self, groups: Sequence[PromptGroup], deferred: Sequence[PromptGroup] = ()) -> None:
+        """Take in prompts of the data loader; deferred ones wait until the step that they name. One that is deferred
+        already, from an earlier visit, is the same prompt: it goes on waiting, or is drawn now, once."""
+        earlier = {group.key: group for group in self._deferred}
+        drawn_now = [earlier.pop(group.key, group) for group in groups]
+        later = {group.key: group for group in reversed(deferred) if group.key not in earlier}
+        self.ledger.drawn += sum(new is group for new, group in zip(drawn_now, groups, strict=True)) + len(later)
+        self._waiting.extend(drawn_now)
+        self._deferred = [*earlier.values(), *later.values()]
+
+    def prompt_key(self, uid: str) -> str:
+        """Of a group that is in the round."""
+        return self._in_round[uid].key
 
     def dispatch(self, step: int) -> Dispatch:
         """All groups at hand in order of start: resumed ones first, oldest and then longest, then waiting ones."""
         retired = self._too_stale(step)
         attachments = tuple(attachment for group in retired for attachment in group.attachments())
         retired_tok = self._retire(retired, step)
+        self._waiting.extend(group for group in self._deferred if group.deferred_until <= step)
+        self._deferred = [group for group in self._deferred if group.deferred_until > step]
         resumed = sorted(self._buffered, key=lambda group: (-group.age, -group.generated_tok))
         groups = [*resumed, *self._waiting]
         self._buffered.clear()
@@ -155,7 +168,11 @@ class PromptPool:
     def check_ledger(self) -> dict[str, int]:
         """All terms of the ledger; see `Ledger.check`."""
         assert not self._in_round, "the ledger is checked between rounds"
-        return self.ledger.check(waiting=len(self._waiting), buffered=len(self._buffered) + len(self._carried))
+        return self.ledger.check(
+            waiting=len(self._waiting),
+            buffered=len(self._buffered) + len(self._carried),
+            deferred=len(self._deferred),
+        )
 
     def state(self) -> PoolState:
         assert not self._in_round, "a checkpoint is taken between rounds"
@@ -163,6 +180,7 @@ class PromptPool:
             waiting=tuple(self._waiting),
             buffered=tuple(self._buffered),
             carried=tuple(self._carried),
+            deferred=tuple(self._deferred),
             ledger=self.ledger,
         )
 
@@ -175,6 +193,7 @@ class PromptPool:
         self._waiting = deque(state.waiting)
         self._buffered = list(state.buffered)
         self._carried = list(state.carried)
+        self._deferred = list(state.deferred)
         self.ledger = state.ledger
         self.detach()
         self.check_ledger()
@@ -251,6 +270,7 @@ class PromptPool:
                 uid=self._new_uid(),
                 prompt=group.prompt,
                 drawn_at_step=step,
+                key=group.key,
                 trajectories=[Trajectory(session_id=t.session_id) for t in group.trajectories],
             )
             for group in groups

@@ -65,4 +65,5 @@ class PoolState:
     waiting: tuple[PromptGroup, ...]
     buffered: tuple[PromptGroup, ...]
     carried: tuple[CarriedGroup, ...]
+    deferred: tuple[PromptGroup, ...] = ()
     ledger: Ledger

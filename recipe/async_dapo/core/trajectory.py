@@ -121,6 +121,8 @@ class PromptGroup:
     drawn_at_step: int
     trajectories: list[Trajectory]
     is_certain: bool = False  # two of its finished trajectories differ: it will be valid
+    key: str = ""  # the prompt's name over all its visits
+    deferred_until: int = 0  # step in which it is drawn at the latest
 
     @property
     def age(self) -> int:
@@ -185,6 +187,7 @@ class GroupOutcome:
     newest_version: int | None = None
     scored: int = 0  # trajectories [count]
     failed: int = 0  # trajectories that failed for good; their siblings were interrupted [count]
+    metrics: tuple[float, ...] = ()  # of its trajectories, where it was judged by them
     is_kept: bool = False  # screening would have ended it, had it not been drawn to be kept
 
     @classmethod
@@ -196,6 +199,7 @@ class GroupOutcome:
         reason: str = "",
         cause: Cause | None = None,
         failed: int = 0,
+        metrics: Sequence[float] = (),
         is_kept: bool = False,
     ) -> "GroupOutcome":
         """The report of a group with what it has generated so far; of a screened one without what never started."""
@@ -211,6 +215,7 @@ class GroupOutcome:
             newest_version=max(versions, default=None),
             scored=len(group.trajectories) - len(group.unfinished),
             failed=failed,
+            metrics=tuple(metrics),
             is_kept=is_kept,
         )
 

@@ -14,7 +14,7 @@ from . import run_metrics as keys
 from .run_metrics import RunMetrics
 
 MOST_CAUSES = 5  # that are told
-LEDGER_TERMS = ("drawn", "trained", "filtered", "screened", "failed", "retired", "waiting", "buffered")
+LEDGER_TERMS = ("drawn", "trained", "filtered", "screened", "failed", "retired", "waiting", "deferred", "buffered")
 
 
 def summarise(metrics: RunMetrics, *, options: dict[str, Any], wall_s: float, peak_memory_bytes: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ ACCURACY_PREFIX = "val-core/"
 
 _OURS = "async_dapo/"
 LEDGER = _OURS + "ledger/"
-LEDGER_TERMS = ("drawn", "trained", "filtered", "screened", "failed", "retired", "waiting", "buffered")
+LEDGER_TERMS = ("drawn", "trained", "filtered", "screened", "failed", "retired", "waiting", "deferred", "buffered")
 TRAINED_GROUPS = _OURS + "round/trained_groups"
 REJECTED_GROUPS = _OURS + "filter/rejected_groups"
 REJECTED_RATIO = _OURS + "filter/rejected_ratio"

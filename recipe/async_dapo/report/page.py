@@ -18,6 +18,7 @@ LEDGER_WORDS = {
     "failed": "failed",
     "retired": "retired: too stale, drawn again",
     "waiting": "waiting to be generated",
+    "deferred": "deferred: their history promises nothing",
     "buffered": "kept for the next step",
 }
 

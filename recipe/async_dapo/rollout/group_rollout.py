@@ -129,7 +129,7 @@ class GroupRollout:
         if self._keeps_failures:
             return GroupOutcome.of(group, Verdict.VALID)
         if self._screening.is_screened_out(group):
-            return GroupOutcome.of(group, Verdict.SCREENED)
+            return GroupOutcome.of(group, Verdict.SCREENED, metrics=self._metrics(group))
         if group.unfinished:
             return None if self.running.is_stopping else GroupOutcome.of(group, Verdict.SET_ASIDE)
         return self._judge(group)
@@ -184,7 +184,8 @@ class GroupRollout:
         if not self._is_filtered:
             return GroupOutcome.of(group, Verdict.VALID)
         metrics = self._metrics(group)
-        return GroupOutcome.of(group, judge_group(metrics), is_kept=self._screening.is_kept(group.uid, metrics))
+        is_kept = self._screening.is_kept(group.uid, metrics)
+        return GroupOutcome.of(group, judge_group(metrics), metrics=metrics, is_kept=is_kept)
 
     def _metrics(self, group: PromptGroup) -> list[float]:
         """Of the trajectories that have ended."""

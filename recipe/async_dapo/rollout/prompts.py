@@ -1,7 +1,9 @@
 """verl's batches of prompts as prompt groups."""
 
+from hashlib import blake2b
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
@@ -17,11 +19,12 @@ def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
         ConfigError: naming a column that no checkpoint could hold.
     """
     prompt = {key: value for key, value in row.items() if key not in ("uid", "validate")}
-    to_plain(prompt, source=DATA_SET)  # now rather than when a checkpoint is due
+    plain = to_plain(prompt, source=DATA_SET)  # now rather than when a checkpoint is due
     return PromptGroup(
         uid=row["uid"],
         prompt=prompt | {"global_steps": step},
         drawn_at_step=step,
+        key=blake2b(msgspec.msgpack.encode(plain), digest_size=8).hexdigest(),
         trajectories=[Trajectory(session_id=i) for i in range(n)],
     )
 

@@ -156,6 +156,12 @@ def _data(run: Run) -> str:
     return f"sources {', '.join(sorted(row['data_source'] for row in run.rows))}" if run.rows else ""
 
 
+def _history(run: Run) -> str | None:
+    from .history_check import check_history
+
+    return check_history(run.config, run.options)
+
+
 def _model(run: Run) -> None:
     from .model_check import check_context
 
@@ -182,6 +188,7 @@ CHECKS: dict[str, Callable[[Run], str | None]] = {
     "checkpoint": _checkpoint,
     "agent loop and tools": _agent_loop,
     "data": _data,
+    "history of prompts": _history,
     "model": _model,
     "reward function": _reward,
 }

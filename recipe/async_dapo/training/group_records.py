@@ -54,6 +54,8 @@ class GroupRecord(Record):
     prompt: dict[str, Any]
     drawn_at_step: Count
     is_certain: bool
+    key: str
+    deferred_until: Count
     trajectories: Annotated[list[TrajectoryRecord], msgspec.Meta(min_length=1)]
 
 
@@ -63,6 +65,8 @@ def record_of(group: PromptGroup) -> GroupRecord:
         prompt=to_plain(group.prompt, source=DATA_SET),
         drawn_at_step=group.drawn_at_step,
         is_certain=group.is_certain,
+        key=group.key,
+        deferred_until=group.deferred_until,
         trajectories=[_trajectory_record(trajectory) for trajectory in group.trajectories],
     )
 
@@ -116,6 +120,8 @@ def group_of(record: GroupRecord) -> PromptGroup:
         prompt=record.prompt,
         drawn_at_step=record.drawn_at_step,
         is_certain=record.is_certain,
+        key=record.key,
+        deferred_until=record.deferred_until,
         trajectories=[_trajectory(trajectory) for trajectory in record.trajectories],
     )
 

@@ -13,6 +13,7 @@ METRICS: dict[str, str] = {
     "ledger/failed": "of these: dropped because a trajectory failed for good [groups]",
     "ledger/retired": "of these: given up because they would have become too stale; drawn again [groups]",
     "ledger/waiting": "of these: waiting to be generated [groups]",
+    "ledger/deferred": "of these: set aside for a later step because their prompts' history promises nothing [groups]",
     "ledger/buffered": "of these: kept with what they have generated [groups]",
     "round/gen_batches": "prompts drawn in this step over over_sampling_batch_size, the top-up counted as 1 [batches]",
     "round/groups_to_hold": "over-sampling target at the start of the next step [groups]",
@@ -37,6 +38,8 @@ METRICS: dict[str, str] = {
     "screening.keep_share [groups]",
     "screening/kept_valid_groups": "of these: valid after all; over kept_groups, the share of the screened-out groups "
     "that would have been [groups]",
+    "selection/skipped_prompts": "prompts deferred in this step [groups]",
+    "selection/known_prompts": "prompts whose answers are remembered [prompts]",
     "failure/groups": "groups dropped in this step because a trajectory failed for good [groups]",
     "failure/reward_error": "of these: the reward function raised [groups]",
     "failure/reward_timeout": "of these: the reward function did not answer in time [groups]",

@@ -40,6 +40,8 @@ class RoundRecord:
     buffered: Sequence[PromptGroup]
     lengths: LengthBiasWindow
     screened: Screened
+    skipped: int
+    known_prompts: int
 
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
@@ -84,6 +86,8 @@ def _screening(record: RoundRecord) -> dict[str, float]:
         "screening/saved_tokens": screened.saved_tok,
         "screening/kept_groups": screened.kept,
         "screening/kept_valid_groups": screened.kept_valid,
+        "selection/skipped_prompts": record.skipped,
+        "selection/known_prompts": record.known_prompts,
     }
 
 

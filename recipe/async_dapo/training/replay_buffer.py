@@ -16,6 +16,7 @@ from ..core.concurrency import ConcurrencyState
 from ..core.length_bias import LengthBiasWindow
 from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch
+from ..core.prompt_history import PromptHistory
 from ..core.screening import Screened
 from ..core.staleness import StalenessLimit
 from ..core.trajectory import CauseCounts, PromptGroup, Verdict
@@ -51,6 +52,8 @@ class RoundReplayBuffer(ReplayBuffer):
         self._concurrency_state: ConcurrencyState | None = None
         self._cause_counts = CauseCounts()
         self._causes: Counter[tuple[str, str]] = Counter()
+        self._skipped = 0
+        self.history = PromptHistory(options.selection.forgetting)
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
             over_sampling=self._over_sampling,
@@ -70,7 +73,7 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def open_round(self, step: int) -> None:
         """Top the pool up to the over-sampling target and start the step's round."""
-        self._num_gen_batches = Fraction(0)
+        self._num_gen_batches, self._skipped = Fraction(0), 0
         if not self._has_opened:  # the engines say what they have room for
             self.manager.open_engines(self._concurrency_state)
             self._has_opened = True
@@ -79,7 +82,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self.manager.abandon(dispatch.retired_attachments)
         missing = self.pool.missing_for_round()
         if missing:
-            self.pool.add_drawn(self._draw(missing))
+            self._add_prompts(missing, step)
             self._num_gen_batches += 1
         self._dispatched = dispatch.extended(self.pool.dispatch(step))
         self.manager.open_round(
@@ -102,6 +105,7 @@ class RoundReplayBuffer(ReplayBuffer):
             self._refill(global_steps)
         result = self.manager.close_round()
         self._lengths.observe(result.summary.outcomes, result.unfinished)
+        self._remember(result)
         settlement = self.pool.settle(result.summary, result.unfinished)
         self._lengths.mark_trained(settlement.trained_uids)
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
@@ -126,6 +130,8 @@ class RoundReplayBuffer(ReplayBuffer):
                 seq_lens_tok=[tag["seq_len"] for tag in batch.tags],
                 buffered=self.pool.buffered,
                 lengths=self._lengths,
+                skipped=self._skipped,
+                known_prompts=len(self.history),
                 screened=Screened.of(result.summary.outcomes, self._options.rollout_n),
             )
         )
@@ -147,6 +153,7 @@ class RoundReplayBuffer(ReplayBuffer):
             ended=self._round_size.state(),
             concurrency=self._concurrency_state,
             lengths=self._lengths.state(),
+            history=self.history.state(),
         )
 
     def restore(self, state: RolloutState) -> None:
@@ -161,6 +168,8 @@ class RoundReplayBuffer(ReplayBuffer):
         self._round_size.restore(state.ended)
         self._concurrency_state = state.concurrency
         self._lengths.restore(state.lengths)
+        if state.history:
+            self.history.restore(state.history)
         if other := self.pool.group_sizes - {self._options.rollout_n}:
             raise ConfigError(
                 "actor_rollout_ref.rollout.n",
@@ -192,6 +201,13 @@ class RoundReplayBuffer(ReplayBuffer):
         self._round_size.observe(result.summary.outcomes)
         self._concurrency_state = result.balancer.concurrency_state
 
+    def _remember(self, result: RoundResult) -> None:
+        """How the round's prompts were answered, while the pool still knows them by their groups."""
+        if self._options.selection.records:
+            for outcome in result.summary.outcomes:
+                if outcome.metrics:
+                    self.history.observe(self.pool.prompt_key(outcome.prompt_uid), outcome.metrics)
+
     def _refill(self, step: int) -> None:
         ended = self.manager.count_ended()
         if ended.is_hopeless(self._options.rollout_n):
@@ -200,9 +216,20 @@ class RoundReplayBuffer(ReplayBuffer):
         if limit and self._num_gen_batches >= limit:
             raise too_many_batches(ended, self._options)
         count = self._over_sampling.groups_to_draw(self.manager.at_hand())
-        self.pool.add_drawn(self._draw(count))
+        self._add_prompts(count, step)
         self._num_gen_batches += Fraction(count, self._over_sampling.batch_unit)
         self.manager.add_groups(self.pool.dispatch(step).groups)
+
+    def _add_prompts(self, count: int, step: int) -> None:
+        """Draw so many prompts, and defer what is skipped on the way."""
+        selection = self._options.selection
+        left = selection.most_looked_at(count)
+        while count:
+            groups = self._draw(count)
+            drawn, deferred = selection.split(groups, self.history, count=count, left=left, step=step)
+            self.pool.add_drawn(drawn, deferred)
+            self._skipped += len(deferred)
+            count, left = count - len(drawn), left - len(groups)
 
     def _check_batch(self, batch: KVBatchMeta, uids: tuple[str, ...]) -> None:
         """Invariant 3: exactly B groups of exactly n trajectories."""

@@ -1,6 +1,7 @@
 """What a checkpoint keeps of the rollout, and its plain form: msgpack frames, typed, with arrays as bytes.
 
-The first frame holds all but the prompt groups; a frame each follows for those that wait, are buffered, are carried.
+The first frame holds all but the prompt groups; a frame each follows for those that wait, are deferred,
+buffered, carried.
 These records and those of a group are the file's format: they change only together with `checkpoint_folder.FORMAT`.
 """
 
@@ -16,6 +17,7 @@ from ..core.ledger import Ledger
 from ..core.length_bias import ObservedLengths
 from ..core.over_sampling import OverSamplingState
 from ..core.pool_records import CarriedGroup, PoolState
+from ..core.prompt_history import PassCount
 from ..core.round_size import LengthsEnded
 from ..plain_values import read_extension
 from .group_records import Count, GroupRecord, Record, group_of, record_of
@@ -30,6 +32,7 @@ class RolloutState:
     ended: LengthsEnded = field(default_factory=LengthsEnded)
     concurrency: ConcurrencyState | None = None  # None before the first round has ended
     lengths: tuple[ObservedLengths, ...] = ()
+    history: dict[str, PassCount] = field(default_factory=dict)
 
 
 class CarriedRecord(Record):
@@ -45,7 +48,9 @@ class HeadRecord(Record):
     ended: LengthsEnded
     concurrency: ConcurrencyState | None
     lengths: tuple[ObservedLengths, ...]
+    history: dict[str, PassCount]
     waiting: Count
+    deferred: Count
     buffered: Count
     carried: Count
 
@@ -70,12 +75,14 @@ def to_frames(state: RolloutState) -> Iterator[bytes]:
             ended=state.ended,
             concurrency=state.concurrency,
             lengths=state.lengths,
+            history=state.history,
             waiting=len(pool.waiting),
+            deferred=len(pool.deferred),
             buffered=len(pool.buffered),
             carried=len(pool.carried),
         )
     )
-    for group in (*pool.waiting, *pool.buffered):
+    for group in (*pool.waiting, *pool.deferred, *pool.buffered):
         yield _encode(record_of(group))
     for carried in pool.carried:
         yield _encode(
@@ -104,16 +111,18 @@ def from_frames(frames: Iterable[bytes]) -> RolloutState:
 
 def _from_frames(frames: Iterator[bytes]) -> RolloutState:
     head = _decode_head(next(frames, b""))
-    groups = [group_of(_decode_group(frame)) for frame in islice(frames, head.waiting + head.buffered)]
+    deferred_end = head.waiting + head.deferred
+    groups = [group_of(_decode_group(frame)) for frame in islice(frames, deferred_end + head.buffered)]
     carried = [_carried(_decode_carried(frame)) for frame in frames]
-    if (len(groups), len(carried)) != (head.waiting + head.buffered, head.carried):
+    if (len(groups), len(carried)) != (deferred_end + head.buffered, head.carried):
         raise ValueError(f"{len(groups)} and {len(carried)} prompt groups where {head} says otherwise")
     uids = {group.uid for group in groups} | {group.uid for group in carried}
     if len(uids) != len(groups) + len(carried):
         raise ValueError("two prompt groups have one uid")
     pool = PoolState(
         waiting=tuple(groups[: head.waiting]),
-        buffered=tuple(groups[head.waiting :]),
+        deferred=tuple(groups[head.waiting : deferred_end]),
+        buffered=tuple(groups[deferred_end:]),
         carried=tuple(carried),
         ledger=head.ledger,
     )
@@ -123,6 +132,7 @@ def _from_frames(frames: Iterator[bytes]) -> RolloutState:
         ended=head.ended,
         concurrency=head.concurrency,
         lengths=head.lengths,
+        history=head.history,
     )
 
 

@@ -46,6 +46,7 @@ from ..config import AsyncDAPOConfig, ConfigError
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
+from ..history_file import fingerprint, read_history, write_history
 from ..logs import log_phase
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
@@ -157,10 +158,15 @@ class AsyncDAPOTrainer(PPOTrainer):
         folder = Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{self.global_steps}"
         with saving(folder, to_frames(self.replay_buffer.state())):
             super()._save_checkpoint()
+        selection = self.options.selection
+        if selection.history_file is not None:
+            write_history(selection.history_file, self.replay_buffer.history.state(), fingerprint(self.config))
         self._checkpoints.saved(folder)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
+        if (history_file := self.options.selection.history_file) is not None:
+            self.replay_buffer.history.restore(read_history(history_file, self.config))
         if self.global_steps == 0:
             return
         trainer = self.config.trainer

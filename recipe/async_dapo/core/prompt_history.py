@@ -1,0 +1,139 @@
+"""Which prompts are drawn next, by how their earlier groups ended.
+
+Every prompt has a Beta posterior of its pass rate, whose evidence is discounted at each visit (MoPPS,
+arXiv:2507.04632). From it follows the probability that all n answers would be alike; a prompt is skipped with that
+probability, less an exploration floor (as GRESO, arXiv:2506.02177, skips by streaks of such groups). A prompt that was
+never visited is not skipped. What is skipped is deferred: at each visit of the data loader it may be drawn after all,
+and after a stated number of steps it is, whatever its history says.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from math import ceil
+
+from .trajectory import PromptGroup
+
+PRIOR = 0.25  # pseudo-answers of either kind: pass rates of most prompts lie near 0 or 1
+
+
+class SelectBy(StrEnum):
+    UNIFORM = "uniform"
+    HISTORY = "history"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassCount:
+    """Answers to a prompt, discounted by age [answers]."""
+
+    right: float
+    wrong: float
+    visits: int
+
+    def alike_share(self, n: int) -> float:
+        """Posterior probability that n answers are all right or all wrong [0-1]: E[p^n + (1 - p)^n] under
+        Beta(right + prior, wrong + prior)."""
+        a, b = self.right + PRIOR, self.wrong + PRIOR
+        all_right = all_wrong = 1.0
+        for i in range(n):
+            all_right *= (a + i) / (a + b + i)
+            all_wrong *= (b + i) / (a + b + i)
+        return all_right + all_wrong
+
+
+class PromptHistory:
+    """Pass counts by prompt.
+
+    Args:
+        forgetting: what an earlier answer counts at the next visit [0-1]; 1 = nothing is forgotten.
+    """
+
+    def __init__(self, forgetting: float) -> None:
+        self._forgetting = forgetting
+        self._counts: dict[str, PassCount] = {}
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def of(self, key: str) -> PassCount | None:
+        """None before the first visit."""
+        return self._counts.get(key)
+
+    def observe(self, key: str, metrics: Sequence[float]) -> None:
+        """Take in a group that was judged.
+
+        Args:
+            metrics: of its answers; 0 and less is wrong, 1 and more right, between them partly either.
+        """
+        right = sum(min(max(metric, 0.0), 1.0) for metric in metrics)
+        before = self._counts.get(key, PassCount(right=0.0, wrong=0.0, visits=0))
+        self._counts[key] = PassCount(
+            right=self._forgetting * before.right + right,
+            wrong=self._forgetting * before.wrong + len(metrics) - right,
+            visits=before.visits + 1,
+        )
+
+    def state(self) -> dict[str, PassCount]:
+        return dict(self._counts)
+
+    def restore(self, counts: dict[str, PassCount]) -> None:
+        self._counts = dict(counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Args:
+    by: uniform = the data loader's order, history = without what the history expects to teach nothing.
+    history_file: written with every checkpoint, and read at start if it exists; None = no file.
+    forgetting: see `PromptHistory` [0-1].
+    exploration: least probability with which a prompt is drawn, whatever its history [0-1, > 0].
+    defer_steps: after so many steps a skipped prompt is drawn [steps, >= 1].
+    """
+
+    by: SelectBy
+    history_file: str | None
+    forgetting: float
+    exploration: float
+    defer_steps: int
+
+    @property
+    def records(self) -> bool:
+        """Whether a history is kept."""
+        return self.by is SelectBy.HISTORY or self.history_file is not None
+
+    def most_looked_at(self, count: int) -> int:
+        """Prompts that are looked at, at most, to draw `count`; the last of them are drawn whatever they are."""
+        return count if self.by is SelectBy.UNIFORM else ceil(count / self.exploration)
+
+    def skips(self, group: PromptGroup, history: PromptHistory) -> bool:
+        """Whether a fresh group is to be deferred: a draw by the hash of its uid, the same whenever it is asked."""
+        known = history.of(group.key)
+        if self.by is SelectBy.UNIFORM or known is None:
+            return False
+        drawn = int.from_bytes(blake2b(group.uid.encode(), digest_size=8, person=b"selection").digest())
+        return drawn < (1 - self.exploration) * known.alike_share(len(group.trajectories)) * 2**64
+
+    def split(
+        self, groups: Iterable[PromptGroup], history: PromptHistory, *, count: int, left: int, step: int
+    ) -> tuple[list[PromptGroup], list[PromptGroup]]:
+        """Divide fresh groups into those to draw and those to defer.
+
+        Args:
+            count: groups that are wanted.
+            left: prompts that may still be looked at, these included.
+            step: now.
+
+        Returns:
+            Drawn and deferred ones.
+        """
+        drawn: list[PromptGroup] = []
+        deferred: list[PromptGroup] = []
+        for group in groups:
+            if count - len(drawn) < left and self.skips(group, history):
+                group.deferred_until = step + self.defer_steps
+                deferred.append(group)
+            else:
+                drawn.append(group)
+            left -= 1
+        return drawn, deferred

@@ -1,0 +1,150 @@
+"""Prompts chosen by history: the posterior, the draw, and that what is skipped comes back."""
+
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.over_sampling import OverSampling
+from recipe.async_dapo.core.pool import PromptPool
+from recipe.async_dapo.core.prompt_history import PRIOR, PassCount, PromptHistory, SelectBy, Selection
+from recipe.async_dapo.core.staleness import StalenessLimit
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+
+N = 8
+
+
+def selection(by: SelectBy = SelectBy.HISTORY, *, exploration: float = 0.2, defer_steps: int = 3) -> Selection:
+    return Selection(by=by, history_file=None, forgetting=0.5, exploration=exploration, defer_steps=defer_steps)
+
+
+def group(number: int, key: str) -> PromptGroup:
+    trajectories = [Trajectory(session_id=i) for i in range(N)]
+    return PromptGroup(uid=f"uid-{number}", prompt={}, drawn_at_step=1, trajectories=trajectories, key=key)
+
+
+def history_of(**metrics: list[float]) -> PromptHistory:
+    history = PromptHistory(forgetting=0.5)
+    for key, answers in metrics.items():
+        history.observe(key, answers)
+    return history
+
+
+@given(right=st.floats(0, 50), wrong=st.floats(0, 50), n=st.integers(2, 16))
+def test_the_share_of_groups_that_are_alike_is_what_a_beta_binomial_says(right, wrong, n) -> None:
+    a, b = right + PRIOR, wrong + PRIOR
+    share = PassCount(right=right, wrong=wrong, visits=1).alike_share(n)
+
+    def beta_binomial(m: int) -> float:
+        from math import lgamma, log
+
+        beta = lgamma(a + m) + lgamma(b + n - m) - lgamma(a + b + n) - lgamma(a) - lgamma(b) + lgamma(a + b)
+        return beta + log(comb(n, m))
+
+    from math import exp
+
+    assert share == pytest.approx(exp(beta_binomial(0)) + exp(beta_binomial(n)), rel=1e-6)
+
+
+def test_given_visits_then_earlier_answers_count_less_and_less() -> None:
+    history = PromptHistory(forgetting=0.5)
+    for metrics in ([0.0] * 8, [1.0] * 4 + [0.0] * 4):
+        history.observe("a", metrics)
+    assert history.of("a") == PassCount(right=4.0, wrong=8.0, visits=2)
+    history.observe("b", [-1.0, 0.25, 7.0])  # metrics beyond 0 and 1 are wrong and right ones
+    assert history.of("b") == PassCount(right=1.25, wrong=1.75, visits=1)
+    again = PromptHistory(forgetting=0.5)
+    again.restore(history.state())
+    assert again.of("a") == history.of("a") and len(again) == 2 and again.of("c") is None
+
+
+def test_given_a_history_then_prompts_that_were_alike_are_skipped_most_and_unknown_ones_never() -> None:
+    history = history_of(hard=[0.0] * N, easy=[1.0] * N, mixed=[0.0, 1.0] * (N // 2))
+
+    def skipped(key: str) -> float:
+        return sum(selection().skips(group(i, key), history) for i in range(1000)) / 1000
+
+    assert skipped("unknown") == 0
+    assert skipped("mixed") < 0.05
+    assert 0.6 < skipped("hard") <= 0.8 and 0.6 < skipped("easy") <= 0.8
+    assert not any(selection(SelectBy.UNIFORM).skips(group(i, "hard"), history) for i in range(100))
+
+
+@given(st.lists(st.sampled_from(["hard", "mixed", "unknown"]), min_size=1, max_size=300), st.integers(1, 20))
+def test_given_any_data_then_as_many_are_drawn_as_are_wanted_and_no_more_are_looked_at_than_allowed(keys, wanted):
+    history, chosen = history_of(hard=[0.0] * N, mixed=[0.0, 1.0] * (N // 2)), selection()
+    count, left, number = wanted, chosen.most_looked_at(wanted), 0
+    drawn: list[PromptGroup] = []
+    deferred: list[PromptGroup] = []
+    while count:
+        looked_at = [group(number + i, keys[(number + i) % len(keys)]) for i in range(count)]
+        number += len(looked_at)
+        new, later = chosen.split(looked_at, history, count=count, left=left, step=7)
+        drawn, deferred = drawn + new, deferred + later
+        count, left = count - len(new), left - len(looked_at)
+    assert len(drawn) == wanted and number <= chosen.most_looked_at(wanted)
+    assert sorted(one.uid for one in drawn + deferred) == sorted(f"uid-{i}" for i in range(number))
+    assert all(one.deferred_until == 10 for one in deferred) and all(one.key == "hard" or one.key for one in deferred)
+
+
+def test_given_uniform_selection_then_the_order_is_that_of_the_data_loader() -> None:
+    uniform, history = selection(SelectBy.UNIFORM), history_of(hard=[0.0] * N)
+    groups = [group(i, "hard") for i in range(20)]
+    assert uniform.split(groups, history, count=20, left=uniform.most_looked_at(20), step=1) == (groups, [])
+    assert not uniform.records and selection().records
+
+
+@given(defer_steps=st.integers(1, 5), steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12))
+def test_given_deferred_prompts_then_each_is_dispatched_in_the_step_it_is_due_and_in_one_term_until_then(
+    defer_steps, steps
+) -> None:
+    pool = PromptPool(
+        over_sampling=OverSampling(target_valid_groups=1, batch_size=1),
+        keeps_tokens=True,
+        stop_rule=StopRuleName.DRAIN,
+        staleness=StalenessLimit(max_staleness=None),
+        new_uid=lambda: "again",
+    )
+    due: dict[str, int] = {}
+    number = 0
+    for step, (drawn, deferred) in enumerate(steps, start=1):
+        groups = [group(number + i, f"key-{number + i}") for i in range(drawn + deferred)]
+        number += len(groups)
+        for late in groups[drawn:]:
+            late.deferred_until = step + defer_steps
+            due[late.uid] = late.deferred_until
+        returned = {one.uid for one in pool.dispatch(step).groups}
+        assert returned == {uid for uid, until in due.items() if until == step}
+        _end_round(pool)
+        pool.add_drawn(groups[:drawn], groups[drawn:])
+        assert pool.check_ledger()["deferred"] == sum(until > step for until in due.values())
+        state = pool.state()
+        pool.restore(state)
+        pool.dispatch(step)
+        _end_round(pool)
+
+
+def test_given_a_deferred_prompt_when_it_is_visited_again_then_it_is_one_prompt_still() -> None:
+    pool = PromptPool(
+        over_sampling=OverSampling(target_valid_groups=1, batch_size=1),
+        keeps_tokens=True,
+        stop_rule=StopRuleName.DRAIN,
+        staleness=StalenessLimit(max_staleness=None),
+        new_uid=lambda: "again",
+    )
+    first, second, third = (group(i, "hard") for i in range(3))
+    first.deferred_until = second.deferred_until = 9
+    pool.add_drawn([], [first])
+    pool.add_drawn([], [second, group(7, "hard")])
+    assert pool.check_ledger() | {"drawn": 1, "deferred": 1} == pool.check_ledger()
+    pool.add_drawn([third])
+    assert pool.check_ledger() | {"drawn": 1, "deferred": 0, "waiting": 1} == pool.check_ledger()
+    assert [one.uid for one in pool.dispatch(2).groups] == ["uid-0"]
+
+
+def _end_round(pool: PromptPool) -> None:
+    """As if every group of the round had been filtered."""
+    pool.ledger.filtered += len(pool._in_round)
+    pool._in_round.clear()

@@ -1,0 +1,96 @@
+"""Prompts chosen by history in whole runs on virtual time: a data set visited again and again, and a restart."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.prompt_history import SelectBy, Selection
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.rollout.prompts import make_group
+from recipe.async_dapo.training.rollout_state import from_frames, to_frames
+
+from ..support.simulated_cluster import Cluster, options
+from ..support.simulated_worker import Task
+
+DATA_SET = 24
+BY_HISTORY = Selection(by=SelectBy.HISTORY, history_file=None, forgetting=0.5, exploration=0.1, defer_steps=20)
+UNIFORM = replace(BY_HISTORY, by=SelectBy.UNIFORM)
+
+
+class Revisited(Cluster):
+    """Draws the same prompts again and again; two of three are hopeless."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, selection: Selection) -> None:
+        def metric_of(prompt_ids: list[int]) -> float:
+            return float(prompt_ids[0] % 3 == 0 and prompt_ids[1] % 2)
+
+        opts = options(
+            rollout_n=4,
+            rollout_strategy=RolloutStrategy.PARTIAL,
+            stop_rule=StopRuleName.FIRST_COMPLETED,
+            selection=selection,
+        )
+        super().__init__(monkeypatch, opts, task=Task(metric_of=metric_of))
+
+    def _draw(self, count: int) -> list[PromptGroup]:
+        numbers = range(self.num_drawn, self.num_drawn + count)
+        self.num_drawn += count
+        rows = [{"uid": f"group-{number}", "index": number % DATA_SET} for number in numbers]
+        return [make_group(row, n=self.options.rollout_n, step=self.step_number) for row in rows]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Selection], Revisited]]:
+    clusters: list[Revisited] = []
+
+    def begin(selection: Selection) -> Revisited:
+        clusters.append(Revisited(monkeypatch, selection))
+        return clusters[-1]
+
+    yield begin
+    monkeypatch.undo()
+    for cluster in clusters:
+        cluster.close()
+
+
+def filtered_per_trained(cluster: Revisited, *, warmup: int, steps: int) -> float:
+    ledgers = [cluster.step() for _ in range(warmup + steps)]
+    first, last = ledgers[warmup - 1], ledgers[-1]
+    filtered, trained = (
+        last[f"async_dapo/ledger/{t}"] - first[f"async_dapo/ledger/{t}"] for t in ("filtered", "trained")
+    )
+    return filtered / trained
+
+
+def test_given_a_data_set_visited_again_then_at_most_half_as_many_groups_are_filtered_and_every_prompt_is_drawn(start):
+    uniform = start(UNIFORM)
+    without = filtered_per_trained(uniform, warmup=12, steps=30)
+    by_history = start(BY_HISTORY)
+    assert filtered_per_trained(by_history, warmup=12, steps=30) <= 0.5 * without
+    history = by_history.buffer.history
+    assert len(history) == DATA_SET
+    assert min(count.visits for count in history.state().values()) >= 2, "a prompt was shut out"
+    assert len(uniform.buffer.history) == 0, "nothing is remembered unless it is asked for"
+
+
+def test_given_a_restart_then_history_and_deferred_prompts_go_on_where_they_were(start) -> None:
+    cluster = start(BY_HISTORY)
+    while not (deferred := cluster.buffer.pool.check_ledger()["deferred"]):
+        cluster.step()
+    assert cluster.step_number < 40
+    saved = cluster.buffer.state()
+    state = from_frames(list(to_frames(saved)))
+    assert state.history == saved.history and len(state.pool.deferred) == deferred
+    again = start(BY_HISTORY)
+    again.buffer.restore(state)
+    again.store.rows, again.step_number = cluster.store.rows, cluster.step_number
+    again.num_drawn, again.trained = cluster.num_drawn, cluster.trained
+    again.update_weights()
+    due = {group.uid for group in state.pool.deferred}
+    assert all(group.deferred_until <= cluster.step_number + BY_HISTORY.defer_steps for group in state.pool.deferred)
+    for _ in range(BY_HISTORY.defer_steps + 1):
+        again.step()
+    assert not due & {group.uid for group in again.buffer.pool.state().deferred}, "what was deferred has not come back"
