@@ -12,6 +12,7 @@ from ..config import ConfigError, RolloutStrategy
 from ..core.stop_rules import StopRuleName
 from .candidates import baselines, default_concurrency, natural_concurrency, recipe_candidates
 from .figure import draw
+from .from_run import RecordedRun
 from .inputs import Inputs
 from .recommend import recommend
 from .report import as_json, describe, in_words, table
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     given = {name: value for name in Inputs.described() if (value := getattr(options, name)) is not None}
-    inputs = Inputs.load(options.scenario, given)
+    recorded = None if options.from_run is None else RecordedRun.read(options.from_run)
+    inputs = Inputs.load(options.scenario, given, recorded=recorded.inputs if recorded else {})
     scenario = inputs.scenario()
     _check_outputs(options)
     _say(describe(scenario))
@@ -67,6 +69,9 @@ def _run(options: argparse.Namespace) -> None:
     )
     _say(f"\n{table(rows, advice, top=None if options.all else options.top)}")
     _say(f"\n{in_words(advice, inputs, rows, scenario)}")
+    if recorded is not None and advice.to_paste is not None:
+        changes = recorded.changes(advice.to_paste.overrides) or ["nothing"]
+        _say(f"\nIn {options.from_run} it would change: {'; '.join(changes)}")
     if options.json is not None:
         Path(options.json).write_text(as_json(inputs, scenario, rows, advice) + "\n")
     if options.figure is not None:
@@ -90,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Simulates training steps with the recipe's own scheduler, and says which options to run.",
     )
     parser.add_argument("scenario", nargs="?", help="YAML file with any of the inputs below")
+    parser.add_argument(
+        "--from-run", metavar="DIR", help="take sizes, lengths, valid share and speeds from the record of a run"
+    )
     parser.add_argument("--json", metavar="FILE", help="write every measure of every row")
     parser.add_argument("--figure", metavar="FILE", help="write one figure, .png or .html")
     parser.add_argument(

@@ -1,12 +1,10 @@
 """What the user says: one flat list of inputs, the same in a YAML file and on the command line."""
 
-import math
-import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from enum import StrEnum
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Annotated, Any, get_type_hints
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,6 +17,7 @@ from .candidates import VLLM_CALL_LIMIT
 from .costs import ServerConstants
 from .hardware import PRESETS as ACCELERATORS
 from .hardware import Accelerator, find_accelerator
+from .input_values import converted, unit_of
 from .lengths import LengthModel, LogNormalLengths, load_lengths
 from .model_shape import ModelShape, load_model
 from .scenario import Scenario
@@ -98,20 +97,13 @@ class Inputs:
     def unit_of(cls, name: str) -> str:
         """What the command line shows in place of the value: its choices, or its unit."""
         kind = get_type_hints(cls)[name]
-        options = [option for option in (get_args(kind) or (kind,)) if option is not NoneType]
-        if get_origin(options[0]) is list:
-            item = get_args(options[0])[0]
-            return f"{'|'.join(item)},..." if issubclass(item, StrEnum) else "A,B,..."
-        if choices := CHOICES_OF.get(name):
-            return "|".join(choices)
-        unit = re.search(r"\[([^\]]+)\]", cls.described()[name][1])
-        if unit:
-            return re.sub(r"\W+", "-", unit[1]).strip("-").upper()
-        return "FILE" if options[0] is str else "NUMBER"
+        return unit_of(kind, CHOICES_OF.get(name, ()), cls.described()[name][1])
 
     @classmethod
-    def load(cls, path: str | None, overrides: dict[str, Any]) -> "Inputs":
-        """From a YAML file (or the defaults) and command-line values on top.
+    def load(
+        cls, path: str | None, overrides: dict[str, Any], *, recorded: Mapping[str, Any] = MappingProxyType({})
+    ) -> "Inputs":
+        """From what a run has recorded (or the defaults), a YAML file, and command-line values on top of each other.
 
         Raises:
             ConfigError: for a file that cannot be read, an unknown input or a value of the wrong type.
@@ -130,7 +122,9 @@ class Inputs:
         types = get_type_hints(cls)
         for key in values.keys() - types.keys():
             raise ConfigError(key, values[key], f"unknown input of {path}; known: {', '.join(sorted(types))}")
-        inputs = cls(**{key: _convert(key, value, types[key]) for key, value in (values | overrides).items()})
+        inputs = cls(
+            **{key: converted(key, value, types[key]) for key, value in ({**recorded} | values | overrides).items()}
+        )
         for key, smallest in SMALLEST.items():
             value = getattr(inputs, key)
             if value is not None and value < smallest:
@@ -217,31 +211,3 @@ _NAMES = {field.name for field in fields(Inputs)}
 _SAME_IN_SCENARIO = sorted(
     _NAMES & {f.name for f in fields(Scenario)} - {"model", "accelerator", "lengths", "constants"}
 )
-
-
-def _convert(key: str, value: Any, kind: Any) -> Any:
-    """A YAML value or a command-line word as the input's type."""
-    if isinstance(kind, UnionType):
-        if value is None or value in ("null", "none"):
-            return None
-        kind = next(option for option in kind.__args__ if option is not NoneType)
-    try:
-        if get_origin(kind) is list:
-            items = value.split(",") if isinstance(value, str) else list(value)
-            return [get_args(kind)[0](item) for item in items]
-        if kind in (int, float) and not math.isfinite(float(value)):
-            raise ValueError
-        if kind is int and float(value) != int(float(value)):
-            raise ValueError
-        return int(float(value)) if kind is int else kind(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(key, value, f"must be {_INPUT_KINDS.get(kind) or _list_of(get_args(kind)[0])}") from None
-
-
-def _list_of(item: type) -> str:
-    if issubclass(item, StrEnum):
-        return f"a comma-separated list of {', '.join(item)}"
-    return f"a comma-separated list, each {_INPUT_KINDS[item]}"
-
-
-_INPUT_KINDS = {int: "a whole number", float: "a number", str: "text"}

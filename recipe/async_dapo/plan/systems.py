@@ -63,6 +63,7 @@ class System:
             "data.max_prompt_length": prompt_len_tok,
             "data.max_response_length": max_response_length,
             "actor_rollout_ref.rollout.n": rollout_n,
+            "async_dapo.report_dir": None,  # of the yaml alone, it would name a node that only verl's has
         }
         for key, value in (base | dict(self.overrides)).items():
             OmegaConf.update(config, key, value, force_add=True)

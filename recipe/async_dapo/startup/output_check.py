@@ -30,7 +30,7 @@ def check_output_folders(config: DictConfig) -> None:
 def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
     """What names a folder, its value, the folder."""
     trainer = config.trainer
-    keys = ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
+    keys = ["trainer.rollout_data_dir", "trainer.validation_data_dir", "async_dapo.report_dir"]
     if trainer.save_freq > 0:
         keys.insert(0, "trainer.default_local_dir")
     for key in keys:

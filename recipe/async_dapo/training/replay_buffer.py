@@ -21,6 +21,7 @@ from ..core.screening import Screened
 from ..core.staleness import StalenessLimit
 from ..core.trajectory import CauseCounts, PromptGroup, Verdict
 from ..core.version_shares import VersionShares
+from ..report.lengths import LengthsFile
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager, RoundResult
 from .metrics import RoundRecord, concurrency_line, round_line, round_metrics
@@ -47,6 +48,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._has_opened = False
         self._dispatched = Dispatch()
         self._lengths = LengthBiasWindow(options.length_bias_window)
+        self._lengths_file = LengthsFile(options.report_dir)
         self._over_sampling = options.over_sampling()
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
@@ -106,6 +108,7 @@ class RoundReplayBuffer(ReplayBuffer):
         result = self.manager.close_round()
         self._lengths.observe(result.summary.outcomes, result.unfinished)
         self._remember(result)
+        self._lengths_file.add(result.summary.outcomes, step=global_steps)
         settlement = self.pool.settle(result.summary, result.unfinished)
         self._lengths.mark_trained(settlement.trained_uids)
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.

@@ -1,0 +1,84 @@
+"""A real run in place of assumptions: sizes, lengths, valid share and engines' speed, from the folder of its record."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import ConfigError
+from ..report.lengths import LENGTHS_FILE
+from ..report.record import RUN_FILE, STEPS_FILE
+
+OPTION = "async_dapo."
+# The planner's input -> the setting in `run.json`.
+SETTINGS = {
+    "train_batch_size": "data.train_batch_size",
+    "rollout_n": "rollout.n",
+    "max_response_length": "data.max_response_length",
+    "servers": "engines",
+}
+RECORDED_OPTIONS = ("over_sampling_batch_size", "rollout_pool_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """What a run's folder tells the planner.
+
+    Attributes:
+        inputs: the planner's, by name.
+        options: of the recipe, full key -> value as it was set.
+    """
+
+    inputs: Mapping[str, Any]
+    options: Mapping[str, str]
+
+    @classmethod
+    def read(cls, folder: str) -> "RecordedRun":
+        """
+        Raises:
+            ConfigError: naming the file that is missing or cannot be read.
+        """
+        place = Path(folder)
+        run = _read_json(place / RUN_FILE)[0]
+        groups = _read_json(place / LENGTHS_FILE)
+        if not groups or not (place / STEPS_FILE).is_file():
+            raise ConfigError("from_run", place, "holds no step yet; wait for its first ones")
+        settings = run["settings"]
+        inputs = {name: settings[key] for name, key in SETTINGS.items()}
+        inputs |= {
+            "lengths": str(place / LENGTHS_FILE),
+            "calibrate": str(place / STEPS_FILE),
+            "valid_share": max(sum(group["is_valid"] for group in groups), 1) / len(groups),
+            "tensor_parallel_size": run["gpus"] // settings["engines"],
+        }
+        if Path(settings["model"], "config.json").is_file():
+            inputs["model"] = settings["model"]
+        strategy, stop_rule = run["system"].split(", ")
+        options = {"rollout_strategy": strategy, "stop_rule": stop_rule}
+        options |= {name: str(settings[name]) for name in RECORDED_OPTIONS}
+        return cls(inputs=inputs, options={OPTION + name: value for name, value in options.items()})
+
+    def changes(self, overrides: Sequence[str]) -> list[str]:
+        """What the recommended overrides would change of what the run was set to."""
+        wanted = dict(line.split("=", 1) for line in overrides)
+        return [
+            f"{key}: {value} -> {wanted[key]}"
+            for key, value in self.options.items()
+            if key in wanted and wanted[key] != value.replace("None", "null")
+        ]
+
+
+def _read_json(path: Path) -> list[Any]:
+    """The values of a file with one value, or with one a line; a last line that is being written is left out."""
+    try:
+        text = path.read_text()
+        if path.suffix == ".json":
+            return [json.loads(text)]
+        return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+    except FileNotFoundError:
+        raise ConfigError(
+            "from_run", path.parent, f"holds no {path.name}; name the folder of a run (async_dapo.report_dir)"
+        ) from None
+    except (ValueError, OSError) as error:
+        raise ConfigError("from_run", path.parent, f"{path.name} cannot be read ({error})") from error

@@ -1,0 +1,52 @@
+"""`lengths.jsonl` of a run: how long responses were and which groups were valid, for `plan --from-run`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core.trajectory import GroupOutcome, Verdict
+
+LENGTHS_FILE = "lengths.jsonl"
+MOST_GROUPS = 256  # of a step, evenly over its groups in the order of their ends: a long run's file stays small
+JUDGED = (Verdict.VALID, Verdict.FILTERED)
+
+
+class LengthsFile:
+    """A line for each group that was judged. A resumed run goes on with its file, another one starts a new one.
+
+    Args:
+        folder: of the run; None: nothing is written.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self._path = None if folder is None else Path(folder) / LENGTHS_FILE
+        self._is_begun = False
+
+    def add(self, outcomes: Sequence[GroupOutcome], *, step: int) -> None:
+        if self._path is None:
+            return
+        judged = [outcome for outcome in outcomes if outcome.verdict in JUDGED]
+        stride = max(1, -(-len(judged) // MOST_GROUPS))
+        lines = [
+            {
+                "step": step,
+                "is_valid": outcome.verdict is Verdict.VALID,
+                "response_lens_tok": list(outcome.response_lens_tok),
+            }
+            for outcome in judged[::stride]
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        if self._is_begun:
+            with self._path.open("a") as stream:
+                stream.write(text)
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(self._of_steps_before(step) + text)
+        self._is_begun = True
+
+    def _of_steps_before(self, step: int) -> str:
+        assert self._path is not None
+        if step <= 1 or not self._path.exists():
+            return ""
+        complete, _, _ = self._path.read_text().rpartition("\n")
+        return "".join(f"{line}\n" for line in complete.splitlines() if json.loads(line)["step"] < step)

@@ -1,0 +1,120 @@
+"""A run's record in place of the planner's assumptions."""
+
+import json
+
+import pytest
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
+from recipe.async_dapo.plan.cli import main
+from recipe.async_dapo.plan.from_run import RecordedRun
+from recipe.async_dapo.plan.inputs import Inputs
+from recipe.async_dapo.report.lengths import LENGTHS_FILE, MOST_GROUPS, LengthsFile
+
+RUN = {
+    "name": "project/run",
+    "system": "discard, fifo",
+    "started_s": 0.0,
+    "gpus": 4,
+    "settings": {
+        "model": "of-the-hub/model",
+        "data.train_batch_size": 8,
+        "rollout.n": 4,
+        "data.max_response_length": 2048,
+        "over_sampling_batch_size": "auto",
+        "rollout_pool_size": "None",
+        "engines": 2,
+    },
+}
+
+
+def outcome(uid: int, verdict: Verdict, *lens_tok: int) -> GroupOutcome:
+    return GroupOutcome(prompt_uid=str(uid), verdict=verdict, response_lens_tok=lens_tok)
+
+
+def step(number: int) -> dict:
+    data = {
+        "timing_s/step": 30.0,
+        "async_dapo/round/rollout_s": 20.0 + number,
+        "async_dapo/tokens/trained": 40_000.0 + 900 * number,
+        "async_dapo/load_balancer/inflight/max": 64.0,
+        "async_dapo/load_balancer/idle_ratio": 0.1 * number,
+    }
+    return {"step": number, "time_s": 1.0, "data": data, "causes": {}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    file = LengthsFile(str(tmp_path))
+    for number in (1, 2):
+        judged = [outcome(i, Verdict.VALID, 300, 500, 900, 1500) for i in range(6)]
+        judged += [outcome(9, Verdict.FILTERED, 10, 20, 30, 40), outcome(10, Verdict.FILTERED, 10, 20, 30, 40)]
+        file.add([*judged, outcome(11, Verdict.FAILED, 5, 5)], step=number)
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(step(number)) + "\n" for number in (1, 2, 3)))
+    return tmp_path
+
+
+def test_a_record_says_sizes_lengths_valid_share_and_speeds(folder):
+    recorded = RecordedRun.read(str(folder))
+    inputs = Inputs.load(None, {"rollout_n": "2"}, recorded=recorded.inputs)
+    assert (inputs.train_batch_size, inputs.rollout_n, inputs.servers, inputs.tensor_parallel_size) == (8, 2, 2, 2)
+    assert inputs.valid_share == 0.75
+    scenario = inputs.scenario()
+    assert scenario.lengths.sorted_tok.max() == 1500
+    assert scenario.measured.outside_s == pytest.approx(8.0)
+
+
+def test_a_plan_from_a_run_says_what_it_would_change(folder, capsys):
+    arguments = ["--from-run", str(folder), "--jobs", "1", "--strategies", "partial", "--max-length-bias", "1"]
+    assert main([*arguments, "--steps", "2", "--warmup", "1", "--no-baselines"]) == 0
+    printed = capsys.readouterr().out
+    assert "B=8, n=4, responses up to 2048 tokens" in printed
+    assert f"In {folder} it would change: async_dapo.rollout_strategy: discard -> partial" in printed
+
+
+def test_what_a_run_was_set_to_already_is_no_change():
+    recorded = RecordedRun(inputs={}, options={"async_dapo.rollout_pool_size": "None", "async_dapo.stop_rule": "fifo"})
+    assert recorded.changes(["async_dapo.rollout_pool_size=null", "async_dapo.stop_rule=fifo", "other.key=1"]) == []
+    assert recorded.changes(["async_dapo.stop_rule=drain"]) == ["async_dapo.stop_rule: fifo -> drain"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("run.json", None, "holds no run.json; name the folder of a run"),
+        ("lengths.jsonl", None, "holds no lengths.jsonl"),
+        ("lengths.jsonl", "", "holds no step yet"),
+        ("steps.jsonl", None, "holds no step yet"),
+        ("run.json", "{", "run.json cannot be read"),
+    ],
+)
+def test_a_folder_without_a_record_is_named(folder, file, text, words):
+    (folder / file).unlink()
+    if text is not None:
+        (folder / file).write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        RecordedRun.read(str(folder))
+    assert str(refused.value).startswith(f"from_run={folder}: {words}")
+
+
+def test_a_resumed_run_goes_on_with_its_lengths_and_a_new_one_starts_anew(tmp_path):
+    def steps() -> list[int]:
+        return [json.loads(line)["step"] for line in (tmp_path / LENGTHS_FILE).read_text().splitlines()]
+
+    group = [outcome(1, Verdict.VALID, 7)]
+    first = LengthsFile(str(tmp_path))
+    for number in (1, 2, 3):
+        first.add(group, step=number)
+    LengthsFile(str(tmp_path)).add(group, step=3)
+    assert steps() == [1, 2, 3]
+    LengthsFile(str(tmp_path)).add(group, step=1)
+    assert steps() == [1]
+
+
+def test_the_file_stays_small_and_even_over_a_large_step(tmp_path):
+    file = LengthsFile(str(tmp_path))
+    file.add([outcome(i, Verdict.VALID, i) for i in range(1, 4 * MOST_GROUPS + 2)], step=1)
+    lens_tok = [json.loads(line)["response_lens_tok"][0] for line in (tmp_path / LENGTHS_FILE).read_text().splitlines()]
+    assert len(lens_tok) <= MOST_GROUPS and max(lens_tok) - min(lens_tok) > 4 * MOST_GROUPS - 10
+    LengthsFile(None).add([outcome(1, Verdict.VALID, 1)], step=1)
