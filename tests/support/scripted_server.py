@@ -19,6 +19,7 @@ class ScriptedOutput:
     log_probs: list[float]
     stop_reason: str
     extra_fields: dict[str, Any]
+    num_preempted: int | None = None
 
 
 @dataclass(slots=True)

@@ -48,6 +48,7 @@ class Turn:
     segments: list[Segment] = field(default_factory=list)
     finish_reason: str | None = None  # the engine's own word; None while the turn is unfinished
     attachment: Attachment | None = None
+    counts: Counter[str] = field(default_factory=Counter)  # what engines say of its requests; not in checkpoints
 
     @property
     def generated_tok(self) -> int:

@@ -48,16 +48,18 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 recorder.in_request = False
         if recorder.is_stopping:
             raise TrajectoryInterrupted("stopped after a turn")
+        counts = dict(turn.counts)
         versions = [segment.policy_version for segment in turn.segments]
         return TokenOutput(
             token_ids=turn.raw_response_ids,
             log_probs=turn.rollout_log_probs if sampling_params.get("logprobs") else None,
             stop_reason="completed",
-            num_preempted=0,
+            num_preempted=counts.pop("num_preempted", None),
             extra_fields={
                 "global_steps": versions[-1],
                 "min_global_steps": min(versions),
                 "max_global_steps": max(versions),
+                **counts,
             },
         )
 

@@ -14,7 +14,7 @@ from ..aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
 from ..core.balance import Returned
 from ..core.recording import append_tokens
 from ..core.trajectory import Attachment, Turn
-from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, extra_of
+from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, counts_of, extra_of
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +150,7 @@ async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: 
     while True:
         output: TokenOutput = await ref
         append_tokens(turn, output.token_ids, output.log_probs or [], extra_of(output)["segments"])
+        turn.counts.update(counts_of(output))
         if output.stop_reason != MORE:
             return output
         ref = server.reattach.remote(lease_id)

@@ -1,5 +1,6 @@
 """What a server answers: why it stopped, and the parts of an output that verl's `TokenOutput` has no field for."""
 
+from collections.abc import Mapping
 from typing import TypedDict, cast
 
 from verl.workers.rollout.replica import TokenOutput
@@ -22,10 +23,38 @@ class OutputExtra(TypedDict):
     load: EngineLoad | None  # what the server says of its engine; None if it has none
 
 
+# Counts that verl's servers give with a request's last output, some of them in `extra_fields`.
+_PREEMPTED = "num_preempted"
+_COUNTS = ("num_cached_tokens", "spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+
+
 def make_output(
-    token_ids: list[int], log_probs: list[float], *, stop_reason: str | None, extra: OutputExtra
+    token_ids: list[int],
+    log_probs: list[float],
+    *,
+    stop_reason: str | None,
+    extra: OutputExtra,
+    counts: Mapping[str, int] | None = None,
 ) -> TokenOutput:
-    return TokenOutput(token_ids=token_ids, log_probs=log_probs, stop_reason=stop_reason, extra_fields=dict(extra))
+    """Args:
+    counts: as of `counts_of`.
+    """
+    counts = dict(counts or {})
+    return TokenOutput(
+        token_ids=token_ids,
+        log_probs=log_probs,
+        stop_reason=stop_reason,
+        num_preempted=counts.pop(_PREEMPTED, None),
+        extra_fields={**extra, **counts},
+    )
+
+
+def counts_of(output: TokenOutput) -> dict[str, int]:
+    """What the engine says of a request that is over: preemptions, prompt tokens that it found in its prefix cache,
+    speculative decoding. What it does not say is left out.
+    """
+    counts = {name: output.extra_fields.get(name) for name in _COUNTS} | {_PREEMPTED: output.num_preempted}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def extra_of(output: TokenOutput) -> OutputExtra:

@@ -22,7 +22,7 @@ from ..weights.receiver import WeightReceiver
 from ..weights.sockets import FOLDER_VARIABLE, sockets_folder
 from .load_meter import LoadMeter, Meter
 from .processes import EngineProcesses
-from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, make_output
+from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, counts_of, make_output
 from .stamping_engine import RequestTable, RunningRequest, StampingEngine
 
 logger = logging.getLogger(__name__)
@@ -122,31 +122,43 @@ class AsyncDAPOServer(vLLMHttpServer):
         finally:
             paused.cancel()
             piece.cancel()
+        if request.is_sent_back:
+            self._requests.remove(request_id)
+            return self._empty(ABORTED)
         if not request.finished.done():
-            return request.deliver(PAUSED if self._is_paused.is_set() else MORE, self.global_steps, self.load)
+            stop_reason = PAUSED if self._is_paused.is_set() else MORE
+            return request.deliver(stop_reason, self.global_steps, self.load, counts={})
         await self._delivers.wait()
         self._requests.remove(request_id)
         try:
-            stop_reason = request.finished.result().stop_reason
+            ended = request.finished.result()
         except EngineDeadError:
             logger.critical("the engine died, and this server with it: clients try another one")
             exit_actor()
-        return request.deliver(stop_reason, self.global_steps, self.load)
+        return request.deliver(ended.stop_reason, self.global_steps, self.load, counts=counts_of(ended))
 
     async def stop_generation(self, mode: str = "abort") -> EngineLoad | None:
         """Interrupt every request and refuse further ones. Returns, when the engine is idle, what it has reported.
 
         Args:
-            mode: `abort` ends the requests; `keep` freezes them with their KV cache until `allow_generation`.
+            mode: `abort` ends the requests; `keep` freezes those that have begun, with their KV cache, until
+                `allow_generation`. Others would begin under the next weights with what the prefix cache has of these.
         """
         assert mode in PAUSE_MODES, f"mode={mode}: must be one of {PAUSE_MODES}"
         self._is_stopped = True
         if mode == "keep":
             await self.engine.pause_generation(mode="keep", clear_cache=False)
+            await self._send_back_what_has_not_begun()
             self._is_paused.set()
         elif self._requests.running():
             await self._abort_all()
         return self.load
+
+    async def _send_back_what_has_not_begun(self) -> None:
+        waiting = [request for request in self._requests.running() if not request.has_begun]
+        for request in waiting:
+            request.is_sent_back = True
+        await self.engine.abort([request.request_id for request in waiting])
 
     async def _abort_all(self) -> None:
         running = self._requests.running()

@@ -1,7 +1,7 @@
 """vLLM's engine with a record of its requests: what they have generated, and under which policy version."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,10 +31,13 @@ class RunningRequest:
     segments: list[tuple[int, int]] = field(default_factory=list)  # (policy version, tokens)
     finish_reason: str | None = None
     is_aborted: bool = False
+    has_begun: bool = False  # it has generated
+    is_sent_back: bool = False  # what it generates from now on is not wanted
 
     def add(self, version: int, token_ids: list[int], log_probs: list[float]) -> None:
         if not token_ids:
             return
+        self.has_begun = True
         self.token_ids += token_ids
         self.log_probs += log_probs
         if self.segments and self.segments[-1][0] == version:
@@ -44,10 +47,12 @@ class RunningRequest:
         if len(self.token_ids) >= self.piece_tok:
             self.has_piece.set()
 
-    def deliver(self, stop_reason: str | None, version: int | None, load: EngineLoad | None) -> TokenOutput:
+    def deliver(
+        self, stop_reason: str | None, version: int | None, load: EngineLoad | None, *, counts: Mapping[str, int]
+    ) -> TokenOutput:
         """Everything since the last delivery."""
         extra = OutputExtra(global_steps=version, segments=self.segments, finish_reason=self.finish_reason, load=load)
-        output = make_output(self.token_ids, self.log_probs, stop_reason=stop_reason, extra=extra)
+        output = make_output(self.token_ids, self.log_probs, stop_reason=stop_reason, extra=extra, counts=counts)
         self.token_ids, self.log_probs, self.segments = [], [], []
         self.has_piece.clear()
         return output

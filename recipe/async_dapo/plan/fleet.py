@@ -81,7 +81,7 @@ class Fleet:
         """Void waiting requests and stop all engines.
 
         Args:
-            keep: running requests stay in their engines with their leases.
+            keep: requests that have begun stay in their engines with their leases.
 
         Returns:
             All requests that were out, those that never reached a server included.
@@ -91,9 +91,17 @@ class Fleet:
         out = list(self._unsent.values())
         self._unsent.clear()
         for engine in self.engines.values():
-            out += engine.pause(self._clock.now_s) if keep else engine.abort(self._clock.now_s)
+            out += self._pause(engine) if keep else engine.abort(self._clock.now_s)
         self.balance.close(self.loads)
         return out
+
+    def _pause(self, engine: Engine) -> list[Request]:
+        """As `AsyncDAPOServer`: what has not begun is sent back."""
+        requests = engine.pause(self._clock.now_s)
+        for request in requests:
+            if not request.generated_tok:
+                engine.cancel(request, self._clock.now_s)
+        return requests
 
     def abandon(self, attachment: Attachment) -> None:
         """Take a frozen request out of its engine, between rounds."""

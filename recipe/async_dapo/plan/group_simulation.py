@@ -96,7 +96,7 @@ class GroupSimulation:
             server_id = self._fleet.leases.server_of(out.lease_id)
             if server_id is None:
                 continue
-            if keep:
+            if keep and request.generated_tok:
                 out.trajectory.turns[0].attachment = Attachment(server_id=server_id, lease_id=out.lease_id)
                 self._fleet.frozen[out.lease_id] = request
             else:

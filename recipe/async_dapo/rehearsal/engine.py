@@ -108,6 +108,7 @@ class EmulatedEngine:
         for running in self._running.values():
             self._hand_out(running, finish_reason=None)
         self._arm()
+        await asyncio.sleep(0)  # those who wait for tokens take them first, as with vLLM
 
     async def resume_generation(self) -> None:
         if self._is_paused:

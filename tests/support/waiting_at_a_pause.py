@@ -1,0 +1,66 @@
+"""vLLM with room for one request, and two of one prompt: the second waits while generation is paused, on our server.
+
+python -m tests.support.waiting_at_a_pause MODEL
+"""
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+from verl.plugin.platform import get_platform
+from verl.workers.rollout.replica import TokenOutput
+
+os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from .scripted_engine import start_server
+
+BLOCK_TOK = 16
+PROMPT = [5 + k % 7 for k in range(4 * BLOCK_TOK)]
+PARAMS = {"max_tokens": 600, "logprobs": True, "ignore_eos": True}
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 1024,
+    "max_num_seqs": 1,
+    "block_size": BLOCK_TOK,
+    "enable_prefix_caching": True,
+    "stream_interval": 1,
+    "distributed_executor_backend": "async_dapo_cpu.executor.LocalExecutor",
+}
+
+
+def described(output: TokenOutput) -> dict[str, Any]:
+    cached_tok = output.extra_fields.get("num_cached_tokens")
+    return {"stop_reason": output.stop_reason, "tokens": len(output.token_ids), "cached_tok": cached_tok}
+
+
+async def main(model: str) -> dict[str, Any]:
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **ENGINE))
+    server = start_server(pytest.MonkeyPatch(), engine, delivery_tok=8)
+    first = asyncio.create_task(server.generate(PROMPT, dict(PARAMS), "first"))
+    piece = await first  # it generates
+    second = asyncio.create_task(server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "second"))
+    while "second" not in server._requests._requests:  # noqa: ASYNC110 (nobody says so)
+        await asyncio.sleep(0)
+    await server.stop_generation("keep")
+    frozen, waiting = await server.reattach("first"), await second
+    await server.set_global_steps(1)
+    await server.allow_generation()
+    if waiting.stop_reason == "paused":
+        again = await server.reattach("second")
+    else:
+        again = await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "second again")
+    same = await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "third")
+    outputs = {"piece": piece, "frozen": frozen, "waiting": waiting, "again": again, "same": same}
+    engine.shutdown()
+    return {name: described(output) for name, output in outputs.items()}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asyncio.run(main(sys.argv[1]))) + "\n")
