@@ -27,6 +27,7 @@ from ray.actor import ActorHandle
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from benchmarks.support.router import router_options
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.aio import TurnBatch
 from recipe.async_dapo.core.balance import Returned
@@ -134,7 +135,7 @@ def balancer_cost(make: Callable[[dict], ActorHandle], method: str, servers: int
 
 def coordinator_cost(in_flight: int) -> dict:
     idle = ray.remote(num_cpus=0)(IdleServer).remote()
-    balancer = GlobalLoadBalancerActor.remote({"server": idle}, {"max_loads_per_server": 1})
+    balancer = GlobalLoadBalancerActor.remote({"server": idle}, router_options(1))
     coordinator = EarlyStoppingCoordinatorActor.remote(balancer)
     client_cls = ray.remote(num_cpus=0)(Client)
     clients = [client_cls.remote(balancer, f"client-{i}") for i in range(NUM_CLIENTS)]
@@ -211,7 +212,7 @@ def verls_router(servers: dict) -> ActorHandle:
 
 
 def our_balancer(servers: dict) -> ActorHandle:
-    return GlobalLoadBalancerActor.remote(servers, {"max_loads_per_server": 100_000})
+    return GlobalLoadBalancerActor.remote(servers, router_options(100_000))
 
 
 # Each takes the number of servers and of trajectories in flight.

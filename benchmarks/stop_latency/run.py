@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import ray
 
+from benchmarks.support.router import router_options
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.scripted_engine import ScriptedServer
 from recipe.async_dapo.core.stop_rules import StopRuleName
@@ -58,7 +59,7 @@ def measure(*, requests: int, servers: int, workers: int, rounds: int) -> list[S
     """One stop a round, with all requests in flight."""
     server_cls = ray.remote(num_cpus=0, max_concurrency=10_000)(ScriptedServer)
     handles = {f"server-{i}": server_cls.remote() for i in range(servers)}
-    balancer = GlobalLoadBalancerActor.remote(handles, {"max_loads_per_server": requests // servers})
+    balancer = GlobalLoadBalancerActor.remote(handles, router_options(requests // servers))
     coordinator = EarlyStoppingCoordinatorActor.remote(balancer)
     requester_cls = ray.remote(num_cpus=0, max_concurrency=16)(Requester)
     requesters = [requester_cls.remote(balancer) for _ in range(workers)]

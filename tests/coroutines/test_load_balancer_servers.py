@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from benchmarks.support.router import router_options
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 
 from ..support.balancer_world import acquire, balancer, handles, is_quiet, release
@@ -14,7 +15,7 @@ from ..support.simulation import now_s, settle, simulate
 def test_given_a_stop_when_servers_take_different_times_then_it_returns_with_the_slowest_and_nothing_is_granted():
     async def main() -> None:
         slow = {"a": FakeHandle(ScriptedServer(), latency_s=1), "b": FakeHandle(ScriptedServer(), latency_s=4)}
-        lb = GlobalLoadBalancer(slow, {"max_loads_per_server": 1})
+        lb = GlobalLoadBalancer(slow, router_options(1))
         await lb.stop()
         assert now_s() == pytest.approx(8)
         assert await lb.acquire_server("request", "request") is None
@@ -29,7 +30,7 @@ def test_given_a_stop_when_servers_take_different_times_then_it_returns_with_the
 def test_given_a_stop_when_a_server_is_dead_or_dies_then_the_others_are_stopped_and_it_leaves_the_pool() -> None:
     async def main(death_s: float) -> None:
         servers = handles("abc", latency_s=1)
-        lb = GlobalLoadBalancer(servers, {"max_loads_per_server": 1})
+        lb = GlobalLoadBalancer(servers, router_options(1))
         held = [await lb.acquire_server("request", f"lease-{k}") for k in range(3)]
         asyncio.get_running_loop().call_at(death_s, servers["b"].kill)
         await settle()
@@ -49,7 +50,7 @@ def test_given_a_stop_when_a_server_is_dead_or_dies_then_the_others_are_stopped_
 def test_given_a_server_that_cannot_be_reached_when_stopped_then_it_is_told_again_and_stays(pause_mode) -> None:
     async def main(cut_s: float) -> None:
         servers = handles("abc", latency_s=1)
-        lb = GlobalLoadBalancer(servers, {"max_loads_per_server": 1, "pause_mode": pause_mode})
+        lb = GlobalLoadBalancer(servers, router_options(1, pause_mode=pause_mode))
         asyncio.get_running_loop().call_at(cut_s, servers["b"].cut_off, 5)
         await settle()
         await lb.stop()

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
+from benchmarks.support.router import router_options
 from recipe.async_dapo import store
 from recipe.async_dapo.aio import await_all, resolve
 from recipe.async_dapo.config import ConfigError
@@ -72,7 +73,7 @@ def start_servers(count: int, **options: Any) -> dict[str, ActorHandle]:
 
 
 def start_balancer(servers: dict[str, ActorHandle], capacity: int) -> ActorHandle:
-    return GlobalLoadBalancerActor.remote(servers, {"max_loads_per_server": capacity})
+    return GlobalLoadBalancerActor.remote(servers, router_options(capacity))
 
 
 async def generate(balancer: ActorHandle, name: str) -> tuple[str | None, Turn]:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.support.router import router_options
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 
 from .fakes import FakeHandle, ScriptedServer
@@ -15,7 +16,7 @@ def handles(names: Iterable[str], **options: Any) -> dict[str, FakeHandle]:
 
 
 def balancer(names: Iterable[str] = "ab", *, capacity: int = 1, **options: Any) -> GlobalLoadBalancer:
-    return GlobalLoadBalancer(handles(names), {"max_loads_per_server": capacity, **options})
+    return GlobalLoadBalancer(handles(names), router_options(capacity, **options))
 
 
 async def release(lb: GlobalLoadBalancer, *lease_ids: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from verl.workers.rollout.replica import TokenOutput
 
+from benchmarks.support.router import router_options
 from recipe.async_dapo.core.recording import Recorder, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
@@ -38,9 +39,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.handles = {name: FakeHandle(server, latency_s=self.latency_s) for name, server in self.servers.items()}
-        self.balancer = GlobalLoadBalancer(
-            self.handles, {"max_loads_per_server": self.capacity, "pause_mode": self.pause_mode}
-        )
+        self.balancer = GlobalLoadBalancer(self.handles, router_options(self.capacity, pause_mode=self.pause_mode))
         self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s)
         rollout = SimpleNamespace(response_length=self.response_length, prompt_length=1, max_model_len=None)
         self.client = AsyncDAPOLLMClient(

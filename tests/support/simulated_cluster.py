@@ -21,7 +21,7 @@ from recipe.async_dapo.core.prompt_history import SelectBy, Selection
 from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.engines import load_balancer as load_balancer_module
+from recipe.async_dapo.engines import server_calls
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout import manager as manager_module
@@ -218,7 +218,7 @@ class Cluster:
         monkeypatch.setattr(
             engine_manager_module, "asyncio", SimpleNamespace(run=self.loop.run_until_complete, sleep=asyncio.sleep)
         )
-        monkeypatch.setattr(load_balancer_module, "ray", SimpleNamespace(kill=FakeHandle.kill))
+        monkeypatch.setattr(server_calls, "ray", SimpleNamespace(kill=FakeHandle.kill))
         monkeypatch.setattr(time, "monotonic", self.loop.time)
         for name in ("put_group", "batch_of", "forget_groups", "forget_prompts", "withhold"):
             monkeypatch.setattr(store, name, getattr(self.store, name))

@@ -4,44 +4,24 @@ verl creates it through `rollout.router_config_path`.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayActorError
 
 from ..actor_limits import MAX_PENDING_CALLS
-from ..aio import RECONNECT_S, await_all
+from ..aio import await_all
 from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import Grant
 from ..core.trajectory import Attachment
+from .balancer_stats import InflightMeter, LoadBalancerStats
+from .server_calls import ServerCalls
 from .verl_protocol import VerlLoadBalancerProtocol
 
-logger = logging.getLogger(__name__)
-
 NO_SERVERS = "No available servers in load balancer"  # verl's words
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadBalancerStats:
-    """Since the servers were opened, or since it was asked last; `servers` and `lost_servers` since the start."""
-
-    servers: int
-    lost_servers: int
-    acquired: int
-    wait_s_sum: float
-    wait_s_max: float
-    inflight_max: int
-    busy_s: float  # sum over requests of the time they were in flight
-    loads: dict[str, EngineLoad]  # as of the last stop, what they said of their engines
-    concurrency: dict[str, float]  # see `Balance.figures`
-    concurrency_reason: str
-    concurrency_state: ConcurrencyState  # for the checkpoint
 
 
 class GlobalLoadBalancer(VerlLoadBalancerProtocol):
@@ -55,32 +35,29 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         options: the router yaml: `max_loads_per_server` [requests, >= 1], `pool_size` [requests or None],
             `sizes_itself`, `first_context_tok` and `limit_tok` as of `Balance`,
             `pause_mode`: what `stop` does to running requests, `abort` or `keep` (see `AsyncDAPOServer`);
-            `engine_timeout_s`: longest time a server may take to obey [s]; None = no limit.
+            `engine_timeout_s`: longest time a server may take to obey [s].
     """
 
     def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
         super().__init__()
         self._balance = Balance(
             max_per_server=options["max_loads_per_server"],
-            pool_size=options.get("pool_size"),
-            sizes_itself=options.get("sizes_itself", False),
-            first_context_tok=options.get("first_context_tok", 1),
-            limit_tok=options.get("limit_tok", 1),
+            pool_size=options["pool_size"],
+            sizes_itself=options["sizes_itself"],
+            first_context_tok=options["first_context_tok"],
+            limit_tok=options["limit_tok"],
         )
         self._table = self._balance.leases
         self._loads: dict[str, EngineLoad] = {}
-        self._pause_mode = options.get("pause_mode", "abort")
-        self._engine_timeout_s = options.get("engine_timeout_s")
+        self._pause_mode = options["pause_mode"]
         self._lost = 0
         self._handles = dict(servers)
+        self._calls = ServerCalls(self._handles, timeout_s=options["engine_timeout_s"], remove=self.remove_servers)
         self._table.add_servers(servers)
         self._waiters: dict[str, asyncio.Future[str | None]] = {}
         self._is_open = True
         self._released = asyncio.Event()  # replaced whenever a lease comes back
-        self._acquired = 0
-        self._wait_s_sum = self._wait_s_max = self._busy_s = 0.0
-        self._inflight_max = 0
-        self._inflight_since = time.monotonic()
+        self._meter = InflightMeter()
 
     async def lease(self, request_id: str, lease_id: str, prompt_tok: int = 0, generated_tok: int = 0) -> str | None:
         """Lease a slot under `lease_id`, waiting for one if need be; requests with the same id go to the same server,
@@ -102,7 +79,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
             raise RuntimeError(NO_SERVERS)
         started = time.monotonic()
         waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._note_inflight()
+        self._meter.note(self._table.total_inflight)
         grants = self._balance.request(lease_id, request_id, prompt_tok=prompt_tok, generated_tok=generated_tok)
         self._waiters[lease_id] = waiter
         try:
@@ -116,7 +93,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         finally:
             del self._waiters[lease_id]
         if server_id is not None:
-            self._note_wait(time.monotonic() - started)
+            self._meter.note_wait(time.monotonic() - started)
         return server_id
 
     async def server(self, server_id: str) -> ActorHandle | None:
@@ -143,7 +120,8 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         by_server: dict[str, list[str]] = {}
         for attachment in attachments:
             by_server.setdefault(attachment.server_id, []).append(attachment.lease_id)
-        await await_all(self._tell(server_id, "abort_requests", ids, True) for server_id, ids in by_server.items())
+        orders = [(server_id, "abort_requests", ids, True) for server_id, ids in by_server.items()]
+        await await_all(self._calls.tell(*order) for order in orders)
         for attachment in attachments:
             self._take_back(Returned(lease_id=attachment.lease_id))
 
@@ -159,7 +137,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         self._is_open = False
         for lease_id in self._table.withdraw_waiting():
             self._answer(lease_id, None)
-        self._loads = await self._tell_all("stop_generation", self._pause_mode)
+        self._loads = await self._calls.tell_all("stop_generation", self._pause_mode)
         self._balance.close(self._loads)
         return time.monotonic() - started
 
@@ -174,16 +152,16 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         """
         if concurrency_state is not None:
             self._balance.controller.restore(concurrency_state)
-        self._deliver(self._balance.open(await self._tell_all("allow_generation")))
-        self._reset_stats()
+        self._deliver(self._balance.open(await self._calls.tell_all("allow_generation")))
+        self._meter.reset(self._table.total_inflight)
         self._is_open = True
         return self._balance.places
 
     async def add_servers(self, servers: dict[str, ActorHandle]) -> None:
         self._handles.update(servers)
         order = ("allow_generation",) if self._is_open else ("stop_generation", self._pause_mode)
-        loads = await await_all(self._tell(server_id, *order) for server_id in servers)
-        self._note_inflight()
+        loads = await await_all(self._calls.tell(server_id, *order) for server_id in servers)
+        self._meter.note(self._table.total_inflight)
         for server_id, load in zip(servers, loads, strict=True):
             if server_id in self._handles:
                 self._deliver(self._balance.join(server_id, load))
@@ -191,7 +169,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
     async def remove_servers(self, server_ids: list[str]) -> None:
         for server_id in server_ids:
             self._lost += self._handles.pop(server_id, None) is not None
-        self._note_inflight()
+        self._meter.note(self._table.total_inflight)
         for server_id in server_ids:
             self._deliver(self._balance.leave(server_id))
         self._note_release()
@@ -201,21 +179,21 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
                     self._waiters[lease_id].set_exception(RuntimeError(NO_SERVERS))
 
     async def take_stats(self) -> LoadBalancerStats:
-        self._note_inflight()
+        self._meter.note(self._table.total_inflight)
         stats = LoadBalancerStats(
             servers=len(self._handles),
             lost_servers=self._lost,
-            acquired=self._acquired,
-            wait_s_sum=self._wait_s_sum,
-            wait_s_max=self._wait_s_max,
-            inflight_max=self._inflight_max,
-            busy_s=self._busy_s,
+            acquired=self._meter.acquired,
+            wait_s_sum=self._meter.wait_s_sum,
+            wait_s_max=self._meter.wait_s_max,
+            inflight_max=self._meter.inflight_max,
+            busy_s=self._meter.busy_s,
             loads=self._loads,
             concurrency=self._balance.figures(),
             concurrency_reason=self._balance.controller.reason,
             concurrency_state=self._balance.controller.state(),
         )
-        self._reset_stats()
+        self._meter.reset(self._table.total_inflight)
         return stats
 
     async def get_status(self) -> dict[str, Any]:
@@ -234,73 +212,20 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
     def _deliver(self, grants: list[Grant]) -> None:
         for grant in grants:
             self._answer(grant.lease_id, grant.server_id)
-        self._inflight_max = max(self._inflight_max, self._table.total_inflight)
+        self._meter.note_most(self._table.total_inflight)
 
     def _answer(self, lease_id: str, server_id: str | None) -> None:
         if not self._waiters[lease_id].done():  # a call that was cancelled gives its lease back itself
             self._waiters[lease_id].set_result(server_id)
 
     def _take_back(self, returned: Returned) -> None:
-        self._note_inflight()
+        self._meter.note(self._table.total_inflight)
         self._deliver(self._balance.release(returned))
         self._note_release()
 
     def _note_release(self) -> None:
         self._released.set()
         self._released = asyncio.Event()
-
-    async def _tell_all(self, method: str, *args: Any) -> dict[str, EngineLoad]:
-        """Tell every server. Returns what those that are still there say of their engines."""
-        server_ids = list(self._handles)
-        loads = await await_all(self._tell(server_id, method, *args) for server_id in server_ids)
-        return {key: load for key, load in zip(server_ids, loads, strict=True) if load is not None}
-
-    async def _tell(self, server_id: str, method: str, *args: Any) -> EngineLoad | None:
-        """Tell a server, again if it cannot be reached: all of these calls may arrive twice. A dead one is removed, and
-        one that does not obey in time is ended. Returns what it says of its engine, if it has one.
-        """
-        try:
-            async with asyncio.timeout(self._engine_timeout_s):
-                return await self._insist(server_id, method, *args)
-        except TimeoutError:
-            logger.critical(
-                "server %s has not answered to %s within async_dapo.engine_timeout_s=%s: it is ended",
-                server_id,
-                method,
-                self._engine_timeout_s,
-            )
-            if (handle := self._handles.get(server_id)) is not None:
-                ray.kill(handle)
-            await self.remove_servers([server_id])
-            return None
-
-    async def _insist(self, server_id: str, method: str, *args: Any) -> EngineLoad | None:
-        while (handle := self._handles.get(server_id)) is not None:
-            try:
-                return await getattr(handle, method).remote(*args)
-            except ActorUnavailableError:
-                logger.warning("server %s cannot be reached; %s is repeated", server_id, method)
-                await asyncio.sleep(RECONNECT_S)
-            except RayActorError:
-                logger.error("server %s is dead: removed from the pool", server_id)
-                await self.remove_servers([server_id])
-        return None
-
-    def _note_inflight(self) -> None:
-        """Add up the requests in flight over time; called before their number changes."""
-        now = time.monotonic()
-        self._busy_s += self._table.total_inflight * (now - self._inflight_since)
-        self._inflight_since = now
-
-    def _note_wait(self, waited_s: float) -> None:
-        self._acquired += 1
-        self._wait_s_sum += waited_s
-        self._wait_s_max = max(self._wait_s_max, waited_s)
-
-    def _reset_stats(self) -> None:
-        self._acquired, self._wait_s_sum, self._wait_s_max = 0, 0.0, 0.0
-        self._inflight_max = self._table.total_inflight
-        self._busy_s, self._inflight_since = 0.0, time.monotonic()
 
 
 # What `router_class` names: verl calls `.remote(servers, options)` on it.

@@ -21,7 +21,7 @@ from ..core.pool_records import Dispatch
 from ..core.round import RoundSpec, RoundSummary
 from ..core.screening import NO_SCREENING, Screening
 from ..core.trajectory import Attachment, PromptGroup
-from ..engines.load_balancer import LoadBalancerStats
+from ..engines.balancer_stats import LoadBalancerStats
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent, Ticket
 from .prompts import make_group, prompt_rows
 from .reward import RewardCalls
