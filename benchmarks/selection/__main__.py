@@ -1,0 +1,5 @@
+"""`python -m benchmarks.selection`"""
+
+from .run import main
+
+main()

@@ -1,0 +1,48 @@
+"""The planner's reference setting, simulated with and without screening, beside the same computed by hand.
+
+python -m benchmarks.selection.reference
+
+Pass rates are Beta(0.2, 0.6): half of the groups of 16 are all right or all wrong. Writes `assets/selection`.
+"""
+
+from dataclasses import replace
+
+import pandas as pd
+
+from benchmarks.selection.summary import FOLDER, SAMPLES, N, answers_by_hand
+from recipe.async_dapo.plan.inputs import Inputs
+from recipe.async_dapo.plan.simulated_training import TrainingRun
+from recipe.async_dapo.plan.systems import System, recipe
+
+A, B = 0.2, 0.6
+STEPS = 4
+# Everything that is drawn is finished: no answer is in a buffer when the steps are over.
+WHOLE = recipe("whole groups", stop_rule="drain", rollout_strategy="discard")
+SCREENED = WHOLE.with_overrides({"async_dapo.screening.samples": SAMPLES, "async_dapo.screening.keep_share": 0.0})
+
+
+def simulated(system: System) -> float:
+    """Answers for each valid group, over the steps."""
+    run = TrainingRun(Inputs(pass_rate_beta=[A, B]).scenario(), system)
+    steps = [run.step() for _ in range(STEPS)]
+    answered = sum(SAMPLES * step.screened_groups + N * (step.valid_groups + step.filtered_groups) for step in steps)
+    return answered / sum(step.valid_groups for step in steps)
+
+
+def main() -> None:
+    by_hand = answers_by_hand(None, A, B), answers_by_hand(SAMPLES, A, B)
+    planned = simulated(WHOLE), simulated(replace(SCREENED, name=f"k={SAMPLES}"))
+    rows = [
+        ("Answers a trained group, whole groups", by_hand[0], planned[0]),
+        (f"Answers a trained group, k={SAMPLES}", by_hand[1], planned[1]),
+        ("With screening over without", by_hand[1] / by_hand[0], planned[1] / planned[0]),
+    ]
+    table = pd.DataFrame(rows, columns=["n=16, Beta(0.2, 0.6)", "By hand", "Planner"]).round(3)
+    table["Planner over by hand"] = (table["Planner"] / table["By hand"]).round(3)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    table.to_csv(FOLDER / "reference.csv", index=False)
+    print(table.to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What screening and prompts chosen by history save, and what the model learns meanwhile: real runs, interleaved.
+
+python -m benchmarks.selection --seeds 0 1 2                              # quick start's task
+python -m benchmarks.selection --seeds 0 1 2 --task "tail 25"
+python -m benchmarks.selection --seeds 0 1 2 --prompts 96 --steps 48      # a data set that is visited again and again
+
+Writes `runs.csv`, one row a run, and beside each run's log its learning curve and its prompts' visits.
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+
+from benchmarks.strategies.run import TASKS
+from benchmarks.support.runs_file import RunsFile
+from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, train
+from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
+from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, recipe_overrides
+from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
+from recipe.async_dapo.history_file import HistoryFile
+
+START_STEPS = 15
+SAMPLES = 3
+ROWS: dict[str, list[str]] = {
+    "without": [],
+    "screening": [f"async_dapo.screening.samples={SAMPLES}"],
+    "history": ["async_dapo.selection.by=history"],
+    "screening, history": [f"async_dapo.screening.samples={SAMPLES}", "async_dapo.selection.by=history"],
+}
+GENERATED = ("trained", "discarded", "filtered", "screened")
+PASS_RATES = [0.0, 0.05, 0.2, 0.8, 0.95, 1.0]
+
+
+def generated_per_group(steps: Sequence[dict[str, float]]) -> float:
+    """Tokens generated in a run's first steps, over groups trained."""
+    generated = sum(step[f"async_dapo/tokens/{name}"] for step in steps for name in GENERATED)
+    return (generated + steps[-1]["async_dapo/partial/buffer_tokens"]) / (PROMPTS_PER_STEP * len(steps))
+
+
+def figures(metrics: RunMetrics) -> dict[str, float]:
+    """Times are medians over the steps after the warm-up."""
+    steps = metrics.steps
+    warm, last = steps[WARM_UP_STEPS:], steps[-len(steps) // 3 :]
+    ledger, accuracies = steps[-1], [accuracy for _, accuracy in metrics.series(ACCURACY)]
+    return {
+        "accuracy_before": accuracies[0],
+        "accuracy_after": accuracies[-1],
+        "tok_per_group_start": round(generated_per_group(steps[:START_STEPS]), 1),
+        "tok_per_group": round(generated_per_group(steps), 1),
+        "saved_tok_share": round(_share(steps, "screening/saved_tokens"), 4),
+        "rollout_s": round(statistics.median(step["async_dapo/round/rollout_s"] for step in warm), 3),
+        "step_s": round(statistics.median(step[STEP_S] for step in warm), 3),
+        "drawn": ledger["async_dapo/ledger/drawn"],
+        "filtered": ledger["async_dapo/ledger/filtered"],
+        "screened": ledger["async_dapo/ledger/screened"],
+        "filtered_per_trained_last_third": round(
+            sum(step["async_dapo/filter/rejected_groups"] for step in last) / (PROMPTS_PER_STEP * len(last)), 3
+        ),
+    }
+
+
+def curve(metrics: RunMetrics) -> pd.DataFrame:
+    """Accuracy by step, and by seconds of training."""
+    seconds = dict(zip(range(1, len(metrics.steps) + 1), _cumulated(metrics), strict=True)) | {0: 0.0}
+    rows = [(step, round(seconds[int(step)], 2), accuracy) for step, accuracy in metrics.series(ACCURACY)]
+    return pd.DataFrame(rows, columns=["step", "seconds", "accuracy"])
+
+
+def visits(file: Path) -> pd.DataFrame:
+    """How often prompts were answered, by the pass rate that their history has."""
+    counts = msgspec.json.decode(file.read_bytes(), type=HistoryFile).prompts.values()
+    seen = pd.DataFrame({"rate": [c.right / (c.right + c.wrong) for c in counts], "visits": [c.visits for c in counts]})
+    groups = seen.groupby(pd.cut(seen["rate"], PASS_RATES, include_lowest=True), observed=False)["visits"]
+    return groups.agg(["count", "mean", "min"]).reset_index()
+
+
+def run(name: str, assets: Assets, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, float]:
+    """One run's columns."""
+    history = folder / "history.json"
+    history.unlink(missing_ok=True)
+    entry = [
+        RECIPE,
+        *recipe_overrides(strategy="partial", stop_rule=None),
+        *ROWS[name],
+        f"async_dapo.selection.history_file={history}",
+        f"trainer.save_freq={options.steps}",
+        f"trainer.test_freq={options.test_every}",
+        *([] if options.prompts is None else [f"data.train_max_samples={options.prompts}"]),
+        *options.overrides,
+    ]
+    metrics, _ = train(entry, assets, folder, steps=options.steps, seed=seed)
+    curve(metrics).to_csv(folder / "curve.csv", index=False)
+    visits(history).to_csv(folder / "visits.csv", index=False)
+    return figures(metrics)
+
+
+def _share(steps: Sequence[dict[str, float]], name: str) -> float:
+    generated = sum(step[f"async_dapo/tokens/{part}"] for step in steps for part in GENERATED)
+    saved = sum(step[f"async_dapo/{name}"] for step in steps)
+    return saved / (saved + generated)
+
+
+def _cumulated(metrics: RunMetrics) -> list[float]:
+    return pd.Series([step[STEP_S] for step in metrics.steps]).cumsum().tolist()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--task", choices=TASKS, default="quick start")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--test-every", type=int, default=5, help="steps between two validations")
+    parser.add_argument("--prompts", type=int, help="size of the data set; all of the task's by default")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--overrides", nargs="+", default=[], help="further Hydra overrides of every row")
+    parser.add_argument("--output", type=Path, default=Path("outputs", "selection"))
+    parser.add_argument("--runs", type=Path, default=Path("outputs", "selection"), help="folder of the runs' logs")
+    options = parser.parse_args()
+    runs = RunsFile(options.output / "runs.csv")
+    for seed in options.seeds:
+        assets = prepare_assets(options.runs.absolute(), seed=seed, shape=TASKS[options.task])
+        for name in options.rows:
+            prompts = "all" if options.prompts is None else options.prompts
+            cell = {"task": options.task, "prompts": prompts, "row": name, "seed": seed}
+            setting = {"steps": options.steps, "overrides": " ".join(options.overrides)}
+            folder = options.runs.absolute() / runs.folder_name(cell)
+            runs.measure(cell | setting, partial(run, name, assets, folder, options, seed))
