@@ -9,6 +9,7 @@ import pandas as pd
 
 from benchmarks.control_plane import summary as control_plane
 from benchmarks.plan import summary as plan
+from benchmarks.selection import summary as selection
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.strategies import summary as strategies
 from benchmarks.support.tables import markdown
@@ -80,6 +81,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "orders": table(plan.orders_table),
         "calibration": table(plan.calibration_table),
         "scale": table(plan.scale_table),
+    },
+    "docs/selection.md": {
+        "training frequency": table(selection.frequency_table),
+        "reference": table(selection.reference_table),
     },
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES},
     "docs/results.md": {

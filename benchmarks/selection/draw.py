@@ -1,12 +1,18 @@
-"""Draws how often a prompt's groups are trained, by its pass rate: exact, by enumeration. n = 16.
+"""Draws how often a prompt's groups are trained, by its pass rate: exact, by enumeration; or runs' learning curves.
 
-python -m benchmarks.selection.draw
+python -m benchmarks.selection.draw                    # n = 16, into assets/selection
+python -m benchmarks.selection.draw outputs/selection  # what `python -m benchmarks.selection` has measured
 """
+
+import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.selection import summary
+from benchmarks.support.runs_file import RunsFile
+from benchmarks.support.tables import markdown
 
 PANELS = {
     "trained_share": "groups that are trained [share]",
@@ -15,7 +21,7 @@ PANELS = {
 }
 
 
-def main() -> None:
+def draw_frequencies() -> None:
     frequencies = summary.frequencies(np.linspace(0.005, 0.995, 199).round(3).tolist())
     summary.FOLDER.mkdir(parents=True, exist_ok=True)
     frequencies.round(5).to_csv(summary.FOLDER / "training_frequency.csv", index=False)
@@ -30,5 +36,29 @@ def main() -> None:
     figure.savefig(summary.FOLDER / "training_frequency.png", dpi=120)
 
 
+def draw_curves(folder: Path) -> None:
+    """Mean accuracy over seeds, by step and by seconds; one line a row of the benchmark, one line of panels a job."""
+    runs = summary.read_runs(folder)
+    jobs = runs.groupby(summary.JOB, sort=False)
+    figure, axes = plt.subplots(len(jobs), 2, figsize=(10, 3.6 * len(jobs)), layout="constrained", squeeze=False)
+    for line, (job, rows) in zip(axes, jobs, strict=True):
+        for name, cells in rows.groupby("row", sort=False):
+            folders = [
+                folder / RunsFile.folder_name(cell) for cell in cells[summary.CELL].astype(str).to_dict("records")
+            ]
+            curve = summary.mean_curve(folders)
+            for axis, column in zip(line, ("step", "seconds"), strict=True):
+                axis.plot(curve[column], curve["accuracy"], label=name)
+                axis.set_xlabel(column)
+        line[0].set_title(", ".join(map(str, job)))
+        line[0].set_ylabel("validation accuracy")
+    axes[0][0].legend(fontsize=8)
+    figure.savefig(folder / "learning_curves.png", dpi=120)
+    print(markdown(summary.runs_table(runs)))
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        draw_curves(Path(sys.argv[1]))
+    else:
+        draw_frequencies()

@@ -17,6 +17,15 @@ SCREENINGS = {
     "k=4, kept 25 %": Screening(samples=SAMPLES, keep_share=0.25),
     "k=8, kept 5 %": Screening(samples=8, keep_share=0.05),
 }
+CELL = ["task", "prompts", "row", "seed"]  # what names a run's folder
+JOB = ["task", "prompts", "steps"]
+MEASURES = {
+    "tok_per_group_start": "tokens a trained group, first steps",
+    "tok_per_group": "tokens a trained group",
+    "step_s": "step [s]",
+    "accuracy_after": "accuracy after",
+    "filtered_per_trained_last_third": "filtered a trained group, last third",
+}
 SHOWN_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # the table's; 1 - p is as p
 
 
@@ -51,3 +60,23 @@ def answers_by_hand(samples: int | None, a: float, b: float) -> float:
 
 def reference_table() -> pd.DataFrame:
     return pd.read_csv(FOLDER / "reference.csv")
+
+
+def read_runs(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "runs.csv")
+
+
+def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds, and tokens over those without."""
+    means = runs.groupby([*JOB, "row"], sort=False)[list(MEASURES)].mean().reset_index()
+    without = means[means["row"] == "without"]
+    for column in ("tok_per_group_start", "tok_per_group"):
+        reference = means[JOB].merge(without[[*JOB, column]], how="left", on=JOB)[column]
+        means[f"{MEASURES[column]}, over without"] = means[column] / reference
+    return means.round(3).rename(columns=MEASURES)
+
+
+def mean_curve(folders: list[Path]) -> pd.DataFrame:
+    """Over seeds, step by step."""
+    curves = pd.concat([pd.read_csv(folder / "curve.csv") for folder in folders])
+    return curves.groupby("step").mean().reset_index()
