@@ -14,7 +14,7 @@ from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
 from recipe.async_dapo.rollout.causes import cause_of
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator, Ticket
-from recipe.async_dapo.rollout.reward_pool import RewardFunction, RewardProcess, RewardRaised
+from recipe.async_dapo.rollout.started_process import RewardFunction, RewardProcess, RewardRaised
 from recipe.async_dapo.training.too_few_groups import too_many_failures
 
 from ..support.rollout_world import outcome_of, rollout, scores

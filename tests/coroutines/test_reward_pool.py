@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.rollout.reward_pool import RewardNotLoaded, RewardPool, RewardProcessKilled
+from recipe.async_dapo.rollout.reward_pool import RewardPool
+from recipe.async_dapo.rollout.started_process import RewardNotLoaded, RewardProcessKilled
 
 from ..support.fakes import ScriptedProcess
 from ..support.simulation import now_s, settle, simulate

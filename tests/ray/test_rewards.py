@@ -18,7 +18,7 @@ from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.protocol import DataProto
 
 from recipe.async_dapo.rollout.reward_isolation import isolate_reward
-from recipe.async_dapo.rollout.reward_pool import RewardProcessDied, RewardProcessKilled, RewardRaised
+from recipe.async_dapo.rollout.started_process import RewardProcessDied, RewardProcessKilled, RewardRaised
 
 from ..support.composed_runs import compose_run, valid_overrides, write_files
 from ..support.ray_cluster import local_ray

@@ -6,7 +6,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from recipe.async_dapo.config import OnRewardError, RewardConfig
-from recipe.async_dapo.rollout.reward_pool import CallLost, RewardProcessKilled
+from recipe.async_dapo.rollout.started_process import CallLost, RewardProcessKilled
 
 
 def reward_options(**changes: Any) -> RewardConfig:

@@ -3,8 +3,8 @@
 from ray.exceptions import RayTaskError
 
 from ..core.failures import Cause
-from .reward_pool import RewardRaised
 from .reward_process import describe, user_traceback
+from .started_process import RewardRaised
 
 
 def cause_of(error: BaseException) -> Cause:

@@ -16,7 +16,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.failures import Cause
 from .causes import cause_of
-from .reward_pool import RewardProcessDied, RewardProcessKilled
+from .started_process import RewardProcessDied, RewardProcessKilled
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..config import RewardConfig
-from .reward_pool import RewardFunction, RewardPool, RewardProcess
+from .reward_pool import RewardPool
+from .started_process import RewardFunction, RewardProcess
 
 # What verl passes with every call, and is the same in all; a tokenizer takes as long to pack as an answer to score.
 SENT_ONCE = ("reward_router_address", "reward_model_tokenizer")

@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 from ..config import AsyncDAPOConfig, ConfigError
 from ..plain_values import to_plain
 from ..rollout.reward_isolation import function_of
-from ..rollout.reward_pool import RewardNotLoaded, RewardPool, RewardProcess, RewardProcessDied, RewardRaised
+from ..rollout.reward_pool import RewardPool
+from ..rollout.started_process import RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised
 
 MAX_SOURCES = 64
 _ESCAPE = "or set async_dapo.reward.check_at_start=False"
