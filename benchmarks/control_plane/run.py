@@ -167,7 +167,7 @@ def coordinated_round(round_id: str, coordinator: ActorHandle, clients: list[Act
         drains=True,
     )
     groups = [f"group-{i}" for i in range(in_flight // GROUP_SIZE)]
-    tickets = [Ticket(prompt_uid=uid, unfinished=GROUP_SIZE, payload=b"") for uid in groups]
+    tickets = [Ticket(prompt_uid=uid, unfinished=GROUP_SIZE, content=b"") for uid in groups]
     ray.get(coordinator.open_round.remote(spec, tickets))
     lanes = len(groups) // NUM_CLIENTS
     ray.get([client.lanes.remote(lanes, coordinator, round_id, i) for i, client in enumerate(clients)])

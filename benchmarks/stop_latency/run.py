@@ -79,7 +79,7 @@ def _one_round(round_id, coordinator, balancer, requesters, servers, requests) -
         num_workers=1,
         drains=False,
     )
-    ray.get(coordinator.open_round.remote(spec, [Ticket(prompt_uid="last", unfinished=1, payload=b"")]))
+    ray.get(coordinator.open_round.remote(spec, [Ticket(prompt_uid="last", unfinished=1, content=b"")]))
     ray.get(coordinator.take_group.remote(round_id, 0))
     held = [requester.hold.remote(requests // len(requesters)) for requester in requesters]
     ray.get([server.wait_full.remote(requests // len(servers)) for server in servers])

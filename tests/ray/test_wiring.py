@@ -149,7 +149,7 @@ def test_given_requests_on_all_servers_when_the_round_stops_then_everybody_is_re
         return await running() == 32
 
     async def main() -> None:
-        groups = [Ticket(prompt_uid=uid, unfinished=1, payload=b"") for uid in ("a", "b")]
+        groups = [Ticket(prompt_uid=uid, unfinished=1, content=b"") for uid in ("a", "b")]
         await coordinator.open_round.remote(spec, groups)
         assert (await coordinator.take_group.remote("step-1", 0)).prompt_uid == "a"
         async with asyncio.TaskGroup() as tasks:
@@ -213,7 +213,7 @@ def test_given_a_coordinator_that_is_killed_when_the_trainer_waits_then_it_gets_
         num_workers=1,
         drains=True,
     )
-    ray.get(manager._coordinator.open_round.remote(spec, [Ticket(prompt_uid="a", unfinished=1, payload=b"")]))
+    ray.get(manager._coordinator.open_round.remote(spec, [Ticket(prompt_uid="a", unfinished=1, content=b"")]))
     ray.kill(manager._coordinator)
     with pytest.raises(RolloutError, match="step-1") as failed:
         manager.next_event()

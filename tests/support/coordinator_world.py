@@ -40,7 +40,7 @@ def spec(round_id: str = "step-1", **options: Any) -> RoundSpec:
 
 
 def tickets(*uids: str, unfinished: int = 1) -> list[Ticket]:
-    return [Ticket(prompt_uid=uid, unfinished=unfinished, payload=uid.encode()) for uid in uids]
+    return [Ticket(prompt_uid=uid, unfinished=unfinished, content=uid.encode()) for uid in uids]
 
 
 def ended(uid: str, verdict: Verdict = Verdict.VALID) -> GroupOutcome:

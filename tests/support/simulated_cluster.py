@@ -25,6 +25,7 @@ from recipe.async_dapo.engines import server_calls
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout import manager as manager_module
+from recipe.async_dapo.rollout import parking
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
 from recipe.async_dapo.rollout.prompts import make_group
@@ -33,6 +34,7 @@ from recipe.async_dapo.training.engine_manager import EngineManager
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer, log_prob_of, token_at
+from .object_store import StoredObject
 from .scripted_reward import reward_options
 from .simulated_engines import SimulatedReplica, SimulatedTrainingWorkers
 from .simulated_worker import FakeStore, SimulatedWorker, Task
@@ -214,6 +216,7 @@ class Cluster:
     def _patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         remote = SimpleNamespace(get=self._get, wait=self._wait, kill=FakeHandle.kill)
         monkeypatch.setattr(manager_module, "ray", remote)
+        monkeypatch.setattr(parking, "ray", SimpleNamespace(put=StoredObject, get=StoredObject.load))
         monkeypatch.setattr(engine_manager_module, "ray", remote)
         monkeypatch.setattr(
             engine_manager_module, "asyncio", SimpleNamespace(run=self.loop.run_until_complete, sleep=asyncio.sleep)

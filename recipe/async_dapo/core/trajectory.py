@@ -30,6 +30,12 @@ class Segment:
         if len(self.token_ids) != len(self.rollout_log_probs):
             raise BrokenRecord(f"{len(self.token_ids)} tokens with {len(self.rollout_log_probs)} log-probs")
 
+    @property
+    def counts(self) -> "Segment":
+        """The same without the tokens."""
+        tokens = range(len(self.token_ids))
+        return Segment(policy_version=self.policy_version, token_ids=tokens, rollout_log_probs=tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
@@ -106,6 +112,13 @@ class Trajectory:
     def raw_response_ids(self) -> list[int]:
         return [token for turn in self.turns for token in turn.raw_response_ids]
 
+    def keep_counts(self) -> None:
+        """Let go of its tokens, but not of their numbers."""
+        for turn in self.turns:
+            turn.segments = [segment.counts for segment in turn.segments]
+        if self.is_finished:
+            self.outputs = True
+
     def restart(self) -> int:
         """Throw away all it has generated. Returns the number of tokens lost."""
         lost_tok = self.generated_tok
@@ -124,6 +137,7 @@ class PromptGroup:
     is_certain: bool = False  # two of its finished trajectories differ: it will be valid
     key: str = ""  # the prompt's name over all its visits
     deferred_until: int = 0  # step in which it is drawn at the latest
+    parked: Any = None  # where its tokens are, if they are not here; opaque to core
 
     @property
     def age(self) -> int:
@@ -156,9 +170,15 @@ class PromptGroup:
             for turn in trajectory.turns:
                 turn.attachment = None
 
+    def park(self, place: Any) -> None:
+        """Keep how much it has generated, but not the tokens: they are in `place`."""
+        self.parked = place
+        for trajectory in self.trajectories:
+            trajectory.keep_counts()
+
     def restart(self) -> int:
         """Throw away all the group has generated. Returns the number of tokens lost."""
-        self.is_certain = False
+        self.is_certain, self.parked = False, None
         return sum(trajectory.restart() for trajectory in self.trajectories)
 
 

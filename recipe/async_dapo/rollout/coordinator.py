@@ -36,13 +36,15 @@ VALIDATION_LINES = 4  # that a validation logs of its progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """A group for a lane to run; `payload` is its pickled PromptGroup, never looked into here."""
+    """A group for a lane to run. `content` is never looked into here; see `parking.py`."""
 
     prompt_uid: str
     unfinished: int  # trajectories that are to be generated
     held_back: int = 0  # further ones, which start when it has become certain
     is_certain: bool = False  # its finished trajectories differ: it will be valid
-    payload: bytes
+    content: bytes | ray.ObjectRef  # the pickled PromptGroup, or where it is parked
+    ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
+    is_attached: bool = False  # requests of its that were frozen in their engines are still there
 
 
 class RoundEvent(StrEnum):

@@ -1,7 +1,6 @@
 """Agent loop manager: opens rounds on the coordinator and the workers, and merges what they report."""
 
 import logging
-import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ from ..core.failures import EndedGroups
 from ..core.over_sampling import AtHand
 from ..core.pool_records import Dispatch
 from ..core.round import RoundSpec, RoundSummary
-from ..core.screening import NO_SCREENING, Screening
+from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, PromptGroup
 from ..engines.balancer_stats import LoadBalancerStats
-from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent, Ticket
+from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
+from .parking import ticket_of
 from .prompts import make_group, prompt_rows
 from .reward import RewardCalls
 from .worker import AsyncDAPOAgentLoopWorker, RoundOrder, WorkerReport
@@ -102,7 +102,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
         self._frozen |= {group.uid: _leases(group) for group in groups}
-        self._get(self._coordinator.add_groups.remote(self._round_id, _tickets(groups, self._options.screening)))
+        tickets = [ticket_of(group, self._options.screening) for group in groups]
+        self._get(self._coordinator.add_groups.remote(self._round_id, tickets))
 
     def next_event(self) -> RoundEvent:
         """Wait for the coordinator.
@@ -196,7 +197,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._started = time.monotonic()
         self._frozen = {group.uid: _leases(group) for group in groups}
         screening = NO_SCREENING if order.validate else self._options.screening
-        self._get(self._coordinator.open_round.remote(spec, _tickets(groups, screening)))
+        tickets = [ticket_of(group, screening) for group in groups]
+        self._get(self._coordinator.open_round.remote(spec, tickets))
         self._worker_refs = [worker.run_round.remote(order) for worker in self.agent_loop_workers]
 
     def _get(self, refs: Any, timeout_s: float | None = None) -> Any:
@@ -214,16 +216,3 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
 
 def _leases(group: PromptGroup) -> list[str]:
     return [attachment.lease_id for attachment in group.attachments()]
-
-
-def _tickets(groups: Sequence[PromptGroup], screening: Screening) -> list[Ticket]:
-    return [
-        Ticket(
-            prompt_uid=group.uid,
-            unfinished=len(screening.to_run(group)),
-            held_back=len(screening.held_back(group)),
-            is_certain=group.is_certain,
-            payload=pickle.dumps(group, protocol=5),
-        )
-        for group in groups
-    ]

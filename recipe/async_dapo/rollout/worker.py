@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,9 @@ from ..logs import show_logs
 from ..shipping import localise
 from ..verl_version import check_versions
 from .agent_loops import AgentLoopFactory
+from .coordinator import Ticket
 from .group_rollout import GroupRollout, leaves
+from .parking import group_of, park
 from .reward import RewardCalls, RewardScorer
 
 logger = logging.getLogger(__name__)
@@ -119,17 +120,18 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport, groups: asyncio.TaskGroup
     ) -> None:
         while (ticket := await self._coordinator.take_group.remote(order.round_id, self._worker)) is not None:
-            run = self._run_group(order, rollout, report, pickle.loads(ticket.payload))
+            run = self._run_group(order, rollout, report, ticket)
             if self._options.lanes_per_worker is None:
                 groups.create_task(run, name=f"group-{ticket.prompt_uid}")
             else:
                 await run
 
-    async def _run_group(
-        self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport, group: PromptGroup
-    ) -> None:
+    async def _run_group(self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport, ticket: Ticket) -> None:
+        group = await group_of(ticket)
         outcome = await rollout.run(group)
         if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
+            if self._options.keeps_tokens:
+                park(group)
             report.unfinished.append(group)
         if outcome is None:
             return

@@ -20,6 +20,7 @@ from ..core.pool_records import CarriedGroup, PoolState
 from ..core.prompt_history import PassCount
 from ..core.round_size import LengthsEnded
 from ..plain_values import read_extension
+from ..rollout.parking import with_tokens
 from .group_records import Count, GroupRecord, Record, group_of, record_of
 
 
@@ -83,7 +84,7 @@ def to_frames(state: RolloutState) -> Iterator[bytes]:
         )
     )
     for group in (*pool.waiting, *pool.deferred, *pool.buffered):
-        yield _encode(record_of(group))
+        yield _encode(record_of(with_tokens(group)))
     for carried in pool.carried:
         yield _encode(
             CarriedRecord(

@@ -1,0 +1,144 @@
+"""Seconds and bytes between two rounds: unfinished groups from workers to trainer, and out to the workers again.
+
+python -m benchmarks.between_rounds --trajectories 1024 8192 --tokens 8192 --workers 4 --repetitions 3
+
+The same groups travel twice in each repetition: with their tokens through trainer and coordinator (`value`), and as the
+recipe sends them, parked in the object store (`reference`). Real actors on this machine; nothing is generated.
+`back_s` is from the stop until the trainer has every report, `out_s` from there until every worker has its groups with
+their tokens. Adds rows to `runs.csv`. The project's own rows are in `assets/between_rounds`.
+"""
+
+import argparse
+import pickle
+import time
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import ray
+from ray import cloudpickle
+from ray.actor import ActorHandle
+
+from benchmarks.support.runs_file import RunsFile
+from recipe.async_dapo.core.round import RoundSpec
+from recipe.async_dapo.core.screening import NO_SCREENING
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Segment, Trajectory, Turn, Verdict
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, Ticket
+from recipe.async_dapo.rollout.parking import group_of, park, ticket_of
+
+GROUP_SIZE = 8
+VALUE, REFERENCE = "value", "reference"
+
+
+class Worker:
+    """Has groups after a round, and takes groups in the next one."""
+
+    def __init__(self, coordinator: ActorHandle, number: int) -> None:
+        self._coordinator, self._number = coordinator, number
+        self._groups: list[PromptGroup] = []
+
+    async def generate(self, count: int, tokens: int) -> None:
+        self._groups = [_interrupted(f"{self._number}-{i}", tokens) for i in range(count)]
+
+    async def report(self, by: str) -> list[PromptGroup]:
+        groups, self._groups = self._groups, []
+        if by == REFERENCE:
+            for group in groups:
+                park(group)
+        return groups
+
+    async def take(self, round_id: str, most: int) -> int:
+        """Take groups until there are no more. Returns the tokens that came with them."""
+        while (ticket := await self._coordinator.take_group.remote(round_id, self._number)) is not None:
+            group = await group_of(ticket)
+            self._groups.append(group)
+            await self._coordinator.report_completion.remote(round_id, GroupOutcome.of(group, Verdict.SET_ASIDE))
+            if len(self._groups) == most:
+                break
+        return sum(_tokens_here(group) for group in self._groups)
+
+
+def measure(*, by: str, trajectories: int, tokens: int, workers: int) -> dict[str, float]:
+    """One passage between two rounds."""
+    coordinator = EarlyStoppingCoordinatorActor.remote(None)
+    actors = [ray.remote(num_cpus=0)(Worker).remote(coordinator, i) for i in range(workers)]
+    each = trajectories // GROUP_SIZE // workers
+    ray.get([actor.generate.remote(each, tokens) for actor in actors])
+    started = time.monotonic()
+    groups = [group for report in ray.get([actor.report.remote(by) for actor in actors]) for group in report]
+    back_s, started = time.monotonic() - started, time.monotonic()
+    tickets = [_by_value(group) if by == VALUE else ticket_of(group, NO_SCREENING) for group in groups]
+    spec = RoundSpec(
+        round_id="next",
+        stop_rule=StopRuleName.FIFO,
+        target_valid_groups=len(groups),
+        carried_valid_groups=0,
+        num_workers=workers,
+        drains=False,
+    )
+    ray.get(coordinator.open_round.remote(spec, tickets))
+    arrived = sum(ray.get([actor.take.remote(spec.round_id, each) for actor in actors]))
+    out_s = time.monotonic() - started
+    assert arrived == len(groups) * GROUP_SIZE * tokens, "tokens are missing"
+    for actor in (*actors, coordinator):
+        ray.kill(actor)
+    return {
+        "coordinator_mb": round(_size(tickets) / 1e6, 3),
+        "back_s": round(back_s, 3),
+        "out_s": round(out_s, 3),
+        "between_s": round(back_s + out_s, 3),
+    }
+
+
+def _interrupted(uid: str, tokens: int) -> PromptGroup:
+    """A group whose trajectories have generated that many tokens each, and are not at their end."""
+    return PromptGroup(
+        uid=uid,
+        prompt={"raw_prompt": [{"role": "user", "content": "What is it?"}]},
+        drawn_at_step=1,
+        trajectories=[Trajectory(session_id=i, turns=[_turn(tokens)]) for i in range(GROUP_SIZE)],
+    )
+
+
+def _turn(tokens: int) -> Turn:
+    ids, log_probs = array("i", range(tokens)), array("f", [-0.5]) * tokens
+    segment = Segment(policy_version=1, token_ids=ids, rollout_log_probs=log_probs)
+    return Turn(prompt_digest=b"digest", prompt_len_tok=200, segments=[segment])
+
+
+def _by_value(group: PromptGroup) -> Ticket:
+    return Ticket(prompt_uid=group.uid, unfinished=GROUP_SIZE, content=pickle.dumps(group, protocol=5))
+
+
+def _size(tickets: Sequence[Ticket]) -> int:
+    return sum(len(cloudpickle.dumps(ticket)) for ticket in tickets)
+
+
+def _tokens_here(group: PromptGroup) -> int:
+    """Tokens that are here as such, and not only counted."""
+    segments = [segment for one in group.trajectories for turn in one.turns for segment in turn.segments]
+    return sum(len(segment.token_ids) for segment in segments if isinstance(segment.token_ids, array))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trajectories", type=int, nargs="+", default=[1024, 8192])
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("outputs", "between_rounds"))
+    options = parser.parse_args()
+    runs = RunsFile(options.output / "runs.csv")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=2_000_000_000)
+    for repetition in range(options.repetitions):
+        for trajectories in options.trajectories:
+            for by in (VALUE, REFERENCE):
+                shape = {"trajectories": trajectories, "tokens": options.tokens, "workers": options.workers}
+                runs.measure({"by": by, **shape, "repetition": repetition}, partial(measure, by=by, **shape))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

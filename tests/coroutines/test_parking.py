@@ -1,0 +1,102 @@
+"""Tokens stay where they were generated; the pool and the coordinator see their numbers only."""
+
+import asyncio
+import pickle
+from array import array
+from types import SimpleNamespace
+
+import pytest
+
+from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.screening import NO_SCREENING
+from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
+from recipe.async_dapo.rollout import parking
+
+from ..support.object_store import StoredObject
+from ..support.simulated_cluster import options
+from ..support.simulated_worker import Task
+
+LENGTH_TOK = 5000
+
+
+@pytest.fixture(autouse=True)
+def _object_store(monkeypatch) -> None:
+    monkeypatch.setattr(parking, "ray", SimpleNamespace(put=StoredObject, get=StoredObject.load))
+
+
+def interrupted_group() -> PromptGroup:
+    """One finished trajectory, one whose request is frozen in its engine, one that has not started."""
+    segment = Segment(
+        policy_version=3, token_ids=array("i", range(LENGTH_TOK)), rollout_log_probs=array("f", [-0.5]) * LENGTH_TOK
+    )
+    frozen = Attachment(server_id="server-0", lease_id="lease")
+    turn = Turn(prompt_digest=b"p", prompt_len_tok=2, segments=[segment], attachment=frozen)
+    finished = Trajectory(session_id=0, outputs=["all that the loop returned"], finished_stamps=((3, 7),))
+    trajectories = [finished, Trajectory(session_id=1, turns=[turn]), Trajectory(session_id=2)]
+    return PromptGroup(uid="group", prompt={"index": 0}, drawn_at_step=1, trajectories=trajectories)
+
+
+def test_given_a_parked_group_then_all_that_the_pool_decides_by_is_still_there() -> None:
+    whole, group = interrupted_group(), interrupted_group()
+    parking.park(group)
+    for name in ("age", "generated_tok", "has_started"):
+        assert getattr(group, name) == getattr(whole, name)
+    assert group.versions() == whole.versions() and group.attachments() == whole.attachments()
+    assert [one.session_id for one in group.unfinished] == [1, 2]
+    assert [one.stamps for one in group.trajectories] == [one.stamps for one in whole.trajectories]
+    assert parking.with_tokens(group) == whole
+
+
+def test_given_changes_in_the_pool_when_a_lane_opens_the_ticket_then_the_group_has_them() -> None:
+    group = interrupted_group()
+    parking.park(group)
+    group.trajectories[1].age = 4
+    group.detach()
+    taken = asyncio.run(parking.group_of(parking.ticket_of(group, NO_SCREENING)))
+    expected = interrupted_group()
+    expected.trajectories[1].age = 4
+    expected.detach()
+    assert taken == expected
+    assert parking.with_tokens(group) == expected
+
+
+def test_given_a_ticket_then_it_carries_no_tokens_whether_a_worker_or_a_checkpoint_gave_the_group() -> None:
+    parked = interrupted_group()
+    parking.park(parked)
+    for group in (parked, interrupted_group()):
+        ticket = parking.ticket_of(group, NO_SCREENING)
+        assert not isinstance(ticket.content, bytes)
+        assert (ticket.unfinished, ticket.is_attached) == (2, True)
+
+
+def test_given_a_group_without_tokens_then_the_ticket_carries_it() -> None:
+    group = PromptGroup(uid="new", prompt={"index": 0}, drawn_at_step=1, trajectories=[Trajectory(session_id=0)])
+    ticket = parking.ticket_of(group, NO_SCREENING)
+    assert isinstance(ticket.content, bytes) and pickle.loads(ticket.content) == group
+    assert asyncio.run(parking.group_of(ticket)) == group and group.parked is None
+
+
+def test_given_a_parked_group_when_it_starts_anew_then_nothing_of_it_is_kept() -> None:
+    group = interrupted_group()
+    parking.park(group)
+    assert group.restart() == LENGTH_TOK + 7
+    assert group.parked is None and not group.has_started
+
+
+@pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])
+def test_given_rounds_that_are_interrupted_then_the_trainer_holds_counts_and_no_tokens(start, strategy) -> None:
+    task = Task(length_of=lambda prompt_ids: 5 + 40 * (prompt_ids[0] % 2))
+    cluster = start(options(rollout_strategy=strategy), task=task)
+    seen = 0
+    for _ in range(4):
+        cluster.step()
+        segments = [
+            segment
+            for group in cluster.buffer.pool.buffered
+            for trajectory in group.trajectories
+            for turn in trajectory.turns
+            for segment in turn.segments
+        ]
+        assert all(isinstance(segment.token_ids, range) for segment in segments)
+        seen += len(segments)
+    assert seen
