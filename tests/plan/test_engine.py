@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.plan.costs import StepCost
-from recipe.async_dapo.plan.engine import Engine, Request
+from recipe.async_dapo.plan.engine import Engine
+from recipe.async_dapo.plan.request import Request
 
 from ..support.token_by_token import Arrival, serve
 

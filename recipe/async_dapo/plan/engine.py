@@ -11,34 +11,12 @@ Pure state machine: time arrives as `now_s`, `next_boundary_s` says when the bat
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from ..core.concurrency import EngineLoad
 from .costs import StepCost
 from .counters import EngineCounters
-
-
-@dataclass(slots=True, kw_only=True)
-class Request:
-    """A trajectory in a server. `owner` is the caller's, never looked into here."""
-
-    owner: Any
-    context_tok: int  # prompt and what has been generated, before admission
-    remaining_tok: int
-    prefill_tok: int  # of the context, to be computed on admission
-    is_recompute: bool = False  # preempted: its context was computed before
-    generated_tok: int = 0  # in this server, over preemptions
-    delivered_tok: int = 0  # of these: handed to the owner
-    order: int = 0  # of admission
-    start_step: int = 0
-    due_step: int = 0
-
-    def deliver(self) -> int:
-        """The number of tokens since the last delivery."""
-        new_tok, self.delivered_tok = self.generated_tok - self.delivered_tok, self.generated_tok
-        return new_tok
+from .request import Request
 
 
 class Engine:
@@ -56,9 +34,9 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._due: list[tuple[int, int, Request]] = []  # heap of (due step, order, request)
         self._admitted: list[Request] = []  # in order of admission; those that left linger at the end
-        self._running = 0
+        self.num_running = 0
         self._step = 0  # at the start of this stretch
-        self._kv_tok = 0
+        self.kv_tok = 0  # in the cache at the start of this stretch
         self._stretch_s = 0.0  # start of this stretch
         self._prefill_s = 0.0  # part of its first step
         self._boundary = 0  # steps of this stretch until the batch changes
@@ -71,25 +49,16 @@ class Engine:
 
     @property
     def num_requests(self) -> int:
-        return self._running + len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        return self._running
+        return self.num_running + len(self._waiting)
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    @property
-    def kv_tok(self) -> int:
-        """Tokens in the cache at the start of this stretch."""
-        return self._kv_tok
-
     def kv_tok_at(self, now_s: float) -> int:
-        if not self._running or self._is_paused:
-            return self._kv_tok
-        return self._kv_tok + self._running * min(self._boundary, self._steps_by(now_s))
+        if not self.num_running or self._is_paused:
+            return self.kv_tok
+        return self.kv_tok + self.num_running * min(self._boundary, self._steps_by(now_s))
 
     @property
     def load(self) -> EngineLoad:
@@ -98,7 +67,7 @@ class Engine:
         return EngineLoad(
             kv_room_tok=self._cost.kv_room_tok,
             max_num_seqs=self._max_num_seqs,
-            kv_peak=max(self.kv_peak_tok, self._kv_tok) / self._cost.kv_room_tok,
+            kv_peak=max(self.kv_peak_tok, self.kv_tok) / self._cost.kv_room_tok,
             kv_tok_s=done.kv_tok_s,
             preemptions=done.preemptions,
             generated_tok=done.generated_tok,
@@ -108,12 +77,12 @@ class Engine:
 
     def forget_load(self) -> None:
         """Count what it says of itself from now on."""
-        self.kv_peak_tok, self._at_resume = self._kv_tok, self.counters + EngineCounters()
+        self.kv_peak_tok, self._at_resume = self.kv_tok, self.counters + EngineCounters()
 
     def submit(self, request: Request, now_s: float) -> None:
         """Queue a request. It is admitted at the first step boundary from now on that has room for it."""
         self._waiting.append(request)
-        if len(self._waiting) == 1 and self._running < self._max_num_seqs and not self._is_paused:
+        if len(self._waiting) == 1 and self.num_running < self._max_num_seqs and not self._is_paused:
             self._interrupt(now_s)
 
     def run_boundary(self) -> list[Request]:
@@ -122,7 +91,7 @@ class Engine:
         finished = []
         while self._due and self._due[0][0] <= self._step:
             _, order, request = heapq.heappop(self._due)
-            if _is_running(request, order):
+            if request.is_running(order):
                 self._leave(request)
                 finished.append(request)
         self._rebatch()
@@ -162,7 +131,7 @@ class Engine:
         self.next_boundary_s = inf
         running = [request for request in self._admitted if request.due_step]
         for request in running:
-            self._note_tokens(request)
+            request.note_tokens(self._step)
         return running + list(self._waiting)
 
     def resume(self, now_s: float) -> None:
@@ -174,7 +143,7 @@ class Engine:
 
     def settle(self, now_s: float) -> None:
         """End the stretch now; the step under way is lost."""
-        if self._running and not self._is_paused:
+        if self.num_running and not self._is_paused:
             self._advance(min(self._boundary, self._steps_by(now_s)))
             self._spend(now_s - self._stretch_s)
 
@@ -183,15 +152,15 @@ class Engine:
     def _time_of(self, steps: int) -> float:
         if steps == 0:
             return self._stretch_s
-        return self._stretch_s + self._prefill_s + self._cost.decode_s(steps, self._running, self._kv_tok)
+        return self._stretch_s + self._prefill_s + self._cost.decode_s(steps, self.num_running, self.kv_tok)
 
     def _steps_by(self, now_s: float) -> int:
         seconds = now_s - self._stretch_s - self._prefill_s
-        return self._cost.steps_within(seconds, self._running, self._kv_tok) if seconds > 0 else 0
+        return self._cost.steps_within(seconds, self.num_running, self.kv_tok) if seconds > 0 else 0
 
     def _interrupt(self, now_s: float) -> None:
         """End the stretch at the first step boundary that is not before now."""
-        if not self._running:
+        if not self.num_running:
             self._stretch_s, self._boundary = now_s, 0
         elif now_s > self._stretch_s:
             steps = self._steps_by(now_s)
@@ -204,44 +173,44 @@ class Engine:
         if steps == 0:
             return
         seconds = self._time_of(steps) - self._stretch_s
-        self.counters.kv_tok_s += seconds * steps * self._running / 2  # it grows evenly
+        self.counters.kv_tok_s += seconds * steps * self.num_running / 2  # it grows evenly
         self._spend(seconds)
         self.counters.prefill_s += self._prefill_s
-        self.counters.generated_tok += steps * self._running
+        self.counters.generated_tok += steps * self.num_running
         self._prefill_s = 0.0
         self._step += steps
-        self._kv_tok += steps * self._running
-        self.kv_peak_tok = max(self.kv_peak_tok, self._kv_tok)
+        self.kv_tok += steps * self.num_running
+        self.kv_peak_tok = max(self.kv_peak_tok, self.kv_tok)
         self._boundary -= steps
 
     def _spend(self, seconds: float) -> None:
         self._stretch_s += seconds
         self.counters.busy_s += seconds
-        self.counters.request_s += seconds * self._running
-        self.counters.kv_tok_s += seconds * self._kv_tok
+        self.counters.request_s += seconds * self.num_running
+        self.counters.kv_tok_s += seconds * self.kv_tok
 
     # ---- the batch ----
 
     def _rebatch(self) -> None:
         has_preempted = False
-        while self._kv_tok + self._running > self._cost.kv_room_tok:
+        while self.kv_tok + self.num_running > self._cost.kv_room_tok:
             self._preempt_last()
             has_preempted = True
-        while self._waiting and not has_preempted and self._running < self._max_num_seqs:
-            if self._kv_tok + self._waiting[0].context_tok + self._running + 1 > self._cost.kv_room_tok:
+        while self._waiting and not has_preempted and self.num_running < self._max_num_seqs:
+            if self.kv_tok + self._waiting[0].context_tok + self.num_running + 1 > self._cost.kv_room_tok:
                 break
             self._admit(self._waiting.popleft())
         self._plan()
 
     def _plan(self) -> None:
         """When does the batch change next, if nobody comes?"""
-        while self._due and not _is_running(self._due[0][2], self._due[0][1]):
+        while self._due and not self._due[0][2].is_running(self._due[0][1]):
             heapq.heappop(self._due)
-        if not self._running or self._is_paused:
+        if not self.num_running or self._is_paused:
             self.next_boundary_s = inf
             return
         until_due = self._due[0][0] - self._step
-        until_full = (self._cost.kv_room_tok - self._kv_tok) // self._running
+        until_full = (self._cost.kv_room_tok - self.kv_tok) // self.num_running
         self._boundary = min(until_due, until_full)
         self.next_boundary_s = self._time_of(self._boundary)
 
@@ -251,15 +220,15 @@ class Engine:
         request.start_step = self._step
         request.due_step = self._step + request.remaining_tok
         heapq.heappush(self._due, (request.due_step, request.order, request))
-        self._running += 1
-        self._kv_tok += request.context_tok
+        self.num_running += 1
+        self.kv_tok += request.context_tok
         self._prefill_s += self._cost.prefill_s(request.prefill_tok)
         self.counters.prefilled_tok += request.prefill_tok
         self.counters.recomputed_tok += request.prefill_tok if request.is_recompute else 0
         while self._admitted and not self._admitted[-1].due_step:
             self._admitted.pop()
         self._admitted.append(request)
-        if len(self._admitted) > 64 + 2 * self._running:
+        if len(self._admitted) > 64 + 2 * self.num_running:
             self._admitted = [one for one in self._admitted if one.due_step]
 
     def _preempt_last(self) -> None:
@@ -274,19 +243,7 @@ class Engine:
 
     def _leave(self, request: Request) -> None:
         """Take a running request out, its tokens noted."""
-        self._note_tokens(request)
-        self._running -= 1
-        self._kv_tok -= request.context_tok
+        request.note_tokens(self._step)
+        self.num_running -= 1
+        self.kv_tok -= request.context_tok
         request.due_step = 0
-
-    def _note_tokens(self, request: Request) -> None:
-        new_tok = self._step - request.start_step
-        request.start_step = self._step
-        request.generated_tok += new_tok
-        request.context_tok += new_tok
-        request.remaining_tok -= new_tok
-
-
-def _is_running(request: Request, order: int) -> bool:
-    """Whether the heap's entry of this admission still holds."""
-    return request.due_step > 0 and request.order == order

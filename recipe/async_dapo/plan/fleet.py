@@ -12,7 +12,8 @@ from ..core.trajectory import Attachment
 from .clock import VirtualClock
 from .costs import StepCost
 from .counters import EngineCounters
-from .engine import Engine, Request
+from .engine import Engine
+from .request import Request
 
 
 class Fleet:

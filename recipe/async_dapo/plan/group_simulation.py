@@ -13,8 +13,8 @@ from ..config import AsyncDAPOConfig
 from ..core.group_filter import RunningVerdict, judge_group
 from ..core.trajectory import Attachment, GroupOutcome, PromptGroup, Segment, Trajectory, Turn, Verdict
 from .clock import VirtualClock
-from .engine import Request
 from .fleet import Fleet
+from .request import Request
 from .workload import ANSWERS
 
 

@@ -1,26 +1,24 @@
 """Steps of a run: open a round, let it stop, train, update the weights. Plays the trainer and its replay buffer."""
 
-import gc
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ..actor_limits import server_calls
 from ..config import Auto, ImportanceSampling
-from ..core.pool import PromptPool, training_order
+from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch, Settlement
 from ..core.screening import Screened
 from ..core.staleness import StalenessLimit
-from ..core.stop_rules import StopRuleName
-from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
+from ..core.trajectory import PromptGroup, Verdict
 from ..core.version_shares import VersionShares, VersionTag
+from .clock import no_garbage_collection
 from .counters import EngineCounters
 from .fleet import Fleet
 from .measures import StepMeasure
 from .round_simulation import RoundSimulation, SimulatedRound
 from .scenario import Scenario
-from .systems import Habits, System
+from .systems import System
+from .thrown_away import throw_away
 from .workload import ANSWERS
 
 MEAN_OF = 512  # groups
@@ -90,7 +88,7 @@ class TrainingRun:
         dispatch = self._open_round()
         simulated = self._simulate(dispatch)
         missing = self.options.target_valid_groups - self.pool.num_carried
-        lost_tok = _throw_away(simulated, self._habits, missing=missing, stop_rule=self.options.stop_rule)
+        lost_tok = throw_away(simulated, self._habits, missing=missing, stop_rule=self.options.stop_rule)
         settlement = self.pool.settle(simulated.summary, simulated.unfinished)
         self.pool.check_ledger()
         if not self.options.keeps_tokens:
@@ -137,7 +135,7 @@ class TrainingRun:
             draw=lambda count: self._draw(count).groups,
             on_valid=self._store,
         )
-        with _no_garbage_collection():
+        with no_garbage_collection():
             return simulation.run(dispatch)
 
     @property
@@ -236,41 +234,6 @@ class TrainingRun:
         """Sum of the sequences' lengths, prompt included, and of their squares."""
         whole = [self._scenario.prompt_len_tok + n for n in lens_tok]
         return sum(whole), sum(n * n for n in whole)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A round makes many objects and hardly any garbage: looking for it would take a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _throw_away(simulated: SimulatedRound, habits: Habits, *, missing: int, stop_rule: StopRuleName) -> int:
-    """Take out of a round what another system throws away and this recipe keeps. Returns its tokens."""
-    summary, lost_tok = simulated.summary, 0
-    if habits.drops_surplus:
-        surplus = {outcome.prompt_uid for outcome in training_order(summary, stop_rule)[missing:]}
-        dropped = [outcome for outcome in summary.outcomes if outcome.prompt_uid in surplus]
-        kept = [outcome for outcome in summary.outcomes if outcome.prompt_uid not in surplus]
-        failed = [replace(outcome, verdict=Verdict.FAILED, reason="surplus") for outcome in dropped]
-        summary = replace(summary, outcomes=(*kept, *failed))
-        lost_tok += sum(sum(outcome.response_lens_tok) for outcome in dropped)
-    if habits.drops_interrupted:
-        interrupted = [GroupOutcome.of(group, Verdict.FAILED, reason="interrupted") for group in simulated.unfinished]
-        never_started = [
-            GroupOutcome(prompt_uid=uid, verdict=Verdict.FAILED, reason="never started")
-            for uid in summary.never_started
-        ]
-        summary = replace(summary, outcomes=(*summary.outcomes, *interrupted, *never_started), never_started=())
-        lost_tok += sum(group.generated_tok for group in simulated.unfinished)
-        simulated.unfinished = []
-    simulated.summary = summary
-    return lost_tok
 
 
 def _length(tags: Sequence[VersionTag]) -> int:

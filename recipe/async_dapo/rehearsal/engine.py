@@ -16,7 +16,8 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from ..plan.engine import Engine, Request
+from ..plan.engine import Engine
+from ..plan.request import Request
 from .answers import Answer, AnswerBook
 from .clock import CompressedClock
 
