@@ -26,6 +26,7 @@ WRITTEN_BY_RUNS = {
     "run.json",
     "steps.jsonl",
     "timeline.json",
+    "timeline.jsonl",
 }
 WRITTEN_BY_RUNS |= {"metrics.jsonl", "engines.jsonl", "phases.jsonl", "lengths.jsonl", "runs.csv"}
 README_LINES, README_WORDS, RECIPE_README_LINES = 170, 1700, 60

@@ -8,6 +8,8 @@ import pytest
 from recipe.async_dapo.report import keys, record
 from recipe.async_dapo.report.record import RunDescription, RunRecorder, StepRecord, all_causes, read_steps
 
+from ..support.recorded_runs import ScriptedSource
+
 TRAINED = {keys.STEP_S: 2.0}
 VALIDATED = {"val-core/math/acc/mean@1": 0.5}
 
@@ -22,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def start(folder: Path, clock: list[float], causes: dict[str, int] | None = None) -> RunRecorder:
     description = RunDescription(name="run", system="partial, first_completed", started_s=clock[0])
-    return RunRecorder(folder, description, lambda: causes or {})
+    return RunRecorder(folder, description, ScriptedSource(causes=causes or {}))
 
 
 def steps(folder: Path) -> list[StepRecord]:

@@ -2,10 +2,15 @@
 
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipe.async_dapo.core.load_samples import LoadSample
+from recipe.async_dapo.core.spans import Span
 from recipe.async_dapo.report import keys
 from recipe.async_dapo.report.record import RunDescription, RunRecorder
+from recipe.async_dapo.report.timeline import StepTimeline
 
 ACCURACY = "val-core/math/acc/mean@1"
 
@@ -54,6 +59,24 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
     }
 
 
+@dataclass
+class ScriptedSource:
+    """Steps of 40 s, each with 28 s of rollout on two engines."""
+
+    causes: Mapping[str, int] = field(default_factory=dict)
+    began_s: float = 0.0
+
+    def take_causes(self) -> Mapping[str, int]:
+        return self.causes
+
+    def take_timeline(self) -> StepTimeline:
+        began_s, self.began_s = self.began_s, self.began_s + 40.0
+        spans = [Span("rollout", began_s, began_s + 28), Span("training", began_s + 28, began_s + 38)]
+        spans.append(Span("weights", began_s + 38, began_s + 40))
+        samples = [LoadSample(began_s + second, 64 - 2 * second, max(0, 9 - second), 0.5) for second in range(28)]
+        return StepTimeline(spans=spans, engines={"server-0": samples, "server-1": samples[:20]})
+
+
 SHARES = (0.89, 0.1, 0.01, 0.0, 0.0)
 
 
@@ -62,7 +85,7 @@ def write_recipe_run(folder: Path, *, steps: int = 12, failed: int = 0) -> Path:
         name="math/partial", system="partial, first_completed", started_s=0.0, gpus=8, settings={"rollout.n": 16}
     )
     causes = {"reward_error: KeyError('acc') at <reward>.py:12": failed} if failed else {}
-    recorder = RunRecorder(folder, description, lambda: causes)
+    recorder = RunRecorder(folder, description, ScriptedSource(causes=causes))
     recorder.log({ACCURACY: 0.2}, 0)
     for step in range(1, steps + 1):
         recorder.log(recipe_step(step, failed=failed) | ({ACCURACY: 0.2 + step / 40} if step % 4 == 0 else {}), step)

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from .load_samples import PackedSamples
+
 FIRST_SHARE, LEAST_SHARE, MOST_SHARE = 0.85, 0.25, 0.9
 CUT, GROWTH = 0.9, 0.03
 # Tokens computed again after preemptions over tokens generated: up to the first, there is more room; beyond the second,
@@ -36,6 +38,7 @@ class EngineLoad:
     generated_tok: int = 0
     busy_s: float = 0.0  # with at least one running request
     request_s: float = 0.0  # sum over running requests
+    samples: PackedSamples | None = None  # over the round; on the answer to a stop only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

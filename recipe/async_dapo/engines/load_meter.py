@@ -8,6 +8,7 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from ..core.concurrency import EngineLoad
+from ..core.load_samples import LoadSamples, PackedSamples
 
 
 class Meter(Protocol):
@@ -15,6 +16,7 @@ class Meter(Protocol):
 
     def reset(self) -> None: ...
     def load(self) -> EngineLoad: ...
+    def samples(self) -> PackedSamples | None: ...
 
 
 class LoadMeter(AggregateStatLoggerBase):
@@ -45,6 +47,8 @@ class LoadMeter(AggregateStatLoggerBase):
         self._kv_peak = self._kv_tok_s = self._busy_s = self._request_s = 0.0
         self._waiting_max = self._preemptions = self._generated_tok = 0
         self._last: dict[int, tuple[float, int, float]] = {}  # rank -> (time, running requests, KV usage)
+        self._waiting: dict[int, int] = {}  # rank -> requests
+        self._samples = LoadSamples()
 
     def record(
         self,
@@ -64,6 +68,11 @@ class LoadMeter(AggregateStatLoggerBase):
         self._last[engine_idx] = now_s, running, usage
         self._kv_peak = max(self._kv_peak, usage)
         self._waiting_max = max(self._waiting_max, scheduler_stats.num_waiting_reqs)
+        self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs
+        if self._samples.is_due():
+            ranks = self._last.values()
+            held, kv = sum(running for _, running, _ in ranks), max(usage for *_, usage in ranks)
+            self._samples.add(now_s, held, sum(self._waiting.values()), kv)
 
     def log_engine_initialized(self) -> None:
         pass
@@ -80,6 +89,10 @@ class LoadMeter(AggregateStatLoggerBase):
             busy_s=self._busy_s,
             request_s=self._request_s,
         )
+
+    def samples(self) -> PackedSamples:
+        """Since the server was opened; by the time of day, those of all nodes go together."""
+        return self._samples.packed(shift_s=time.time() - time.monotonic())
 
     def _pass_time(self, rank: int, now_s: float) -> None:
         """Since the rank's last step it has been running what it had after it. Ranks that are busy at the same time

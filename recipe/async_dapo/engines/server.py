@@ -4,6 +4,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -152,7 +153,7 @@ class AsyncDAPOServer(vLLMHttpServer):
             self._is_paused.set()
         elif self._requests.running():
             await self._abort_all()
-        return self.load
+        return None if self._meter is None else replace(self._meter.load(), samples=self._meter.samples())
 
     async def _send_back_what_has_not_begun(self) -> None:
         waiting = [request for request in self._requests.running() if not request.has_begun]

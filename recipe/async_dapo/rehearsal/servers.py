@@ -86,6 +86,10 @@ class ModelMeter:
     def reset(self) -> None:
         self._model.forget_load()
 
+    def samples(self) -> None:
+        """A rehearsal has a record of its own."""
+        return
+
     def load(self) -> EngineLoad:
         return self._model.load
 

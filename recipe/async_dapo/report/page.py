@@ -23,15 +23,15 @@ LEDGER_WORDS = {
 }
 
 
-def page(runs: Sequence[Run], timelines: dict[str, str]) -> str:
+def page(runs: Sequence[Run], engines: Sequence[str]) -> str:
     """The whole document.
 
     Args:
         runs: the first one's charts come first; where there are several, a comparison before them.
-        timelines: name of a run -> its engine timeline as HTML.
+        engines: of each run, its engines over time as HTML; empty where they were not recorded.
     """
     title = "async DAPO: " + ", ".join(run.name for run in runs)
-    body = "".join(_body(runs, timelines))
+    body = "".join(_body(runs, engines))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -40,7 +40,7 @@ def page(runs: Sequence[Run], timelines: dict[str, str]) -> str:
     )
 
 
-def _body(runs: Sequence[Run], timelines: dict[str, str]) -> Iterator[str]:
+def _body(runs: Sequence[Run], engines: Sequence[str]) -> Iterator[str]:
     baseline = next((run for run in runs if not run.is_ours), None)
     yield "<header><h1>async DAPO report</h1>"
     for run in runs:
@@ -52,8 +52,8 @@ def _body(runs: Sequence[Run], timelines: dict[str, str]) -> Iterator[str]:
         yield _table("what", [run.name for run in runs], _side_by_side(runs))
         yield _grid(chart for chart in comparison(runs) if chart.has_data)
         yield "</section>"
-    for index, run in enumerate(runs):
-        yield from _run(run, f"run{index}", timelines.get(run.name, ""))
+    for index, (run, timeline) in enumerate(zip(runs, engines, strict=True)):
+        yield from _run(run, f"run{index}", timeline)
     yield "</main>"
 
 

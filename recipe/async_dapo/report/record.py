@@ -4,15 +4,16 @@ import json
 import numbers
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from . import keys
+from .timeline import SAMPLES_FILE, StepTimeline, TimelineFile
 
 RUN_FILE, STEPS_FILE = "run.json", "steps.jsonl"
-TIMELINE_FILE, REPORT_FILE = "timeline.json", "report.html"
+REPORT_FILE = "report.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +43,23 @@ class StepRecord:
     causes: Mapping[str, int] = field(default_factory=dict)
 
 
+class RunSource(Protocol):
+    """What a run has to say beside its metrics, each since it was asked last."""
+
+    def take_causes(self) -> Mapping[str, int]:
+        """What groups have failed of -> groups."""
+
+    def take_timeline(self) -> StepTimeline: ...
+
+
 class RunRecorder:
-    """A logger backend, as verl's `Tracking` has them: `log` is called with every step's metrics.
+    """A logger backend, as verl's `Tracking` has them: `log` is called with every step's metrics."""
 
-    Args:
-        causes: what groups have failed of since it was asked last.
-    """
-
-    def __init__(self, folder: Path, description: RunDescription, causes: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, folder: Path, description: RunDescription, source: RunSource) -> None:
         self._folder = folder
         self._description = description
-        self._causes = causes
+        self._source = source
+        self._timeline = TimelineFile(folder / SAMPLES_FILE)
         self._is_begun = False
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
@@ -60,9 +67,10 @@ class RunRecorder:
             self._begin(first_step=step if keys.STEP_S in data else step + 1)
         values = {key: float(value) for key, value in data.items() if isinstance(value, numbers.Real)}
         time_s = time.time() - self._description.started_s
-        line = StepRecord(step=step, time_s=time_s, data=values, causes=self._causes())
+        line = StepRecord(step=step, time_s=time_s, data=values, causes=self._source.take_causes())
         with (self._folder / STEPS_FILE).open("a") as stream:
             stream.write(json.dumps(asdict(line)) + "\n")
+        self._timeline.add(step, self._source.take_timeline(), origin_s=self._description.started_s)
 
     def _begin(self, first_step: int) -> None:
         """A resumed run goes on with its record, from the step that it trains first; another one starts a new one."""
@@ -72,6 +80,8 @@ class RunRecorder:
         kept = [line for line in read_steps(steps_file) if line.step < first_step] if is_resumed else []
         if kept:
             self._description = replace(self._description, started_s=time.time() - kept[-1].time_s)
+        if not kept:
+            self._timeline.clear()
         steps_file.write_text("".join(json.dumps(asdict(line)) + "\n" for line in kept))
         (self._folder / RUN_FILE).write_text(json.dumps(asdict(self._description), indent=2) + "\n")
         self._is_begun = True

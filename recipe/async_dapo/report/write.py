@@ -1,12 +1,15 @@
 """Writes reports: on demand, and at the end of a run, which they never end."""
 
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from .engine_charts import engine_charts
 from .page import page
 from .record import REPORT_FILE
 from .run import Run
+from .timeline import SAMPLES_FILE, TIMELINE_FILE, read_timeline, trace
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +22,17 @@ def write_report(folders: Sequence[Path], output: Path | None = None) -> Path:
     """
     path = output or folders[0] / REPORT_FILE
     runs = [Run.load(folder) for folder in folders]
-    path.write_text(page(runs, {}), encoding="utf-8")
+    charts = [_engines(run, f"engines{index}") for index, run in enumerate(runs)]
+    path.write_text(page(runs, charts), encoding="utf-8")
     return path
+
+
+def _engines(run: Run, prefix: str) -> str:
+    """The run's engine charts, and its `timeline.json` beside its record."""
+    steps = read_timeline(run.folder / SAMPLES_FILE)
+    if steps:
+        (run.folder / TIMELINE_FILE).write_text(json.dumps(trace(steps)))
+    return engine_charts(steps, prefix)
 
 
 def try_to_write(folder: Path) -> Path | None:

@@ -14,6 +14,7 @@ from .. import store
 from ..config import AsyncDAPOConfig, Auto, ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.length_bias import LengthBiasWindow
+from ..core.load_samples import LoadSample, PackedSamples
 from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch
 from ..core.prompt_history import PromptHistory
@@ -52,6 +53,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._over_sampling = options.over_sampling()
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
+        self._samples: dict[str, PackedSamples] = {}
         self._cause_counts = CauseCounts()
         self._causes: Counter[tuple[str, str]] = Counter()
         self._skipped = 0
@@ -138,6 +140,7 @@ class RoundReplayBuffer(ReplayBuffer):
                 screened=Screened.of(result.summary.outcomes, self._options.rollout_n),
             )
         )
+        self._samples = {server: load.samples for server, load in result.balancer.loads.items() if load.samples}
         self._causes.update(self._cause_counts.count(result.summary.outcomes))
         logger.debug(round_line(global_steps, result, metrics))
         logger.debug(concurrency_line(global_steps, result, self._last_pool_size))
@@ -147,6 +150,11 @@ class RoundReplayBuffer(ReplayBuffer):
         """What groups have failed of since this was asked last -> groups."""
         causes, self._causes = self._causes, Counter()
         return {f"{reason}: {what}" if what else reason: count for (reason, what), count in causes.items()}
+
+    def take_samples(self) -> dict[str, list[LoadSample]]:
+        """What each server's engine held in the last round."""
+        samples, self._samples = self._samples, {}
+        return {server: packed.unpack() for server, packed in samples.items()}
 
     def state(self) -> RolloutState:
         """What a checkpoint needs to go on as if nothing had happened."""

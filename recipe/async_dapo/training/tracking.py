@@ -1,7 +1,7 @@
 """What a run tells while it goes on: a line a step in place of verl's dictionary, and the record for its report."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..config import AsyncDAPOConfig
 from ..logs import log_phase, started_s
 from ..report import keys
 from ..report.health import Hints
-from ..report.record import RunDescription, RunRecorder
+from ..report.record import RunDescription, RunRecorder, RunSource
 from ..report.step_line import step_line
 
 logger = logging.getLogger(__name__)
@@ -32,18 +32,12 @@ class StepLines:
             logger.info("step %d: hint: %s", step, hint)
 
 
-def extend(
-    tracking: Tracking, config: DictConfig, options: AsyncDAPOConfig, *, causes: Callable[[], Mapping[str, int]]
-) -> None:
-    """Give verl's loggers this recipe's line and record, in place.
-
-    Args:
-        causes: what groups have failed of since it was asked last.
-    """
+def extend(tracking: Tracking, config: DictConfig, options: AsyncDAPOConfig, source: RunSource) -> None:
+    """Give verl's loggers this recipe's line and record, in place."""
     if CONSOLE in tracking.logger:
         tracking.logger[CONSOLE] = StepLines()
     if options.report_dir is not None:
-        tracking.logger[RECORD] = RunRecorder(Path(options.report_dir), describe(config, options), causes)
+        tracking.logger[RECORD] = RunRecorder(Path(options.report_dir), describe(config, options), source)
         log_phase(f"the record of this run: {options.report_dir}")
 
 

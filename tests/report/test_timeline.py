@@ -1,0 +1,97 @@
+"""Engines over time: bounded while it is recorded, in the format that Perfetto opens."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.load_samples import LoadSample, LoadSamples
+from recipe.async_dapo.core.spans import Span, Spans
+from recipe.async_dapo.report.engine_charts import engine_charts
+from recipe.async_dapo.report.timeline import TIMELINE_FILE, StepTimeline, TimelineFile, read_timeline
+from recipe.async_dapo.report.write import write_report
+
+from ..support.recorded_runs import write_recipe_run
+
+
+@given(steps=st.integers(0, 3000), limit=st.integers(2, 64))
+def test_however_long_a_round_its_samples_are_bounded_and_spread_over_all_of_it(steps: int, limit: int) -> None:
+    samples = LoadSamples(limit)
+    for second in range(1, steps + 1):
+        if samples.is_due():
+            samples.add(float(second), 1, 0, 0.5)
+    unpacked = samples.packed(shift_s=1000.0).unpack()
+    assert all(sample == LoadSample(sample.time_s, 1, 0, 0.5) for sample in unpacked)
+    times = [sample.time_s for sample in unpacked]
+    gaps = {after - before for before, after in itertools.pairwise(times)}
+    assert len(times) < limit and len(gaps) <= 1
+    if steps >= limit:
+        assert len(times) >= limit // 2 - 1 and times[-1] > 1000 + steps - 2 * max(gaps, default=steps)
+    else:
+        assert times == [1000.0 + second for second in range(1, steps + 1)][: len(times)]
+
+
+def test_spans_follow_one_another() -> None:
+    spans = Spans()
+    spans.begin("rollout", 1.0)
+    spans.begin("training", 4.0)
+    assert spans.take() == (Span("rollout", 1.0, 4.0),)
+    spans.end(6.0)
+    spans.end(7.0)
+    assert spans.take() == (Span("training", 4.0, 6.0),)
+
+
+def test_the_record_of_a_long_run_keeps_its_newest_steps(tmp_path: Path) -> None:
+    file = TimelineFile(tmp_path / "timeline.jsonl", most_bytes=4000)
+    for step in range(1, 501):
+        samples = [LoadSample(1000.0 + step, step, 0, 0.25)] * 10
+        file.add(step, StepTimeline(engines={"server-0": samples}), origin_s=1000.0)
+        assert (tmp_path / "timeline.jsonl").stat().st_size <= 4000
+    kept = [step.engines["server-0"][0] for step in read_timeline(tmp_path / "timeline.jsonl")]
+    assert len(kept) > 5 and [sample.running for sample in kept] == list(range(501 - len(kept), 501))
+    assert kept[-1] == LoadSample(500.0, 500, 0, 0.25)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_recipe_run(tmp_path_factory.mktemp("runs") / "run", steps=6)
+    write_report([folder])
+    return folder
+
+
+def test_the_trace_has_what_the_format_asks_for(folder: Path) -> None:
+    document = json.loads((folder / TIMELINE_FILE).read_text())
+    events = document["traceEvents"]
+    needed = {
+        "M": {"name", "pid", "args"},
+        "X": {"name", "pid", "tid", "ts", "dur"},
+        "C": {"name", "pid", "ts", "args"},
+        "i": {"name", "pid", "tid", "ts", "s"},
+    }
+    for event in events:
+        assert needed[event["ph"]] <= event.keys()
+        assert all(isinstance(event[key], int) and event[key] >= 0 for key in ("ts", "dur", "pid") if key in event)
+    spans = [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    assert spans[:4] == [
+        ("rollout", 0, 28_000_000),
+        ("training", 28_000_000, 10_000_000),
+        ("weights", 38_000_000, 2_000_000),
+        ("rollout", 40_000_000, 28_000_000),
+    ]
+    counters = [event for event in events if event["ph"] == "C" and event["pid"] == 1 and event["name"] == "requests"]
+    assert counters[3]["args"] == {"running": 58, "waiting": 6} and counters[3]["ts"] == 3_000_000
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} >= {"trainer", "engine server-1"}
+
+
+def test_the_report_shows_engines_in_both_widths(folder: Path) -> None:
+    text = (folder / "report.html").read_text()
+    for name in ("requests-broad", "requests-narrow", "kv-broad", "kv-narrow"):
+        assert f'id="engines0-{name}-' in text
+    assert "engine server-1: Requests in the engine" in text
+
+
+def test_a_run_without_samples_has_no_engine_charts() -> None:
+    assert engine_charts([StepTimeline(spans=[Span("rollout", 0.0, 1.0)])], "engines0") == ""
