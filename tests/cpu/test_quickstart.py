@@ -83,6 +83,16 @@ def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_
     assert "step 1 | 1.5 s (rollout 1) | filtered 50 % | interrupted 3 | reward 0.5\n" in done.stdout
 
 
+def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_measured_speed_up(tmp_path):
+    seconds = "3.0 if 'verl_sync' in os.environ['VERL_FILE_LOGGER_PATH'] else 1.5"
+    log = f"log(1, **({step_data(accuracy=0.7)} | {{{keys.STEP_S!r}: {seconds}}}))"
+    done = run(log, tmp_path / "run", "--steps", "1", "--compare")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "measured 2.00x of verl_sync" in done.stdout
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "Side by side" in text and "<b>verl_sync</b>" in text
+
+
 def test_given_overrides_after_two_dashes_when_run_then_they_reach_the_entry_last(tmp_path):
     code = f"log(1, **{step_data()}); print(sys.argv[1:])"
     run(code, tmp_path / "run", "--steps", "1", "--", "a.b=c", "--", "d=e")

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,10 +18,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..logs import note_start
+from ..report.headline import headline
+from ..report.run import Run
+from ..report.write import write_report as write_html
 from .activation import run_environment
 from .inspection import vllm_inspects
 from .model_and_data import Assets, prepare_assets
-from .overrides import QUICK_LEARNING_RATE, QUICK_STEPS, RunSettings, quoted, recipe_overrides, verl_overrides
+from .overrides import (
+    QUICK_LEARNING_RATE,
+    QUICK_STEPS,
+    RunSettings,
+    quoted,
+    recipe_overrides,
+    verl_overrides,
+    verl_sync_overrides,
+)
 from .progress import Progress
 from .report import failures, summarise, write_report
 from .run_metrics import RunMetrics
@@ -31,7 +42,7 @@ from .train_log import TrainLog
 STOP_RULES = ("first_completed", "fifo", "drain")
 STRATEGIES = ("discard", "partial", "partial_stale_kv", "consistent")
 
-_RECIPE_PACKAGE = __package__.rpartition(".")[0]
+RECIPE, VERL_SYNC = f"{__package__.rpartition('.')[0]}.main_async_dapo", "verl.trainer.main_ppo"
 _CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
 _WATCH_S = 1.0
 _LOG_TAIL_LINES = 40
@@ -44,6 +55,7 @@ class Options:
     steps: int
     stop_rule: str | None
     strategy: str
+    compare: bool
     seed: int
     output: Path
     timeout_s: float
@@ -52,7 +64,11 @@ class Options:
 
 
 class QuickStartFailed(Exception):
-    """Training ended without its steps; the message says how."""
+    """Training ended without its steps; the message says how, and the log says more."""
+
+    def __init__(self, message: str, log: Path) -> None:
+        super().__init__(message)
+        self.log = log
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _run(options)
     except QuickStartFailed as failure:
-        _show_log_tail(options.output / "train.log")
-        console.print(f"full log: {options.output / 'train.log'}", markup=False, highlight=False, soft_wrap=True)
+        _show_log_tail(failure.log)
+        console.print(f"full log: {failure.log}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"[bold red]failed:[/] {escape(str(failure))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
@@ -74,8 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(options: Options) -> None:
     started = time.monotonic()
-    metrics = RunMetrics(file=options.output / "metrics.jsonl")
-    metrics.file.unlink(missing_ok=True)
     note_start()
     with Progress(console, steps=options.steps) as progress:
         assets = prepare_assets(
@@ -84,26 +98,49 @@ def _run(options: Options) -> None:
             on_progress=progress.preparing,
             beside=vllm_inspects("Qwen3ForCausalLM"),
         )
-        with RayFolder() as ray:
-            command = _command(options, assets, ray.path)
-            environment = run_environment(os.environ, code_path=_CODE_PATH, output=options.output, ray_folder=ray.path)
-            environment["TMPDIR"] = str(ray.path)
-            process = TrainingProcess(command, environment=environment, log_file=options.output / "train.log")
-            try:
-                with process:
-                    _follow(process, metrics, progress, options)
-            except QuickStartFailed:
-                ray.save_logs(options.output / "ray_logs")
-                raise
+        metrics, peak_memory_bytes = _train(options, assets, progress, system=RECIPE)
+        wall_s = time.monotonic() - started
+        if options.compare:
+            verl = replace(options, output=options.output / "verl_sync")
+            verl.output.mkdir(exist_ok=True)
+            progress.phase("the same training by verl alone, in its sync mode")
+            _train(verl, assets, progress, system=VERL_SYNC)
     summary = summarise(
         metrics,
         options=_printable(options),
-        wall_s=time.monotonic() - started,
-        peak_memory_bytes=process.peak_memory_bytes,
+        wall_s=wall_s,
+        peak_memory_bytes=peak_memory_bytes,
     )
     console.print(write_report(summary, metrics, options.output))
     for cause, count in failures(options.output):
         console.print(f"[bold red]{count} groups failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
+    if options.compare:
+        _show_comparison(options.output, verl.output)
+
+
+def _train(options: Options, assets: Assets, progress: Progress, *, system: str) -> tuple[RunMetrics, int]:
+    """Returns the run's metrics, and the most memory it used [bytes]."""
+    metrics = RunMetrics(file=options.output / "metrics.jsonl")
+    metrics.file.unlink(missing_ok=True)
+    with RayFolder() as ray:
+        command = _command(options, assets, ray.path, system)
+        environment = run_environment(os.environ, code_path=_CODE_PATH, output=options.output, ray_folder=ray.path)
+        environment["TMPDIR"] = str(ray.path)
+        process = TrainingProcess(command, environment=environment, log_file=options.output / "train.log")
+        try:
+            with process:
+                _follow(process, metrics, progress, options)
+        except QuickStartFailed:
+            ray.save_logs(options.output / "ray_logs")
+            raise
+    return metrics, process.peak_memory_bytes
+
+
+def _show_comparison(ours: Path, verls: Path) -> None:
+    """Write the report of both, in the place of that of one, and say what it measures."""
+    report = write_html([ours, verls])
+    said = headline(Run.load(ours), Run.load(verls))
+    console.print(f"{said}\nboth runs, side by side: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _follow(process: TrainingProcess, metrics: RunMetrics, progress: Progress, options: Options) -> None:
@@ -125,17 +162,19 @@ def _follow(process: TrainingProcess, metrics: RunMetrics, progress: Progress, o
             break
         now = time.monotonic()
         if now - started > options.timeout_s:
-            raise QuickStartFailed(f"not done after {options.timeout_s:.0f} s (--timeout-s); ended it")
+            raise QuickStartFailed(f"not done after {options.timeout_s:.0f} s (--timeout-s); ended it", log.file)
         if now - last_news > options.stall_s:
-            raise QuickStartFailed(f"no step was finished for {options.stall_s:.0f} s (--stall-s): it hangs; ended it")
+            said = f"no step was finished for {options.stall_s:.0f} s (--stall-s): it hangs; ended it"
+            raise QuickStartFailed(said, log.file)
         process.watch(_WATCH_S)
     if exit_code != 0:
-        raise QuickStartFailed(log.last_words() or f"training ended with exit code {exit_code}")
+        raise QuickStartFailed(log.last_words() or f"training ended with exit code {exit_code}", log.file)
     if metrics.trained_steps == 0:
-        raise QuickStartFailed("training ended without a step in its metrics file (is `file` in trainer.logger?)")
+        said = "training ended without a step in its metrics file (is `file` in trainer.logger?)"
+        raise QuickStartFailed(said, log.file)
 
 
-def _command(options: Options, assets: Assets, ray_folder: Path) -> list[str]:
+def _command(options: Options, assets: Assets, ray_folder: Path, system: str) -> list[str]:
     run = RunSettings(
         assets=assets,
         output=options.output,
@@ -144,10 +183,13 @@ def _command(options: Options, assets: Assets, ray_folder: Path) -> list[str]:
         seed=options.seed,
         learning_rate=QUICK_LEARNING_RATE,
     )
+    if system == VERL_SYNC:
+        known = [override for override in options.overrides if "async_dapo" not in override]
+        return [sys.executable, "-m", VERL_SYNC, *verl_overrides(run), *verl_sync_overrides(), *known]
     return [
         sys.executable,
         "-m",
-        f"{_RECIPE_PACKAGE}.main_async_dapo",
+        RECIPE,
         *verl_overrides(run),
         *recipe_overrides(strategy=options.strategy, stop_rule=options.stop_rule),
         f"async_dapo.report_dir={quoted(options.output)}",
@@ -163,6 +205,7 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--steps", type=int, default=QUICK_STEPS)
     parser.add_argument("--stop-rule", choices=STOP_RULES, help="default: the strategy's own")
     parser.add_argument("--strategy", choices=STRATEGIES, default="partial")
+    parser.add_argument("--compare", action="store_true", help="train the same with verl's sync mode afterwards")
     parser.add_argument("--seed", type=int, default=0)
     now = time.strftime("%Y%m%d-%H%M%S")  # with the process's number: two may start in the same second
     parser.add_argument(

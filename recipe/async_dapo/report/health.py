@@ -47,7 +47,8 @@ RULES = (
         key=keys.LENGTH_RATIO,
         low=0.97,
         high=1.03,
-        below="training prefers short answers; set async_dapo.stop_rule=fifo (with discard never first_completed)",
+        below="training prefers short answers, unless these are first steps, with long ones still on their way; set "
+        "async_dapo.stop_rule=fifo (with discard never first_completed)",
         above="training prefers long answers; set async_dapo.stop_rule=fifo",
     ),
     Rule(

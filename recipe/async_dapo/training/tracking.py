@@ -12,12 +12,13 @@ from ..config import AsyncDAPOConfig
 from ..logs import log_phase, started_s
 from ..report import keys
 from ..report.health import Hints
+from ..report.layout import custom_scalars
 from ..report.record import RunDescription, RunRecorder, RunSource
 from ..report.step_line import step_line
 
 logger = logging.getLogger(__name__)
 
-CONSOLE, RECORD = "console", "async_dapo"  # backends: verl's, and this recipe's
+CONSOLE, TENSORBOARD, RECORD = "console", "tensorboard", "async_dapo"  # backends: verl's, and this recipe's
 
 
 class StepLines:
@@ -36,6 +37,8 @@ def extend(tracking: Tracking, config: DictConfig, options: AsyncDAPOConfig, sou
     """Give verl's loggers this recipe's line and record, in place."""
     if CONSOLE in tracking.logger:
         tracking.logger[CONSOLE] = StepLines()
+    if TENSORBOARD in tracking.logger:
+        tracking.logger[TENSORBOARD].writer.add_custom_scalars(custom_scalars())
     if options.report_dir is not None:
         tracking.logger[RECORD] = RunRecorder(Path(options.report_dir), describe(config, options), source)
         log_phase(f"the record of this run: {options.report_dir}")

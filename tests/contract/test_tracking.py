@@ -1,0 +1,53 @@
+"""What verl's `Tracking` lets a recipe put in the place of its loggers."""
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.tracking import Tracking
+
+from recipe.async_dapo.report import keys
+from recipe.async_dapo.report.record import STEPS_FILE, read_steps
+from recipe.async_dapo.training import tracking as ours
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+
+from ..support.composed_runs import compose_run
+from ..support.recorded_runs import ScriptedSource, recipe_step
+
+
+def test_verls_fit_makes_its_loggers_before_it_logs_and_assigns_them_to_one_attribute() -> None:
+    source = inspect.getsource(PPOTrainer.fit)
+    assert source.index("self.logger = Tracking(") < source.index("self.logger.log(")
+    assert isinstance(inspect.getattr_static(AsyncDAPOTrainer, "logger"), property)
+
+
+def test_the_console_has_a_line_a_step_and_the_record_its_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
+    said: list[str] = []
+    monkeypatch.setattr(ours.logger, "info", lambda text, *values: said.append(text % values if values else text))
+    tracking = Tracking("project", "run", ["console", "tensorboard"])
+    options: Any = SimpleNamespace(
+        report_dir=str(tmp_path / "run"),
+        rollout_strategy="partial",
+        stop_rule="first_completed",
+        target_valid_groups=64,
+        rollout_n=16,
+        max_response_length=100,
+        over_sampling_batch_size="auto",
+        rollout_pool_size="auto",
+        max_staleness=4,
+    )
+    ours.extend(tracking, compose_run([]), options, ScriptedSource())
+    tracking.log(data=recipe_step(1) | {keys.IDLE_RATIO: 0.9}, step=1)
+    for step in range(2, 11):
+        tracking.log(data=recipe_step(step) | {keys.IDLE_RATIO: 0.9}, step=step)
+    tracking.finish()
+    assert said[0].startswith("step 1 | ") and "failed 0" in said[0] and len(said) == 11
+    assert said[-1].startswith("step 10: hint: over 10 steps, async_dapo/load_balancer/idle_ratio is 0.9")
+    assert "timing_s/step" not in capsys.readouterr().out
+    assert [line.step for line in read_steps(tmp_path / "run" / STEPS_FILE)] == list(range(1, 11))
