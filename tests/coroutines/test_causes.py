@@ -89,7 +89,7 @@ def test_each_place_is_told_once_in_a_run(caplog: pytest.LogCaptureFixture, monk
                 drains=False,
             )
             uids = [f"{step}-{k}" for k in range(4)]
-            await coordinator.open_round(spec, [Ticket(prompt_uid=uid, unfinished=1, payload=b"") for uid in uids])
+            await coordinator.open_round(spec, [Ticket(prompt_uid=uid, unfinished=1, content=b"") for uid in uids])
             for k, uid in enumerate(uids):
                 await coordinator.take_group(spec.round_id, 0)
                 cause = Cause(f"KeyError({uid})", places[k % 2])
