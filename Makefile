@@ -12,7 +12,7 @@ fast-test:
 # The engine code on the versions that verl's extra installs on GPUs: 10 GB, some minutes; not part of CI.
 test-gpu-versions:
 	bash requirements/install.sh .venv-gpu-versions requirements/gpu_versions.txt
-	.venv-gpu-versions/bin/pytest tests/contract tests/e2e/test_partial_rollout.py tests/e2e/test_consistent.py
+	.venv-gpu-versions/bin/pytest tests/contract tests/e2e/test_partial_rollout.py tests/e2e/test_two_nodes.py
 
 format:
 	.venv/bin/ruff check --fix .

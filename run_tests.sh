@@ -20,9 +20,10 @@ shellcheck "${scripts[@]}"
 in_two_processes=(--numprocesses 2 --dist loadfile)
 case ${1:-} in
   --fast) pytest "${in_two_processes[@]}" -m "core or coroutines or plan or report or contract" "${@:2}" ;;
-  "" | --nightly) # a training takes up to 14 GB of memory and both cores: one at a time
+  "" | --nightly)
     pytest "${in_two_processes[@]}" -m "not e2e" "$@"
-    pytest -m e2e "$@"
+    pytest "${in_two_processes[@]}" -m "e2e and not alone" "$@" # most trainings take 7 GB of memory
+    pytest -m "e2e and alone" "$@"
     ;;
   *) pytest "$@" ;;
 esac

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import hydra
 from omegaconf import DictConfig
 
+from .collector import look_rarely
 from .config import ConfigError
 from .core.last_line import last_line
 from .logs import log_phase, note_start, show_logs
@@ -20,6 +21,7 @@ from .verl_version import check_versions
 def main() -> None:
     """Check everything that can be checked, then train with verl on Ray."""
     prepare_own_ray()
+    look_rarely()
     with explained():
         check_versions()  # before verl's own configuration is looked for
         check_overrides(sys.argv[1:])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
+from .collector import look_rarely
 from .config import ConfigError
 from .logs import STARTED_VARIABLE
 
@@ -163,5 +164,6 @@ def _add_to_runtime_env(config: DictConfig, modules: list[Path]) -> None:
     runtime_env["py_modules"] = [*(runtime_env.get("py_modules") or []), *map(str, modules)]
     environment = DEFAULT_ENVIRONMENT | {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     runtime_env["env_vars"] = environment | (runtime_env.get("env_vars") or {})
+    runtime_env.setdefault("worker_process_setup_hook", f"{look_rarely.__module__}.{look_rarely.__name__}")
     with open_dict(config):
         config.ray_kwargs.ray_init.runtime_env = runtime_env

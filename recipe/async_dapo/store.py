@@ -1,4 +1,4 @@
-"""TransferQueue, verl's data plane: the one module that touches it.
+"""What is kept in TransferQueue, verl's data plane: the one module that puts and gets. `data_plane.py` starts it.
 
 A trained trajectory is stored under `{uid}_{session}_{output}` with the fields verl's trainer reads, and a tag of
 lengths and policy versions. Prompts never enter the training partition: the pool holds them.
@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
-import ray
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig
 from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop import AgentLoopOutput
@@ -26,34 +24,6 @@ from .core.version_shares import VersionTag
 from .plain_values import AGENT_LOOP, to_plain
 
 TRAIN, VAL = "train", "val"
-
-_CONTROLLER, _NAMESPACE = "TransferQueueController", "transfer_queue"  # its actor has one name on a whole cluster
-
-
-def open_queue(config: DictConfig) -> None:
-    """Start TransferQueue for this run.
-
-    Raises:
-        ConfigError: another run on this Ray cluster uses it; joining it would mix the batches of both.
-    """
-    _refuse_queue_of_another_run()
-    tq.init(config)
-    _refuse_queue_of_another_run()  # two that start at the same moment both find none
-
-
-def _refuse_queue_of_another_run() -> None:
-    try:
-        controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
-    except ValueError:
-        return
-    owner = controller._actor_id.job_id.hex()
-    if owner != ray.get_runtime_context().get_job_id():
-        raise ConfigError(
-            "transfer_queue",
-            f"that of Ray job {owner}",
-            "another run on this Ray cluster uses TransferQueue, which serves one run a cluster; wait until that run "
-            "has ended, or give this one a cluster of its own (RAY_ADDRESS)",
-        )
 
 
 class TrajectoryTag(VersionTag):
@@ -140,11 +110,6 @@ class PackedOutput:
         fields = output.as_dict()
         fields.pop("multi_modal_data", None)
         return fields
-
-
-def connect() -> None:
-    """Join the queue that the trainer has started."""
-    tq.init()
 
 
 def rows_of(group: PromptGroup, *, dispatched_at_step: int) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:

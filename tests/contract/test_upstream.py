@@ -2,10 +2,13 @@
 
 import ast
 import asyncio
+import gc
 import hashlib
 import importlib
 import importlib.metadata
 import inspect
+import subprocess
+import sys
 import textwrap
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 from transfer_queue import KVBatchMeta
-from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer, RequestLoadBalancer
@@ -22,10 +25,12 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from recipe.async_dapo import collector
 from recipe.async_dapo.actor_limits import server_calls
-from recipe.async_dapo.engines import replica
+from recipe.async_dapo.engines import replica, server_actor
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
-from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
+from recipe.async_dapo.engines.server import AsyncDAPOServer
+from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo.verl_version import REQUIRED_VERL_FILE
 
@@ -106,10 +111,37 @@ def test_our_trainer_and_server_are_registered_under_verls_names() -> None:
         RolloutReplicaRegistry._registry["vllm"] = before
 
 
+def test_the_servers_actor_answers_every_call_that_the_server_does() -> None:
+    called_in_its_own_process = {"run_server", "run_headless", "stamp"}
+    public = {name for name, _ in inspect.getmembers(AsyncDAPOServer, inspect.isfunction) if not name.startswith("_")}
+    assert set(METHODS) == public - called_in_its_own_process
+    assert not [name for name in METHODS if not inspect.iscoroutinefunction(getattr(ServerActor, name))]
+
+
+def test_who_holds_a_servers_handle_does_not_import_vllm() -> None:
+    assert ServerActor.__module__ == server_actor.__name__, "Ray loads the class of an actor by its module"
+    code = f"import sys, {server_actor.__name__}; sys.exit(bool({{'torch', 'verl', 'vllm'}} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_process_of_a_run_collects_garbage_rarely_until_it_has_tensors() -> None:
+    before = gc.get_threshold()
+    try:
+        collector.look_rarely()
+        assert gc.get_threshold() > before
+        collector.look_as_usual()
+        assert gc.get_threshold() == before and gc.get_freeze_count() > 0
+    finally:
+        gc.set_threshold(*before)
+
+
 def test_the_manager_only_replaces_what_the_base_lets_it_replace() -> None:
     source = inspect.getsource(AgentLoopManager.__init__)
     assert 'if not hasattr(self, "agent_loop_workers_class")' in source
-    assert inspect.iscoroutinefunction(AsyncDAPOAgentLoopManager._init_agent_loop_workers)
+    source = inspect.getsource(AgentLoopWorker.__init__)
+    uses = [line.strip() for line in source.splitlines() if "llm_client" in line and "teacher" not in line]
+    assert uses[-2:] == ["self.llm_client = llm_client", "self.llm_client.tokenizer = self.tokenizer"]
+    assert source.count("reward_loop_worker_handles") == 3, "it is kept, and not used before the worker is attached"
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 984, 985, 5000])

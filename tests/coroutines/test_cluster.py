@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import Auto, RolloutStrategy
+from recipe.async_dapo.config import Auto, FilterConfig, RolloutStrategy
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
@@ -29,6 +29,23 @@ def test_given_any_strategy_and_rule_when_steps_are_run_then_all_invariants_hold
     for _ in range(6):
         cluster.step()
     assert len(cluster.trained) == 12
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_given_drain_and_discard_without_filter_then_each_step_trains_on_the_next_prompts(start, seed) -> None:
+    """As verl's sync mode does, which `test_same_learning.py` compares."""
+    batch = 4
+    opts = options(
+        rollout_strategy=RolloutStrategy.DISCARD,
+        stop_rule=StopRuleName.DRAIN,
+        filter=FilterConfig(metric=None, max_num_gen_batches=0),
+        target_valid_groups=batch,
+        over_sampling_batch_size=batch,
+    )
+    cluster = start(opts, task=random_task(seed))
+    for step in range(1, 5):
+        cluster.step()
+        assert set(cluster.trained) == {f"group-{k}" for k in range(step * batch)}
 
 
 @pytest.mark.parametrize("seed", range(60))

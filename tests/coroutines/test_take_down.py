@@ -11,7 +11,7 @@ def test_given_a_logger_that_fails_at_the_end_then_the_data_plane_is_closed_and_
     monkeypatch, tmp_path
 ) -> None:
     closed = []
-    monkeypatch.setattr(run.tq, "close", lambda: closed.append("data plane"))
+    monkeypatch.setattr(run, "end_queue", lambda: closed.append("data plane"))
     router_config = tmp_path / "router" / "router.yaml"
     router_config.parent.mkdir()
     router_config.write_text("")

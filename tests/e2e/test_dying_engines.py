@@ -17,6 +17,9 @@ DEATHS = [
 ]
 
 
+pytestmark = pytest.mark.alone
+
+
 @pytest.fixture(scope="module")
 def ended() -> dict[str, float]:
     return {}

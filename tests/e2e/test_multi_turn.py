@@ -38,6 +38,9 @@ AGENT_LOOPS = """
 """
 
 
+pytestmark = pytest.mark.alone
+
+
 @pytest.fixture(scope="module")
 def runs(assets, tmp_path_factory) -> dict[str, Run]:
     """Both at a time, each with a Ray cluster of its own: they do not meet."""

@@ -13,7 +13,7 @@ from recipe.async_dapo.startup.resume_check import NEWEST_FILE
 
 from ..support.harness import ROOT, Run, ledger_closes, train
 
-SAVED_STEP, KILLED_STEP, LAST_STEP = 4, 5, 8
+SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 6
 SAMPLES = 3
 TOLERANCE = 1e-4  # nats, float32
 
@@ -151,3 +151,12 @@ def test_given_partial_rollout_when_it_trains_then_no_token_is_thrown_away(kille
     assert set(killed_and_resumed.metric("async_dapo/tokens/discarded")) == {0.0}
     assert max(killed_and_resumed.metric("async_dapo/partial/resumed_ratio")) > 0
     assert max(killed_and_resumed.metric("async_dapo/staleness/max")) <= 4
+
+
+def test_given_a_run_with_its_own_ray_when_it_trains_then_no_other_machine_can_reach_it(killed_and_resumed):
+    assert killed_and_resumed.doors.listening > 10, "nothing was seen"
+    assert not killed_and_resumed.doors.reachable
+
+
+def test_given_secrets_in_the_environment_when_it_trains_then_no_file_of_the_run_holds_one(killed_and_resumed):
+    assert not killed_and_resumed.doors.told

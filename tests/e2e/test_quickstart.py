@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from recipe.async_dapo.cpu.model_and_data import Assets
 from recipe.async_dapo.cpu.overrides import QUICK_STEPS
 
 from ..support.harness import ROOT, Run
 
 
 @pytest.fixture(scope="module")
-def summary(tmp_path_factory) -> dict:
-    folder = tmp_path_factory.mktemp("quickstart") / "run"
+def summary(assets: Assets) -> dict:
+    folder = assets.folder.parent / "quickstart"  # finds its model there
     command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--output", str(folder)]
     command += ["--timeout-s", "3000"]  # before pytest's own limit, which would leave its processes
     done = subprocess.run(

@@ -3,10 +3,16 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from ..support.harness import VERL, Run, train
 
 STEPS = 3
 UNFILTERED = ("algorithm.filter_groups.enable=False", "data.seed=1")
+
+
+# On simulated engines `test_cluster.py` has the order of prompts for every change.
+pytestmark = pytest.mark.nightly
 
 
 def _prompts(run: Run) -> list[list[str]]:

@@ -37,7 +37,7 @@ def start(folder: Path, *, learning_rate: float) -> subprocess.Popen:
 
 
 # `test_multi_turn.py` has two runs at a time for every change.
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

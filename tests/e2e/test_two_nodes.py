@@ -1,6 +1,7 @@
 """A second Ray node that starts in an empty folder, without this repository: it gets everything through Ray.
 
 Both nodes ask for a token, so nobody else gets anything.
+The strategy is `consistent`: what is under way when a step has enough is finished, on both nodes.
 """
 
 import json
@@ -16,15 +17,15 @@ import pytest
 
 from recipe.async_dapo.cpu.activation import cpu_environment
 from recipe.async_dapo.cpu.model_and_data import Assets
-from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
+from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
 from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
 
 from ..support.composed_runs import rows, write_model, write_parquet
 from ..support.doors import files_with
-from ..support.harness import ROOT, STALL_S, Run, StallWatch
+from ..support.harness import ROOT, STALL_S, Run, StallWatch, ledger_closes
 
-STEPS = 2
+STEPS = 4
 RAY = Path(sys.executable).with_name("ray")
 TOKEN = "0123456789abcdef" * 4
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
@@ -160,7 +161,7 @@ def train(
     overrides = [line for line in verl_overrides(settings) if not line.lstrip("+").startswith("ray_kwargs.ray_init")]
     command = [
         *overrides,
-        *recipe_overrides(strategy="discard", stop_rule=None),
+        *recipe_overrides(strategy="consistent", stop_rule=None),
         "actor_rollout_ref.rollout.agent.num_workers=2",
         "async_dapo.rollout_pool_size=32",
         "reward.num_workers=2",
@@ -247,3 +248,14 @@ def test_given_a_cluster_with_a_token_when_a_driver_has_none_or_another_then_it_
 
 def test_given_a_cluster_with_a_token_when_trained_then_no_file_of_the_run_and_no_log_of_ray_holds_it(run):
     assert json.loads((run.folder.parent / "told.json").read_text()) == []
+
+
+def test_given_consistent_rollout_when_it_trains_then_every_trajectory_ends_in_the_round_that_began_it(run):
+    for metric in ("early_stop/interrupted_groups", "partial/resumed_groups", "age/max", "tokens/discarded"):
+        assert set(run.metric(f"async_dapo/{metric}")) == {0.0}, metric
+    assert max(run.metric("response_length/max")) > min(run.metric("response_length/min")), "all are of one length"
+
+
+def test_given_consistent_rollout_when_it_trains_then_the_ledger_closes(run):
+    assert all(map(ledger_closes, run.steps))
+    assert run.steps[-1]["async_dapo/ledger/trained"] == STEPS * PROMPTS_PER_STEP

@@ -15,12 +15,12 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from benchmarks.support.router import router_options
-from recipe.async_dapo import store
 from recipe.async_dapo.aio import await_all, resolve
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import GroupOutcome, Turn, Verdict
+from recipe.async_dapo.data_plane import start_queue
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent, Ticket
@@ -240,7 +240,7 @@ def test_given_another_run_on_the_cluster_when_a_queue_is_opened_then_it_is_refu
         assert other.stdin is not None and other.stdout is not None
         assert "ready\n" in other.stdout
         with pytest.raises(ConfigError, match="another run on this Ray cluster"):
-            store.open_queue(OmegaConf.create())
+            start_queue(OmegaConf.create())
         controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
         assert ray.get(controller.__ray_ready__.remote())
         other.stdin.close()

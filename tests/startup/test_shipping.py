@@ -168,3 +168,18 @@ def test_given_secrets_in_the_environment_when_shipped_then_the_runtime_environm
     with shipped(config):
         assert config.ray_kwargs.ray_init.runtime_env.env_vars, "nothing is shipped"
         assert "kept-secret" not in OmegaConf.to_yaml(config)
+
+
+def test_given_no_setup_hook_when_shipped_then_processes_get_ours_and_can_import_it(run, tmp_path):
+    config = run()
+    with shipped(config):
+        hook = config.ray_kwargs.ray_init.runtime_env.worker_process_setup_hook
+        module, _, function = hook.rpartition(".")
+        code = f"import gc, {module} as module; module.{function}(); print(gc.get_threshold()[0])"
+        assert run_elsewhere(code, modules_of(config), tmp_path) == "50000"
+
+
+def test_given_the_users_own_setup_hook_when_shipped_then_it_is_kept(run):
+    config = run("+ray_kwargs.ray_init.runtime_env={worker_process_setup_hook: theirs.hook}")
+    with shipped(config):
+        assert config.ray_kwargs.ray_init.runtime_env.worker_process_setup_hook == "theirs.hook"

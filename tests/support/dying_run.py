@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.main_ppo import run_ppo
 
+from recipe.async_dapo.data_plane import start_queue
 from recipe.async_dapo.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.training import run as training
@@ -78,6 +79,7 @@ def _runs(pid: int) -> bool:
 
 class DyingTaskRunner:
     def run(self, config: DictConfig) -> None:
+        start_queue(config.transfer_queue)
         training.train(config, trainer_cls=DyingTrainer)
 
 

@@ -22,6 +22,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.async_dapo import store
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.data_plane import start_queue
 from recipe.async_dapo.logs import show_logs
 from recipe.async_dapo.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
@@ -176,6 +177,7 @@ class _Gauge:
 
 class InspectedTaskRunner:
     def run(self, config: DictConfig) -> None:
+        start_queue(config.transfer_queue)
         training.train(config, trainer_cls=InspectedTrainer)
 
 

@@ -12,7 +12,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 from ..actor_limits import server_calls
 from ..logs import log_phase
 from .processes import EngineProcesses
-from .server import WATCH, AsyncDAPOServer
+from .server_actor import WATCH, ServerActor
 
 _WATCHING_CALLS = 10_000  # at once: the trainer's, and one of each of its workers that serves the engine
 
@@ -41,7 +41,7 @@ class AsyncDAPOReplica(vLLMReplica):
         super().__init__(*args, **kwargs)
         self._launched = launched
         self._engine_timeout_s = engine_timeout_s
-        self.server_class = ray.remote(concurrency_groups={WATCH: _WATCHING_CALLS})(AsyncDAPOServer)
+        self.server_class = ray.remote(concurrency_groups={WATCH: _WATCHING_CALLS})(ServerActor)
         self.processes: list[EngineProcesses] = []  # of each server, one a node
 
     def __str__(self) -> str:

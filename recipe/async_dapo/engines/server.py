@@ -29,7 +29,6 @@ from .stamping_engine import RequestTable, RunningRequest, StampingEngine
 logger = logging.getLogger(__name__)
 
 PAUSE_MODES = ("abort", "keep")
-WATCH = "watch"  # concurrency group of calls that last as long as the server
 
 
 class AsyncDAPOServer(vLLMHttpServer):
@@ -84,11 +83,6 @@ class AsyncDAPOServer(vLLMHttpServer):
         """A server without its engine core answers no one: whoever waits for it learns of its death instead."""
         logger.critical("engine process %s (pid %s) died, and this server with it", process.name, process.pid)
         os._exit(1)
-
-    @ray.method(concurrency_group=WATCH)
-    async def until_death(self) -> None:
-        """Never returns: the call fails when the server dies."""
-        await asyncio.Event().wait()
 
     async def processes(self) -> EngineProcesses:
         return EngineProcesses.of_this_server(ray.util.get_node_ip_address())

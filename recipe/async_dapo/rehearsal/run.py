@@ -7,6 +7,7 @@ import hydra
 import ray
 from omegaconf import DictConfig, OmegaConf
 
+from ..collector import look_rarely
 from ..main_async_dapo import explained
 from ..startup.overrides import check_overrides
 from ..startup.preflight import check_all
@@ -18,6 +19,7 @@ RECIPE_MODE = "async_dapo"
 
 
 def main() -> None:
+    look_rarely()
     with explained():
         check_versions()
         check_overrides(sys.argv[1:])
@@ -51,12 +53,13 @@ class RehearsalTaskRunner:
     """The actor that trains, with the trainer class of the configured mode."""
 
     def run(self, config: DictConfig) -> None:
-        from .training import VERL_MODES, RehearsedAsyncDAPO
+        from ..data_plane import queue_starts
 
+        with queue_starts(config):
+            from ..training.run import train
+            from .training import VERL_MODES, RehearsedAsyncDAPO
         mode = config.trainer.v1.trainer_mode
         if mode == RECIPE_MODE:
-            from ..training.run import train
-
             train(config, RehearsedAsyncDAPO)
         else:
             _train_in_verl_mode(config, VERL_MODES[mode])
@@ -64,14 +67,13 @@ class RehearsalTaskRunner:
 
 def _train_in_verl_mode(config: DictConfig, trainer_cls: Any) -> None:
     """As verl's own task runner, which looks its trainer class up by the mode's name."""
-    import transfer_queue as tq
     from verl.trainer.ppo.v1 import AgentLoopManagerTQ
     from verl.utils.logging_utils import configure_verl_logging
 
+    from ..data_plane import end_queue
+
     configure_verl_logging()
     config.transfer_queue.enable = True
-    OmegaConf.resolve(config)
-    tq.init(config.transfer_queue)
     try:
         trainer = trainer_cls(config=config)
         trainer.init()
@@ -83,7 +85,7 @@ def _train_in_verl_mode(config: DictConfig, trainer_cls: Any) -> None:
         )
         trainer.fit(manager)
     finally:
-        tq.close()
+        end_queue()
 
 
 def _check_verl_mode(config: DictConfig) -> None:

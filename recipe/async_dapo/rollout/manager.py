@@ -4,10 +4,13 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 from uuid import uuid4
 
 import ray
+from omegaconf import DictConfig
+from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from tensordict import TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
@@ -21,6 +24,7 @@ from ..core.round import RoundSpec, RoundSummary
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, PromptGroup
 from ..engines.balancer_stats import LoadBalancerStats
+from ..engines.client import AsyncDAPOLLMClient
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
 from .prompts import make_group, prompt_rows
@@ -49,23 +53,33 @@ class RoundResult:
 
 
 class AsyncDAPOAgentLoopManager(AgentLoopManager):
-    """Splits batches by prompt group over `num_workers` workers; the n trajectories of a group stay together."""
+    """Splits batches by prompt group over `num_workers` workers; the n trajectories of a group stay together.
+
+    Its workers start before there are engines, and are connected with them later.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.agent_loop_workers_class = ray.remote(AsyncDAPOAgentLoopWorker)
         super().__init__(*args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
-        self._balancer = self.llm_client._load_balancer
-        self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer, self._options.stop_timeout_s)
         self._round_id = ""
         self._worker_refs: list[ray.ObjectRef] = []
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
         self._places: int | None = None
 
-    async def _init_agent_loop_workers(self) -> None:
-        await super()._init_agent_loop_workers()
-        for index, worker in enumerate(self.agent_loop_workers):
-            await worker.attach.remote(self._coordinator, index)
+    @classmethod
+    def start(cls, config: DictConfig) -> Self:
+        """Start the workers, without waiting for them."""
+        return cls.create(config=config, llm_client=SimpleNamespace())  # verl's workers make notes on their client
+
+    def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
+        """Make the workers known to the engines' client, verl's reward workers and a coordinator."""
+        self.llm_client = llm_client
+        self._balancer = llm_client._load_balancer
+        self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer, self._options.stop_timeout_s)
+        workers = list(enumerate(self.agent_loop_workers))
+        connecting = [worker.connect.remote(llm_client, reward_workers) for _, worker in workers]
+        ray.get(connecting + [worker.attach.remote(self._coordinator, index) for index, worker in workers])
 
     @property
     def places(self) -> int:

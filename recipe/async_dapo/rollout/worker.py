@@ -15,6 +15,8 @@ from ..aio import TurnBatch
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import PromptGroup, Trajectory, Verdict
+from ..data_plane import join_queue
+from ..engines.client import AsyncDAPOLLMClient
 from ..logs import show_logs
 from ..shipping import localise
 from ..verl_version import check_versions
@@ -51,6 +53,8 @@ class WorkerReport:
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     """Takes groups from the coordinator as fast as it hands them out; with `rollout_pool_size=null` one lane takes the
     next group when its last one has ended. When `run_round` returns, every task of the round is over.
+
+    Starts before there is an engine, so that its imports take no time of their own; see `connect`.
     """
 
     def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
@@ -59,6 +63,18 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         localise(config)
         super().__init__(config, *args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
+        join_queue()
+
+    async def attach(self, coordinator: ActorHandle, worker: int) -> None:
+        """Called once by the manager; `worker` is this one's number."""
+        self._coordinator = coordinator
+        self._worker = worker
+
+    async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
+        """Called once by the manager, when there are engines."""
+        self.llm_client = llm_client
+        self.llm_client.tokenizer = self.tokenizer  # verl's traces show text
+        self.reward_loop_worker_handles = reward_workers
         self._agent_loops = AgentLoopFactory(
             trainer_config=DictConfigWrap(self.config),
             server_manager=self.llm_client,
@@ -69,12 +85,6 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             data_config=DictConfigWrap(self.config.data),
             tools=ToolListWrap(self.tools),
         )
-        store.connect()
-
-    async def attach(self, coordinator: ActorHandle, worker: int) -> None:
-        """Called once by the manager."""
-        self._coordinator = coordinator
-        self._worker = worker
 
     async def run_round(self, order: RoundOrder) -> WorkerReport:
         """Run groups until the coordinator has no more, or stops the round.

@@ -4,12 +4,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
 from ..actor_limits import server_calls
 from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Auto
+from ..data_plane import end_queue
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
 from ..logs import log_phase, show_logs
@@ -18,19 +18,38 @@ from ..report.write import try_to_write
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
 from ..shipping import localise
-from ..store import open_queue
 from .correction import wire_importance_sampling
 from .tracking import gpus_per_engine
 from .trainer import AsyncDAPOTrainer
 
 
 def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTrainer) -> None:
-    """Build everything, train to the end, and close the data plane whatever happens."""
+    """Build everything, train to the end, and close the data plane, which has been started, whatever happens.
+
+    Agent loop workers start first: they import, on any node, while the trainer starts training workers and engines.
+    """
     configure_verl_logging()
     show_logs()
     OmegaConf.resolve(config)
     localise(config)
     options = AsyncDAPOConfig.from_hydra(config)
+    router_config = _prepare(config, options)
+    trainer = None
+    succeeded = False
+    try:
+        trainer = trainer_cls(config=config)
+        manager = AsyncDAPOAgentLoopManager.start(config)
+        trainer.init()
+        manager.connect(trainer.get_llm_client(), trainer.get_reward_handles())
+        trainer.fit(manager)
+        succeeded = True
+    finally:
+        take_down(trainer, router_config, succeeded=succeeded)
+        report(options.report_dir)
+
+
+def _prepare(config: DictConfig, options: AsyncDAPOConfig) -> Path:
+    """Make verl build this recipe's parts from the configuration. Returns the load balancer's options file."""
     wire_importance_sampling(config, options.importance_sampling)
     trainer_gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
     engines = trainer_gpus // gpus_per_engine(config.actor_rollout_ref.rollout)
@@ -45,27 +64,11 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
             "engine_timeout_s": options.engine_timeout_s,
             "delivery_tok": options.delivery_tok,
         }
-    open_queue(config.transfer_queue)
     rollout = config.actor_rollout_ref.rollout
     calls = server_calls(rollout.max_num_seqs * rollout.data_parallel_size)
     router_config = _write_router_config(options, calls=calls)
     OmegaConf.update(config, "actor_rollout_ref.rollout.router_config_path", str(router_config))
-    trainer = None
-    succeeded = False
-    try:
-        trainer = trainer_cls(config=config)
-        trainer.init()
-        manager = AsyncDAPOAgentLoopManager.create(
-            config=config,
-            llm_client=trainer.get_llm_client(),
-            teacher_client=trainer.get_teacher_client(),
-            reward_loop_worker_handles=trainer.get_reward_handles(),
-        )
-        trainer.fit(manager)
-        succeeded = True
-    finally:
-        take_down(trainer, router_config, succeeded=succeeded)
-        report(options.report_dir)
+    return router_config
 
 
 def report(report_dir: str | None) -> None:
@@ -82,7 +85,7 @@ def take_down(trainer: AsyncDAPOTrainer | None, router_config: Path, *, succeede
         if (tracking := getattr(trainer, "logger", None)) is not None:
             tracking.finish(exit_code=0 if succeeded else 1)
     finally:
-        tq.close()
+        end_queue()
         shutil.rmtree(router_config.parent, ignore_errors=True)
 
 

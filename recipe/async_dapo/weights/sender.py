@@ -5,6 +5,7 @@ from typing import Any
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from ..collector import look_as_usual
 from .adapter import BoundedServerAdapter
 from .sockets import private_handle, run_name, sockets_folder
 from .stream import stamped
@@ -43,3 +44,4 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
         super().init_model()
         verls = self.rollout
         self.rollout = WeightSender(verls.config, verls.model_config, verls.device_mesh, verls.replica_rank)
+        look_as_usual()
