@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from recipe.async_dapo.collector import look_as_usual, look_rarely
 from recipe.async_dapo.own_ray import prepare_own_ray
+
+look_rarely()  # tests import a million objects
 
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo" / "cpu" / "plugin"
@@ -43,7 +46,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Simulations collect garbage; the million objects that tests import are none."""
-    gc.collect()
-    gc.freeze()
+    """Simulations collect garbage; what tests import is none."""
+    look_as_usual()
     atexit.register(gc.unfreeze)

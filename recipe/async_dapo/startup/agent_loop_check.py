@@ -1,5 +1,8 @@
 """Agent loops and tools: their names, files and modules, which verl looks up in its workers when engines are up."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,8 @@ def check_agent_loop(config: DictConfig) -> str:
     for name, key in used.items():
         check_choice(key, name, sorted({*_agent_loop_registry, *named}))
         if name in named:
-            _import(named[name], name)
+            with _shipped_modules(config):
+                _import(named[name], name)
     if TOOL_LOOP in used:
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
@@ -83,6 +87,19 @@ def _named_loops(value: str | None) -> dict[str, Any]:
     ):
         raise ConfigError(_LOOP_FILE, value, "must hold a list of entries with `name` and `_target_`, a class")
     return {entry["name"]: entry for entry in loaded}
+
+
+@contextmanager
+def _shipped_modules(config: DictConfig) -> Iterator[None]:
+    """Folders of modules that Ray will ship to every process of the run can be imported here, too."""
+    shipped = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.py_modules") or []
+    parents = [str(Path(module).expanduser().absolute().parent) for module in shipped if "://" not in module]
+    before = list(sys.path)
+    sys.path[:0] = parents
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _import(entry: dict[str, Any], name: str) -> None:
