@@ -1,9 +1,12 @@
 """What once ended a run after minutes, in a worker or a server, is refused before Ray starts."""
 
+import sys
+
 import pytest
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.startup import value_choices
+from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import CHECKS, check_all, findings
 
@@ -157,6 +160,19 @@ def test_an_agent_loop_that_cannot_be_imported_is_refused_with_the_reason(run, t
     assert "must hold a list of entries with `name` and `_target_`" in refusal(run, *overrides)
     file.write_text("- [\n")
     assert "is not YAML" in refusal(run, *overrides)
+
+
+def test_an_agent_loop_of_a_module_that_ray_ships_is_found_where_it_is(run, tmp_path):
+    (tmp_path / "modules" / "shipped_loops").mkdir(parents=True)
+    (tmp_path / "modules" / "shipped_loops" / "__init__.py").write_text("class Mine:\n    def run(self): ...\n")
+    file = tmp_path / "loops.yaml"
+    file.write_text("- name: mine\n  _target_: shipped_loops.Mine\n")
+    overrides = (f"{ROLLOUT}agent.agent_loop_config_path={file}", f"{ROLLOUT}agent.default_agent_loop=mine")
+    before = list(sys.path)
+    assert "`_target_` of mine=shipped_loops.Mine: cannot be imported" in refusal(run, *overrides)
+    shipped = f"+ray_kwargs.ray_init.runtime_env.py_modules=[{tmp_path}/modules/shipped_loops]"
+    check_agent_loop(run(*overrides, shipped))
+    assert sys.path == before
 
 
 def test_an_agent_loop_that_the_data_names_is_looked_up(run, tmp_path):
