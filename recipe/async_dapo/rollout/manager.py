@@ -73,7 +73,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         return cls.create(config=config, llm_client=SimpleNamespace())  # verl's workers make notes on their client
 
     def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
-        """Make the workers known to the engines' client, verl's reward workers and a coordinator."""
+        """Give the workers the engines' client, verl's reward workers and a coordinator."""
         self.llm_client = llm_client
         self._balancer = llm_client._load_balancer
         self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer, self._options.stop_timeout_s)
