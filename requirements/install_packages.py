@@ -21,6 +21,7 @@ _COUNTERPARTS = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
     "find-links": ("UV_FIND_LINKS", ","),
+    "constraint": ("UV_CONSTRAINT", " "),
     "cert": ("SSL_CERT_FILE", " "),
     "client-cert": ("SSL_CLIENT_CERT", " "),
     "proxy": ("ALL_PROXY", " "),

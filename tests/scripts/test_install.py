@@ -116,6 +116,7 @@ def test_given_pips_options_when_translated_then_uv_reads_the_same_sources_unles
         "index-url": "https://index.example/simple",
         "extra-index-url": "\nfile:///one\nfile:///two",
         "find-links": "/wheels /more",
+        "constraint": "/etc/constraints.txt",
         "progress-bar": "off",
     }
     environment = {"UV_DEFAULT_INDEX": "https://own.example", "REQUESTS_CA_BUNDLE": "/certificates"}
@@ -123,6 +124,7 @@ def test_given_pips_options_when_translated_then_uv_reads_the_same_sources_unles
         "UV_DEFAULT_INDEX": "https://own.example",
         "UV_INDEX": "file:///one file:///two",
         "UV_FIND_LINKS": "/wheels,/more",
+        "UV_CONSTRAINT": "/etc/constraints.txt",
         "SSL_CERT_FILE": "/certificates",
         "REQUESTS_CA_BUNDLE": "/certificates",
     }
