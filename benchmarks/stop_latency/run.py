@@ -18,11 +18,13 @@ import ray
 from benchmarks.support.router import router_options
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.scripted_engine import ScriptedServer
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import GroupOutcome, Turn, Verdict
+from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundSpec, Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundSpec
+from recipe.async_dapo.rollout.open_round import Ticket
 
 
 class Requester:

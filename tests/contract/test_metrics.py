@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from benchmarks.side_by_side.run import VERL_DISCARDS
 from recipe.async_dapo.config import RolloutStrategy
-from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.training.metric_names import METRICS, PREFIX, STALENESS_BUCKETS
 from recipe.async_dapo.training.metrics import _tokens, importance_metrics
 

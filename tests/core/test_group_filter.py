@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.group_filter import judge_group
-from recipe.async_dapo.core.trajectory import Verdict
+from recipe.async_dapo.core.outcome import Verdict
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 

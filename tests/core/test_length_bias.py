@@ -3,7 +3,8 @@
 import pytest
 
 from recipe.async_dapo.core.length_bias import LengthBiasWindow
-from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 
 
 def ended(uid: str, length_tok: int, verdict: Verdict = Verdict.VALID) -> GroupOutcome:

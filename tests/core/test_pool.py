@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.ledger import Ledger, LedgerError
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Verdict
+from recipe.async_dapo.core.trajectory import PromptGroup
 
 from ..support.pool_run import Run, generate
 

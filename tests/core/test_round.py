@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
 from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, StopReason
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import JUDGED, GroupOutcome, Verdict
 
 VERDICTS = st.sampled_from(Verdict)
 

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.group_filter import RunningVerdict, judge_group
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AtHand, OverSampling
 from recipe.async_dapo.core.response_lengths import ResponseLengths
 from recipe.async_dapo.core.round_size import RoundSize
 from recipe.async_dapo.core.staleness import StalenessLimit
-from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=16), st.integers(1, 16))

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.group_filter import RunningVerdict, judge_group
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.round import Round, RoundSpec
 from recipe.async_dapo.core.screening import NO_SCREENING, Screened, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Trajectory, Turn, Verdict
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 
 METRICS = st.lists(st.sampled_from([0.0, 1.0]), min_size=3, max_size=8)
 ALL_SCREENED = Screening(samples=2, keep_share=0.0)

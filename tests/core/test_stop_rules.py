@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.stop_rules import StopRule, StopRuleName, make_stop_rule
-from recipe.async_dapo.core.trajectory import Verdict
 
 ENDINGS = list(Verdict)
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from recipe.async_dapo.core.failures import EndedGroups
+from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.round import StopReason
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import Verdict
 from recipe.async_dapo.rollout.coordinator import RoundEvent
 
 from ..support.coordinator_world import FakeBalancer, coordinator, ended, spec, take, tickets

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.core.trajectory import GroupOutcome, Verdict
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.plan.cli import main
 from recipe.async_dapo.plan.from_run import RecordedRun
 from recipe.async_dapo.plan.inputs import Inputs

@@ -16,7 +16,7 @@ from recipe.async_dapo.core import (
     staleness,
     stop_rules,
 )
-from recipe.async_dapo.core.trajectory import Verdict
+from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.plan import group_simulation
 from recipe.async_dapo.plan.systems import recipe
 

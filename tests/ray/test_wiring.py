@@ -17,14 +17,16 @@ from ray.exceptions import RayActorError
 from benchmarks.support.router import router_options
 from recipe.async_dapo.aio import await_all, resolve
 from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import GroupOutcome, Turn, Verdict
+from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.data_plane import start_queue
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent, Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
+from recipe.async_dapo.rollout.open_round import Ticket
 
 from ..support.dying_server import DyingServer
 from ..support.ray_cluster import local_ray

@@ -3,7 +3,8 @@
 import pytest
 
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
-from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 

@@ -8,7 +8,7 @@ import pytest
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config import AsyncDAPOConfig
-from recipe.async_dapo.engines.server import AsyncDAPOServer
+from recipe.async_dapo.engines.server_actor import ServerActor
 from recipe.async_dapo.plan.engine import Engine
 from recipe.async_dapo.plan.scenario import Scenario
 from recipe.async_dapo.plan.workload import ANSWERS
@@ -68,13 +68,15 @@ class EmulatedCluster(Cluster):
     def _make_servers(self, monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:
         scenario = self.scenario
         clock = CompressedClock(1.0, origin_s=0.0, real_s=self.loop.time)
-        servers: list[AsyncDAPOServer] = []
+        actors: list[ServerActor] = []
         for _ in range(count):
             model = Engine(scenario.step_cost(), max_num_seqs=scenario.max_num_seqs)
             self.emulated.append(EmulatedEngine(model, self.book, clock))
-            servers.append(start_server(monkeypatch, self.emulated[-1]))
-            servers[-1].config.free_cache_engine = False
-        return servers
+            server = start_server(monkeypatch, self.emulated[-1])
+            server.config.free_cache_engine = False
+            actors.append(object.__new__(ServerActor))
+            actors[-1]._server = server
+        return actors
 
     def check(self, batch: KVBatchMeta) -> None:
         super().check(batch)

@@ -6,13 +6,14 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.pool_records import Dispatch, Settlement
 from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import GroupOutcome, PromptGroup, Segment, Trajectory, Turn, Verdict
+from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 
 N = 2
 

@@ -8,13 +8,10 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.config import OnRewardError
+from recipe.async_dapo.core.outcome import GroupOutcome
 from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
-from recipe.async_dapo.core.trajectory import (
-    GroupOutcome,
-    PromptGroup,
-    Trajectory,
-)
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.reward import RewardScorer
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .trajectory import Verdict
+from .outcome import Verdict
 
 
 @dataclass(slots=True)

@@ -5,7 +5,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .trajectory import GroupOutcome, PromptGroup, Verdict
+from .outcome import GroupOutcome, Verdict
+from .trajectory import PromptGroup
 
 
 @dataclass(slots=True)

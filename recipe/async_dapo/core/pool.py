@@ -3,30 +3,24 @@
     draw -> waiting --dispatch--> in the round --settle--> trained | carried | ended | waiting | buffered
 
 `ended` are groups that were filtered, screened out or have failed. `carried` are valid groups beyond the B of a step:
-they are trained first in the next one. `buffered` are groups that
-were interrupted and keep their tokens. Everything else that was interrupted waits again, in front. A group that has
-become too stale is retired, and its prompt waits again under a new uid.
+they are trained first in the next one. `buffered` are groups that were interrupted and keep their tokens. Everything
+else that was interrupted waits again, in front. A group that has become too stale is retired, and its prompt waits
+again under a new uid. Deferred prompts wait until their step.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
+from .deferred_prompts import DeferredPrompts
 from .ledger import Ledger
+from .outcome import Verdict
 from .over_sampling import AtHand, OverSampling
 from .pool_records import CarriedGroup, Dispatch, PoolState, Settlement
 from .round import RoundSummary
 from .staleness import StalenessLimit
 from .stop_rules import StopRuleName
-from .trajectory import Attachment, GroupOutcome, PromptGroup, Trajectory, Verdict
-
-
-def training_order(summary: RoundSummary, stop_rule: StopRuleName) -> list[GroupOutcome]:
-    """The valid groups of a round, those to be trained on first in front."""
-    valid = [outcome for outcome in summary.outcomes if outcome.verdict is Verdict.VALID]
-    if stop_rule is not StopRuleName.FIRST_COMPLETED:
-        position = {uid: i for i, uid in enumerate(summary.start_order)}
-        valid.sort(key=lambda outcome: position[outcome.prompt_uid])
-    return valid
+from .training_order import training_order
+from .trajectory import Attachment, PromptGroup
 
 
 class PromptPool:
@@ -57,7 +51,7 @@ class PromptPool:
         self._new_uid = new_uid
         self._waiting: deque[PromptGroup] = deque()
         self._buffered: list[PromptGroup] = []
-        self._deferred: list[PromptGroup] = []
+        self._deferred = DeferredPrompts()
         self._carried: list[CarriedGroup] = []
         self._in_round: dict[str, PromptGroup] = {}
         self.ledger = Ledger()
@@ -73,7 +67,12 @@ class PromptPool:
     @property
     def group_sizes(self) -> set[int]:
         """Trajectories of a group, over all groups that are held [count]."""
-        groups = [*self._waiting, *self._deferred, *self._buffered, *(carried.group for carried in self._carried)]
+        groups = [
+            *self._waiting,
+            *self._deferred.groups,
+            *self._buffered,
+            *(carried.group for carried in self._carried),
+        ]
         return {len(group.trajectories) for group in groups}
 
     @property
@@ -92,14 +91,10 @@ class PromptPool:
         return self._over_sampling.missing(self.at_hand)
 
     def add_drawn(self, groups: Sequence[PromptGroup], deferred: Sequence[PromptGroup] = ()) -> None:
-        """Take in prompts of the data loader; deferred ones wait until the step that they name. One that is deferred
-        already, from an earlier visit, is the same prompt: it goes on waiting, or is drawn now, once."""
-        earlier = {group.key: group for group in self._deferred}
-        drawn_now = [earlier.pop(group.key, group) for group in groups]
-        later = {group.key: group for group in reversed(deferred) if group.key not in earlier}
-        self.ledger.drawn += sum(new is group for new, group in zip(drawn_now, groups, strict=True)) + len(later)
+        """Take in prompts of the data loader; deferred ones wait until the step that they name."""
+        drawn_now, new = self._deferred.take_in(groups, deferred)
+        self.ledger.drawn += new
         self._waiting.extend(drawn_now)
-        self._deferred = [*earlier.values(), *later.values()]
 
     def prompt_key(self, uid: str) -> str:
         """Of a group that is in the round."""
@@ -110,8 +105,7 @@ class PromptPool:
         retired = self._too_stale(step)
         attachments = tuple(attachment for group in retired for attachment in group.attachments())
         retired_tok = self._retire(retired, step)
-        self._waiting.extend(group for group in self._deferred if group.deferred_until <= step)
-        self._deferred = [group for group in self._deferred if group.deferred_until > step]
+        self._waiting.extend(self._deferred.take_due(step))
         resumed = sorted(self._buffered, key=lambda group: (-group.age, -group.generated_tok))
         groups = [*resumed, *self._waiting]
         self._buffered.clear()
@@ -171,7 +165,7 @@ class PromptPool:
         return self.ledger.check(
             waiting=len(self._waiting),
             buffered=len(self._buffered) + len(self._carried),
-            deferred=len(self._deferred),
+            deferred=len(self._deferred.groups),
         )
 
     def state(self) -> PoolState:
@@ -180,7 +174,7 @@ class PromptPool:
             waiting=tuple(self._waiting),
             buffered=tuple(self._buffered),
             carried=tuple(self._carried),
-            deferred=tuple(self._deferred),
+            deferred=self._deferred.groups,
             ledger=self.ledger,
         )
 
@@ -193,25 +187,15 @@ class PromptPool:
         self._waiting = deque(state.waiting)
         self._buffered = list(state.buffered)
         self._carried = list(state.carried)
-        self._deferred = list(state.deferred)
+        self._deferred = DeferredPrompts(state.deferred)
         self.ledger = state.ledger
         self.detach()
         self.check_ledger()
 
     def _carry_valid(self, summary: RoundSummary) -> None:
-        self._carried.extend(self._carry(outcome) for outcome in training_order(summary, self._stop_rule))
+        for outcome in training_order(summary, self._stop_rule):
+            self._carried.append(CarriedGroup.of(self._in_round.pop(outcome.prompt_uid), outcome))
         self._carried.sort(key=lambda carried: carried.oldest_version)  # stable: oldest policy first
-
-    def _carry(self, outcome: GroupOutcome) -> CarriedGroup:
-        group = self._in_round.pop(outcome.prompt_uid)
-        group.restart()
-        assert outcome.oldest_version is not None and outcome.newest_version is not None, "a valid group has tokens"
-        return CarriedGroup(
-            group=group,
-            oldest_version=outcome.oldest_version,
-            newest_version=outcome.newest_version,
-            generated_tok=sum(outcome.response_lens_tok),
-        )
 
     def _count_ended(self, summary: RoundSummary) -> tuple[Counter[Verdict], dict[str, int]]:
         """How groups have ended that cannot be trained on, and why those failed."""
@@ -265,16 +249,7 @@ class PromptPool:
         lost_tok = sum(carried.generated_tok for carried in self._carried if carried.uid in uids)
         self._carried = [carried for carried in self._carried if carried.uid not in uids]
         self._buffered = [group for group in self._buffered if group.uid not in uids]
-        again = [
-            PromptGroup(
-                uid=self._new_uid(),
-                prompt=group.prompt,
-                drawn_at_step=step,
-                key=group.key,
-                trajectories=[Trajectory(session_id=t.session_id) for t in group.trajectories],
-            )
-            for group in groups
-        ]
+        again = [group.again(self._new_uid(), step=step) for group in groups]
         self.ledger.retired += len(groups)
         self.ledger.drawn += len(again)
         self._waiting.extendleft(reversed(again))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from .ledger import Ledger
+from .outcome import GroupOutcome
 from .trajectory import Attachment, PromptGroup
 
 
@@ -14,6 +15,18 @@ class CarriedGroup:
     oldest_version: int
     newest_version: int
     generated_tok: int
+
+    @classmethod
+    def of(cls, group: PromptGroup, outcome: GroupOutcome) -> "CarriedGroup":
+        """A group that has ended valid; it is emptied."""
+        assert outcome.oldest_version is not None and outcome.newest_version is not None, "a valid group has tokens"
+        group.restart()
+        return cls(
+            group=group,
+            oldest_version=outcome.oldest_version,
+            newest_version=outcome.newest_version,
+            generated_tok=sum(outcome.response_lens_tok),
+        )
 
     @property
     def uid(self) -> str:

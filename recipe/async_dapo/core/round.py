@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from .failures import EndedGroups
+from .outcome import JUDGED, CauseCounts, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
-from .trajectory import JUDGED, CauseCounts, GroupOutcome, Verdict
 from .worker_queues import WorkerQueues
 
 

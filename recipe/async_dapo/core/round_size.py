@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .outcome import JUDGED, GroupOutcome
 from .staleness import StalenessLimit
-from .trajectory import JUDGED, GroupOutcome
 
 REMEMBERED = 0.5  # of the responses ended before, as the next step counts them
 

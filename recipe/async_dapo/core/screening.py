@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from .group_filter import RunningVerdict
-from .trajectory import GroupOutcome, PromptGroup, Trajectory, Verdict
+from .outcome import GroupOutcome, Verdict
+from .trajectory import PromptGroup, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections import deque
 from enum import StrEnum
 from typing import Protocol
 
-from .trajectory import Verdict
+from .outcome import Verdict
 
 
 class StopRuleName(StrEnum):

@@ -6,12 +6,9 @@ is continued from its tokens. A single-turn loop has one turn.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
-
-from .failures import Cause
 
 
 class BrokenRecord(RuntimeError):
@@ -31,8 +28,8 @@ class Segment:
             raise BrokenRecord(f"{len(self.token_ids)} tokens with {len(self.rollout_log_probs)} log-probs")
 
     @property
-    def counts(self) -> "Segment":
-        """The same without the tokens."""
+    def without_tokens(self) -> "Segment":
+        """The same with the number of its tokens only."""
         tokens = range(len(self.token_ids))
         return Segment(policy_version=self.policy_version, token_ids=tokens, rollout_log_probs=tokens)
 
@@ -115,7 +112,7 @@ class Trajectory:
     def keep_counts(self) -> None:
         """Let go of its tokens, but not of their numbers."""
         for turn in self.turns:
-            turn.segments = [segment.counts for segment in turn.segments]
+            turn.segments = [segment.without_tokens for segment in turn.segments]
         if self.is_finished:
             self.outputs = True
 
@@ -176,81 +173,17 @@ class PromptGroup:
         for trajectory in self.trajectories:
             trajectory.keep_counts()
 
+    def again(self, uid: str, *, step: int) -> "PromptGroup":
+        """The same prompt as a fresh group, drawn in that step."""
+        return PromptGroup(
+            uid=uid,
+            prompt=self.prompt,
+            drawn_at_step=step,
+            key=self.key,
+            trajectories=[Trajectory(session_id=one.session_id) for one in self.trajectories],
+        )
+
     def restart(self) -> int:
         """Throw away all the group has generated. Returns the number of tokens lost."""
         self.is_certain, self.parked = False, None
         return sum(trajectory.restart() for trajectory in self.trajectories)
-
-
-class Verdict(StrEnum):
-    """How a prompt group ended in a round."""
-
-    VALID = "valid"  # complete, and its metric varies: it can be trained on
-    FILTERED = "filtered"  # complete, but every trajectory has the same metric: no gradient
-    SCREENED = "screened"  # its first samples have the same metric: the others were never started
-    FAILED = "failed"  # a trajectory failed for good; `reason` says why
-    SET_ASIDE = "set_aside"  # interrupted by the round's limits: continued in a later round
-
-
-JUDGED = (Verdict.VALID, Verdict.FILTERED, Verdict.SCREENED)  # every trajectory that was started has been scored
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOutcome:
-    """A worker's report that a prompt group has ended."""
-
-    prompt_uid: str
-    verdict: Verdict
-    reason: str = ""
-    cause: Cause | None = None  # of a failed group: that of its first trajectory that failed
-    response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory; of a screened group, of its samples
-    oldest_version: int | None = None  # of all generated tokens of the group
-    newest_version: int | None = None
-    scored: int = 0  # trajectories [count]
-    failed: int = 0  # trajectories that failed for good; their siblings were interrupted [count]
-    metrics: tuple[float, ...] = ()  # of its trajectories, where it was judged by them
-    is_kept: bool = False  # screening would have ended it, had it not been drawn to be kept
-
-    @classmethod
-    def of(
-        cls,
-        group: PromptGroup,
-        verdict: Verdict,
-        *,
-        reason: str = "",
-        cause: Cause | None = None,
-        failed: int = 0,
-        metrics: Sequence[float] = (),
-        is_kept: bool = False,
-    ) -> "GroupOutcome":
-        """The report of a group with what it has generated so far; of a screened one without what never started."""
-        versions = group.versions()
-        counted = [one for one in group.trajectories if verdict is not Verdict.SCREENED or one.is_finished]
-        return cls(
-            prompt_uid=group.uid,
-            verdict=verdict,
-            reason=reason,
-            cause=cause,
-            response_lens_tok=tuple(trajectory.generated_tok for trajectory in counted),
-            oldest_version=min(versions, default=None),
-            newest_version=max(versions, default=None),
-            scored=len(group.trajectories) - len(group.unfinished),
-            failed=failed,
-            metrics=tuple(metrics),
-            is_kept=is_kept,
-        )
-
-
-class CauseCounts:
-    """What groups fail of, by place: of errors that name their prompt the first one stands for all raised there."""
-
-    def __init__(self) -> None:
-        self._examples: dict[str, str] = {}
-
-    def count(self, outcomes: Iterable[GroupOutcome]) -> Counter[tuple[str, str]]:
-        """Failed groups by reason and cause, in one line each; the cause is empty where it is unknown."""
-        failed = (outcome for outcome in outcomes if outcome.verdict is Verdict.FAILED)
-        return Counter((outcome.reason, self._example(outcome.cause)) for outcome in failed)
-
-    def _example(self, cause: Cause | None) -> str:
-        return "" if cause is None else self._examples.setdefault(cause.place, cause.summary)

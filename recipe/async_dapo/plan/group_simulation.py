@@ -11,7 +11,8 @@ from functools import partial
 
 from ..config import AsyncDAPOConfig
 from ..core.group_filter import RunningVerdict, judge_group
-from ..core.trajectory import Attachment, GroupOutcome, PromptGroup, Segment, Trajectory, Turn, Verdict
+from ..core.outcome import GroupOutcome, Verdict
+from ..core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
 from .clock import VirtualClock
 from .fleet import Fleet
 from .request import Request

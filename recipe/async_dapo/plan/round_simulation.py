@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..core.outcome import GroupOutcome, Verdict
 from ..core.over_sampling import OverSampling
 from ..core.pool_records import Dispatch
 from ..core.round import Round, RoundSpec, RoundSummary
-from ..core.trajectory import GroupOutcome, PromptGroup, Verdict
+from ..core.trajectory import PromptGroup
 from .clock import VirtualClock
 from .fleet import Fleet
 from .group_simulation import GroupSimulation

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from ..actor_limits import server_calls
 from ..config import Auto, ImportanceSampling
+from ..core.outcome import Verdict
 from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch, Settlement
 from ..core.screening import Screened
 from ..core.staleness import StalenessLimit
-from ..core.trajectory import PromptGroup, Verdict
+from ..core.trajectory import PromptGroup
 from ..core.version_shares import VersionShares, VersionTag
 from .clock import no_garbage_collection
 from .counters import EngineCounters

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from ..core.pool import training_order
+from ..core.outcome import GroupOutcome, Verdict
 from ..core.stop_rules import StopRuleName
-from ..core.trajectory import GroupOutcome, Verdict
+from ..core.training_order import training_order
 from .round_simulation import SimulatedRound
 from .systems import Habits
 

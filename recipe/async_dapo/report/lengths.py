@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.trajectory import GroupOutcome, Verdict
+from ..core.outcome import GroupOutcome, Verdict
 
 LENGTHS_FILE = "lengths.jsonl"
 MOST_GROUPS = 256  # of a step, evenly over its groups in the order of their ends: a long run's file stays small

@@ -13,9 +13,7 @@ Everybody awaits an event; nobody polls.
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 import ray
@@ -23,87 +21,18 @@ from ray.actor import ActorHandle
 
 from ..actor_limits import MAX_PENDING_CALLS
 from ..core.failures import EndedGroups
-from ..core.milestones import Milestones
+from ..core.outcome import GroupOutcome
 from ..core.over_sampling import AtHand
-from ..core.round import Round, RoundSpec, RoundSummary
-from ..core.trajectory import GroupOutcome
+from ..core.round import RoundSpec, RoundSummary
 from ..logs import log_phase, show_logs
+from .open_round import OpenRound, Ticket
 
 logger = logging.getLogger(__name__)
-
-VALIDATION_LINES = 4  # that a validation logs of its progress
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """A group for a lane to run. `content` is never looked into here; see `parking.py`."""
-
-    prompt_uid: str
-    unfinished: int  # trajectories that are to be generated
-    held_back: int = 0  # further ones, which start when it has become certain
-    is_certain: bool = False  # its finished trajectories differ: it will be valid
-    content: bytes | ray.ObjectRef  # the pickled PromptGroup, or where it is parked
-    ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
-    is_attached: bool = False  # requests of its that were frozen in their engines are still there
 
 
 class RoundEvent(StrEnum):
     NEEDS_PROMPTS = "needs_prompts"
     STOPPED = "stopped"
-
-
-class _OpenRound:
-    """A round with its waiters."""
-
-    def __init__(self, spec: RoundSpec) -> None:
-        self.state = Round(spec)
-        self.stops_engines = spec.stop_rule is not None
-        self.tickets: dict[str, Ticket] = {}
-        self.trajectories = 0
-        self.milestones = Milestones(VALIDATION_LINES)
-        self.stopped = asyncio.Event()
-        self.engines_idle: asyncio.Future[float] | None = None
-        self.changed = asyncio.Event()
-        self._takers: deque[asyncio.Future[None]] = deque()
-
-    async def next_start(self) -> None:
-        """Wait, in line, until a group may start or nothing more will."""
-        taker = asyncio.get_running_loop().create_future()
-        self._takers.append(taker)
-        try:
-            await taker
-        except asyncio.CancelledError:
-            if taker in self._takers:
-                self._takers.remove(taker)
-            else:
-                self.wake_taker()  # it was woken: the place is somebody else's now
-            raise
-
-    def wake_taker(self) -> None:
-        """A taker that finds a group wakes the next one: who waits in vain is left asleep, however many they are."""
-        if self.state.may_start:
-            self._wake(1)
-
-    def notify(self) -> None:
-        """Wake the trainer, and takers; the event is replaced, so that nobody misses the next one."""
-        self.changed.set()
-        self.changed = asyncio.Event()
-        self.wake_taker()
-        if self.state.is_halted:
-            self._wake(len(self._takers))
-
-    def release(self) -> None:
-        """Nobody waits in a round that is over."""
-        self.stopped.set()
-        self.changed.set()
-        self._wake(len(self._takers))
-
-    def _wake(self, count: int) -> None:
-        while self._takers and count > 0:
-            taker = self._takers.popleft()
-            if not taker.done():  # else it has been cancelled just now
-                taker.set_result(None)
-                count -= 1
 
 
 class EarlyStoppingCoordinator:
@@ -117,12 +46,12 @@ class EarlyStoppingCoordinator:
     def __init__(self, balancer: ActorHandle, stop_timeout_s: float | None = None) -> None:
         self._balancer = balancer
         self._stop_timeout_s = stop_timeout_s
-        self._round: _OpenRound | None = None
+        self._round: OpenRound | None = None
         self._told: set[str] = set()
 
     async def open_round(self, spec: RoundSpec, groups: Sequence[Ticket]) -> None:
         """Start a round. What belongs to an earlier one is refused from now on."""
-        earlier, self._round = self._round, _OpenRound(spec)
+        earlier, self._round = self._round, OpenRound(spec)
         if earlier is not None:
             earlier.release()
         await self.add_groups(spec.round_id, groups)
@@ -231,18 +160,18 @@ class EarlyStoppingCoordinator:
             outcome.cause.traceback,
         )
 
-    def _tell_progress(self, current: _OpenRound) -> None:
+    def _tell_progress(self, current: OpenRound) -> None:
         if current.stops_engines:
             return
         done = current.state.ended_trajectories
         if current.milestones.reached(done, current.trajectories):
             log_phase(f"validating {done}/{current.trajectories}")
 
-    def _find(self, round_id: str) -> _OpenRound | None:
+    def _find(self, round_id: str) -> OpenRound | None:
         current = self._round
         return current if current is not None and current.state.round_id == round_id else None
 
-    def _after_change(self, current: _OpenRound) -> None:
+    def _after_change(self, current: OpenRound) -> None:
         if current.state.stop_reason is not None and not current.stopped.is_set():
             if current.stops_engines:
                 current.engines_idle = asyncio.ensure_future(self._stop_engines())

@@ -15,9 +15,10 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from ..config import ConfigError, OnRewardError, RewardConfig
 from ..core.failures import Cause
 from ..core.group_filter import RunningVerdict, judge_group
+from ..core.outcome import GroupOutcome, Verdict
 from ..core.recording import Recorder, SampledTokens, current_recorder
 from ..core.screening import Screening
-from ..core.trajectory import Attachment, BrokenRecord, GroupOutcome, PromptGroup, Trajectory, Verdict
+from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from ..store import PackedOutput
 from .causes import cause_of

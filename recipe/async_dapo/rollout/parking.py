@@ -14,7 +14,7 @@ import ray
 
 from ..core.screening import Screening
 from ..core.trajectory import PromptGroup
-from .coordinator import Ticket
+from .open_round import Ticket
 
 
 def park(group: PromptGroup) -> None:

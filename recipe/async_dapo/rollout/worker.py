@@ -13,16 +13,17 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from .. import store
 from ..aio import TurnBatch
 from ..config import AsyncDAPOConfig, ConfigError
+from ..core.outcome import Verdict
 from ..core.screening import NO_SCREENING
-from ..core.trajectory import PromptGroup, Trajectory, Verdict
+from ..core.trajectory import PromptGroup, Trajectory
 from ..data_plane import join_queue
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import show_logs
 from ..shipping import localise
 from ..verl_version import check_versions
 from .agent_loops import AgentLoopFactory
-from .coordinator import Ticket
 from .group_rollout import GroupRollout, leaves
+from .open_round import Ticket
 from .parking import group_of, park
 from .reward import RewardCalls, RewardScorer
 

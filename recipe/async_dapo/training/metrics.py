@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..core.length_bias import LengthBiasWindow
+from ..core.outcome import Verdict
 from ..core.pool_records import Dispatch, Settlement
 from ..core.screening import Screened
-from ..core.trajectory import PromptGroup, Verdict
+from ..core.trajectory import PromptGroup
 from ..core.version_shares import VersionShares
 from .importance_sampling import version_statistics
 from .metric_names import FAILURE_REASONS, PREFIX, STALENESS_BUCKETS

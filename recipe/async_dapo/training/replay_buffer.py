@@ -15,12 +15,13 @@ from ..config import AsyncDAPOConfig, Auto, ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.length_bias import LengthBiasWindow
 from ..core.load_samples import LoadSample, PackedSamples
+from ..core.outcome import CauseCounts, Verdict
 from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch
 from ..core.prompt_history import PromptHistory
 from ..core.screening import Screened
 from ..core.staleness import StalenessLimit
-from ..core.trajectory import CauseCounts, PromptGroup, Verdict
+from ..core.trajectory import PromptGroup
 from ..core.version_shares import VersionShares
 from ..report.lengths import LengthsFile
 from ..rollout.coordinator import RoundEvent
