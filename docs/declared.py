@@ -17,6 +17,16 @@ OPTIONS_FILE = Path(__file__).parents[1] / "recipe" / "async_dapo" / "config" / 
 OWN_NODES = ("async_dapo", "rehearsal")
 NOT_OPTIONS = ("hydra", "defaults")
 
+# What to look at first: option -> when to turn it.
+FIRST_OPTIONS = {
+    "algorithm.filter_groups.metric": "your reward function returns the correctness under another name",
+    "async_dapo.rollout_strategy": "you want on-policy data (`consistent`, `discard`) or no new prefill",
+    "async_dapo.max_staleness": "importance weights vary too much (lower)",
+    "async_dapo.importance_sampling": "`null` is `decoupled`; `bypass` saves a pass of log-probs a step",
+    "async_dapo.screening.samples": "most groups are filtered: they end after so many samples (4, say)",
+    "async_dapo.rollout_pool_size": "you know better than the controller how much should run at once",
+}
+
 _KEY = re.compile(r"( *)([a-z_0-9]+):(.*)")
 _BUCKET = "|".join(map(re.escape, STALENESS_BUCKETS))
 
@@ -41,6 +51,15 @@ def options(node: str) -> pd.DataFrame:
                 rows.append((f"`{'.'.join(parents.values())}`", f"`{default}`", " ".join(comment) or inputs[key]))
         comment = []
     return pd.DataFrame(rows, columns=["Option", "Default", "Meaning"])
+
+
+def first_options() -> pd.DataFrame:
+    """The options to look at first, with their defaults."""
+    file = OmegaConf.load(OPTIONS_FILE)
+    defaults = {key: OmegaConf.select(file, key, throw_on_missing=True) for key in FIRST_OPTIONS}
+    shown = {key: "null" if value is None else value for key, value in defaults.items()}
+    rows = [(f"`{key}`", f"`{shown[key]}`", advice) for key, advice in FIRST_OPTIONS.items()]
+    return pd.DataFrame(rows, columns=["Option", "Default", "Turn it when"])
 
 
 def verl_defaults() -> pd.DataFrame:

@@ -68,7 +68,7 @@ def example(name: str) -> str:
 
 # Page -> mark -> what stands between `<!-- mark -->` and `<!-- end of mark -->`.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"headline": headline},
+    "README.md": {"headline": headline, "first options": table(declared.first_options)},
     "docs/options.md": {
         "options": table(partial(declared.options, "async_dapo")),
         "rehearsal's options": table(partial(declared.options, "rehearsal")),

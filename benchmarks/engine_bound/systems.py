@@ -55,12 +55,16 @@ SETTINGS = {
     setting.name: setting
     for setting in (
         Setting(
+            name="2 servers, B=16, n=8, 16K",
+            servers=2, batch_groups=16, n=8, limit_tok=16_384, median_tok=4000, sigma=0.9, speedup=15,
+        ),
+        Setting(
             name="8 servers, B=64, n=8, 16K",
-            servers=8, batch_groups=64, n=8, limit_tok=16_384, median_tok=4000, sigma=0.9, speedup=25,
+            servers=8, batch_groups=64, n=8, limit_tok=16_384, median_tok=4000, sigma=0.9, speedup=5,
         ),
         Setting(
             name="32 servers, B=64, n=16, 16K",
-            servers=32, batch_groups=64, n=16, limit_tok=16_384, median_tok=4000, sigma=0.9, speedup=6,
+            servers=32, batch_groups=64, n=16, limit_tok=16_384, median_tok=4000, sigma=0.9, speedup=3,
         ),
         Setting(
             name="8 servers, B=128, n=8, 8K, short tail",

@@ -24,6 +24,7 @@ from recipe.async_dapo import store
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.data_plane import start_queue
 from recipe.async_dapo.logs import show_logs
+from recipe.async_dapo.rollout.parking import with_tokens
 from recipe.async_dapo.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.training import run as training
@@ -102,7 +103,7 @@ class InspectedTrainer(AsyncDAPOTrainer):
         """Log-probs of buffered, unfinished one-turn trajectories under the weights that have just generated them."""
         rows = [
             (group, trajectory)
-            for group in self.replay_buffer.pool.buffered
+            for group in map(with_tokens, self.replay_buffer.pool.buffered)
             for trajectory in group.unfinished
             if len(trajectory.turns) == 1 and trajectory.generated_tok > 0
         ]
