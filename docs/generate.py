@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.between_rounds import summary as between_rounds
 from benchmarks.control_plane import summary as control_plane
+from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.plan import summary as plan
 from benchmarks.selection import summary as selection
 from benchmarks.side_by_side import summary as side_by_side
@@ -22,6 +24,12 @@ def headline() -> str:
     runs = side_by_side.read_runs()
     commits = ", ".join(f"`{commit}`" for commit in side_by_side.headline_commits(runs))
     return f"{markdown(side_by_side.headline_table(runs))}\nCommits: {commits}.\n"
+
+
+def rehearsed() -> str:
+    runs = engine_bound.read_runs()
+    commits = ", ".join(f"`{commit}`" for commit in runs["commit"].unique())
+    return f"{markdown(engine_bound.headline_table(runs))}\nCommit: {commits}.\n"
 
 
 def quick_start() -> pd.DataFrame:
@@ -68,7 +76,11 @@ def example(name: str) -> str:
 
 # Page -> mark -> what stands between `<!-- mark -->` and `<!-- end of mark -->`.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"headline": headline, "first options": table(declared.first_options)},
+    "README.md": {
+        "headline": headline,
+        "rehearsed": rehearsed,
+        "first options": table(declared.first_options),
+    },
     "docs/options.md": {
         "options": table(partial(declared.options, "async_dapo")),
         "rehearsal's options": table(partial(declared.options, "rehearsal")),
@@ -93,6 +105,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "control plane": table_of(control_plane.read_runs, control_plane.actors_table),
         "control plane growth": table_of(control_plane.read_runs, control_plane.growth_table),
         "control plane comparison": table_of(control_plane.read_runs, control_plane.comparison_table),
+        "between rounds": table_of(between_rounds.read_runs, between_rounds.between_table),
+        "engine bound": table_of(engine_bound.read_runs, engine_bound.engine_bound_table),
         "front end": table(front_end),
         "side by side seconds": table_of(side_by_side.read_runs, side_by_side.seconds_table),
         "side by side ratios": table_of(side_by_side.read_runs, side_by_side.ratios_table),

@@ -38,3 +38,10 @@ def engine_bound_table(runs: pd.DataFrame) -> pd.DataFrame:
     frame.insert(4, "Of verl async", frame["step_s"] / base_s)
     frame["Valid"] = ["yes" if all_valid else "no" for all_valid in groups["is_valid"].all()]
     return frame.rename(columns={"setting": "Setting", "system": "System"} | MEASURES)
+
+
+def headline_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """What a reader looks for first: the step, and its share of verl's sync mode and of the bound."""
+    median = runs.groupby("system", sort=False)[["step_s", "bound_share", "waste", "off_policy"]].median().reset_index()
+    median.insert(2, "Over verl sync", median["step_s"] / median.set_index("system")["step_s"]["verl sync"])
+    return median.rename(columns={"system": "System"} | MEASURES)
