@@ -30,7 +30,7 @@ def draw(runs: pd.DataFrame, folder: Path) -> None:
         axis.invert_yaxis()
         axis.set_xlabel("seconds of a step, rehearsed")
         axis.set_title(setting)
-    axis.legend()
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(folder / "engine_bound.png", dpi=110)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from benchmarks.engine_bound.systems import SETTINGS
 
 FOLDER = Path(__file__).parents[2] / "assets" / "engine_bound"
-BASE = "verl colocate_async"
+BASE = "verl colocate_async, 0.05 s poll"
 MEASURES = {
     "step_s": "Step [s]",
     "bound_share": "Of the bound",
