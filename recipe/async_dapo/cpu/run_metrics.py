@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .growing_file import GrowingFile
 from .task import DATA_SOURCE
 
 ACCURACY = f"val-core/{DATA_SOURCE}/acc/mean@1"
@@ -25,18 +26,15 @@ class RunMetrics:
 
     file: Path
     by_step: dict[int, dict[str, float]] = field(default_factory=dict)
-    _read_bytes: int = 0
+    _lines: GrowingFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lines = GrowingFile(self.file)
 
     def read_new(self) -> list[int]:
         """Read the lines that have been completed since the last call; returns their steps."""
-        if not self.file.exists():
-            return []
-        with self.file.open("rb") as stream:
-            stream.seek(self._read_bytes)
-            complete, newline, _ = stream.read().rpartition(b"\n")
-        self._read_bytes += len(complete) + len(newline)
         steps = []
-        for line in complete.splitlines():
+        for line in self._lines.new_lines():
             record = json.loads(line)
             self.by_step.setdefault(record["step"], {}).update(record["data"])
             steps.append(record["step"])

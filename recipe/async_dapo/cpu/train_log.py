@@ -1,8 +1,10 @@
 """What the quick start reads in the training process's log: the phases of its start-up, and its last words."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from .growing_file import GrowingFile
 
 _PHASE = re.compile(r"(\[\d+ s\] .*)$")  # `log_phase`'s; Ray writes the process's name in front of it
 _LAST_WORDS = "async_dapo: "  # what the entry ends with when a run has failed
@@ -14,17 +16,14 @@ class TrainLog:
     """Grows as the file does."""
 
     file: Path
-    _read_bytes: int = 0
+    _lines: GrowingFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lines = GrowingFile(self.file)
 
     def new_phases(self) -> list[str]:
         """Of the lines that have been completed since the last call."""
-        if not self.file.exists():
-            return []
-        with self.file.open("rb") as stream:
-            stream.seek(self._read_bytes)
-            complete, newline, _ = stream.read().rpartition(b"\n")
-        self._read_bytes += len(complete) + len(newline)
-        lines = _COLOUR.sub("", complete.decode(errors="replace")).splitlines()
+        lines = [_COLOUR.sub("", line.decode(errors="replace")) for line in self._lines.new_lines()]
         return [match[1] for line in lines if (match := _PHASE.search(line))]
 
     def last_words(self) -> str | None:
