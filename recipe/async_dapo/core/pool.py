@@ -11,6 +11,7 @@ again under a new uid. Deferred prompts wait until their step.
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
+from .carried_groups import CarriedGroups
 from .deferred_prompts import DeferredPrompts
 from .ledger import Ledger
 from .outcome import Verdict
@@ -52,7 +53,7 @@ class PromptPool:
         self._waiting: deque[PromptGroup] = deque()
         self._buffered: list[PromptGroup] = []
         self._deferred = DeferredPrompts()
-        self._carried: list[CarriedGroup] = []
+        self._carried = CarriedGroups()
         self._in_round: dict[str, PromptGroup] = {}
         self.ledger = Ledger()
 
@@ -62,18 +63,14 @@ class PromptPool:
 
     @property
     def carried_uids(self) -> tuple[str, ...]:
-        return tuple(carried.uid for carried in self._carried)
+        return self._carried.uids
 
     @property
     def group_sizes(self) -> set[int]:
         """Trajectories of a group, over all groups that are held [count]."""
-        groups = [
-            *self._waiting,
-            *self._deferred.groups,
-            *self._buffered,
-            *(carried.group for carried in self._carried),
-        ]
-        return {len(group.trajectories) for group in groups}
+        unfinished = [*self._waiting, *self._deferred.groups, *self._buffered]
+        carried = [one.group for one in self._carried.groups]
+        return {len(group.trajectories) for group in unfinished + carried}
 
     @property
     def buffered(self) -> Sequence[PromptGroup]:
@@ -138,7 +135,7 @@ class PromptPool:
             discarded_tok += group.restart()
         self._waiting.extendleft(reversed(lost))
         assert len(self._carried) >= self._target, "settled a round that has not reached its target"
-        trained, self._carried = self._carried[: self._target], self._carried[self._target :]
+        trained = self._carried.take(self._target)
         self.ledger.trained += len(trained)
         return Settlement(
             trained_uids=tuple(carried.uid for carried in trained),
@@ -173,7 +170,7 @@ class PromptPool:
         return PoolState(
             waiting=tuple(self._waiting),
             buffered=tuple(self._buffered),
-            carried=tuple(self._carried),
+            carried=self._carried.groups,
             deferred=self._deferred.groups,
             ledger=self.ledger,
         )
@@ -186,16 +183,15 @@ class PromptPool:
         """
         self._waiting = deque(state.waiting)
         self._buffered = list(state.buffered)
-        self._carried = list(state.carried)
+        self._carried = CarriedGroups(state.carried)
         self._deferred = DeferredPrompts(state.deferred)
         self.ledger = state.ledger
         self.detach()
         self.check_ledger()
 
     def _carry_valid(self, summary: RoundSummary) -> None:
-        for outcome in training_order(summary, self._stop_rule):
-            self._carried.append(CarriedGroup.of(self._in_round.pop(outcome.prompt_uid), outcome))
-        self._carried.sort(key=lambda carried: carried.oldest_version)  # stable: oldest policy first
+        valid = training_order(summary, self._stop_rule)
+        self._carried.add(CarriedGroup.of(self._in_round.pop(outcome.prompt_uid), outcome) for outcome in valid)
 
     def _count_ended(self, summary: RoundSummary) -> tuple[Counter[Verdict], dict[str, int]]:
         """How groups have ended that cannot be trained on, and why those failed."""
@@ -237,17 +233,14 @@ class PromptPool:
 
     def _too_stale(self, step: int) -> list[PromptGroup]:
         """Groups of which no token could be trained on any more."""
-        carried = [c.group for c in self._carried if self._staleness.is_too_stale(c.newest_version, step)]
-        buffered = [
-            group for group in self._buffered if self._staleness.is_too_stale(max(group.versions(), default=None), step)
-        ]
-        return carried + buffered
+        limit = self._staleness
+        buffered = [g for g in self._buffered if limit.is_too_stale(max(g.versions(), default=None), step)]
+        return self._carried.too_stale(limit, step) + buffered
 
     def _retire(self, groups: list[PromptGroup], step: int) -> int:
         """Give groups up, and queue their prompts again, in front. Returns the tokens thrown away."""
         uids = {group.uid for group in groups}
-        lost_tok = sum(carried.generated_tok for carried in self._carried if carried.uid in uids)
-        self._carried = [carried for carried in self._carried if carried.uid not in uids]
+        lost_tok = self._carried.give_up(uids)
         self._buffered = [group for group in self._buffered if group.uid not in uids]
         again = [group.again(self._new_uid(), step=step) for group in groups]
         self.ledger.retired += len(groups)
