@@ -27,10 +27,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from recipe.async_dapo import collector
 from recipe.async_dapo.actor_limits import server_calls
-from recipe.async_dapo.engines import replica, server_actor
+from recipe.async_dapo.engines import replica
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
+from recipe.async_dapo.rehearsal.host_actor import HostActor
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo.verl_version import REQUIRED_VERL_FILE
 
@@ -118,9 +119,10 @@ def test_the_servers_actor_answers_every_call_that_the_server_does() -> None:
     assert not [name for name in METHODS if not inspect.iscoroutinefunction(getattr(ServerActor, name))]
 
 
-def test_who_holds_a_servers_handle_does_not_import_vllm() -> None:
-    assert ServerActor.__module__ == server_actor.__name__, "Ray loads the class of an actor by its module"
-    code = f"import sys, {server_actor.__name__}; sys.exit(bool({{'torch', 'verl', 'vllm'}} & sys.modules.keys()))"
+@pytest.mark.parametrize("actor", [ServerActor, HostActor])
+def test_who_holds_a_servers_handle_does_not_import_vllm(actor: type) -> None:
+    """Ray loads the class of an actor by its module."""
+    code = f"import sys, {actor.__module__}; sys.exit(bool({{'torch', 'verl', 'vllm'}} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

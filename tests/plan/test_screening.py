@@ -123,7 +123,7 @@ def _ends_mixed(row: list[bool], screening: Screening, uid: str) -> bool:
 def test_given_pass_rates_then_a_row_shows_screening_and_it_is_advised_with_its_price_but_not_recommended() -> None:
     scenario = small_scenario(rollout_n=8, pass_rates=BetaPassRates(A, B))
     strategies, rules = [RolloutStrategy.PARTIAL], [StopRuleName.FIRST_COMPLETED]
-    candidates = recipe_candidates(scenario, strategies=strategies, stop_rules=rules, concurrency=[])
+    candidates = recipe_candidates(scenario, strategies=strategies, stop_rules=rules, concurrency=[2])
     assert [candidate.changes_data for candidate in candidates].count(True) == 1
     rows = sweep(scenario, candidates, steps=6, warmup=2)
     chosen = recommend(rows, max_length_bias=1.0, max_off_policy=1.0, kv_room=1).to_paste
@@ -131,6 +131,10 @@ def test_given_pass_rates_then_a_row_shows_screening_and_it_is_advised_with_its_
     advice = screening_advice(rows, chosen.row, scenario)
     assert advice is not None and "async_dapo.screening.samples=2" in advice
     assert "of a prompt's groups it trains" in advice
+    [whole] = [row for row in rows if row.candidate.system.name == "partial first_completed auto"]
+    [small] = [row for row in rows if row.candidate.concurrency == 2]
+    assert small.mean.step_s > 1.5 * whole.mean.step_s, "a pool of two leaves the engines empty"
+    assert screening_advice(rows, small, scenario) == screening_advice(rows, whole, scenario) == advice
 
 
 def test_given_only_a_share_of_valid_groups_then_no_row_claims_to_know_what_screening_saves() -> None:

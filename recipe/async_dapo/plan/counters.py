@@ -1,6 +1,7 @@
 """What servers have done, to be added up and subtracted."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -21,3 +22,8 @@ class EngineCounters:
 
     def __sub__(self, other: "EngineCounters") -> "EngineCounters":
         return EngineCounters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+    def in_measure(self) -> dict[str, Any]:
+        """What a `StepMeasure` takes of it."""
+        taken = ("generated_tok", "prefilled_tok", "recomputed_tok", "preemptions", "prefill_s")
+        return {name: getattr(self, name) for name in taken} | {"server_busy_s": self.busy_s}

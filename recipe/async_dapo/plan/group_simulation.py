@@ -5,9 +5,10 @@ start(group) -> n requests -> lease -> engine -> tokens recorded -> reward -> th
                    stop: tokens so far recorded; with `keeps_kv` the request stays, attached to its turn
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from ..config import AsyncDAPOConfig
 from ..core.group_filter import RunningVerdict, judge_group
@@ -16,6 +17,8 @@ from ..core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
 from .clock import VirtualClock
 from .fleet import Fleet
 from .request import Request
+from .scenario import Scenario
+from .systems import Habits
 from .workload import ANSWERS
 
 
@@ -29,18 +32,24 @@ class _Out:
     is_set_aside: bool  # will have had its tokens of this round when the request ends
 
 
+class RoundEnds(Protocol):
+    """Who is told what becomes of groups."""
+
+    def on_generated(self, uid: str) -> None:
+        """One of the group's trajectories has been generated to its end."""
+
+    def on_certain(self, uid: str) -> None:
+        """Two of its trajectories differ, and others still run."""
+
+    def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
+        """Its last trajectory has come to rest."""
+
+
 class GroupSimulation:
     """The groups that run in one round.
 
     Args:
         policy_version: of the engines' weights in this round.
-        prompt_len_tok: of every prompt [tokens].
-        reward_s: from the end of a trajectory to its reward [s].
-        request_latency_s: from the start of a trajectory to its request being in the engine [s].
-        resume_delay_s: the same, on top, for a continued one [s].
-        on_generated: told a group's uid when one of its trajectories has been generated to its end.
-        on_certain: told a group's uid when two of its trajectories differ and others still run.
-        on_end: told a group and its outcome when its last trajectory has come to rest.
     """
 
     def __init__(
@@ -48,27 +57,19 @@ class GroupSimulation:
         fleet: Fleet,
         clock: VirtualClock,
         options: AsyncDAPOConfig,
+        scenario: Scenario,
+        habits: Habits,
         *,
         policy_version: int,
-        prompt_len_tok: int,
-        reward_s: float,
-        request_latency_s: float,
-        resume_delay_s: float,
-        on_generated: Callable[[str], None],
-        on_certain: Callable[[str], None],
-        on_end: Callable[[PromptGroup, GroupOutcome], None],
+        listener: RoundEnds,
     ) -> None:
         self._fleet = fleet
         self._clock = clock
         self._options = options
+        self._scenario = scenario
+        self._habits = habits
         self._policy_version = policy_version
-        self._prompt_len_tok = prompt_len_tok
-        self._reward_s = reward_s
-        self._request_latency_s = request_latency_s
-        self._resume_delay_s = resume_delay_s
-        self._on_generated = on_generated
-        self._on_certain = on_certain
-        self._on_end = on_end
+        self._listener = listener
         self._running: dict[str, tuple[PromptGroup, int]] = {}  # with the trajectories that have not come to rest
         self._is_stopped = False
         self.reprefilled_tok = 0
@@ -77,7 +78,7 @@ class GroupSimulation:
     def start(self, group: PromptGroup) -> None:
         unfinished = self._options.screening.to_run(group)
         self._running[group.uid] = (group, len(unfinished))
-        delay_s = self._request_latency_s + (self._resume_delay_s if group.has_started else 0.0)
+        delay_s = self._scenario.request_latency_s + (self._habits.resume_delay_s if group.has_started else 0.0)
         self._send_all(group, unfinished, delay_s)
 
     def _send_all(self, group: PromptGroup, trajectories: Iterable[Trajectory], delay_s: float) -> None:
@@ -108,7 +109,7 @@ class GroupSimulation:
         if self._is_stopped:
             return
         if not trajectory.turns:
-            trajectory.turns.append(Turn(prompt_digest=b"", prompt_len_tok=self._prompt_len_tok))
+            trajectory.turns.append(Turn(prompt_digest=b"", prompt_len_tok=self._scenario.prompt_len_tok))
         turn = trajectory.turns[0]
         if turn.attachment is not None:
             self._reattach(group, trajectory, turn.attachment)
@@ -120,14 +121,14 @@ class GroupSimulation:
             return
         limit_tok = self._options.max_tokens_per_round
         now_tok = left_tok if limit_tok is None else min(left_tok, limit_tok)
-        context_tok = self._prompt_len_tok + done_tok
+        context_tok = self._scenario.prompt_len_tok + done_tok
         if done_tok:
             self.reprefilled_tok += context_tok
         out = _Out(group, trajectory, self._fleet.new_lease_id(), is_set_aside=now_tok < left_tok)
         self._fleet.send(
             out.lease_id,
             Request(owner=out, context_tok=context_tok, remaining_tok=now_tok, prefill_tok=context_tok),
-            prompt_tok=self._prompt_len_tok,
+            prompt_tok=self._scenario.prompt_len_tok,
         )
 
     def _reattach(self, group: PromptGroup, trajectory: Trajectory, attachment: Attachment) -> None:
@@ -153,9 +154,9 @@ class GroupSimulation:
             self._after_generation(out.group, out.trajectory)
 
     def _after_generation(self, group: PromptGroup, trajectory: Trajectory) -> None:
-        self._on_generated(group.uid)
-        if self._reward_s:
-            self._clock.at(self._clock.now_s + self._reward_s, partial(self._score, group, trajectory))
+        self._listener.on_generated(group.uid)
+        if self._scenario.reward_s:
+            self._clock.at(self._clock.now_s + self._scenario.reward_s, partial(self._score, group, trajectory))
         else:
             self._score(group, trajectory)
 
@@ -173,7 +174,7 @@ class GroupSimulation:
             self._running[group.uid] = (group, still_open)
             return
         del self._running[group.uid]
-        self._on_end(group, self._judge(group))
+        self._listener.on_end(group, self._judge(group))
 
     def _note_metrics(self, group: PromptGroup) -> None:
         if self._options.filter.metric is None or group.is_certain or not group.unfinished:
@@ -183,9 +184,9 @@ class GroupSimulation:
         if done.is_certain:
             held_back = self._options.screening.held_back(group)
             group.is_certain = True
-            self._on_certain(group.uid)
+            self._listener.on_certain(group.uid)
             self._running[group.uid] = (group, self._running[group.uid][1] + len(held_back))
-            self._send_all(group, held_back, self._request_latency_s)
+            self._send_all(group, held_back, self._scenario.request_latency_s)
 
     def _judge(self, group: PromptGroup) -> GroupOutcome:
         screening = self._options.screening

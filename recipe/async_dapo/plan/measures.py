@@ -1,7 +1,10 @@
 """What a simulated step came to, and the mean of steps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+
+from ..core.staleness import StalenessLimit
+from ..core.version_shares import VersionShares, VersionTag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,21 @@ class StepMeasure:
     def prefill_ratio(self) -> float:
         """Share of the servers' busy time that went into prefill [0-1]."""
         return _ratio(self.prefill_s, self.server_busy_s)
+
+
+def tokens_by_age(
+    batch: Iterable[VersionTag], versions: VersionShares, *, limit: StalenessLimit, step: int
+) -> dict[str, int]:
+    """What of a step's measure the policy versions of its batch decide; `versions` are the batch's."""
+    most, oldest_version = limit.max_staleness, limit.oldest_trainable(step)
+    in_loss = {stale: n for stale, n in versions.tokens.items() if most is None or stale <= most}
+    return {
+        "trained_tok": versions.tokens.total(),
+        "withheld_tok": sum(n for tag in batch for version, n in tag["segments"] if version < oldest_version),
+        "off_policy_tok": sum(n for stale, n in in_loss.items() if stale),
+        "staleness_tok": sum(stale * n for stale, n in in_loss.items()),
+        "staleness_max": max(in_loss, default=0),
+    }
 
 
 def mean_of(steps: Sequence[StepMeasure]) -> StepMeasure:

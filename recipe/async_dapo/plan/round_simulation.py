@@ -1,6 +1,6 @@
 """One rollout round in virtual time: the production round, lanes and stop rule, driven as the shells drive them.
 
-coordinator.py    take_group, report_completion, stop -> `_fill_lanes`, `_on_end`, `_stop`
+coordinator.py    take_group, report_completion, stop -> `_fill_lanes`, `on_end`, `_stop`
 worker.py         lanes, one group per lane           -> `_fill_lanes`
 group_rollout.py  trajectories, reward, verdict       -> `group_simulation.py`
 load_balancer.py  leases, engines                     -> `fleet.py`
@@ -76,14 +76,10 @@ class RoundSimulation:
             fleet,
             self._clock,
             options,
+            scenario,
+            habits,
             policy_version=step - 1,
-            prompt_len_tok=scenario.prompt_len_tok,
-            reward_s=scenario.reward_s,
-            request_latency_s=scenario.request_latency_s,
-            resume_delay_s=habits.resume_delay_s,
-            on_generated=self._on_generated,
-            on_certain=self._round.mark_certain,
-            on_end=self._on_end,
+            listener=self,
         )
         self._groups: dict[str, PromptGroup] = {}  # waiting
         self._free_lanes = [options.lanes_per_worker or UNBOUNDED] * options.num_workers
@@ -187,12 +183,15 @@ class RoundSimulation:
                     self._worker_of[uid] = worker
                     self._running.start(self._groups.pop(uid))
 
-    def _on_generated(self, uid: str) -> None:
+    def on_generated(self, uid: str) -> None:
         self._round.end_trajectory(uid)
         if self._round.may_start:
             self._fill_lanes()
 
-    def _on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
+    def on_certain(self, uid: str) -> None:
+        self._round.mark_certain(uid)
+
+    def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
         if outcome.verdict is Verdict.SET_ASIDE:
             self._unfinished.append(group)
         elif outcome.verdict is Verdict.VALID:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ..actor_limits import server_calls
 from ..config import Auto, ImportanceSampling
-from ..core.outcome import Verdict
+from ..core.outcome import GroupOutcome, Verdict
 from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch, Settlement
 from ..core.screening import Screened
@@ -15,7 +15,7 @@ from ..core.version_shares import VersionShares, VersionTag
 from .clock import no_garbage_collection
 from .counters import EngineCounters
 from .fleet import Fleet
-from .measures import StepMeasure
+from .measures import StepMeasure, tokens_by_age
 from .round_simulation import RoundSimulation, SimulatedRound
 from .scenario import Scenario
 from .systems import System
@@ -170,19 +170,9 @@ class TrainingRun:
         batch = [tag for uid in settlement.trained_uids for tag in self._stored.pop(uid)]
         self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
         versions = VersionShares.of(batch, step=self._step)
-        limit = self.options.max_staleness
-        in_loss = {stale: n for stale, n in versions.tokens.items() if limit is None or stale <= limit}
         outcomes = simulated.summary.outcomes
-        ended = Counter(outcome.verdict for outcome in outcomes)
+        ended = self._learn(outcomes, versions)
         screened = Screened.of(outcomes, self.options.rollout_n)
-        self._over_sampling.observe(
-            versions.partial_share,
-            valid=ended[Verdict.VALID],
-            judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
-            screened=screened.groups,
-        )
-        self._round_size.observe(outcomes)
-        oldest_version = self._staleness.oldest_trainable(self._step)
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
         log_prob_s, train_s = self._training_s([_length([tag]) for tag in batch], buffered_tok)
         done = self._fleet.counters() - before
@@ -192,17 +182,13 @@ class TrainingRun:
             rollout_s=rollout_s,
             log_prob_s=log_prob_s,
             train_s=train_s,
-            trained_tok=versions.tokens.total(),
-            generated_tok=done.generated_tok,
+            **done.in_measure(),
             filtered_tok=sum(sum(o.response_lens_tok) for o in outcomes if o.verdict is Verdict.FILTERED),
             screened_tok=screened.generated_tok,
             saved_tok=screened.saved_tok,
             wasted_tok=wasted_tok,
-            withheld_tok=sum(n for tag in batch for version, n in tag["segments"] if version < oldest_version),
             buffered_tok=sum(buffered_tok) + sum(map(_length, self._stored.values())),
-            off_policy_tok=sum(n for stale, n in in_loss.items() if stale),
-            staleness_tok=sum(stale * n for stale, n in in_loss.items()),
-            staleness_max=max(in_loss, default=0),
+            **tokens_by_age(batch, versions, limit=self._staleness, step=self._step),
             trained_trajectories=len(batch),
             resumed_trajectories=len(batch) - versions.ages[0],
             trained_groups=len(settlement.trained_uids),
@@ -211,18 +197,25 @@ class TrainingRun:
             screened_groups=screened.groups,
             drawn_groups=drawn_groups,
             retired_groups=retired_groups,
-            prefilled_tok=done.prefilled_tok,
             reprefilled_tok=simulated.reprefilled_tok,
-            recomputed_tok=done.recomputed_tok,
-            preemptions=done.preemptions,
             inflight_max=self._fleet.inflight_max,
             lease_s=self._fleet.lease_s,
-            server_busy_s=done.busy_s,
-            prefill_s=done.prefill_s,
             num_servers=self._scenario.num_servers,
             num_gpus=self._scenario.num_gpus,
             events=simulated.events,
         )
+
+    def _learn(self, outcomes: Sequence[GroupOutcome], versions: VersionShares) -> Counter[Verdict]:
+        """As `RoundReplayBuffer`: what the next round is sized by. Returns how groups have ended."""
+        ended = Counter(outcome.verdict for outcome in outcomes)
+        self._over_sampling.observe(
+            versions.partial_share,
+            valid=ended[Verdict.VALID],
+            judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
+            screened=ended[Verdict.SCREENED],
+        )
+        self._round_size.observe(outcomes)
+        return ended
 
     def _training_s(self, batch_tok: Sequence[int], buffered_tok: Sequence[int]) -> tuple[float, float]:
         """Seconds to recompute log-probs, and to train."""

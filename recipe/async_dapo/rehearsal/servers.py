@@ -1,17 +1,15 @@
 """All servers of a rehearsal, in one process: verl's server class and this recipe's, on emulated engines.
 
 verl starts an actor for every server. Here one actor holds them all, as an engine that only takes time needs no process
-of its own; what verl gets in place of an actor's handle is a `ServerHandle`, which names the server in every call.
+of its own; what verl gets in place of an actor's handle names the server in every call (`host_actor.py`).
 """
 
 import asyncio
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from omegaconf import DictConfig
-from ray.actor import ActorHandle
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
@@ -22,11 +20,11 @@ from ..plan.engine import Engine
 from .answers import AnswerBook
 from .clock import CompressedClock
 from .engine import EmulatedEngine
+from .host_actor import HOST_NAME, ServerHandle
 from .options import RehearsalOptions, make_clock
 from .record import EngineRecord
 from .words import vocabulary_of
 
-HOST_NAME = "rehearsed_servers"
 GATE_S = 60.0  # how long verl's server waits for requests that are not in the batch yet, before it aborts [virtual s]
 
 
@@ -95,7 +93,7 @@ class ModelMeter:
 
 
 class ServerHost:
-    """The actor that holds all servers.
+    """Holds all servers, in the process of a `HostActor`.
 
     Args:
         config: of the whole run.
@@ -141,29 +139,6 @@ class ServerHost:
         self._record.close()
 
 
-@dataclass(frozen=True, slots=True)
-class ServerHandle:
-    """Stands for the handle of one server's actor: `handle.method.remote(...)`."""
-
-    host: ActorHandle
-    rank: int
-
-    def __getattr__(self, name: str) -> "_Method":
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Method(self.host, self.rank, name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Method:
-    host: ActorHandle
-    rank: int
-    name: str
-
-    def remote(self, *args: Any, **kwargs: Any) -> ray.ObjectRef:
-        return self.host.call.remote(self.rank, self.name, args, kwargs)
-
-
 class EmulatedReplica(vLLMReplica):
     """A replica whose server is one of the host's; it shares no GPU with a rank of the trainer."""
 
@@ -195,9 +170,3 @@ class EmulatedReplica(vLLMReplica):
         await server.clear_kv_cache.remote()
         if version is not None:
             await server.set_global_steps.remote(version)
-
-
-def start_host(config: DictConfig, *, is_recipe: bool, num_servers: int) -> ActorHandle:
-    """Start the actor that holds all servers; replicas find it by its name while the handle is kept."""
-    limit = num_servers * max(1000, config.actor_rollout_ref.rollout.max_num_seqs + 16)  # that of verl's servers
-    return ray.remote(num_cpus=0, max_concurrency=limit)(ServerHost).options(name=HOST_NAME).remote(config, is_recipe)

@@ -20,9 +20,10 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from ..training.trainer import AsyncDAPOTrainer
 from .client import ContinuingClient
+from .host_actor import start_host
 from .options import RehearsalOptions, make_clock
 from .schedule import TrainingSchedule
-from .servers import EmulatedReplica, start_host
+from .servers import EmulatedReplica
 from .worker import EmulatedRank
 
 _SHORTEST_POLL_S = 0.02  # a look at TransferQueue takes some milliseconds of this machine [real s]
