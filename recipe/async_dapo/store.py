@@ -224,6 +224,15 @@ def read_padded(batch: KVBatchMeta, fields: list[str]) -> TensorDict:
     return data.to_padded_tensor()
 
 
+def read_rows(batch: KVBatchMeta, fields: list[str], *, most: int) -> list[dict[str, Any]]:
+    """Fields of a few trajectories, spread over the batch, each with its tag (`tag`) and as it was stored."""
+    every = max(1, -(-len(batch.keys) // most))
+    keys, tags = batch.keys[::every], batch.tags[::every]
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
+    columns = zip(*(data[field].unbind() for field in fields), strict=True)
+    return [dict(zip(fields, row, strict=True)) | {"tag": tag} for row, tag in zip(columns, tags, strict=True)]
+
+
 def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
     """Drop every group but the given ones: what a checkpoint's queue holds of batches that were already trained."""
     keep = set(uids)

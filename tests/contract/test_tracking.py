@@ -6,11 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tracking import Tracking
 
 from recipe.async_dapo.report import keys
-from recipe.async_dapo.report.record import STEPS_FILE, read_steps
+from recipe.async_dapo.report.record import read_steps
+from recipe.async_dapo.run_files import STEPS_FILE
 from recipe.async_dapo.training import tracking as ours
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -47,7 +49,24 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(
     for step in range(2, 11):
         tracking.log(data=recipe_step(step) | {keys.IDLE_RATIO: 0.9}, step=step)
     tracking.finish()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("responses/text_summary")]
+    assert len(texts) == 10 and texts[0].startswith("**reward 1, 10 tokens: version 3 (5)")
     assert said[0].startswith("step 1 | ") and "failed 0" in said[0] and len(said) == 11
     assert said[-1].startswith("step 10: hint: over 10 steps, async_dapo/load_balancer/idle_ratio is 0.9")
     assert "timing_s/step" not in capsys.readouterr().out
     assert [line.step for line in read_steps(tmp_path / "run" / STEPS_FILE)] == list(range(1, 11))
+
+
+def test_wandb_has_a_section_of_twelve_charts_and_a_table_of_responses() -> None:
+    logged: dict[str, Any] = {}
+    wandb: Any = SimpleNamespace(
+        Table=lambda columns, data: (columns, data), log=lambda data, step: logged.update(data | {"step": step})
+    )
+    overview = ours.WandbOverview(wandb, ScriptedSource())
+    overview.log({"val-core/math/acc/mean@1": 0.5}, step=0)
+    assert not logged
+    overview.log(recipe_step(3) | dict.fromkeys((keys.KV_PEAK, keys.GRAD_NORM), 0.5), step=3)
+    assert len([key for key in logged if key.startswith("overview/")]) == 12 and logged["step"] == 3
+    columns, [row] = logged["responses"]
+    assert row[columns.index("response")] == "<b>12 + 30[42] = 42" and row[columns.index("reward")] == 1.0

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.core.load_samples import LoadSample, LoadSamples
 from recipe.async_dapo.core.spans import Span, Spans
+from recipe.async_dapo.report.bounded_file import BoundedFile
 from recipe.async_dapo.report.engine_charts import engine_charts
-from recipe.async_dapo.report.timeline import TIMELINE_FILE, StepTimeline, TimelineFile, read_timeline
+from recipe.async_dapo.report.timeline import StepTimeline, line_of, read_timeline
 from recipe.async_dapo.report.write import write_report
+from recipe.async_dapo.run_files import TIMELINE_FILE
 
 from ..support.recorded_runs import write_recipe_run
 
@@ -45,10 +47,10 @@ def test_spans_follow_one_another() -> None:
 
 
 def test_the_record_of_a_long_run_keeps_its_newest_steps(tmp_path: Path) -> None:
-    file = TimelineFile(tmp_path / "timeline.jsonl", most_bytes=4000)
+    file = BoundedFile(tmp_path / "timeline.jsonl", most_bytes=4000)
     for step in range(1, 501):
         samples = [LoadSample(1000.0 + step, step, 0, 0.25)] * 10
-        file.add(step, StepTimeline(engines={"server-0": samples}), origin_s=1000.0)
+        file.add(line_of(step, StepTimeline(engines={"server-0": samples}), origin_s=1000.0))
         assert (tmp_path / "timeline.jsonl").stat().st_size <= 4000
     kept = [step.engines["server-0"][0] for step in read_timeline(tmp_path / "timeline.jsonl")]
     assert len(kept) > 5 and [sample.running for sample in kept] == list(range(501 - len(kept), 501))

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from recipe.async_dapo.core.load_samples import LoadSample
 from recipe.async_dapo.core.spans import Span
 from recipe.async_dapo.report import keys
 from recipe.async_dapo.report.record import RunDescription, RunRecorder
+from recipe.async_dapo.report.responses import SampledResponse, pieces_of
 from recipe.async_dapo.report.timeline import StepTimeline
 
 ACCURACY = "val-core/math/acc/mean@1"
@@ -43,6 +44,8 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
         keys.INTERRUPTED: 20.0,
         keys.FAILED_GROUPS: float(failed),
         keys.IDLE_RATIO: 0.14,
+        "async_dapo/round/rollout_s": 28.0 + math.sin(step),
+        "async_dapo/load_balancer/inflight/max": 256.0,
         keys.TOKENS_TRAINED: 900_000.0,
         keys.TOKENS_DISCARDED: 0.0,
         keys.TOKENS_FILTERED: 200_000.0,
@@ -68,6 +71,11 @@ class ScriptedSource:
 
     def take_causes(self) -> Mapping[str, int]:
         return self.causes
+
+    @property
+    def responses(self) -> Sequence[SampledResponse]:
+        pieces = pieces_of([(3, 5, "<b>12 + 30"), (None, 2, "[42]"), (4, 3, " = 42")])
+        return [SampledResponse(prompt="12+30=", reward=1.0, age=1, pieces=pieces)]
 
     def take_timeline(self) -> StepTimeline:
         began_s, self.began_s = self.began_s, self.began_s + 40.0

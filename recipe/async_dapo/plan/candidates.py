@@ -28,12 +28,17 @@ class Candidate:
     changes_data: bool = False  # which prompts are trained how often; neither is this
 
 
+def verl_reference(scenario: Scenario) -> Candidate:
+    """What speed-ups refer to: verl's sync mode."""
+    system = verl_sync(groups=scenario.train_batch_size)
+    return Candidate(system=system, strategy="discard", stop_rule="drain", concurrency=None, is_baseline=True)
+
+
 def baselines(scenario: Scenario) -> list[Candidate]:
-    """verl's own modes and the systems this recipe learned from. The first one is what speed-ups refer to."""
+    """verl's own modes, its reference first, and the systems this recipe learned from."""
     groups = scenario.train_batch_size
     pool_size = max(scenario.rollout_n, natural_concurrency(scenario))
     systems = [
-        (verl_sync(groups=groups), "discard", "drain"),
         (verl_colocate_async(groups=groups), "partial", "first_completed"),
         (dynamic_sampling(batch=groups), "discard", "drain"),
         (async_dapo_2025(over_sampling=2 * groups), "discard", "first_completed"),
@@ -41,8 +46,11 @@ def baselines(scenario: Scenario) -> list[Candidate]:
         (copris(pool_size=pool_size, over_sampling=_over_sampling(scenario, pool_size)), "partial", "first_completed"),
     ]
     return [
-        Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=None, is_baseline=True)
-        for system, strategy, rule in systems
+        verl_reference(scenario),
+        *(
+            Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=None, is_baseline=True)
+            for system, strategy, rule in systems
+        ),
     ]
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError
-from ..report.lengths import LENGTHS_FILE
-from ..report.record import RUN_FILE, STEPS_FILE
+from ..run_files import LENGTHS_FILE, RUN_FILE, STEPS_FILE
 
 OPTION = "async_dapo."
 # The planner's input -> the setting in `run.json`.

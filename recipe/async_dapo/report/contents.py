@@ -140,7 +140,7 @@ def _learning(run: Run) -> Iterator[Chart]:
         unit="accuracy",
         x_label="hours",
         series=[Series(name="validation", points=run.accuracy_over_time())],
-        note="since the start of the run",
+        note="since the first validation",
     )
 
 

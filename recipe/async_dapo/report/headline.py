@@ -3,19 +3,21 @@
 from collections.abc import Iterator
 
 from . import keys
+from .estimate import Estimate
 from .run import Run
 from .step_line import percent, seconds
 
 NOTHING = 0.0005  # shares below it read as none
 
 
-def headline(run: Run, baseline: Run | None = None) -> str:
+def headline(run: Run, baseline: Run | None = None, estimate: Estimate | None = None) -> str:
     """For example `step 41.2 s; engines idle 14 %; nothing thrown away; ...`.
 
     Args:
         baseline: a run of verl alone, to compare with.
+        estimate: where there is none.
     """
-    return "; ".join(_parts(run, baseline))
+    return "; ".join(_parts(run, baseline, estimate))
 
 
 def speed_up(run: Run, baseline: Run) -> float | None:
@@ -24,7 +26,7 @@ def speed_up(run: Run, baseline: Run) -> float | None:
     return theirs_s / ours_s if ours_s and theirs_s else None
 
 
-def _parts(run: Run, baseline: Run | None) -> Iterator[str]:
+def _parts(run: Run, baseline: Run | None, estimate: Estimate | None) -> Iterator[str]:
     step_s = run.median(keys.STEP_S)
     yield "no step was trained" if step_s is None else f"step {seconds(step_s)} s (median of {len(run.steps)})"
     if (idle := run.mean(keys.IDLE_RATIO)) is not None:
@@ -44,3 +46,5 @@ def _parts(run: Run, baseline: Run | None) -> Iterator[str]:
         yield f"accuracy {accuracy[0][1]:.2f} to {accuracy[-1][1]:.2f}"
     if baseline is not None and (faster := speed_up(run, baseline)) is not None:
         yield f"measured {faster:.2f}x of {baseline.name}"
+    elif estimate is not None:
+        yield str(estimate)

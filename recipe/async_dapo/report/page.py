@@ -1,11 +1,13 @@
 """The report as one HTML file: no script, nothing from elsewhere."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from . import keys
 from .charts import Chart
 from .contents import charts_of, comparison
+from .estimate import NOTE, Estimate
 from .headline import headline
 from .health import RULES, hints
 from .run import Run
@@ -23,15 +25,26 @@ LEDGER_WORDS = {
 }
 
 
-def page(runs: Sequence[Run], engines: Sequence[str]) -> str:
-    """The whole document.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A run, and what is told of it beside its metrics.
 
-    Args:
-        runs: the first one's charts come first; where there are several, a comparison before them.
-        engines: of each run, its engines over time as HTML; empty where they were not recorded.
+    Attributes:
+        engines: over time, as HTML; empty where they were not recorded.
+        responses: a few, as HTML; as above.
     """
+
+    run: Run
+    engines: str = ""
+    responses: str = ""
+    estimate: Estimate | None = None
+
+
+def page(sections: Sequence[Section]) -> str:
+    """The whole document: the first run's charts come first; where there are several, a comparison before them."""
+    runs = [section.run for section in sections]
     title = "async DAPO: " + ", ".join(run.name for run in runs)
-    body = "".join(_body(runs, engines))
+    body = "".join(_body(sections, runs))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -40,32 +53,37 @@ def page(runs: Sequence[Run], engines: Sequence[str]) -> str:
     )
 
 
-def _body(runs: Sequence[Run], engines: Sequence[str]) -> Iterator[str]:
+def _body(sections: Sequence[Section], runs: Sequence[Run]) -> Iterator[str]:
     baseline = next((run for run in runs if not run.is_ours), None)
     yield "<header><h1>async DAPO report</h1>"
-    for run in runs:
-        measured = baseline if run is not baseline else None
-        yield f'<p class="headline"><b>{escape(run.name)}</b>: {escape(headline(run, measured))}</p>'
+    for section in sections:
+        run = section.run
+        said = headline(run, baseline if run is not baseline else None, section.estimate)
+        yield f'<p class="headline"><b>{escape(run.name)}</b>: {escape(said)}</p>'
+        if section.estimate is not None:
+            yield f"<p><small>{escape(NOTE)}</small></p>"
     yield "</header>\n<main>"
     if len(runs) > 1:
         yield '<section id="side-by-side"><h2>Side by side</h2>'
         yield _table("what", [run.name for run in runs], _side_by_side(runs))
         yield _grid(chart for chart in comparison(runs) if chart.has_data)
         yield "</section>"
-    for index, (run, timeline) in enumerate(zip(runs, engines, strict=True)):
-        yield from _run(run, f"run{index}", timeline)
+    for index, section in enumerate(sections):
+        yield from _run(section, f"run{index}")
     yield "</main>"
 
 
-def _run(run: Run, prefix: str, timeline: str) -> Iterator[str]:
+def _run(section: Section, prefix: str) -> Iterator[str]:
+    run = section.run
     yield f'<section id="{prefix}"><h2>{escape(run.name)}</h2>'
     yield f"<p>{escape(run.description.system)}; {_settings(run)}</p>"
     if run.is_ours:
         yield "".join(_health(run))
         yield "".join(_causes(run))
         yield "".join(_ledger(run))
-    yield timeline
+    yield section.engines
     yield _grid(charts_of(run, prefix))
+    yield section.responses
     yield "</section>"
 
 
@@ -128,7 +146,7 @@ def _side_by_side(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("trained steps", [str(len(run.steps)) for run in runs]),
         row("seconds of a step, median", [run.median(keys.STEP_S) for run in runs]),
         row("seconds of its rollout, median", [run.median(keys.ROLLOUT_S) for run in runs]),
-        row("hours in all", [max(run.time_s.values()) / 3600 for run in runs]),
+        row("hours of training", [max(run.time_s.values()) / 3600 for run in runs]),
         row("empty places in the engines", [run.mean(keys.IDLE_RATIO) for run in runs]),
         row("thrown-away tokens", [run.waste_ratio() if run.is_ours else None for run in runs]),
         row("off-policy tokens", [run.mean(keys.OFF_POLICY) for run in runs]),

@@ -4,16 +4,16 @@ import json
 import numbers
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import keys
-from .timeline import SAMPLES_FILE, StepTimeline, TimelineFile
-
-RUN_FILE, STEPS_FILE = "run.json", "steps.jsonl"
-REPORT_FILE = "report.html"
+from ..run_files import RESPONSES_FILE, RUN_FILE, SAMPLES_FILE, STEPS_FILE
+from . import keys, responses, timeline
+from .bounded_file import BoundedFile
+from .responses import SampledResponse
+from .timeline import StepTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,16 @@ class StepRecord:
 
 
 class RunSource(Protocol):
-    """What a run has to say beside its metrics, each since it was asked last."""
+    """What a run has to say beside its metrics; what is taken, since it was asked last."""
 
     def take_causes(self) -> Mapping[str, int]:
         """What groups have failed of -> groups."""
 
     def take_timeline(self) -> StepTimeline: ...
+
+    @property
+    def responses(self) -> Sequence[SampledResponse]:
+        """A few of the step that was trained last."""
 
 
 class RunRecorder:
@@ -59,7 +63,8 @@ class RunRecorder:
         self._folder = folder
         self._description = description
         self._source = source
-        self._timeline = TimelineFile(folder / SAMPLES_FILE)
+        self._timeline = BoundedFile(folder / SAMPLES_FILE)
+        self._responses = BoundedFile(folder / RESPONSES_FILE)
         self._is_begun = False
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
@@ -70,7 +75,10 @@ class RunRecorder:
         line = StepRecord(step=step, time_s=time_s, data=values, causes=self._source.take_causes())
         with (self._folder / STEPS_FILE).open("a") as stream:
             stream.write(json.dumps(asdict(line)) + "\n")
-        self._timeline.add(step, self._source.take_timeline(), origin_s=self._description.started_s)
+        taken = self._source.take_timeline()
+        self._timeline.add(timeline.line_of(step, taken, origin_s=self._description.started_s))
+        if keys.STEP_S in data:
+            self._responses.add(responses.line_of(step, self._source.responses))
 
     def _begin(self, first_step: int) -> None:
         """A resumed run goes on with its record, from the step that it trains first; another one starts a new one."""
@@ -82,6 +90,7 @@ class RunRecorder:
             self._description = replace(self._description, started_s=time.time() - kept[-1].time_s)
         if not kept:
             self._timeline.clear()
+            self._responses.clear()
         steps_file.write_text("".join(json.dumps(asdict(line)) + "\n" for line in kept))
         (self._folder / RUN_FILE).write_text(json.dumps(asdict(self._description), indent=2) + "\n")
         self._is_begun = True

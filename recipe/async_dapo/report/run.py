@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
+from ..run_files import RUN_FILE, STEPS_FILE
 from . import keys
-from .record import RUN_FILE, STEPS_FILE, RunDescription, StepRecord, all_causes, read_steps
+from .record import RunDescription, StepRecord, all_causes, read_steps
 from .step_line import accuracy_of
 
 VERL_FILE = "metrics.jsonl"  # of verl's file logger, where the quick start and the benchmarks put it
@@ -28,7 +29,7 @@ class Run:
     folder: Path
     description: RunDescription
     by_step: dict[int, dict[str, float]]
-    time_s: dict[int, float]  # step -> when it was logged, since the start of the run [s]
+    time_s: dict[int, float]  # step -> when it was logged, since training began [s]
     causes: Counter[str]
 
     @classmethod
@@ -99,7 +100,7 @@ class Run:
         ]
 
     def accuracy_over_time(self) -> list[Point]:
-        """By hours since the start of the run."""
+        """By hours since training began."""
         return [(self.time_s[int(step)] / 3600, value) for step, value in self.accuracy()]
 
     def ledger(self) -> dict[str, int]:
@@ -137,11 +138,16 @@ def _description(folder: Path, by_step: dict[int, dict[str, float]]) -> RunDescr
 
 
 def _times(lines: list[StepRecord], by_step: dict[int, dict[str, float]]) -> dict[int, float]:
-    """As recorded; of verl's own file, which has no times, the steps and validations before it added up."""
+    """As recorded, from the first validation or the begin of the first step on; of verl's own file, which has no times,
+    the steps and validations since then added up."""
+    first, *others = sorted(by_step)
     if not any(math.isnan(line.time_s) for line in lines):
-        return {line.step: line.time_s for line in lines}
-    times, passed_s = {}, 0.0
-    for step, values in sorted(by_step.items()):
+        began_s = lines[0].time_s - by_step[first].get(keys.STEP_S, 0.0)
+        return {line.step: line.time_s - began_s for line in lines}
+    times = {first: by_step[first].get(keys.STEP_S, 0.0)}
+    passed_s = times[first]
+    for step in others:
+        values = by_step[step]
         passed_s += sum(values[key] for key in (keys.STEP_S, keys.VALIDATE_S) if key in values)
         times[step] = passed_s
     return times

@@ -38,6 +38,9 @@ th,td{text-align:left;padding:2px 10px 2px 0;border-bottom:1px solid var(--grid)
 .legend{list-style:none;padding:0;margin:6px 0;display:flex;flex-wrap:wrap;gap:4px 16px}
 .legend i{display:inline-block;width:11px;height:11px;margin-right:5px;border-radius:2px}
 .hints li{margin:4px 0}
+.responses pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);
+  padding:6px 10px;margin:2px 0;font-size:.8rem}
+.responses p{margin:8px 0 2px;font-size:.85rem}
 details summary{cursor:pointer;font-size:.85rem}
 """
 )

@@ -4,7 +4,6 @@
 for each engine with counters of its requests and of its KV cache.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import Any
 
 from ..core.load_samples import LoadSample
 from ..core.spans import Span
+from .bounded_file import read_lines
 
-SAMPLES_FILE, TIMELINE_FILE = "timeline.jsonl", "timeline.json"
-MOST_BYTES = 16_000_000  # of the record; beyond it the older half of the steps goes
 _DIGITS = 3
 
 
@@ -27,45 +25,25 @@ class StepTimeline:
     engines: Mapping[str, Sequence[LoadSample]] = field(default_factory=dict)
 
 
-class TimelineFile:
-    """Grows by a line a step, up to `most_bytes`."""
+def line_of(step: int, timeline: StepTimeline, *, origin_s: float) -> Mapping[str, Any]:
+    """
+    Args:
+        origin_s: when the run was started [s since the epoch].
+    """
 
-    def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES) -> None:
-        self._path = path
-        self._most_bytes = most_bytes
+    def since(time_s: float) -> float:
+        return round(time_s - origin_s, _DIGITS)
 
-    def clear(self) -> None:
-        self._path.unlink(missing_ok=True)
-
-    def add(self, step: int, timeline: StepTimeline, *, origin_s: float) -> None:
-        """
-        Args:
-            origin_s: when the run was started [s since the epoch].
-        """
-
-        def since(time_s: float) -> float:
-            return round(time_s - origin_s, _DIGITS)
-
-        engines = {
-            server: [[since(one.time_s), one.running, one.waiting, round(one.kv, _DIGITS)] for one in samples]
-            for server, samples in timeline.engines.items()
-        }
-        spans = [[span.name, since(span.began_s), since(span.ended_s)] for span in timeline.spans]
-        line = {"step": step, "spans": spans, "engines": engines}
-        with self._path.open("a") as stream:
-            stream.write(json.dumps(line) + "\n")
-            size = stream.tell()
-        if size > self._most_bytes:
-            lines = self._path.read_text().splitlines(keepends=True)
-            self._path.write_text("".join(lines[len(lines) // 2 :]))
+    engines = {
+        server: [[since(one.time_s), one.running, one.waiting, round(one.kv, _DIGITS)] for one in samples]
+        for server, samples in timeline.engines.items()
+    }
+    spans = [[span.name, since(span.began_s), since(span.ended_s)] for span in timeline.spans]
+    return {"step": step, "spans": spans, "engines": engines}
 
 
 def read_timeline(path: Path) -> list[StepTimeline]:
     """By step; empty where none was recorded."""
-    if not path.exists():
-        return []
-    complete, _, _ = path.read_text().rpartition("\n")
-    lines = [json.loads(line) for line in complete.splitlines()]
     return [
         StepTimeline(
             spans=[Span(*span) for span in line["spans"]],
@@ -73,7 +51,7 @@ def read_timeline(path: Path) -> list[StepTimeline]:
                 server: [LoadSample(*sample) for sample in samples] for server, samples in line["engines"].items()
             },
         )
-        for line in lines
+        for line in read_lines(path)
     ]
 
 

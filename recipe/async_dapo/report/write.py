@@ -5,11 +5,13 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE, TIMELINE_FILE
 from .engine_charts import engine_charts
-from .page import page
-from .record import REPORT_FILE
+from .estimate import estimate
+from .page import Section, page
+from .responses import as_html, read_responses
 from .run import Run
-from .timeline import SAMPLES_FILE, TIMELINE_FILE, read_timeline, trace
+from .timeline import read_timeline, trace
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +24,17 @@ def write_report(folders: Sequence[Path], output: Path | None = None) -> Path:
     """
     path = output or folders[0] / REPORT_FILE
     runs = [Run.load(folder) for folder in folders]
-    charts = [_engines(run, f"engines{index}") for index, run in enumerate(runs)]
-    path.write_text(page(runs, charts), encoding="utf-8")
+    is_measured = any(not run.is_ours for run in runs)
+    sections = [
+        Section(
+            run=run,
+            engines=_engines(run, f"engines{index}"),
+            responses=as_html(read_responses(run.folder / RESPONSES_FILE)),
+            estimate=None if is_measured else estimate(run),
+        )
+        for index, run in enumerate(runs)
+    ]
+    path.write_text(page(sections), encoding="utf-8")
     return path
 
 

@@ -13,9 +13,9 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from .. import store
 from ..config import AsyncDAPOConfig, Auto, ConfigError
 from ..core.concurrency import ConcurrencyState
+from ..core.exact_batch import check_batch
 from ..core.length_bias import LengthBiasWindow
-from ..core.load_samples import LoadSample, PackedSamples
-from ..core.outcome import CauseCounts, Verdict
+from ..core.outcome import Verdict
 from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch
 from ..core.prompt_history import PromptHistory
@@ -28,6 +28,7 @@ from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager, RoundResult
 from .metrics import RoundRecord, concurrency_line, round_line, round_metrics
 from .rollout_state import RolloutState
+from .run_news import RunNews
 from .too_few_groups import too_many_batches, too_many_failures
 
 logger = logging.getLogger(__name__)
@@ -54,9 +55,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._over_sampling = options.over_sampling()
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
-        self._samples: dict[str, PackedSamples] = {}
-        self._cause_counts = CauseCounts()
-        self._causes: Counter[tuple[str, str]] = Counter()
+        self.news = RunNews()
         self._skipped = 0
         self.history = PromptHistory(options.selection.forgetting)
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
@@ -116,7 +115,9 @@ class RoundReplayBuffer(ReplayBuffer):
         self._lengths.mark_trained(settlement.trained_uids)
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
         batch = store.batch_of(sorted(settlement.trained_uids), partition_id=store.TRAIN)
-        self._check_batch(batch, settlement.trained_uids)
+        check_batch(
+            batch.keys, settlement.trained_uids, groups=self._options.target_valid_groups, n=self._options.rollout_n
+        )
         withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
         versions = VersionShares.of(batch.tags, step=global_steps)
         self._learn(result, versions)
@@ -141,21 +142,10 @@ class RoundReplayBuffer(ReplayBuffer):
                 screened=Screened.of(result.summary.outcomes, self._options.rollout_n),
             )
         )
-        self._samples = {server: load.samples for server, load in result.balancer.loads.items() if load.samples}
-        self._causes.update(self._cause_counts.count(result.summary.outcomes))
+        self.news.observe(result)
         logger.debug(round_line(global_steps, result, metrics))
         logger.debug(concurrency_line(global_steps, result, self._last_pool_size))
         return batch, metrics
-
-    def take_causes(self) -> dict[str, int]:
-        """What groups have failed of since this was asked last -> groups."""
-        causes, self._causes = self._causes, Counter()
-        return {f"{reason}: {what}" if what else reason: count for (reason, what), count in causes.items()}
-
-    def take_samples(self) -> dict[str, list[LoadSample]]:
-        """What each server's engine held in the last round."""
-        samples, self._samples = self._samples, {}
-        return {server: packed.unpack() for server, packed in samples.items()}
 
     def state(self) -> RolloutState:
         """What a checkpoint needs to go on as if nothing had happened."""
@@ -242,15 +232,6 @@ class RoundReplayBuffer(ReplayBuffer):
             self.pool.add_drawn(drawn, deferred)
             self._skipped += len(deferred)
             count, left = count - len(drawn), left - len(groups)
-
-    def _check_batch(self, batch: KVBatchMeta, uids: tuple[str, ...]) -> None:
-        """Invariant 3: exactly B groups of exactly n trajectories."""
-        sessions = {tuple(key.rsplit("_", 1)[0].split("_")) for key in batch.keys}
-        expected = {(uid, str(i)) for uid in uids for i in range(self._options.rollout_n)}
-        if sessions != expected or len(uids) != self._options.target_valid_groups:
-            raise RuntimeError(
-                f"batch is not {len(uids)} groups of {self._options.rollout_n}: {len(sessions)} sessions"
-            )
 
     def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:
         self.manager.next_event()

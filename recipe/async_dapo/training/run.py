@@ -13,10 +13,10 @@ from ..data_plane import end_queue
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
 from ..logs import log_phase, show_logs
-from ..report.record import STEPS_FILE
 from ..report.write import try_to_write
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
+from ..run_files import STEPS_FILE
 from ..shipping import localise
 from .correction import wire_importance_sampling
 from .tracking import gpus_per_engine

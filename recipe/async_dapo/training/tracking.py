@@ -12,13 +12,16 @@ from ..config import AsyncDAPOConfig
 from ..logs import log_phase, started_s
 from ..report import keys
 from ..report.health import Hints
-from ..report.layout import custom_scalars
+from ..report.layout import LAYOUT, custom_scalars
 from ..report.record import RunDescription, RunRecorder, RunSource
+from ..report.responses import as_markdown
 from ..report.step_line import step_line
 
 logger = logging.getLogger(__name__)
 
-CONSOLE, TENSORBOARD, RECORD = "console", "tensorboard", "async_dapo"  # backends: verl's, and this recipe's
+# Backends: verl's, and this recipe's.
+CONSOLE, TENSORBOARD, WANDB = "console", "tensorboard", "wandb"
+RECORD, TEXTS, OVERVIEW = "async_dapo", "async_dapo_texts", "async_dapo_overview"
 
 
 class StepLines:
@@ -33,12 +36,50 @@ class StepLines:
             logger.info("step %d: hint: %s", step, hint)
 
 
+class ResponseTexts:
+    """Sampled responses in TensorBoard's tab *Text*."""
+
+    def __init__(self, writer: Any, source: RunSource) -> None:
+        self._writer = writer
+        self._source = source
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        if keys.STEP_S in data:
+            self._writer.add_text("responses", as_markdown(self._source.responses), step)
+
+
+class WandbOverview:
+    """For wandb, which makes a section of charts of what has a common prefix: the twelve charts, each by its first
+    metric, and a table of sampled responses."""
+
+    COLUMNS = ("prompt", "response", "about", "reward")
+
+    def __init__(self, wandb: Any, source: RunSource) -> None:
+        self._wandb = wandb
+        self._source = source
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        if keys.STEP_S not in data:
+            return
+        charts = {title: metrics[0] for part in LAYOUT.values() for title, metrics in part.items()}
+        shown = {f"overview/{title}": data[metric] for title, metric in charts.items() if metric in data}
+        rows = [
+            [one.prompt, "".join(piece.text for piece in one.pieces), one.about, one.reward]
+            for one in self._source.responses
+        ]
+        self._wandb.log(shown | {"responses": self._wandb.Table(columns=list(self.COLUMNS), data=rows)}, step=step)
+
+
 def extend(tracking: Tracking, config: DictConfig, options: AsyncDAPOConfig, source: RunSource) -> None:
     """Give verl's loggers this recipe's line and record, in place."""
     if CONSOLE in tracking.logger:
         tracking.logger[CONSOLE] = StepLines()
     if TENSORBOARD in tracking.logger:
-        tracking.logger[TENSORBOARD].writer.add_custom_scalars(custom_scalars())
+        writer = tracking.logger[TENSORBOARD].writer
+        writer.add_custom_scalars(custom_scalars())
+        tracking.logger[TEXTS] = ResponseTexts(writer, source)
+    if WANDB in tracking.logger:
+        tracking.logger[OVERVIEW] = WandbOverview(tracking.logger[WANDB], source)
     if options.report_dir is not None:
         tracking.logger[RECORD] = RunRecorder(Path(options.report_dir), describe(config, options), source)
         log_phase(f"the record of this run: {options.report_dir}")

@@ -45,12 +45,10 @@ from .. import store
 from ..checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.ledger import LedgerError
-from ..core.spans import Spans
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..history_file import fingerprint, read_history, write_history
 from ..logs import log_phase
-from ..report.timeline import StepTimeline
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
@@ -70,7 +68,6 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
-        self._spans = Spans()
         self._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
         super().__init__(config)
 
@@ -92,7 +89,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     @logger.setter
     def logger(self, tracking: Tracking) -> None:
         """verl's `fit` makes its loggers itself, and assigns them before it logs anything."""
-        extend(tracking, self.config, self.options, self)
+        extend(tracking, self.config, self.options, self.replay_buffer.news)
         self._tracking = tracking
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
@@ -113,42 +110,37 @@ class AsyncDAPOTrainer(PPOTrainer):
         self.checkpoint_manager.update_weights(self.global_steps)
 
     def prepare_step(self) -> dict[str, Any]:
-        self._spans.begin("rollout", time.time())
+        self.replay_buffer.news.spans.begin("rollout", time.time())
         self.replay_buffer.open_round(self.global_steps)
         return {}
 
     def on_sample_end(self) -> None:
-        self._spans.begin("training", time.time())
+        self.replay_buffer.news.spans.begin("training", time.time())
         if not self.options.keeps_kv:
             self.checkpoint_manager.sleep_replicas()
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
-        self._spans.begin("weights", time.time())
+        self.replay_buffer.news.spans.begin("weights", time.time())
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.checkpoint_manager.update_weights(self.global_steps)
             self.replay_buffer.manager.open_engines()
-        self._spans.end(time.time())
+        self.replay_buffer.news.spans.end(time.time())
 
     def on_train_begin(self) -> None:
         log_phase(f"training, step {self.global_steps} of {self.total_training_steps}")
 
     def on_validate_begin(self) -> None:
         log_phase("validation begins")
-        self._spans.begin("validation", time.time())
+        self.replay_buffer.news.spans.begin("validation", time.time())
         self.replay_buffer.free_engines()
 
     def on_validate_end(self) -> None:
-        self._spans.end(time.time())
-
-    def take_causes(self) -> dict[str, int]:
-        return self.replay_buffer.take_causes()
-
-    def take_timeline(self) -> StepTimeline:
-        return StepTimeline(spans=self._spans.take(), engines=self.replay_buffer.take_samples())
+        self.replay_buffer.news.spans.end(time.time())
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self.replay_buffer.news.sample_responses(batch, self.tokenizer)
         if not self.config.algorithm.rollout_correction.bypass_mode:  # before tokens are rejected by their ratio
             data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
             metrics.update(
