@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from .collector import look_rarely
@@ -21,6 +22,7 @@ from .config import ConfigError
 from .logs import STARTED_VARIABLE
 
 RECIPE_DIR = Path(__file__).resolve().parent
+_STAGING = "async_dapo_"  # and the driver's process id
 CPU_PLUGIN_DIR = RECIPE_DIR / "cpu" / "plugin"
 
 # Python files that verl loads by path, on any node. They become modules of `USER_PACKAGE`.
@@ -79,7 +81,8 @@ def shipped(config: DictConfig) -> Iterator[None]:
     Raises:
         ConfigError: for a file that does not exist.
     """
-    with tempfile.TemporaryDirectory(prefix="async_dapo_") as folder:
+    _remove_stale(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"{_STAGING}{os.getpid()}_") as folder:
         staging = Path(folder)
         _make_absolute(config)
         modules = [_stage_recipe(staging), *_cpu_plugin()]
@@ -88,6 +91,14 @@ def shipped(config: DictConfig) -> Iterator[None]:
             modules.append(staging / USER_PACKAGE)
         _add_to_runtime_env(config, modules)
         yield
+
+
+def _remove_stale(parent: Path) -> None:
+    """What drivers that were killed have left of their staging."""
+    for folder in parent.glob(f"{_STAGING}*_*"):
+        pid = folder.name.removeprefix(_STAGING).split("_")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def localise(config: DictConfig) -> None:

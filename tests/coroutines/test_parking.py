@@ -6,6 +6,7 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import GetTimeoutError, OwnerDiedError
 
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.screening import NO_SCREENING
@@ -74,6 +75,36 @@ def test_given_a_group_without_tokens_then_the_ticket_carries_it() -> None:
     ticket = parking.ticket_of(group, NO_SCREENING)
     assert isinstance(ticket.content, bytes) and pickle.loads(ticket.content) == group
     assert asyncio.run(parking.group_of(ticket)) == group and group.parked is None
+
+
+def test_given_a_node_that_does_not_send_the_tokens_when_a_checkpoint_wants_them_then_it_says_so(monkeypatch) -> None:
+    def get(reference: StoredObject, timeout: float) -> None:
+        assert 0 < timeout < 3600
+        raise GetTimeoutError
+
+    group = interrupted_group()
+    parking.park(group)
+    monkeypatch.setattr(parking, "ray", SimpleNamespace(get=get))
+    with pytest.raises(TimeoutError, match="tokens of prompt group group have not come from the object store"):
+        parking.with_tokens(group)
+
+
+def test_given_a_worker_that_died_when_the_tokens_that_it_kept_are_wanted_then_it_is_named(monkeypatch) -> None:
+    class Ownerless(StoredObject):
+        def __await__(self):
+            raise OwnerDiedError("1f", "2e", "3d")
+            yield
+
+        def load(self, timeout=None):
+            raise OwnerDiedError("1f", "2e", "3d")
+
+    monkeypatch.setattr(parking, "ray", SimpleNamespace(put=Ownerless, get=Ownerless.load))
+    group = interrupted_group()
+    parking.park(group)
+    with pytest.raises(parking.TokensLost, match="worker died, and with it the tokens of prompt group group"):
+        parking.with_tokens(group)
+    with pytest.raises(parking.TokensLost):
+        asyncio.run(parking.group_of(parking.ticket_of(group, NO_SCREENING)))
 
 
 def test_given_a_parked_group_when_it_starts_anew_then_nothing_of_it_is_kept() -> None:

@@ -74,6 +74,18 @@ def test_given_a_stop_at_any_time_then_every_request_comes_back_at_once_with_wha
         simulate(main(stop_s))
 
 
+def test_given_an_engine_core_that_hangs_when_its_server_is_pinged_then_there_is_no_answer(monkeypatch) -> None:
+    async def main() -> None:
+        engine = ScriptedEngine(LENGTH_TOK)
+        server = start_server(monkeypatch, engine)
+        await server.ping()
+        monkeypatch.setattr(engine, "is_sleeping", asyncio.Event().wait)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(server.ping(), 60)
+
+    simulate(main())
+
+
 @INTERVALS
 def test_given_an_abort_of_one_request_at_any_time_then_it_alone_comes_back(monkeypatch, stream_interval) -> None:
     async def main(abort_s: float) -> None:

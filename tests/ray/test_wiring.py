@@ -1,13 +1,17 @@
 """What only real Ray can show: calls that wait do not block others, deaths arrive, the stop reaches every process."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Coroutine, Iterator
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 import ray
 from omegaconf import OmegaConf
@@ -21,7 +25,7 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import Turn
-from recipe.async_dapo.data_plane import start_queue
+from recipe.async_dapo.data_plane import QueueDied, queue_watched, start_queue
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent
@@ -74,8 +78,8 @@ def start_servers(count: int, **options: Any) -> dict[str, ActorHandle]:
     return {f"server-{k}": actor.remote(**options) for k in range(count)}
 
 
-def start_balancer(servers: dict[str, ActorHandle], capacity: int) -> ActorHandle:
-    return GlobalLoadBalancerActor.remote(servers, router_options(capacity))
+def start_balancer(servers: dict[str, ActorHandle], capacity: int, **options: Any) -> ActorHandle:
+    return GlobalLoadBalancerActor.remote(servers, router_options(capacity) | options)
 
 
 async def generate(balancer: ActorHandle, name: str) -> tuple[str | None, Turn]:
@@ -198,15 +202,17 @@ def test_given_a_server_that_is_killed_when_it_generates_then_its_requests_are_w
     within_patience(main())
 
 
-def test_given_a_coordinator_that_is_killed_when_the_trainer_waits_then_it_gets_an_error_at_once() -> None:
-    servers = start_servers(1)
+def waiting_manager(balancer: ActorHandle, *, engine_timeout_s: float = PATIENCE_S) -> AsyncDAPOAgentLoopManager:
+    """In a round that nobody ends."""
     manager = object.__new__(AsyncDAPOAgentLoopManager)
-    options: Any = SimpleNamespace(round_timeout_s=PATIENCE_S, stop_timeout_s=PATIENCE_S)
+    options: Any = SimpleNamespace(
+        round_timeout_s=PATIENCE_S, stop_timeout_s=PATIENCE_S, engine_timeout_s=engine_timeout_s
+    )
     manager._options = options
-    manager._balancer = start_balancer(servers, capacity=1)
-    manager._coordinator = EarlyStoppingCoordinatorActor.remote(manager._balancer, PATIENCE_S)
+    manager._balancer = balancer
+    manager._coordinator = EarlyStoppingCoordinatorActor.remote(balancer, PATIENCE_S)
     manager._round_id, manager._started = "step-1", time.monotonic()
-    manager._worker_refs = [servers["server-0"].reattach.remote("unknown")]
+    manager._worker_refs = []
     spec = RoundSpec(
         round_id="step-1",
         stop_rule=None,
@@ -216,6 +222,50 @@ def test_given_a_coordinator_that_is_killed_when_the_trainer_waits_then_it_gets_
         drains=True,
     )
     ray.get(manager._coordinator.open_round.remote(spec, [Ticket(prompt_uid="a", unfinished=1, content=b"")]))
+    return manager
+
+
+def test_given_a_server_that_hangs_in_a_round_when_it_gives_no_sign_of_life_then_its_requests_go_on_elsewhere() -> None:
+    servers = start_servers(2, length_of=300, token_s=0.01)
+    balancer = start_balancer(servers, capacity=4, engine_timeout_s=2.0)
+    pid = ray.get(servers["server-0"].__ray_call__.remote(lambda _: os.getpid()))
+
+    async def both_generate() -> bool:
+        return all([await server.num_running.remote() == 4 for server in servers.values()])
+
+    async def main() -> None:
+        manager = await asyncio.to_thread(waiting_manager, balancer, engine_timeout_s=2.0)
+        async with asyncio.TaskGroup() as tasks:
+            trainer = tasks.create_task(asyncio.to_thread(next_error, manager))
+            calls = [tasks.create_task(generate(balancer, f"request-{k}")) for k in range(8)]
+            await eventually(both_generate)
+            os.kill(pid, signal.SIGSTOP)
+            for call in calls:
+                reason, turn = await call
+                assert reason == "stop" and turn.raw_response_ids == [token_at([7], k) for k in range(300)]
+            ray.kill(manager._coordinator)
+            assert isinstance(await trainer, RolloutError)
+        assert await balancer.get_all_servers.remote() == ["server-1"]
+
+    try:
+        within_patience(main())
+    finally:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def next_error(manager: AsyncDAPOAgentLoopManager) -> RolloutError | None:
+    try:
+        manager.next_event()
+    except RolloutError as error:
+        return error
+    return None
+
+
+def test_given_a_coordinator_that_is_killed_when_the_trainer_waits_then_it_gets_an_error_at_once() -> None:
+    servers = start_servers(1)
+    manager = waiting_manager(start_balancer(servers, capacity=1))
+    manager._worker_refs = [servers["server-0"].reattach.remote("unknown")]
     ray.kill(manager._coordinator)
     with pytest.raises(RolloutError, match="step-1") as failed:
         manager.next_event()
@@ -234,6 +284,33 @@ def test_given_an_engine_that_dies_in_a_living_server_then_its_clients_see_a_dea
                 await call
 
     within_patience(main())
+
+
+QUEUE = {"backend": {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}}
+
+
+def wait_for_ever(where: str, dies: ActorHandle) -> None:
+    with queue_watched(OmegaConf.create(QUEUE)):
+        ray.kill(dies)
+        if where == "Ray":
+            ray.get(start_servers(1)["server-0"].until_death.remote(), timeout=PATIENCE_S)
+        else:
+            threading.Event().wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("dies", ["TransferQueueController", "TransferQueueStorageUnit#0"])
+@pytest.mark.parametrize("waits_in", ["Ray", "a lock"])
+def test_given_a_queue_that_dies_when_the_trainer_waits_for_anything_then_it_ends_and_names_it(dies, waits_in) -> None:
+    actor = ray.remote(num_cpus=0)(ScriptedServer)
+    held = {
+        "TransferQueueController": actor.options(name="TransferQueueController", namespace="transfer_queue").remote(),
+        "TransferQueueStorageUnit#0": actor.options(name="TransferQueueStorageUnit#0").remote(),
+    }
+    ray.get([one.__ray_ready__.remote() for one in held.values()])
+    with pytest.raises(QueueDied, match=f"TransferQueue's actor {dies} died"):
+        wait_for_ever(waits_in, held[dies])
+    for one in held.values():
+        ray.kill(one)
 
 
 def test_given_another_run_on_the_cluster_when_a_queue_is_opened_then_it_is_refused_and_the_other_goes_on() -> None:

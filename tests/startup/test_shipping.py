@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.shipping import USER_PACKAGE, localise, shipped
+from recipe.async_dapo.shipping import USER_PACKAGE, _remove_stale, localise, shipped
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +38,16 @@ def run_elsewhere(code: str, modules: list[Path], folder: Path, *more: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_given_a_driver_that_was_killed_when_the_next_one_starts_then_its_staging_is_removed(tmp_path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    stale, ours = tmp_path / f"async_dapo_{ended.pid}_x", tmp_path / f"async_dapo_{os.getpid()}_y"
+    stale.mkdir()
+    ours.mkdir()
+    _remove_stale(tmp_path)
+    assert ours.exists() and not stale.exists()
 
 
 def test_given_a_node_without_the_repository_when_shipped_then_it_can_import_the_recipe(run, tmp_path):

@@ -15,6 +15,6 @@ class StoredObject:
         return self.load()
         yield
 
-    def load(self) -> Any:
+    def load(self, timeout: float | None = None) -> Any:
         """As `ray.get` of the reference."""
         return pickle.loads(self._pickled)

@@ -76,6 +76,9 @@ class ScriptedEngine:
         async for chunk in chunks_of(queue):
             yield chunk
 
+    async def is_sleeping(self) -> bool:
+        return False
+
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         for aborted in self.output_processor.abort_requests(request_ids, internal):

@@ -154,6 +154,9 @@ class ScriptedServer:
         if self._hangs:
             await asyncio.Event().wait()
 
+    async def ping(self) -> None:
+        """Answers while the process does."""
+
     async def until_death(self) -> None:
         await asyncio.Event().wait()
 

@@ -109,6 +109,7 @@ SIGNATURES = {
     "verl.trainer.ppo.utils:need_critic": "(config)",
     "verl.trainer.ppo.utils:need_reference_policy": "(config)",
     # the data plane
+    "vllm.v1.engine.async_llm:AsyncLLM.is_sleeping": "(self)",
     "transfer_queue:init": "(conf=None)",
     "transfer_queue:close": "()",
     "transfer_queue:async_kv_batch_put": "(keys, partition_id, fields=None, tags=None, data_parser=None)",

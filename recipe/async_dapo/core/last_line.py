@@ -16,6 +16,8 @@ REMEDIES = (
     ),
     (re.compile(r"No space left on device"), "free some space, or set trainer.default_local_dir to another disk"),
 )
+# What Ray says of an actor that is dead, in lines of their own.
+_DEAD = re.compile(r"class_name: (?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(.*?\bip: (?P<ip>[\w.:]+))?", re.DOTALL)
 LOOK_ABOVE = "the traceback above says where; with trainer.resume_mode=auto the same command goes on"
 
 
@@ -28,6 +30,8 @@ def last_line(kind: str, text: str) -> str:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     what = lines[-1] if lines else kind
-    named = what if re.match(r"[\w.]*(Error|Exception)\b", what) or not lines else f"{kind}: {what}"
+    if dead := _DEAD.search(text):
+        what = f"{kind}: {dead['name']} (node {dead['ip']}, pid {dead['pid']}) died"
+    named = what if re.match(r"[\w.]*(Error|Exception|Died)\b", what) or not lines else f"{kind}: {what}"
     remedies = [remedy for pattern, remedy in REMEDIES if pattern.search(f"{kind} {text}")]
     return f"{named}; {remedies[0] if remedies else LOOK_ABOVE}"

@@ -35,7 +35,7 @@ class TrainingProcess:
         self._grace_s = grace_s
         self._environment = environment
         self._log_file = log_file
-        self._segments: set[Path] = set()
+        self.segments: set[Path] = set()  # shared memory that it has had open
         self._next_inspection = 0.0
         self.peak_memory_bytes = 0
 
@@ -62,6 +62,10 @@ class TrainingProcess:
             self.end()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
@@ -101,12 +105,12 @@ class TrainingProcess:
                 except psutil.NoSuchProcess:
                     pass
             psutil.wait_procs(remaining)
-        for segment in self._segments:
+        for segment in self.segments:
             segment.unlink(missing_ok=True)
 
     def _inspect(self) -> None:
         processes = self.descendants()
-        self._segments.update(segment for process in processes for segment in _open_segments(process.pid))
+        self.segments.update(segment for process in processes for segment in _open_segments(process.pid))
         self.peak_memory_bytes = max(self.peak_memory_bytes, sum(map(_memory_bytes, processes)))
         self._next_inspection = time.monotonic() + _INSPECTION_S
 

@@ -157,6 +157,10 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         self._is_open = True
         return self._balance.places
 
+    async def look_after_servers(self) -> None:
+        """Ask every server for a sign of life; one that is dead or silent is removed."""
+        await self._calls.tell_all("ping")
+
     async def add_servers(self, servers: dict[str, ActorHandle]) -> None:
         self._handles.update(servers)
         order = ("allow_generation",) if self._is_open else ("stop_generation", self._pause_mode)

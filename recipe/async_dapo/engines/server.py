@@ -87,6 +87,10 @@ class AsyncDAPOServer(vLLMHttpServer):
     async def processes(self) -> EngineProcesses:
         return EngineProcesses.of_this_server(ray.util.get_node_ip_address())
 
+    async def ping(self) -> None:
+        """Answers when the engine core does, between two of its steps."""
+        await self.engine.is_sleeping()
+
     @property
     def load(self) -> EngineLoad | None:
         """What the engine has reported since generation was allowed; None before there is an engine."""

@@ -27,6 +27,7 @@ METHODS = (
     "get_server_address",
     "launch_server",
     "open_submission_gate",
+    "ping",
     "processes",
     "reattach",
     "release_kv_cache",

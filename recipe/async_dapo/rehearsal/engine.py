@@ -133,6 +133,8 @@ class EmulatedEngine:
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """The seconds that it takes are those of the weight update."""
 
+    async def is_sleeping(self) -> None: ...
+
     async def reset_prefix_cache(self, *_: Any, **__: Any) -> bool:
         return True
 

@@ -33,6 +33,8 @@ from .worker import AsyncDAPOAgentLoopWorker, RoundOrder, WorkerReport
 
 logger = logging.getLogger(__name__)
 
+CONNECT_TIMEOUT_S = 600.0  # for a worker to import all it needs, on a busy node
+
 
 class RolloutError(RuntimeError):
     """A round cannot go on: a part of the system died, or a time limit was passed."""
@@ -79,7 +81,12 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer, self._options.stop_timeout_s)
         workers = list(enumerate(self.agent_loop_workers))
         connecting = [worker.connect.remote(llm_client, reward_workers) for _, worker in workers]
-        ray.get(connecting + [worker.attach.remote(self._coordinator, index) for index, worker in workers])
+        connecting += [worker.attach.remote(self._coordinator, index) for index, worker in workers]
+        _, late = ray.wait(connecting, num_returns=len(connecting), timeout=CONNECT_TIMEOUT_S)
+        if late:
+            silent = sorted({connecting.index(call) % len(workers) for call in late})
+            raise RolloutError(f"agent loop workers {silent} have not started within {CONNECT_TIMEOUT_S:.0f} s")
+        self._get(connecting)
 
     @property
     def places(self) -> int:
@@ -129,7 +136,13 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         deadline = self._started + self._options.round_timeout_s
         waiting = list(self._worker_refs)
         while True:
-            ready, _ = ray.wait([event, *waiting], num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            left_s = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(
+                [event, *waiting], num_returns=1, timeout=min(left_s, self._options.engine_timeout_s / 2)
+            )
+            if not ready and left_s:  # a server that hangs would be waited for until the end of the round
+                self._balancer.look_after_servers.remote()
+                continue
             if not ready:
                 raise RolloutError(
                     f"round {self._round_id} has not stopped within async_dapo.round_timeout_s="

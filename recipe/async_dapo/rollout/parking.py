@@ -11,10 +11,17 @@ beside the reference.
 import pickle
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 
 from ..core.screening import Screening
 from ..core.trajectory import PromptGroup
 from .open_round import Ticket
+
+FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most
+
+
+class TokensLost(RuntimeError):
+    """The agent loop worker that kept them, or its node, died."""
 
 
 def park(group: PromptGroup) -> None:
@@ -42,22 +49,39 @@ async def group_of(ticket: Ticket) -> PromptGroup:
     """The group of a ticket with its tokens.
 
     Raises:
-        RayError: when the node that had them is gone.
+        TokensLost: when those who had them are gone.
     """
     if isinstance(ticket.content, bytes):
         return pickle.loads(ticket.content)
-    return _brought_up(await ticket.content, ticket.ages, is_attached=ticket.is_attached)
+    try:
+        parked = await ticket.content
+    except RayError as error:
+        raise _lost(ticket.prompt_uid) from error
+    return _brought_up(parked, ticket.ages, is_attached=ticket.is_attached)
 
 
 def with_tokens(group: PromptGroup) -> PromptGroup:
     """A group of the pool with its tokens.
 
     Raises:
-        RayError: when the node that had them is gone.
+        TokensLost: when those who had them are gone.
+        TimeoutError: when they do not send them.
     """
     if group.parked is None:
         return group
-    return _brought_up(ray.get(group.parked), _ages(group), is_attached=bool(group.attachments()))
+    try:
+        parked = ray.get(group.parked, timeout=FETCH_TIMEOUT_S)
+    except GetTimeoutError:
+        raise TimeoutError(
+            f"the tokens of prompt group {group.uid} have not come from the object store within {FETCH_TIMEOUT_S:.0f} s"
+        ) from None
+    except RayError as error:
+        raise _lost(group.uid) from error
+    return _brought_up(parked, _ages(group), is_attached=bool(group.attachments()))
+
+
+def _lost(uid: str) -> TokensLost:
+    return TokensLost(f"an agent loop worker died, and with it the tokens of prompt group {uid}, which it kept")
 
 
 def _ages(group: PromptGroup) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from verl.utils.logging_utils import configure_verl_logging
 
 from ..actor_limits import server_calls
 from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Auto
-from ..data_plane import end_queue
+from ..data_plane import end_queue, queue_watched
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
 from ..logs import log_phase, show_logs
@@ -18,6 +18,7 @@ from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
 from ..run_files import STEPS_FILE
 from ..shipping import localise
+from ..weights.sockets import sockets_folder
 from .correction import wire_importance_sampling
 from .tracking import gpus_per_engine
 from .trainer import AsyncDAPOTrainer
@@ -37,11 +38,12 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
     trainer = None
     succeeded = False
     try:
-        trainer = trainer_cls(config=config)
-        manager = AsyncDAPOAgentLoopManager.start(config)
-        trainer.init()
-        manager.connect(trainer.get_llm_client(), trainer.get_reward_handles())
-        trainer.fit(manager)
+        with queue_watched(config.transfer_queue):
+            trainer = trainer_cls(config=config)
+            manager = AsyncDAPOAgentLoopManager.start(config)
+            trainer.init()
+            manager.connect(trainer.get_llm_client(), trainer.get_reward_handles())
+            trainer.fit(manager)
         succeeded = True
     finally:
         take_down(trainer, router_config, succeeded=succeeded)
@@ -95,7 +97,8 @@ def _write_router_config(options: AsyncDAPOConfig, *, calls: int) -> Path:
     Args:
         calls: that a server actor takes at once.
     """
-    path = Path(tempfile.mkdtemp(prefix="async_dapo_")) / "router.yaml"
+    session = sockets_folder().parent  # Ray's: nothing else is left of a run that was killed
+    path = Path(tempfile.mkdtemp(prefix="async_dapo_", dir=session)) / "router.yaml"
     router = {
         "router_class": f"{GlobalLoadBalancer.__module__}.GlobalLoadBalancerActor",
         "max_loads_per_server": options.max_loads_per_server or calls - 1,
