@@ -1,0 +1,135 @@
+"""The trainers of the fault matrix: they announce each moment, and note what becomes of every prompt."""
+
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import RayError
+from transfer_queue import KVBatchMeta
+
+from recipe.async_dapo.core.outcome import Verdict
+from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.rehearsal.training import RehearsedAsyncDAPO
+from recipe.async_dapo.rollout.manager import RoundResult
+from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+
+from .audit import Note
+from .cells import Moment
+from .variables import LIFE, NOTES, SOCKET
+
+_LOOK_S = 0.02
+
+
+def announce(moment: Moment) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(moment.encode(), os.environ[SOCKET])
+
+
+class NotingReplayBuffer(RoundReplayBuffer):
+    """Remembers prompts by their keys, which stay the same whenever they are drawn."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.drawn: list[str] = []
+        self._keys: dict[str, str] = {}
+        self._ended: list[str] = []
+
+    def _remember(self, result: RoundResult) -> None:
+        super()._remember(result)
+        for outcome in result.summary.outcomes:
+            key = self.pool.prompt_key(outcome.prompt_uid)
+            if outcome.verdict is Verdict.VALID:
+                self._keys[outcome.prompt_uid] = key
+            elif outcome.verdict is not Verdict.SET_ASIDE:
+                self._ended.append(key)
+
+    def take_note(self, step: int, trained_uids: set[str]) -> Note:
+        state = self.pool.state()
+        held: list[PromptGroup] = [*state.waiting, *state.deferred, *state.buffered]
+        carried = [one.group for one in state.carried]
+        self._keys |= {group.uid: group.key for group in carried}  # a checkpoint's, too
+        note = Note(
+            life=int(os.environ[LIFE]),
+            step=step,
+            drawn=tuple(self.drawn),
+            trained=tuple(self._keys.pop(uid) for uid in trained_uids),
+            ended=tuple(self._ended),
+            held=tuple(group.key for group in held + carried),
+        )
+        self.drawn, self._ended = [], []
+        return note
+
+
+class Announcing(AsyncDAPOTrainer):
+    """Mixed into a trainer."""
+
+    replay_buffer: NotingReplayBuffer
+    _trained: set[str]
+
+    def _build_replay_buffer(self) -> NotingReplayBuffer:
+        return NotingReplayBuffer(self.options, self._draw)
+
+    def _draw(self, count: int) -> list[PromptGroup]:
+        groups = super()._draw(count)
+        self.replay_buffer.drawn += [group.key for group in groups]
+        return groups
+
+    def _setup(self) -> None:
+        announce(Moment.START)
+        super()._setup()
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        announce(Moment.BEFORE)
+
+    def prepare_step(self) -> dict[str, Any]:
+        metrics = super().prepare_step()
+        manager = self.replay_buffer.manager
+        threading.Thread(
+            target=_watch_round, args=(manager._coordinator, manager._balancer, manager._round_id), daemon=True
+        ).start()
+        return metrics
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        announce(Moment.TRAINING)
+        self._trained = {key.split("_")[0] for key in batch.keys}
+        return super()._update_actor(batch, metrics)
+
+    def _save_checkpoint(self) -> None:
+        note = self.replay_buffer.take_note(self.global_steps, self._trained)
+        with open(os.environ[NOTES], "ab") as file:
+            file.write(msgspec.json.encode(note) + b"\n")
+        announce(Moment.SAVE)
+        super()._save_checkpoint()
+
+    def on_step_end(self) -> None:
+        announce(Moment.UPDATE)
+        super().on_step_end()
+
+    def on_validate_begin(self) -> None:
+        super().on_validate_begin()
+        announce(Moment.VALIDATION)
+
+
+def _watch_round(coordinator: Any, balancer: Any, round_id: str) -> None:
+    try:
+        while not ray.get(balancer.get_status.remote())["total_inflight"]:
+            time.sleep(_LOOK_S)
+        announce(Moment.ROUND)
+        ray.get(coordinator.wait_stopped.remote(round_id))
+        announce(Moment.STOPPING)
+    except RayError:  # one of them was struck
+        return
+
+
+class StruckRehearsal(Announcing, RehearsedAsyncDAPO):
+    """On emulated engines."""
+
+
+class StruckTraining(Announcing, AsyncDAPOTrainer):
+    """On vLLM."""

@@ -1,0 +1,116 @@
+"""The cells of the fault matrix: who is struck, when, and how."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+KILL, STOP = "SIGKILL", "SIGSTOP"
+STOP_S = 30.0  # a stopped process goes on after that
+
+
+class Stack(StrEnum):
+    EMULATED = "emulated"  # the rehearsal: all real but engines and training, on two servers
+    VLLM = "vllm"  # the CPU stack, two engines
+
+
+class Moment(StrEnum):
+    START = "start"  # TransferQueue and agent loop workers are there, engines are not
+    BEFORE = "before the first round"
+    ROUND = "in a round"
+    STOPPING = "at the stop"
+    TRAINING = "while training"
+    SAVE = "at a save"
+    UPDATE = "in the weight update"
+    VALIDATION = "at a validation"
+
+    @property
+    def is_once(self) -> bool:
+        """In a life."""
+        return self in (Moment.START, Moment.BEFORE)
+
+
+# The strike comes so long after the moment has been announced, at the most [s].
+_SPREAD_S = {
+    Moment.START: 3.0,
+    Moment.BEFORE: 0.0,  # the first round opens at once
+    Moment.ROUND: 0.3,
+    Moment.STOPPING: 0.01,
+    Moment.TRAINING: 0.2,
+    Moment.SAVE: 0.05,
+    Moment.UPDATE: 0.1,
+    Moment.VALIDATION: 0.3,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    stack: Stack
+    who: str  # a key of `victims.VICTIMS`
+    when: Moment
+    how: str = KILL
+
+    @property
+    def name(self) -> dict[str, str]:
+        """Its columns."""
+        return {"stack": self.stack, "who": self.who, "when": self.when, "how": self.how}
+
+    def delay_s(self, seed: int) -> float:
+        return random.Random(f"{seed} {self.name}").uniform(0.0, _SPREAD_S[self.when])
+
+
+def _cells(stack: Stack, how: str, table: Mapping[str, Sequence[Moment]]) -> list[Cell]:
+    """Every part at its first moment, then every part at its second one, and so on."""
+    rounds = range(max(map(len, table.values())))
+    return [
+        Cell(stack=stack, who=who, when=moments[number], how=how)
+        for number in rounds
+        for who, moments in table.items()
+        if number < len(moments)
+    ]
+
+
+_M = Moment
+# A killed one of these ends the run, which is started again: a start a cell.
+_KILLED = {
+    "agent loop worker": (_M.START, _M.ROUND, _M.STOPPING, _M.TRAINING, _M.VALIDATION),
+    "coordinator": (_M.BEFORE, _M.ROUND, _M.STOPPING, _M.UPDATE),
+    "load balancer": (_M.BEFORE, _M.ROUND, _M.STOPPING, _M.TRAINING),
+    "reward worker": (_M.ROUND, _M.TRAINING, _M.VALIDATION),
+    "TransferQueue controller": (_M.START, _M.ROUND, _M.TRAINING, _M.SAVE),
+    "TransferQueue storage": (_M.ROUND, _M.TRAINING),
+    "all servers": (_M.ROUND, _M.UPDATE),
+    "training worker": (_M.TRAINING, _M.SAVE),
+    "task runner": (_M.START, _M.ROUND, _M.SAVE, _M.VALIDATION),
+    "driver": (_M.START, _M.ROUND, _M.TRAINING, _M.SAVE),
+    "Ray node": (_M.ROUND, _M.UPDATE),
+}
+# Those that were stopped go on: many cells a start.
+_STOPPED = {
+    "agent loop worker": (_M.ROUND,),
+    "coordinator": (_M.STOPPING,),
+    "load balancer": (_M.ROUND,),
+    "reward worker": (_M.ROUND,),
+    "TransferQueue controller": (_M.TRAINING,),
+    "TransferQueue storage": (_M.ROUND,),
+    "all servers": (_M.ROUND,),
+    "task runner": (_M.UPDATE,),
+    "driver": (_M.SAVE,),
+    "Ray node": (_M.ROUND,),
+}
+# With two engines: after the first one the run goes on, with the second one it ends.
+_ENGINES_STOPPED = {"server": (_M.ROUND, _M.UPDATE), "engine core": (_M.TRAINING,)}
+_ENGINES_KILLED = {
+    "server": (_M.ROUND, _M.UPDATE),
+    "engine core": (_M.TRAINING, _M.ROUND),
+    "training worker": (_M.UPDATE,),
+}
+
+MATRIX = {
+    Stack.EMULATED: _cells(Stack.EMULATED, KILL, _KILLED) + _cells(Stack.EMULATED, STOP, _STOPPED),
+    Stack.VLLM: _cells(Stack.VLLM, STOP, _ENGINES_STOPPED) + _cells(Stack.VLLM, KILL, _ENGINES_KILLED),
+}
+# Run by the tests: two starts, and a third one that shows the second resume.
+SAMPLE = [
+    Cell(stack=Stack.EMULATED, who="reward worker", when=_M.ROUND, how=STOP),
+]

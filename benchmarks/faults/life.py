@@ -1,0 +1,178 @@
+"""One life of a run: from the start of its command to its end, with strikes on the way, and what it leaves behind."""
+
+import os
+import re
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from recipe.async_dapo.cpu.activation import run_environment
+from recipe.async_dapo.cpu.run_metrics import RunMetrics
+from recipe.async_dapo.cpu.supervision import TrainingProcess
+
+from .cells import KILL, STOP_S, Cell, Moment
+from .variables import LIFE, NOTES, SOCKET, STACK
+from .victims import find
+
+ROOT = Path(__file__).resolve().parents[2]
+APPEARS_S = 60.0  # a process that is being started, on a busy machine
+GRACE_S = 10.0  # for Ray's processes to follow a driver that has ended
+_LOOK_S = 0.1
+_BUFFER_BYTES = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class Strike:
+    """What became of a cell's victims."""
+
+    cell: Cell
+    at: float = 0.0  # [s, monotonic]
+    steps_before: int = 0
+    pids: list[int] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)  # a stopped victim goes on again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOver:
+    """After the end of a run."""
+
+    processes: int
+    sockets: int  # files
+    shared_memory: int
+    folders: int
+
+
+class Life:
+    """
+    Args:
+        folder: of this life only; with a short path, see `RayFolder`.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, *, number: int, stack: str, notes: Path) -> None:
+        self._temporary, self._ray = folder / "t", folder / "r"
+        self._temporary.mkdir()
+        self._ray.mkdir()
+        self.log = folder / "train.log"
+        self.metrics = RunMetrics(file=folder / "metrics.jsonl")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address := str(folder / "s"))
+        environment = run_environment(os.environ, code_path=ROOT, output=folder, ray_folder=self._ray) | {
+            "TMPDIR": str(self._temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),  # torch keeps one for all runs of a user
+            SOCKET: address,
+            NOTES: str(notes),
+            LIFE: str(number),
+            STACK: stack,
+        }
+        self._process = TrainingProcess(
+            [sys.executable, "-m", "benchmarks.faults.struck_run", *command, *self._own_overrides(folder)],
+            environment=environment,
+            log_file=self.log,
+        )
+        self._armed: tuple[Cell, float] | None = None
+        self._seen: set[Moment] = set()
+        self.strike: Strike | None = None
+
+    def _own_overrides(self, folder: Path) -> list[str]:
+        return [f"hydra.run.dir={folder / 'hydra'}", f"++ray_kwargs.ray_init._temp_dir={self._ray}"]
+
+    def __enter__(self) -> Self:
+        self.started = time.monotonic()
+        self._process.__enter__()
+        threading.Thread(target=self._listen, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.__exit__(kind, error, trace)
+        self._socket.close()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.exit_code is not None
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        return self._process.descendants()
+
+    def look(self) -> None:
+        """Wait for a moment, and read what is new."""
+        self._process.watch(_LOOK_S)
+        self.metrics.read_new()
+
+    def has_passed(self, moment: Moment) -> bool:
+        """Whether that comes once in a life and has been."""
+        return moment.is_once and moment in self._seen
+
+    def arm(self, cell: Cell, delay_s: float) -> None:
+        """Strike at the cell's next moment."""
+        self.strike, self._armed = None, (cell, delay_s)
+
+    def await_processes(self) -> LeftOver:
+        """What is left when the driver has ended, and its processes have had some time to follow."""
+        psutil.wait_procs(self.processes, timeout=GRACE_S)
+        left = [path for path in self._temporary.rglob("*") if not path.is_relative_to(self._ray)]
+        return LeftOver(
+            processes=len(self.processes),
+            sockets=sum(stat.S_ISSOCK(path.lstat().st_mode) for path in left),
+            shared_memory=sum(segment.exists() for segment in self._process.segments),
+            folders=sum(path.is_dir() and path.parent == self._temporary for path in left),
+        )
+
+    def last_line(self) -> str:
+        """What the run says of its end."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        ours = [line for line in lines if re.match("async_dapo: ", line)]
+        return ours[-1] if ours else ""
+
+    def end(self) -> None:
+        self._process.end()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                moment = Moment(self._socket.recv(_BUFFER_BYTES).decode())
+            except OSError:  # closed
+                return
+            self._seen.add(moment)
+            if self._armed is not None and self._armed[0].when is moment:
+                (cell, delay_s), self._armed = self._armed, None
+                time.sleep(delay_s)
+                self._strike(cell)
+
+    def _strike(self, cell: Cell) -> None:
+        deadline = time.monotonic() + APPEARS_S
+        while not (victims := find(cell.who, self._process.pid, self.processes)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        strike = Strike(cell=cell, at=time.monotonic(), steps_before=self.metrics.trained_steps)
+        strike.pids = [victim.pid for victim in victims]
+        _send(victims, signal.SIGKILL if cell.how == KILL else signal.SIGSTOP)
+        if cell.how == KILL:
+            strike.done.set()
+        else:
+            threading.Timer(STOP_S, _go_on, args=(victims, strike)).start()
+        self.strike = strike
+
+
+def _go_on(victims: Sequence[psutil.Process], strike: Strike) -> None:
+    _send(victims, signal.SIGCONT)
+    strike.done.set()
+
+
+def _send(victims: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for victim in victims:
+        try:
+            victim.send_signal(number)
+        except psutil.NoSuchProcess:
+            pass

@@ -1,0 +1,79 @@
+"""A fault at every moment of a run, and what becomes of it.
+
+python -m benchmarks.faults
+python -m benchmarks.faults --only emulated --limit 6
+python -m benchmarks.faults --soak 60
+
+A run is struck, ends with the cause named or goes on, is started again, and is struck again; every prompt is accounted
+for over all of it. A row is written as soon as the run has finished a step after its strike; the command goes on where
+the file ends. Both stacks run at a time. Writes `runs.csv`; the project's own runs are in `assets/faults`.
+"""
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from benchmarks.support.runs_file import RunsFile
+
+from .cells import MATRIX, Cell, Stack
+from .chain import Chain
+from .commands import command_of
+from .soak import soak
+
+
+def play(stack: Stack, cells: list[Cell], output: Path, *, seed: int) -> None:
+    """Those cells that have no row yet."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    runs = output / "runs.csv"
+    with _locked(runs):
+        left = [cell for cell in cells if not RunsFile(runs).has(**cell.name, seed=seed)]
+    if not left:
+        return
+    logs = Path(tempfile.mkdtemp(prefix=f"{stack}-", dir=output))
+    chain = Chain(stack, command_of(stack, output), logs, seed=seed, add=partial(_add, runs, seed))
+    chain.play(left)
+    shutil.rmtree(logs / "checkpoints", ignore_errors=True)
+
+
+def _add(runs: Path, seed: int, row: Mapping[str, Any]) -> None:
+    with _locked(runs):
+        RunsFile(runs).add({"seed": seed, **row})
+    print(dict(row), flush=True)
+
+
+def _locked(runs: Path) -> FileLock:
+    runs.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(f"{runs}.lock")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=Stack, choices=list(Stack), help="one stack; default: both, at a time")
+    parser.add_argument("--limit", type=int, help="so many cells of each stack; default: all")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="a random schedule of kills instead")
+    parser.add_argument("--kills", type=int, default=20, help="of the soak")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("outputs", "faults"))
+    options = parser.parse_args()
+    output = options.output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    if options.soak:
+        soak(output, minutes=options.soak, kills=options.kills, seed=options.seed)
+        return
+    stacks = [options.only] if options.only else list(Stack)
+    with ProcessPoolExecutor(len(stacks), mp_context=get_context("spawn")) as pool:  # each adopts its own orphans
+        played = [
+            pool.submit(play, stack, MATRIX[stack][: options.limit], output, seed=options.seed) for stack in stacks
+        ]
+        for each in played:
+            each.result()

@@ -1,0 +1,59 @@
+"""A training run of the fault matrix: `python -m benchmarks.faults.struck_run <hydra overrides>`; `life` starts it."""
+
+import os
+from pathlib import Path
+
+import hydra
+import ray
+from omegaconf import DictConfig, open_dict
+
+from benchmarks.faults.cells import Stack
+from benchmarks.faults.variables import STACK
+from recipe.async_dapo.collector import look_rarely
+from recipe.async_dapo.main_async_dapo import explained
+from recipe.async_dapo.startup.preflight import check_all
+
+
+class StruckTaskRunner:
+    def run(self, config: DictConfig) -> None:
+        from recipe.async_dapo.data_plane import queue_starts
+
+        with queue_starts(config):
+            from benchmarks.faults.announcing import StruckRehearsal, StruckTraining
+            from recipe.async_dapo.training.run import train
+        train(config, StruckRehearsal if os.environ[STACK] == Stack.EMULATED else StruckTraining)
+
+
+@hydra.main(config_path="../../recipe/async_dapo/config", config_name="async_dapo_trainer", version_base=None)
+def _run(config: DictConfig) -> None:
+    with explained():
+        if os.environ[STACK] == Stack.EMULATED:
+            _rehearse(config)
+        else:
+            check_all(config)
+        from verl.trainer.main_ppo import run_ppo
+
+        from recipe.async_dapo.shipping import shipped
+
+        with shipped(config):
+            run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(StruckTaskRunner))
+
+
+def _rehearse(config: DictConfig) -> None:
+    from recipe.async_dapo.rehearsal.emulation import emulate, use_stand_in
+    from recipe.async_dapo.rehearsal.options import RehearsalOptions
+
+    options = RehearsalOptions.from_hydra(config)
+    use_stand_in(config, options)
+    folder = Path(config.trainer.default_local_dir)
+    check_all(config)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    emulate(config, options)
+    with open_dict(config):  # unlike other rehearsals it goes on where the last life ended
+        config.trainer.default_local_dir = str(folder)
+        config.trainer.resume_mode = "auto"
+
+
+if __name__ == "__main__":
+    look_rarely()
+    _run()

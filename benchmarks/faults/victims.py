@@ -1,0 +1,61 @@
+"""Which processes of a run play which part: Ray names the processes of actors after their classes."""
+
+import re
+from collections.abc import Sequence
+
+import psutil
+
+# Part -> what the title of its process begins with.
+TITLES = {
+    "agent loop worker": r"ray::AsyncDAPOAgentLoopWorker\b",
+    "coordinator": r"ray::_LoggingCoordinator\b",
+    "load balancer": r"ray::GlobalLoadBalancer\b",
+    "reward worker": r"ray::RewardLoopWorker\b",
+    "TransferQueue controller": r"ray::TransferQueueController\b",
+    "TransferQueue storage": r"ray::SimpleStorageUnit\b",
+    "all servers": r"ray::ServerHost\b",
+    "server": r"ray::ServerActor\b",
+    "engine core": r"VLLM::EngineCore\b",
+    "training worker": r"ray::(WorkerDict|EmulatedRank)\b",
+    "task runner": r"ray::StruckTaskRunner\b",
+    "Ray node": r"\S*/raylet\b",
+}
+DRIVER = "driver"
+VICTIMS = (*TITLES, DRIVER)
+
+# What an error that names the part says, in the last line of the run.
+NAMES = {
+    "agent loop worker": r"AgentLoopWorker|agent loop worker",
+    "coordinator": r"Coordinator",
+    "load balancer": r"LoadBalancer|load balancer",
+    "reward worker": r"RewardLoopWorker|reward worker",
+    "TransferQueue controller": r"TransferQueue",
+    "TransferQueue storage": r"TransferQueue",
+    "all servers": r"ServerHost|rehearsed_servers|no engine is left",
+    "server": r"no engine is left",
+    "engine core": r"no engine is left",
+    "training worker": r"WorkerDict|EmulatedRank|training (worker|rank)",
+    "task runner": r"TaskRunner",
+    "Ray node": r"raylet|node",
+}
+
+
+def find(part: str, driver: int, processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """The processes to strike: the first one of a part, of a node all."""
+    if part == DRIVER:
+        return [psutil.Process(driver)]
+    found = [process for process in processes if re.match(TITLES[part], title_of(process))]
+    if part == "Ray node":
+        return [*found, *(child for raylet in found for child in raylet.children(recursive=True))]
+    return found[:1]
+
+
+def named_in(part: str, line: str) -> bool:
+    return re.search(NAMES[part], line) is not None
+
+
+def title_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
