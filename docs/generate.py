@@ -61,12 +61,12 @@ def table_of(runs: Callable[[], pd.DataFrame], make: Callable[[pd.DataFrame], pd
 
 
 EXAMPLES = {
-    "make_data.py": "python",
-    "reward.py": "python",
-    "judged_reward.py": "python",
-    "checked_answer.py": "python",
-    "agent_loops.yaml": "yaml",
-    "tools.py": "python",
+    "data_set/make_data.py": "python",
+    "reward/reward.py": "python",
+    "judged_reward/judged_reward.py": "python",
+    "agent_loop/checked_answer.py": "python",
+    "agent_loop/agent_loops.yaml": "yaml",
+    "tools/tools.py": "python",
 }
 
 

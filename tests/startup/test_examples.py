@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,34 +11,22 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.tools.function_tool import load_function_tools_from_path
 
-from examples import checked_answer, judged_reward, make_data, reward
+from examples.agent_loop import checked_answer
+from examples.data_set import make_data
+from examples.judged_reward import judge, judged_reward
+from examples.reward import reward
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
 from recipe.async_dapo.startup.preflight import check_all
 
 from ..support.composed_runs import refusal
 
-EXAMPLES = Path(make_data.__file__).parent
+EXAMPLES = Path(make_data.__file__).parents[1]
 REWARD_OPTION = "reward.custom_reward_function"
-
-
-class Judge(BaseHTTPRequestHandler):
-    """Says that an answer is right if it is the truth."""
-
-    def do_POST(self) -> None:
-        question = OmegaConf.create(self.rfile.read(int(self.headers["Content-Length"])).decode())
-        reply = b'{"right": true}' if question.answer == str(question.truth) else b'{"right": false}'
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
 def judge_url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Judge) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), judge.Judge) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/judge"
@@ -52,7 +40,7 @@ def test_the_data_set_and_the_reward_function_pass_the_checks_at_start_up(run, t
         run(
             f"data.train_files={tmp_path}/train.parquet",
             f"data.val_files={tmp_path}/val.parquet",
-            f"{REWARD_OPTION}.path={EXAMPLES}/reward.py",
+            f"{REWARD_OPTION}.path={EXAMPLES}/reward/reward.py",
         )
     )
     assert reward.compute_score("sums", "12+30 is 42", "42")["acc"] == 1.0
@@ -60,21 +48,21 @@ def test_the_data_set_and_the_reward_function_pass_the_checks_at_start_up(run, t
 
 
 def test_the_reward_function_that_waits_passes_the_checks_at_start_up(run, judge_url) -> None:
-    judged = f"{REWARD_OPTION}.path={EXAMPLES}/judged_reward.py"
+    judged = f"{REWARD_OPTION}.path={EXAMPLES}/judged_reward/judged_reward.py"
     check_all(run(judged, f"+{REWARD_OPTION}.reward_kwargs.judge_url={judge_url}"))
     assert asyncio.run(judged_reward.compute_score("sums", "42", "42", judge_url=judge_url))["acc"] == 1.0
     assert asyncio.run(judged_reward.compute_score("sums", "41", "42", judge_url=judge_url))["acc"] == 0.0
 
 
 def test_the_agent_loop_is_found_by_its_name(monkeypatch) -> None:
-    [named] = OmegaConf.load(EXAMPLES / "agent_loops.yaml")
+    [named] = OmegaConf.load(EXAMPLES / "agent_loop" / "agent_loops.yaml")
     monkeypatch.setitem(_agent_loop_registry, named.name, named)
     monkeypatch.setattr(checked_answer.CheckedAnswer, "__init__", lambda self, **_: None)
     assert isinstance(AgentLoopFactory().make("checked_answer"), checked_answer.CheckedAnswer)
 
 
 def test_the_tool_is_loaded_with_a_description_and_can_be_called() -> None:
-    [tool] = load_function_tools_from_path(str(EXAMPLES / "tools.py"))
+    [tool] = load_function_tools_from_path(str(EXAMPLES / "tools" / "tools.py"))
     assert tool.tool_schema.function.parameters.required == ["first", "second"]
     assert asyncio.run(tool.call({"first": 12, "second": 30})) == "42"
 
@@ -83,12 +71,12 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def test_the_agent_loop_passes_the_checks_at_start_up(run) -> None:
-    file = f"{ROLLOUT}.agent.agent_loop_config_path={EXAMPLES}/agent_loops.yaml"
+    file = f"{ROLLOUT}.agent.agent_loop_config_path={EXAMPLES}/agent_loop/agent_loops.yaml"
     check_all(run(f"{ROLLOUT}.agent.default_agent_loop=checked_answer", file))
 
 
 def test_the_tool_passes_the_checks_at_start_up(run) -> None:
-    file = f"{ROLLOUT}.multi_turn.function_tool_path={EXAMPLES}/tools.py"
+    file = f"{ROLLOUT}.multi_turn.function_tool_path={EXAMPLES}/tools/tools.py"
     check_all(run(f"{ROLLOUT}.agent.default_agent_loop=tool_agent", f"{ROLLOUT}.multi_turn.format=hermes", file))
 
 

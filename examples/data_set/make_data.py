@@ -1,4 +1,4 @@
-"""Writes a data set of sums: python examples/make_data.py [FOLDER]"""
+"""Writes a data set of sums: python examples/data_set/make_data.py [FOLDER]"""
 
 import random
 import sys

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Trains with a judge that runs beside it, on this machine's CPU.
+# usage: train.sh [HYDRA_OVERRIDE ...]
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+python3 examples/judged_reward/judge.py 8765 &
+trap 'kill %1' EXIT
+bash quickstart.sh --steps 4 -- \
+    reward.custom_reward_function.path=examples/judged_reward/judged_reward.py \
+    +reward.custom_reward_function.reward_kwargs.judge_url=http://127.0.0.1:8765/judge \
+    "$@"
