@@ -21,7 +21,10 @@ class Judge(BaseHTTPRequestHandler):
 
 
 def main(port: int) -> None:
-    ThreadingHTTPServer(("127.0.0.1", port), Judge).serve_forever()
+    with ThreadingHTTPServer(("127.0.0.1", port), Judge) as server:
+        sys.stdout.write(f"judge: http://127.0.0.1:{port}/judge\n")
+        sys.stdout.flush()
+        server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """The examples train on the real stack, with the options of their own commands: two trainings for five of them."""
 
 import shlex
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,8 @@ TRAINED = {"own_data_in_two_turns": ("data_set", "reward", "agent_loop"), "judge
 
 def overrides_of(example: str, data: Path) -> list[str]:
     """Those that its `train.sh` gives to the quick start, from any folder."""
-    words = shlex.split((ROOT / "examples" / example / "train.sh").read_text(), comments=True)
+    script = (ROOT / "examples" / example / "train.sh").read_text()
+    words = shlex.split(script.replace("\\\n", " "), comments=True)
     given = words[words.index("--") + 1 : words.index("$@")]
     return [word.replace("outputs/sums", str(data)).replace("=examples/", f"={ROOT}/examples/") for word in given]
 
@@ -29,11 +28,10 @@ def overrides_of(example: str, data: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def judge() -> Iterator[None]:
     """On the port of the example's command."""
-    with subprocess.Popen([sys.executable, str(ROOT / "examples" / "judged_reward" / "judge.py"), "8765"]) as process:
-        deadline = time.monotonic() + 60
-        while socket.socket().connect_ex(("127.0.0.1", 8765)):
-            assert process.poll() is None and time.monotonic() < deadline, "the judge does not start"
-            time.sleep(0.1)
+    command = [sys.executable, str(ROOT / "examples" / "judged_reward" / "judge.py"), "8765"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "judge: http://127.0.0.1:8765/judge\n"
         yield
         process.terminate()
 

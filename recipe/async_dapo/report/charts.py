@@ -82,8 +82,9 @@ class Chart:
 
     def _finish(self, drawing: Drawing) -> None:
         axes = drawing.axes
+        least = min((y for series in self.series for _, y in series.points), default=0.0)
         low, high = axes.get_ylim()
-        axes.set_ylim(min(0.0, low), high * 1.05 if high > 0 else 1.0)
+        axes.set_ylim(low if least < 0 else 0.0, high * 1.05 if high > 0 else 1.0)
         axes.set_xlabel(self.x_label)
         axes.set_ylabel(self.unit)
         if self.x_label == "step":
