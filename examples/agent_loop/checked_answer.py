@@ -16,6 +16,7 @@ class CheckedAnswer(AgentLoopBase):
         token_ids = await self.ct_build_initial_tokens(messages)
         mask: list[int] = []  # 1: the model's token, 0: ours
         log_probs: list[float] = []
+        limit_tok = self.rollout_config.response_length
         for turn in range(TURNS):
             output = await self.server_manager.generate(
                 request_id=request_id, prompt_ids=token_ids, sampling_params=sampling_params
@@ -24,14 +25,15 @@ class CheckedAnswer(AgentLoopBase):
                 token_ids, output.token_ids, mask, log_probs, assistant_logprobs=output.log_probs
             )
             token_ids = merged.token_ids
-            if turn == TURNS - 1 or len(mask) >= self.rollout_config.response_length:
+            if turn == TURNS - 1:
                 break
             answer = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
             before = [*messages, {"role": "assistant", "content": answer}]
             messages = [*before, CHECK]
             merged, mask, log_probs = await self.ct_merge_context_msg(before, messages, token_ids, mask, log_probs)
             token_ids = merged.token_ids
-        limit_tok = self.rollout_config.response_length
+            if len(mask) >= limit_tok:  # no room for another answer
+                break
         prompt_len_tok = len(token_ids) - len(mask)
         return AgentLoopOutput(
             prompt_ids=token_ids[:prompt_len_tok],

@@ -57,6 +57,13 @@ def test_a_reward_functions_error_names_its_own_line_and_not_the_librarys(tmp_pa
     assert cause_of(remote) == Cause(str(missing), missing.traceback)
 
 
+def test_an_engines_error_is_told_with_its_traceback() -> None:
+    """As Ray raises it: an instance of the error's own class."""
+    remote = RayTaskError("generate", "Traceback ...\n  in generate\n", ValueError("too long")).as_instanceof_cause()
+    cause = cause_of(remote)
+    assert cause.summary == "ValueError: too long" and "in generate" in cause.traceback
+
+
 def test_an_agent_loops_error_is_told_with_its_line() -> None:
     async def refuses(*_: Any) -> Any:
         raise KeyError("refused")

@@ -14,10 +14,10 @@ from recipe.async_dapo.cpu.overrides import QUICK_STEPS
 from ..support.harness import ROOT, Run
 
 
-@pytest.fixture(scope="module")
-def summary(assets: Assets) -> dict:
-    folder = assets.folder.parent / "quickstart"  # finds its model there
-    command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--output", str(folder)]
+def quick_start(assets: Assets, name: str, *arguments: str) -> tuple[Path, str]:
+    """Returns its folder, and what it said."""
+    folder = assets.folder.parent / name  # finds its model there
+    command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--output", str(folder), *arguments]
     command += ["--timeout-s", "3000"]  # before pytest's own limit, which would leave its processes
     done = subprocess.run(
         command,
@@ -28,6 +28,12 @@ def summary(assets: Assets) -> dict:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return folder, done.stdout
+
+
+@pytest.fixture(scope="module")
+def summary(assets: Assets) -> dict:
+    folder, _ = quick_start(assets, "quickstart")
     for name in ("train.log", "training.png", "metrics.jsonl"):
         assert Path(folder, name).stat().st_size > 0
     return json.loads(Path(folder, "summary.json").read_text())
@@ -45,3 +51,16 @@ def test_given_the_quick_start_when_it_trains_then_filter_and_stop_act(summary):
     steps = Run(folder=Path(summary["options"]["output"]), exit_code=0).steps
     assert sum(step["async_dapo/partial/resumed_groups"] for step in steps) > 0
     assert sum(step["async_dapo/tokens/discarded"] for step in steps) == 0
+
+
+def test_given_the_quick_start_when_it_has_trained_then_its_report_estimates_what_verl_would_have_taken(summary):
+    report = Path(summary["options"]["output"], "report.html").read_text()
+    assert "x of verl sync" in report and "<h3>Sampled responses</h3>" in report
+
+
+@pytest.mark.nightly
+def test_given_compare_when_both_have_trained_then_one_is_measured_against_the_other(assets: Assets):
+    folder, said = quick_start(assets, "compared", "--compare", "--steps", "3")
+    assert "; measured " in said and "x of verl_sync" in said
+    report = Path(folder, "report.html").read_text()
+    assert 'id="all-seconds"' in report and "estimated" not in report.lower()

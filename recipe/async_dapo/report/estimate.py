@@ -18,7 +18,6 @@ from .run import Run
 logger = logging.getLogger(__name__)
 
 LEAST_STEPS = 3  # whose speeds and lengths are worth a model
-SIMULATED_STEPS = 16  # the report is to be there in seconds
 NOTE = (
     "Estimated: steps of verl's sync mode are the planner's simulation, with this run's response lengths, valid share "
     "and speeds. To measure it, run verl beside it and name both folders."
@@ -51,7 +50,7 @@ def estimate(run: Run) -> Estimate | None:
     try:
         inputs = Inputs.load(None, {}, recorded=RecordedRun.read(str(run.folder)).inputs)
         scenario = inputs.scenario()
-        [row] = sweep(scenario, [verl_reference(scenario)], steps=SIMULATED_STEPS)
+        [row] = sweep(scenario, [verl_reference(scenario)])
     except (ConfigError, KeyError) as error:
         logger.debug("no estimate for %s: %r", run.folder, error)
         return None

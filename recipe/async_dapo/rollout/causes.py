@@ -14,4 +14,4 @@ def cause_of(error: BaseException) -> Cause:
     bare = error.cause
     if isinstance(bare, RewardRaised):
         return Cause(bare.summary, bare.traceback)
-    return Cause(f"{type(bare).__name__}: {bare}", error.traceback_str)
+    return Cause(f"{type(bare).__name__}: {bare}", str(error))  # what Ray raises has its traceback there only
