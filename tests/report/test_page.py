@@ -9,6 +9,7 @@ import pytest
 
 from recipe.async_dapo.report import keys
 from recipe.async_dapo.report.__main__ import main
+from recipe.async_dapo.report.charts import Chart, Series
 from recipe.async_dapo.report.contents import charts_of
 from recipe.async_dapo.report.headline import headline
 from recipe.async_dapo.report.run import Run, phases
@@ -122,6 +123,21 @@ def test_a_steps_parts_add_up_to_the_step(both: tuple[Path, Path]) -> None:
 def test_verls_own_file_has_no_times_so_its_steps_and_validations_are_added_up(both: tuple[Path, Path]) -> None:
     hours, accuracy = Run.load(both[1]).accuracy_over_time()[-1]
     assert accuracy == pytest.approx(0.5) and hours == pytest.approx((12 * 60 + 3 * 5) / 3600)
+
+
+def test_wall_time_begins_with_the_training_so_that_a_recorded_run_compares_with_verls_file(
+    both: tuple[Path, Path],
+) -> None:
+    for run in map(Run.load, both):
+        assert run.accuracy_over_time()[0][0] == 0.0
+        assert max(run.time_s.values()) < 24 * 3600, "a record's times are since the command was given"
+
+
+def test_a_share_that_is_always_zero_has_no_axis_below_zero() -> None:
+    chart = Chart(
+        name="waste", title="Waste", unit="share", note="", series=[Series(name="waste", points=[(1, 0.0), (2, 0.0)])]
+    )
+    assert "\u2212" not in chart.svg()
 
 
 def test_a_long_run_makes_no_long_page(tmp_path: Path) -> None:

@@ -74,11 +74,8 @@ class EngineRequests:
             if leased_id is None or server is None:
                 return None
             server_id = leased_id
-            if attachment is None:
-                arguments = options | {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": lease_id}
-                call = server.generate.remote(**arguments)
-            else:
-                call = server.reattach.remote(lease_id)
+            arguments = options | {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": lease_id}
+            call = server.generate.remote(**arguments) if attachment is None else server.reattach.remote(lease_id)
             output = await self._receive(call, server, lease_id, turn)
             is_kept = output.stop_reason == PAUSED
         except RayActorError as error:
