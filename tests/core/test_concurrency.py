@@ -13,8 +13,8 @@ LOAD = EngineLoad(kv_room_tok=100_000, max_num_seqs=256)
 
 @dataclass
 class ModelledServer:
-    """In a steady state: every request takes `context_tok` of the KV cache, what does not fit is preempted again and
-    again, and a step takes longer the more run."""
+    """Every request takes `context_tok` of the KV cache, what does not fit is preempted again and again, and a step
+    takes longer the more run. For half of its steps a round runs half as many."""
 
     kv_room_tok: int = 100_000
     max_num_seqs: int = 256
@@ -24,16 +24,22 @@ class ModelledServer:
 
     def after(self, inflight: int) -> EngineLoad:
         running = min(inflight, self.max_num_seqs, int(self.kv_room_tok / self.context_tok))
-        generated_tok = int(self.seconds * self.speed * running / (0.01 + 0.0002 * running))
+        batches = [running, max(1, running // 2)]
+        step_s = [(0.01 + 0.0002 * batch) / self.speed for batch in batches]
+        steps = int(self.seconds / sum(step_s))  # of each
+        request_s = steps * sum(batch * each_s for batch, each_s in zip(batches, step_s, strict=True))
         return EngineLoad(
             kv_room_tok=self.kv_room_tok,
             max_num_seqs=self.max_num_seqs,
             kv_peak=running * self.context_tok / self.kv_room_tok,
-            kv_tok_s=running * self.context_tok * self.seconds,
+            kv_tok_s=request_s * self.context_tok,
             preemptions=10 * max(0, min(inflight, self.max_num_seqs) - running),
-            generated_tok=generated_tok,
+            generated_tok=steps * sum(batches),
             busy_s=self.seconds,
-            request_s=running * self.seconds,
+            request_s=request_s,
+            steps=2 * steps,
+            step_requests=steps * sum(batches),
+            step_requests2=steps * sum(batch**2 for batch in batches),
         )
 
 

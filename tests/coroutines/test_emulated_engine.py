@@ -13,7 +13,8 @@ from recipe.async_dapo.plan.lengths import LogNormalLengths
 from recipe.async_dapo.plan.workload import ValidShare
 from recipe.async_dapo.rehearsal.answers import AnswerBook, Vocabulary
 from recipe.async_dapo.rehearsal.clock import CompressedClock
-from recipe.async_dapo.rehearsal.engine import LOG_PROB, EmulatedEngine
+from recipe.async_dapo.rehearsal.engine import EmulatedEngine
+from recipe.async_dapo.rehearsal.outputs import LOG_PROB
 
 from ..support.scripted_engine import start_server
 from ..support.simulation import now_s, settle, simulate

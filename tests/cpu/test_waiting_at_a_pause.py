@@ -1,4 +1,5 @@
-"""A request that waits in a real engine at the pause begins under the next weights with nothing of the old ones."""
+"""A real engine: a request that waits at the pause begins under the next weights with nothing of the old ones; and the
+KV usage that servers report is what vLLM's own metrics say."""
 
 import json
 import os
@@ -27,4 +28,7 @@ def test_given_a_request_that_waits_at_the_pause_when_weights_change_then_it_mee
     assert seen["piece"]["stop_reason"] == "more" and seen["frozen"]["stop_reason"] == "paused", seen
     assert seen["waiting"] == {"stop_reason": "aborted", "tokens": 0, "cached_tok": None}
     assert seen["again"] == {"stop_reason": "completed", "tokens": 4, "cached_tok": 0}, "it began with old blocks"
+    usage = seen["kv_usage"]  # while one request was running, and grew
+    assert usage["meter"] == usage["vllm"] > 0
+    assert abs(usage["meter"] - usage["expected"]) <= 1.5 * usage["one_block"]
     assert seen["same"]["cached_tok"] > 0, "the prefix cache does not work at all: this test shows nothing"

@@ -15,6 +15,7 @@ OPTIONS = (
     "rehearsal.steps=3",
     "rehearsal.warmup=1",
     "rehearsal.length_median_tok=1000",
+    "rehearsal.speed_changes=[{server:7,from_s:0,speed:0.5}]",
     "trainer.device=cuda",
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=8",
@@ -53,6 +54,7 @@ def test_given_a_gpu_configuration_when_rehearsed_then_it_trains_and_says_how_fa
         ledger = {term: step[f"async_dapo/ledger/{term}"] for term in ("drawn", *terms)}
         assert ledger["drawn"] == sum(ledger[term] for term in terms) and ledger["failed"] == 0
     assert lines[-1]["response_length/max"] <= 4096
+    assert lines[-1]["async_dapo/concurrency/slowest_speed"] == pytest.approx(0.5, abs=0.1)
     samples = [json.loads(line) for line in (folder / "engines.jsonl").read_text().splitlines()]
     assert any(min(sample["running"]) > 0 for sample in samples if len(sample["running"]) == 8), "an engine had no work"
 

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.plan.model_shape import load_model
 from recipe.async_dapo.rehearsal.emulation import check_rehearsable, emulate, use_stand_in
-from recipe.async_dapo.rehearsal.options import RehearsalOptions
+from recipe.async_dapo.rehearsal.options import RehearsalOptions, SpeedChange
 from recipe.async_dapo.rehearsal.supervisor import cause_of_failure
 from recipe.async_dapo.rehearsal.words import RIGHT, WRONG, compute_score, vocabulary_of
 from recipe.async_dapo.startup.preflight import check_all
@@ -94,6 +94,13 @@ def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run)
     scenario = RehearsalOptions.from_hydra(config).scenario(config)
     assert scenario.accelerator.name == "h100" and scenario.weight_update_s == 9
     assert scenario.lengths.of_normal(0.0) == 500
+
+
+def test_given_servers_that_change_their_speed_then_each_is_read_and_a_standstill_refused(stand_in_run) -> None:
+    config = stand_in_run("rehearsal.speed_changes=[{server:1,from_s:60,speed:0.5}]")
+    assert RehearsalOptions.from_hydra(config).speed_changes == [SpeedChange(server=1, from_s=60, speed=0.5)]
+    with pytest.raises(ConfigError, match=r"speed_changes\.0\.speed=0\.0: must be > 0"):
+        RehearsalOptions.from_hydra(stand_in_run("rehearsal.speed_changes=[{server:1,from_s:60,speed:0}]"))
 
 
 def test_given_scripted_rewards_then_answers_are_scored_as_drawn_under_the_filters_name(stand_in_run) -> None:

@@ -14,7 +14,8 @@ from recipe.async_dapo.plan.scenario import Scenario
 from recipe.async_dapo.plan.workload import ANSWERS
 from recipe.async_dapo.rehearsal.answers import NUMBER_TOK, Answer, AnswerBook, Vocabulary
 from recipe.async_dapo.rehearsal.clock import CompressedClock
-from recipe.async_dapo.rehearsal.engine import LOG_PROB, EmulatedEngine
+from recipe.async_dapo.rehearsal.engine import EmulatedEngine
+from recipe.async_dapo.rehearsal.outputs import LOG_PROB
 
 from .scripted_engine import start_server
 from .simulated_cluster import Cluster

@@ -17,6 +17,9 @@ os.environ.update(get_platform().rollout_env_vars())  # as verl does before it s
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.reader import get_metrics_snapshot
+
+from recipe.async_dapo.engines.load_meter import LoadMeter
 
 from .scripted_engine import start_server
 
@@ -40,8 +43,18 @@ def described(output: TokenOutput) -> dict[str, Any]:
     return {"stop_reason": output.stop_reason, "tokens": len(output.token_ids), "cached_tok": cached_tok}
 
 
+def kv_usage(engine: AsyncLLM, meter: LoadMeter, context_tok: int) -> dict[str, Any]:
+    """The share of the KV cache in use: this recipe's meter, vLLM's own metrics, and by blocks of one request."""
+    [vllms] = [metric.value for metric in get_metrics_snapshot() if metric.name == "vllm:kv_cache_usage_perc"]
+    blocks = engine.vllm_config.cache_config.num_gpu_blocks
+    load = meter.load()
+    assert load.kv_room_tok == blocks * BLOCK_TOK
+    return {"meter": load.kv_peak, "vllm": vllms, "one_block": 1 / blocks, "expected": context_tok / load.kv_room_tok}
+
+
 async def main(model: str) -> dict[str, Any]:
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **ENGINE))
+    meter = LoadMeter.attach(engine)
     server = start_server(pytest.MonkeyPatch(), engine, delivery_tok=8)
     first = asyncio.create_task(server.generate(PROMPT, dict(PARAMS), "first"))
     piece = await first  # it generates
@@ -50,6 +63,7 @@ async def main(model: str) -> dict[str, Any]:
         await asyncio.sleep(0)
     await server.stop_generation("keep")
     frozen, waiting = await server.reattach("first"), await second
+    usage = kv_usage(engine, meter, len(PROMPT) + len(piece.token_ids) + len(frozen.token_ids))
     await server.set_global_steps(1)
     await server.allow_generation()
     if waiting.stop_reason == "paused":
@@ -59,7 +73,7 @@ async def main(model: str) -> dict[str, Any]:
     same = await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "third")
     outputs = {"piece": piece, "frozen": frozen, "waiting": waiting, "again": again, "same": same}
     engine.shutdown()
-    return {name: described(output) for name, output in outputs.items()}
+    return {name: described(output) for name, output in outputs.items()} | {"kv_usage": usage}
 
 
 if __name__ == "__main__":

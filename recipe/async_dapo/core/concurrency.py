@@ -4,7 +4,7 @@
 
 `context` is what a request takes of the KV cache on average [tokens]: a guess for the first round, from then on what
 rounds have measured. `share` of the room is filled: less by a tenth after a round that preempted too much, more by a
-fiftieth after one that was full and did not. `speed` is a slow server's, compared with the median one [0-1]. Within a
+fiftieth after one that was full and did not. `speed` is a slow server's, compared with the others [0-1]. Within a
 round a server that preempts too much has places taken away, and gets them back one by one.
 
 Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
@@ -12,9 +12,9 @@ Pure state machine behind the load balancer; fed with what engines say of themse
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 
 from .load_samples import PackedSamples
+from .server_speeds import StepSums, speeds
 
 FIRST_SHARE, LEAST_SHARE, MOST_SHARE = 0.85, 0.25, 0.9
 CUT, GROWTH = 0.9, 0.03
@@ -38,7 +38,20 @@ class EngineLoad:
     generated_tok: int = 0
     busy_s: float = 0.0  # with at least one running request
     request_s: float = 0.0  # sum over running requests
+    steps: int = 0
+    step_requests: int = 0  # that ran, summed over steps
+    step_requests2: int = 0  # of their squares
     samples: PackedSamples | None = None  # over the round; on the answer to a stop only
+
+    @property
+    def step_sums(self) -> StepSums:
+        return StepSums(
+            steps=self.steps,
+            requests=self.step_requests,
+            requests2=self.step_requests2,
+            seconds=self.busy_s,
+            request_s=self.request_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,19 +202,6 @@ class ConcurrencyController:
         self._is_measured = True
 
     def _measure_speeds(self, loads: Mapping[str, EngineLoad]) -> None:
-        """A server is slow when both its tokens per second and its tokens per second and request are low. With fewer
-        requests than others the first is low in any case and the second is high: the geometric mean of both hardly
-        depends on their number, and says how slow."""
-        rates = {
-            key: (load.generated_tok / load.busy_s, load.generated_tok / load.request_s)
-            for key, load in loads.items()
-            if load.generated_tok > 0 and load.busy_s > 0 and load.request_s > 0
-        }
-        if not rates:
-            return
-        all_tok_per_s, each_tok_per_s = (median(values) for values in zip(*rates.values(), strict=True))
-        for key, (all_rate, each_rate) in rates.items():
-            shares = all_rate / all_tok_per_s, each_rate / each_tok_per_s
-            speed, was_slow = (shares[0] * shares[1]) ** 0.5, self._servers[key].speed < 1
-            is_slow = speed < 1 - NOISE and (was_slow or max(shares) < 1 - NOISE)
-            self._servers[key].speed = speed if is_slow else 1.0
+        before = {server_id: server.speed for server_id, server in self._servers.items()}
+        for server_id, speed in speeds({key: load.step_sums for key, load in loads.items()}, before).items():
+            self._servers[server_id].speed = speed if speed < 1 - NOISE else 1.0

@@ -46,6 +46,7 @@ class LoadMeter(AggregateStatLoggerBase):
         """Count from now on; requests that stayed in the engine go on with it."""
         self._kv_peak = self._kv_tok_s = self._busy_s = self._request_s = 0.0
         self._waiting_max = self._preemptions = self._generated_tok = 0
+        self._steps = self._step_requests = self._step_requests2 = 0
         self._last: dict[int, tuple[float, int, float]] = {}  # rank -> (time, running requests, KV usage)
         self._waiting: dict[int, int] = {}  # rank -> requests
         self._samples = LoadSamples()
@@ -88,6 +89,9 @@ class LoadMeter(AggregateStatLoggerBase):
             generated_tok=self._generated_tok,
             busy_s=self._busy_s,
             request_s=self._request_s,
+            steps=self._steps,
+            step_requests=self._step_requests,
+            step_requests2=self._step_requests2,
         )
 
     def samples(self) -> PackedSamples:
@@ -101,6 +105,9 @@ class LoadMeter(AggregateStatLoggerBase):
             return
         since_s, running, usage = self._last[rank]
         if running:
+            self._steps += 1
+            self._step_requests += running
+            self._step_requests2 += running**2
             self._busy_s += now_s - since_s
             self._request_s += running * (now_s - since_s)
             self._kv_tok_s += usage * self._rank_room_tok * (now_s - since_s)

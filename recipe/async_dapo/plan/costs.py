@@ -1,6 +1,6 @@
 """How long things take: a decode step, a prefill, a training step; and how many tokens a server's KV cache holds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import ConfigError
 from .hardware import Accelerator
@@ -63,6 +63,18 @@ class StepCost:
     def prefill_s(self, tokens: int) -> float:
         """Seconds to admit a request: to compute the KV cache of its context, with quadratic attention."""
         return self.admission_s + tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
+
+    def at_speed(self, speed: float) -> "StepCost":
+        """Of a server that takes 1 / `speed` of the time for everything [> 0]."""
+        return replace(
+            self,
+            base_s=self.base_s / speed,
+            per_request_s=self.per_request_s / speed,
+            per_kv_token_s=self.per_kv_token_s / speed,
+            prefill_token_s=self.prefill_token_s / speed,
+            prefill_token2_s=self.prefill_token2_s / speed,
+            admission_s=self.admission_s / speed,
+        )
 
 
 def kv_room_tok(

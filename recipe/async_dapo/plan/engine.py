@@ -55,6 +55,10 @@ class Engine:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def _in_batch(self) -> list[Request]:
+        return [request for request in self._admitted if request.due_step]
+
     def kv_tok_at(self, now_s: float) -> int:
         if not self.num_running or self._is_paused:
             return self.kv_tok
@@ -63,17 +67,9 @@ class Engine:
     @property
     def load(self) -> EngineLoad:
         """What a vLLM server says of itself."""
-        done = self.counters - self._at_resume
-        return EngineLoad(
-            kv_room_tok=self._cost.kv_room_tok,
-            max_num_seqs=self._max_num_seqs,
-            kv_peak=max(self.kv_peak_tok, self.kv_tok) / self._cost.kv_room_tok,
-            kv_tok_s=done.kv_tok_s,
-            preemptions=done.preemptions,
-            generated_tok=done.generated_tok,
-            busy_s=done.busy_s,
-            request_s=done.request_s,
-        )
+        done, room_tok = self.counters - self._at_resume, self._cost.kv_room_tok
+        kv_peak = max(self.kv_peak_tok, self.kv_tok) / room_tok
+        return done.load(kv_room_tok=room_tok, max_num_seqs=self._max_num_seqs, kv_peak=kv_peak)
 
     def forget_load(self) -> None:
         """Count what it says of itself from now on."""
@@ -100,10 +96,10 @@ class Engine:
     def abort(self, now_s: float) -> list[Request]:
         """Take everything out. Tokens of the step under way are lost."""
         self.settle(now_s)
-        taken = [request for request in self._admitted if request.due_step] + list(self._waiting)
+        taken = self._in_batch
         for request in taken:
-            if request.due_step:
-                self._leave(request)
+            self._leave(request)
+        taken += self._waiting
         self._waiting.clear()
         self._plan()
         return taken
@@ -129,16 +125,21 @@ class Engine:
         self.settle(now_s)
         self._is_paused = True
         self.next_boundary_s = inf
-        running = [request for request in self._admitted if request.due_step]
-        for request in running:
+        for request in self._in_batch:
             request.note_tokens(self._step)
-        return running + list(self._waiting)
+        return self._in_batch + list(self._waiting)
 
     def resume(self, now_s: float) -> None:
         """Go on with what is in the engine."""
         self._is_paused = False
         self._stretch_s = now_s
         self.forget_load()
+        self._rebatch()
+
+    def change_cost(self, cost: StepCost, now_s: float) -> None:
+        """Go on at another speed; the step under way is lost."""
+        self.settle(now_s)
+        self._cost = cost
         self._rebatch()
 
     def settle(self, now_s: float) -> None:
@@ -176,7 +177,7 @@ class Engine:
         self.counters.kv_tok_s += seconds * steps * self.num_running / 2  # it grows evenly
         self._spend(seconds)
         self.counters.prefill_s += self._prefill_s
-        self.counters.generated_tok += steps * self.num_running
+        self.counters.add_steps(steps, self.num_running)
         self._prefill_s = 0.0
         self._step += steps
         self.kv_tok += steps * self.num_running
@@ -229,7 +230,7 @@ class Engine:
             self._admitted.pop()
         self._admitted.append(request)
         if len(self._admitted) > 64 + 2 * self.num_running:
-            self._admitted = [one for one in self._admitted if one.due_step]
+            self._admitted = self._in_batch
 
     def _preempt_last(self) -> None:
         while not self._admitted[-1].due_step:

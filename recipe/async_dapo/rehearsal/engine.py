@@ -7,21 +7,19 @@ the batch, none for a token: a request's tokens are written out when it ends or 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from math import inf
 from types import SimpleNamespace
 from typing import Any
 
-from vllm.logprobs import FlatLogprobs, Logprob
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from ..plan.costs import StepCost
 from ..plan.engine import Engine
 from ..plan.request import Request
 from .answers import Answer, AnswerBook
 from .clock import CompressedClock
-
-LOG_PROB = -1.0  # of every token, in the engines and in the trainer [nats]
+from .outputs import output_of
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +32,9 @@ class _Running:
     request: Request = field(init=False)
     outputs: asyncio.Queue[RequestOutput] = field(default_factory=asyncio.Queue)
     is_over: bool = False
+
+    def hand_out(self, token_ids: list[int], finish_reason: str | None) -> None:
+        self.outputs.put_nowait(output_of(self.request_id, self.prompt_ids, self.params, token_ids, finish_reason))
 
 
 class EmulatedEngine:
@@ -117,6 +118,11 @@ class EmulatedEngine:
             self.model.resume(self._clock.now_s())
             self._after_change()
 
+    def change_cost(self, cost: StepCost) -> None:
+        """Go on at another speed."""
+        self.model.change_cost(cost, self._clock.now_s())
+        self._after_change()
+
     async def wait_admitted(self) -> None:
         """Until no request waits for its place in the batch."""
         await self._all_admitted.wait()
@@ -174,7 +180,7 @@ class EmulatedEngine:
     # ---- requests ----
 
     def _admit(self, running: _Running) -> None:
-        running.outputs.put_nowait(_output(running, [], None))
+        running.hand_out([], None)
         self._forget_admission(running)
 
     def _forget_admission(self, running: _Running) -> None:
@@ -208,44 +214,4 @@ class EmulatedEngine:
         stop = running.done_tok + running.request.generated_tok
         is_delta = running.params.output_kind is RequestOutputKind.DELTA
         start = stop - new_tok if is_delta else running.done_tok
-        running.outputs.put_nowait(_output(running, running.answer.tokens(start, stop), finish_reason))
-
-
-def _output(running: _Running, token_ids: list[int], finish_reason: str | None) -> RequestOutput:
-    params = running.params
-    log_probs: Any = None
-    if params.logprobs is not None:
-        log_probs = _flat(token_ids) if params.flat_logprobs else [_certain(token) for token in token_ids]
-    completion = CompletionOutput(
-        index=0,
-        text="",
-        token_ids=token_ids,
-        cumulative_logprob=None,
-        logprobs=log_probs,
-        finish_reason=finish_reason,
-    )
-    return RequestOutput(
-        request_id=running.request_id,
-        prompt=None,
-        prompt_token_ids=running.prompt_ids,
-        prompt_logprobs=None,
-        outputs=[completion],
-        finished=finish_reason is not None,
-    )
-
-
-def _flat(token_ids: list[int]) -> FlatLogprobs:
-    count = len(token_ids)
-    return FlatLogprobs(
-        start_indices=list(range(count)),
-        end_indices=list(range(1, count + 1)),
-        token_ids=token_ids,
-        logprobs=[LOG_PROB] * count,
-        ranks=[1] * count,
-        decoded_tokens=[None] * count,
-    )
-
-
-@cache
-def _certain(token_id: int) -> dict[int, Logprob]:
-    return {token_id: Logprob(logprob=LOG_PROB, rank=1)}
+        running.hand_out(running.answer.tokens(start, stop), finish_reason)

@@ -1,6 +1,6 @@
 """Options of a rehearsal: the node `rehearsal` of the configuration, and the planner's scenario that follows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +22,15 @@ class RewardSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedChange:
+    """From a time on, a server runs at a share of the modelled speed."""
+
+    server: int  # number of the replica, from 0
+    from_s: float  # virtual, since the run began
+    speed: float  # over that of the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalOptions:
     """The yaml documents units and ranges; `inputs` are those that the planner has under the same names."""
 
@@ -33,6 +42,7 @@ class RehearsalOptions:
     stand_in_text: str
     workers: int
     poll_s: float
+    speed_changes: Sequence[SpeedChange]
     output: str
     inputs: Mapping[str, Any]
 
@@ -47,6 +57,10 @@ class RehearsalOptions:
         inputs = {key: node.pop(key) for key in list(node) if key in Inputs.described() and key not in own}
         node["inputs"] = {key: value for key, value in inputs.items() if value is not None}
         node.pop("origin_s", None)
+        node["speed_changes"] = [
+            SpeedChange(**parse_options(SpeedChange, change, f"{NODE}speed_changes.{number}."))
+            for number, change in enumerate(node["speed_changes"])
+        ]
         options = cls(**parse_options(cls, node, NODE))
         options._check()
         return options
@@ -102,6 +116,9 @@ class RehearsalOptions:
             raise ConfigError(NODE + "speedup", self.speedup, "must be > 0: virtual seconds in a real one")
         if self.poll_s <= 0:
             raise ConfigError(NODE + "poll_s", self.poll_s, "must be > 0 seconds")
+        for number, change in enumerate(self.speed_changes):
+            if change.speed <= 0:
+                raise ConfigError(f"{NODE}speed_changes.{number}.speed", change.speed, "must be > 0")
         if self.warmup >= self.steps:
             raise ConfigError(NODE + "warmup", self.warmup, f"must be below {NODE}steps={self.steps}")
 

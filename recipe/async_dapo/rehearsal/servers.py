@@ -130,6 +130,11 @@ class ServerHost:
             self._servers[rank] = EmulatedVerlServer(clock=self._clock, **arguments)
         await self._servers[rank].launch_server()
         self._record.watch(rank, engine)
+        for change in self._options.speed_changes:
+            if change.server == rank:
+                cost = self._scenario.step_cost().at_speed(change.speed)
+                delay_s = self._clock.real_until(change.from_s)
+                asyncio.get_running_loop().call_later(delay_s, engine.change_cost, cost)
 
     async def call(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = getattr(self._servers[rank], method)(*args, **kwargs)

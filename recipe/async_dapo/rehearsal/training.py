@@ -15,9 +15,11 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.ray_utils import auto_await
+from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
+from ..training.tracking import CONSOLE, StepLines
 from ..training.trainer import AsyncDAPOTrainer
 from .client import ContinuingClient
 from .host_actor import start_host
@@ -138,6 +140,11 @@ class EmulatedTraining(PPOTrainer):
 
 class RehearsedAsyncDAPO(EmulatedTraining, AsyncDAPOTrainer):
     _is_recipe = True
+
+    def _extend(self, tracking: Tracking) -> None:
+        """The line a step is in virtual seconds, as the result is."""
+        super()._extend(tracking)
+        tracking.logger[CONSOLE] = StepLines(self._clock.speedup)
 
 
 class RehearsedSync(EmulatedTraining, PPOTrainerSync):

@@ -11,7 +11,7 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 
-from .engine import LOG_PROB
+from .outputs import LOG_PROB
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,14 @@ from . import keys
 Values = Mapping[str, float]
 
 
-def step_line(step: int, values: Values) -> str:
+def step_line(step: int, values: Values, *, speedup: float = 1.0) -> str:
     """For example `step 12 | 41.2 s (rollout 28, train 11) | B 512 | filtered 38 % | ... | failed 0`.
 
     Args:
         values: all metrics that were logged for the step; parts whose metrics are missing are left out.
+        speedup: seconds to show for a measured one.
     """
-    return " | ".join((f"step {step}", *_parts(values)))
+    return " | ".join((f"step {step}", *_parts(values, speedup)))
 
 
 def accuracy_of(values: Values) -> float | None:
@@ -33,9 +34,9 @@ def percent(ratio: float) -> str:
     return f"{100 * ratio:.0f} %"
 
 
-def _parts(values: Values) -> Iterator[str]:
+def _parts(values: Values, speedup: float) -> Iterator[str]:
     if keys.STEP_S in values:
-        yield f"{seconds(values[keys.STEP_S])} s ({_phases(values)})"
+        yield f"{seconds(speedup * values[keys.STEP_S])} s ({_phases(values, speedup)})"
     for key, text in (
         (keys.TRAINED_GROUPS, lambda count: f"B {count:.0f}"),
         (keys.REJECTED_RATIO, lambda ratio: f"filtered {percent(ratio)}"),
@@ -51,11 +52,11 @@ def _parts(values: Values) -> Iterator[str]:
         yield f"accuracy {accuracy:.3g}"
 
 
-def _phases(values: Values) -> str:
+def _phases(values: Values, speedup: float) -> str:
     phases = {
         "rollout": (keys.ROLLOUT_S,),
         "train": (*keys.LOG_PROB_PARTS, *keys.TRAIN_PARTS),
         "save": (keys.SAVE_S,),
     }
     timed = {name: [values[key] for key in parts if key in values] for name, parts in phases.items()}
-    return ", ".join(f"{name} {seconds(sum(times_s))}" for name, times_s in timed.items() if times_s)
+    return ", ".join(f"{name} {seconds(speedup * sum(times_s))}" for name, times_s in timed.items() if times_s)

@@ -25,13 +25,18 @@ RECORD, TEXTS, OVERVIEW = "async_dapo", "async_dapo_texts", "async_dapo_overview
 
 
 class StepLines:
-    """In the place of verl's console logger, which writes all metrics of a step into one line."""
+    """In the place of verl's console logger, which writes all metrics of a step into one line.
 
-    def __init__(self) -> None:
+    Args:
+        speedup: of a rehearsal: virtual seconds in a real one.
+    """
+
+    def __init__(self, speedup: float = 1.0) -> None:
+        self._speedup = speedup
         self._hints = Hints()
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        logger.info(step_line(step, data))
+        logger.info(step_line(step, data, speedup=self._speedup))
         if keys.STEP_S in data and (hint := self._hints.of_step(data)) is not None:
             logger.info("step %d: hint: %s", step, hint)
 

@@ -89,8 +89,11 @@ class AsyncDAPOTrainer(PPOTrainer):
     @logger.setter
     def logger(self, tracking: Tracking) -> None:
         """verl's `fit` makes its loggers itself, and assigns them before it logs anything."""
-        extend(tracking, self.config, self.options, self.replay_buffer.news)
+        self._extend(tracking)
         self._tracking = tracking
+
+    def _extend(self, tracking: Tracking) -> None:
+        extend(tracking, self.config, self.options, self.replay_buffer.news)
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
         return RoundReplayBuffer(self.options, self._draw)

@@ -1,0 +1,58 @@
+"""How fast servers are, compared with each other and whatever each had to do.
+
+A step of an engine that runs b requests takes about a + c b seconds: to read the weights, and what every request adds.
+a and c are fitted to the steps of the servers that are as fast as any. A server's speed is the time that they would
+have taken for its batches, over the time that it took. With fewer requests than others have, a server makes fewer
+tokens a second and more of each request: neither rate alone tells how fast it is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+ALIKE = 0.02  # batches that vary by less, over their mean: they do not tell a from c
+RISE = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums:
+    """Sums over an engine's steps in which something ran."""
+
+    steps: int = 0
+    requests: int = 0
+    requests2: int = 0  # of their squares
+    seconds: float = 0.0
+    request_s: float = 0.0  # requests times seconds
+
+    def __add__(self, other: "StepSums") -> "StepSums":
+        return StepSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def seconds_for(self, others: "StepSums") -> tuple[float, float]:
+        """What another server's batches would have taken, if its steps were like these: at least and at most [s]."""
+        mean, mean_s = self.requests / self.steps, self.seconds / self.steps
+        steepest = mean_s / mean  # seconds that a request adds, if the weights took none
+        variance = self.requests2 / self.steps - mean**2
+        slopes = [0.0, steepest]
+        if variance > (ALIKE * mean) ** 2:
+            fitted = (self.request_s / self.steps - mean * mean_s) / variance
+            slopes = [min(max(fitted, 0.0), steepest)]
+        seconds = [others.steps * mean_s + slope * (others.requests - others.steps * mean) for slope in slopes]
+        return min(seconds), max(seconds)
+
+
+def speeds(sums: Mapping[str, StepSums], before: Mapping[str, float]) -> dict[str, float]:
+    """Speed of each server that has run anything [> 0; 1 = like the others].
+
+    Where batches were too much alike to fit, a speed keeps its place between what is possible, and rises bit by bit.
+
+    Args:
+        before: speeds so far; the others are not compared with those that were slow.
+    """
+    known = {server_id: each for server_id, each in sums.items() if each.requests and each.seconds > 0}
+    result = {}
+    for server_id, own in known.items():
+        others = [each for other, each in known.items() if other != server_id]
+        fast = [each for other, each in known.items() if other != server_id and before[other] >= 1] or others
+        if fast:
+            least_s, most_s = sum(fast, StepSums()).seconds_for(own)
+            result[server_id] = min(max(RISE * before[server_id], least_s / own.seconds), most_s / own.seconds)
+    return result

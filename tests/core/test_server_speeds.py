@@ -1,0 +1,55 @@
+"""Speeds of servers from sums over their steps, against step times that are known."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.server_speeds import RISE, StepSums, speeds
+
+
+def sums(batches: list[int], *, weights_s: float, each_s: float, speed: float = 1.0) -> StepSums:
+    """Of steps with these numbers of requests."""
+    step_s = [(weights_s + each_s * batch) / speed for batch in batches]
+    return StepSums(
+        steps=len(batches),
+        requests=sum(batches),
+        requests2=sum(batch**2 for batch in batches),
+        seconds=sum(step_s),
+        request_s=sum(batch * seconds for batch, seconds in zip(batches, step_s, strict=True)),
+    )
+
+
+@given(
+    speed=st.floats(0.1, 1.0),
+    weights_s=st.floats(0.0, 0.05),
+    each_s=st.floats(1e-5, 1e-3),
+    batches=st.lists(st.integers(1, 256), min_size=3, max_size=20, unique=True),
+    share=st.floats(0.1, 1.0),
+)
+def test_given_batches_that_vary_then_a_speed_is_exact_however_many_requests_a_server_has(
+    speed, weights_s, each_s, batches, share
+) -> None:
+    batches = [1, *batches, max(batches) + 9]
+    mine = [max(1, int(share * batch)) for batch in batches]
+    seen = {
+        "a": sums(batches, weights_s=weights_s, each_s=each_s),
+        "b": sums(batches[1:], weights_s=weights_s, each_s=each_s),
+        "slow": sums(mine, weights_s=weights_s, each_s=each_s, speed=speed),
+    }
+    found = speeds(seen, {"a": 1.0, "b": 1.0, "slow": 0.9})
+    assert found["slow"] == pytest.approx(speed, rel=0.01)
+
+
+@pytest.mark.parametrize(("weights_s", "each_s"), [(0.01, 0.0), (0.0, 0.001), (0.01, 0.0005)])
+def test_given_batches_all_alike_then_a_speed_stays_between_what_is_possible(weights_s, each_s) -> None:
+    others = {key: sums([16] * 10, weights_s=weights_s, each_s=each_s) for key in "ab"}
+    before = {"a": 1.0, "b": 1.0, "slow": 1.0}
+    for _ in range(20):
+        mine = [max(1, int(16 * before["slow"]))] * 10
+        before |= speeds(others | {"slow": sums(mine, weights_s=weights_s, each_s=each_s, speed=0.5)}, before)
+        assert 0.5 / RISE <= before["slow"] <= 0.8
+
+
+def test_given_nothing_that_ran_or_no_other_server_then_nothing_is_concluded() -> None:
+    one = sums([4, 8], weights_s=0.01, each_s=0.001)
+    assert speeds({"a": one, "idle": StepSums()}, {"a": 1.0, "idle": 1.0}) == {}

@@ -1,0 +1,72 @@
+"""Servers that become slower, leave or join while a job trains: real servers on emulated engines, in virtual time."""
+
+import pytest
+
+from recipe.async_dapo.plan.lengths import LogNormalLengths
+from recipe.async_dapo.plan.simulated_training import TrainingRun
+from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo.plan.workload import ValidShare
+from recipe.async_dapo.rehearsal.servers import ModelMeter
+
+from ..support.emulated_cluster import EmulatedCluster
+from ..support.plan_settings import small_scenario
+
+SERVERS = 4
+SCENARIO = small_scenario(
+    num_servers=SERVERS,
+    train_batch_size=16,
+    rollout_n=4,
+    max_num_seqs=16,
+    prompt_len_tok=2,
+    max_response_length=900,
+    lengths=LogNormalLengths(median_tok=250, sigma=0.5, correlation=0.5),
+    pass_rates=ValidShare(0.6),
+)
+SYSTEM = recipe("defaults")
+
+
+class SizedCluster(EmulatedCluster):
+    """Servers say what their engines' caches and steps were like, as real ones do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch, TrainingRun(SCENARIO, SYSTEM).options, SCENARIO)
+        for actor, engine in zip(self.servers, self.emulated, strict=True):
+            actor._server._meter = ModelMeter(engine.model)
+
+    def shares(self, steps: int) -> list[float]:
+        """Requests that every engine ran on average over some steps, over an equal share."""
+        before = [engine.model.counters.request_s for engine in self.emulated]
+        for _ in range(steps):
+            self.step()
+        ran_s = [engine.model.counters.request_s - s for engine, s in zip(self.emulated, before, strict=True)]
+        return [SERVERS * each_s / sum(ran_s) for each_s in ran_s]
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    started = SizedCluster(monkeypatch)
+    yield started
+    started.close()
+
+
+def test_given_a_server_that_becomes_half_as_fast_then_two_rounds_later_it_has_half_and_later_all_again(cluster):
+    assert cluster.shares(3) == pytest.approx([1.0] * SERVERS, abs=0.1)
+    cluster.emulated[0].change_cost(SCENARIO.step_cost().at_speed(0.5))
+    cluster.shares(2)
+    slow, *others = cluster.shares(4)
+    assert slow / (sum(others) / len(others)) == pytest.approx(0.5, abs=0.1)
+    cluster.emulated[0].change_cost(SCENARIO.step_cost())
+    cluster.shares(2)
+    assert cluster.shares(4) == pytest.approx([1.0] * SERVERS, abs=0.1)
+
+
+def test_given_a_server_that_leaves_or_joins_then_places_and_work_follow_at_once(cluster):
+    cluster.shares(2)
+    leaving, balancer = "server-3", cluster.balancer
+    handle = cluster._get(cluster.balancer_handle.server.remote(leaving))
+    cluster._get(cluster.balancer_handle.remove_servers.remote([leaving]))
+    assert cluster.shares(2) == pytest.approx([4 / 3, 4 / 3, 4 / 3, 0.0], abs=0.15)
+    assert balancer._balance.places == 3 * SCENARIO.max_num_seqs
+    cluster._get(cluster.balancer_handle.add_servers.remote({leaving: handle}))
+    assert cluster.shares(2) == pytest.approx([1.0] * SERVERS, abs=0.15)
+    assert balancer._balance.places == 4 * SCENARIO.max_num_seqs
