@@ -46,7 +46,7 @@ def test_given_a_gpu_configuration_when_rehearsed_then_it_trains_and_says_how_fa
     document = json.loads((folder / "rehearsal.json").read_text())
     assert [step["step"] for step in document["steps"]] == [1, 2, 3]
     for step in document["steps"]:
-        assert 0.02 < step["bound_share"] <= 1.2
+        assert 0 < step["bound_share"] <= 1.2
         assert 0 <= step["idle"] < 1 and step["step_s"] > step["rollout_s"] > 0
     lines = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for step in lines:
