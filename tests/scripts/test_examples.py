@@ -1,0 +1,51 @@
+"""The command of each example: it hands its options and the user's to the quick start, and leaves nothing behind."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.parent.name for path in ROOT.glob("examples/*/train.sh"))
+BESIDE = (
+    "import os, psutil; me = psutil.Process(os.getppid()); "
+    "print(*(one.pid for one in me.parent().children() if one != me))"
+)
+QUICK_START = f"""\
+printf '%s\\n' "$@" > given.txt
+{sys.executable} -c '{BESIDE}' > beside.txt
+exit 0
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository whose quick start only notes what it was given."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "quickstart.sh").write_text(QUICK_START)
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "install.sh").touch()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_one_command_trains_on_an_example_from_any_folder(checkout: Path, example: str) -> None:
+    script = checkout / "examples" / example / "train.sh"
+    subprocess.run(["bash", str(script), "trainer.total_epochs=7"], cwd="/", check=True, timeout=60)
+    given = (checkout / "given.txt").read_text().split("\n")
+    assert given[:3] == ["--steps", "4", "--"] and given[-2:] == ["trainer.total_epochs=7", ""]
+    files = [word.partition("=")[2] for word in given if word.endswith((".py", ".yaml", ".parquet"))]
+    assert files and all((checkout / file).is_file() for file in files)
+
+
+def test_the_judge_runs_beside_the_training_and_ends_with_it(checkout: Path) -> None:
+    subprocess.run(["bash", str(checkout / "examples" / "judged_reward" / "train.sh")], check=True, timeout=60)
+    [judge] = map(int, (checkout / "beside.txt").read_text().split())
+    psutil.wait_procs([psutil.Process(judge)] if psutil.pid_exists(judge) else [], timeout=10)
+    assert not psutil.pid_exists(judge)
