@@ -16,6 +16,7 @@ from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.rehearsal.training import RehearsedAsyncDAPO
 from recipe.async_dapo.rollout.manager import RoundResult
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
+from recipe.async_dapo.training.rollout_state import RolloutState
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from .audit import Note
@@ -48,11 +49,14 @@ class NotingReplayBuffer(RoundReplayBuffer):
             elif outcome.verdict is not Verdict.SET_ASIDE:
                 self._ended.append(key)
 
+    def restore(self, state: RolloutState) -> None:
+        super().restore(state)
+        self._keys |= {one.uid: one.group.key for one in state.pool.carried}
+
     def take_note(self, step: int, trained_uids: set[str]) -> Note:
         state = self.pool.state()
         held: list[PromptGroup] = [*state.waiting, *state.deferred, *state.buffered]
         carried = [one.group for one in state.carried]
-        self._keys |= {group.uid: group.key for group in carried}  # a checkpoint's, too
         note = Note(
             life=int(os.environ[LIFE]),
             step=step,

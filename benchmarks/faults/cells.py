@@ -49,6 +49,7 @@ class Cell:
     who: str  # a key of `victims.VICTIMS`
     when: Moment
     how: str = KILL
+    stop_s: float = STOP_S
 
     @property
     def name(self) -> dict[str, str]:
@@ -110,7 +111,12 @@ MATRIX = {
     Stack.EMULATED: _cells(Stack.EMULATED, KILL, _KILLED) + _cells(Stack.EMULATED, STOP, _STOPPED),
     Stack.VLLM: _cells(Stack.VLLM, STOP, _ENGINES_STOPPED) + _cells(Stack.VLLM, KILL, _ENGINES_KILLED),
 }
-# Run by the tests: two starts, and a third one that shows the second resume.
+# What the tests play: a start, one after each of the two kills, and no pause to speak of.
 SAMPLE = [
-    Cell(stack=Stack.EMULATED, who="reward worker", when=_M.ROUND, how=STOP),
+    Cell(stack=Stack.EMULATED, who="agent loop worker", when=_M.ROUND, how=STOP, stop_s=1.0),
+    Cell(stack=Stack.EMULATED, who="load balancer", when=_M.STOPPING, how=STOP, stop_s=1.0),
+    Cell(stack=Stack.EMULATED, who="TransferQueue storage", when=_M.TRAINING, how=STOP, stop_s=1.0),
+    Cell(stack=Stack.EMULATED, who="TransferQueue controller", when=_M.ROUND),
+    Cell(stack=Stack.EMULATED, who="task runner", when=_M.UPDATE, how=STOP, stop_s=1.0),
+    Cell(stack=Stack.EMULATED, who="driver", when=_M.SAVE),
 ]

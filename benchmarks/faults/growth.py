@@ -18,7 +18,7 @@ _OTHERS = {"Ray's GCS": r"\S*gcs_server\b", "driver": r"\S*python\S* -m benchmar
 
 @dataclass(slots=True)
 class Growth:
-    _samples: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
     _due_s: float = 0.0
 
     def look(self, processes: list[psutil.Process]) -> None:
@@ -28,13 +28,14 @@ class Growth:
         for process in processes:
             part = _part_of(process)
             if part is not None and (sample := _sample(process)) is not None:
-                self._samples.append({"part": part, "pid": process.pid, "s": now} | sample)
+                self.samples.append({"part": part, "pid": process.pid, "s": now} | sample)
 
     def table(self) -> pd.DataFrame:
         """For each part the median over its processes, in the order of their growth."""
-        rows = []
-        samples = pd.DataFrame(self._samples)
-        for (part, _), of_one in samples.groupby(["part", "pid"]):
+        rows: list[dict[str, Any]] = []
+        if not self.samples:
+            return pd.DataFrame()
+        for (part, _), of_one in pd.DataFrame(self.samples).groupby(["part", "pid"]):
             settled = of_one[of_one["s"] >= of_one["s"].min() + SETTLED_S]
             if len(settled) > 2:
                 rows.append({"part": part, "seconds": settled["s"].max() - settled["s"].min()} | _slopes(settled))

@@ -20,7 +20,7 @@ from recipe.async_dapo.cpu.activation import run_environment
 from recipe.async_dapo.cpu.run_metrics import RunMetrics
 from recipe.async_dapo.cpu.supervision import TrainingProcess
 
-from .cells import KILL, STOP_S, Cell, Moment
+from .cells import KILL, Cell, Moment
 from .variables import LIFE, NOTES, SOCKET, STACK
 from .victims import find
 
@@ -161,7 +161,7 @@ class Life:
         if cell.how == KILL:
             strike.done.set()
         else:
-            threading.Timer(STOP_S, _go_on, args=(victims, strike)).start()
+            threading.Timer(cell.stop_s, _go_on, args=(victims, strike)).start()
         self.strike = strike
 
 

@@ -31,29 +31,22 @@ from .commands import command_of
 from .soak import soak
 
 
-def play(stack: Stack, cells: list[Cell], output: Path, *, seed: int) -> None:
+def play(stack: Stack, cells: list[Cell], runs: Path, logs: Path, *, seed: int) -> None:
     """Those cells that have no row yet."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    runs = output / "runs.csv"
-    with _locked(runs):
+    lock = FileLock(logs / "runs.lock")
+    with lock:
         left = [cell for cell in cells if not RunsFile(runs).has(**cell.name, seed=seed)]
-    if not left:
-        return
-    logs = Path(tempfile.mkdtemp(prefix=f"{stack}-", dir=output))
-    chain = Chain(stack, command_of(stack, output), logs, seed=seed, add=partial(_add, runs, seed))
-    chain.play(left)
-    shutil.rmtree(logs / "checkpoints", ignore_errors=True)
+    if left:
+        own = Path(tempfile.mkdtemp(prefix=f"{stack}-", dir=logs))
+        Chain(stack, command_of(stack, logs), own, seed=seed, add=partial(_add, runs, lock, seed)).play(left)
+        shutil.rmtree(own / "checkpoints", ignore_errors=True)
 
 
-def _add(runs: Path, seed: int, row: Mapping[str, Any]) -> None:
-    with _locked(runs):
+def _add(runs: Path, lock: FileLock, seed: int, row: Mapping[str, Any]) -> None:
+    with lock:  # the other stack writes, too
         RunsFile(runs).add({"seed": seed, **row})
     print(dict(row), flush=True)
-
-
-def _locked(runs: Path) -> FileLock:
-    runs.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(f"{runs}.lock")
 
 
 def main() -> None:
@@ -64,16 +57,19 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="of the soak")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("outputs", "faults"))
+    parser.add_argument("--logs", type=Path, default=Path("outputs", "faults"), help="folder of the runs' logs")
     options = parser.parse_args()
-    output = options.output.absolute()
-    output.mkdir(parents=True, exist_ok=True)
+    output, logs = options.output.absolute(), options.logs.absolute()
+    for folder in (output, logs):
+        folder.mkdir(parents=True, exist_ok=True)
     if options.soak:
-        soak(output, minutes=options.soak, kills=options.kills, seed=options.seed)
+        soak(output, logs, minutes=options.soak, kills=options.kills, seed=options.seed)
         return
     stacks = [options.only] if options.only else list(Stack)
     with ProcessPoolExecutor(len(stacks), mp_context=get_context("spawn")) as pool:  # each adopts its own orphans
         played = [
-            pool.submit(play, stack, MATRIX[stack][: options.limit], output, seed=options.seed) for stack in stacks
+            pool.submit(play, stack, MATRIX[stack][: options.limit], output / "runs.csv", logs, seed=options.seed)
+            for stack in stacks
         ]
         for each in played:
             each.result()

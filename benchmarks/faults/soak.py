@@ -16,7 +16,7 @@ from .growth import Growth
 from .life import Life
 
 
-def soak(output: Path, *, minutes: float, kills: int, seed: int) -> None:
+def soak(output: Path, logs: Path, *, minutes: float, kills: int, seed: int) -> None:
     """Writes `soak.csv`, a row a kill, and `soak_growth.csv`, a row a part of the run."""
     rng = random.Random(seed)
     killed = [cell for cell in MATRIX[Stack.EMULATED] if cell.how == KILL and not cell.when.is_once]
@@ -35,6 +35,6 @@ def soak(output: Path, *, minutes: float, kills: int, seed: int) -> None:
         print(dict(row), flush=True)
         growth.table().to_csv(output / "soak_growth.csv", index=False)
 
-    logs = Path(tempfile.mkdtemp(prefix="soak-", dir=output))
-    Chain(Stack.EMULATED, command_of(Stack.EMULATED, output), logs, seed=seed, add=add, before=wait).play(cells)
+    own = Path(tempfile.mkdtemp(prefix="soak-", dir=logs))
+    Chain(Stack.EMULATED, command_of(Stack.EMULATED, logs), own, seed=seed, add=add, before=wait).play(cells)
     print(growth.table().to_string(), flush=True)

@@ -35,8 +35,8 @@ def _run(config: DictConfig) -> None:
 
         from recipe.async_dapo.shipping import shipped
 
-        with shipped(config):
-            run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(StruckTaskRunner))
+        with shipped(config) as first_actor:
+            run_ppo(config, task_runner_class=first_actor(ray.remote(num_cpus=1)(StruckTaskRunner)))
 
 
 def _rehearse(config: DictConfig) -> None:

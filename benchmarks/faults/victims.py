@@ -8,7 +8,7 @@ import psutil
 # Part -> what the title of its process begins with.
 TITLES = {
     "agent loop worker": r"ray::AsyncDAPOAgentLoopWorker\b",
-    "coordinator": r"ray::_LoggingCoordinator\b",
+    "coordinator": r"ray::CoordinatorProcess\b",
     "load balancer": r"ray::GlobalLoadBalancer\b",
     "reward worker": r"ray::RewardLoopWorker\b",
     "TransferQueue controller": r"ray::TransferQueueController\b",

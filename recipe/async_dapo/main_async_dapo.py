@@ -40,8 +40,8 @@ def _run(config: DictConfig) -> None:
         from .shipping import shipped
         from .training.task_runner import AsyncDAPOTaskRunnerActor
 
-        with shipped(config):
-            run_ppo(config, task_runner_class=AsyncDAPOTaskRunnerActor)
+        with shipped(config) as first_actor:
+            run_ppo(config, task_runner_class=first_actor(AsyncDAPOTaskRunnerActor))
 
 
 @contextmanager

@@ -10,9 +10,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
@@ -75,8 +77,11 @@ _JOINED_PACKAGE = "__path__ = __import__('pkgutil').extend_path(__path__, __name
 
 
 @contextmanager
-def shipped(config: DictConfig) -> Iterator[None]:
+def shipped(config: DictConfig) -> Iterator[Callable[[Any], "Unstaging"]]:
     """While it is open, `ray.init` with `ray_kwargs.ray_init` ships what other nodes need. Changes `config` in place.
+
+    Returns:
+        What makes a task runner's class of an actor class, for verl to make the first actor of.
 
     Raises:
         ConfigError: for a file that does not exist.
@@ -90,11 +95,27 @@ def shipped(config: DictConfig) -> Iterator[None]:
         if (staging / USER_PACKAGE).exists():
             modules.append(staging / USER_PACKAGE)
         _add_to_runtime_env(config, modules)
-        yield
+        yield partial(Unstaging, staging)
+
+
+class Unstaging:
+    """An actor class whose first actor is made when Ray has started, and has its copy of the staging. That goes: a
+    driver that is killed leaves nothing.
+    """
+
+    def __init__(self, staging: Path, actor_class: Any) -> None:
+        self._staging, self._actor_class = staging, actor_class
+
+    def options(self, **options: Any) -> "Unstaging":
+        return Unstaging(self._staging, self._actor_class.options(**options))
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        shutil.rmtree(self._staging)
+        return self._actor_class.remote(*args, **kwargs)
 
 
 def _remove_stale(parent: Path) -> None:
-    """What drivers that were killed have left of their staging."""
+    """What drivers that were killed while Ray started have left of their staging."""
     for folder in parent.glob(f"{_STAGING}*_*"):
         pid = folder.name.removeprefix(_STAGING).split("_")[0]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):

@@ -3,6 +3,7 @@
 import random
 
 from benchmarks.faults.audit import Note, audit
+from benchmarks.faults.growth import Growth
 
 
 def note(step: int, drawn: str, trained: str, *, ended: str = "", held: str = "", life: int = 1) -> Note:
@@ -43,3 +44,18 @@ def test_given_further_epochs_then_a_prompt_may_be_trained_as_often_as_it_was_dr
         held = at_hand[4:]
         notes.append(note(step, drawn, at_hand[:2], ended=at_hand[2:4], held=held))
     assert (audit(notes).lost, audit(notes).twice) == (0, 0)
+
+
+def test_given_a_process_that_grows_then_its_slope_is_told_and_its_start_is_left_out() -> None:
+    growth = Growth()
+    for s in range(0, 121, 5):
+        imports_mb = 500.0 * (s < 20)
+        growth.samples.append({"part": "driver", "pid": 1, "s": float(s), "mb": imports_mb + s / 60, "descriptors": 7})
+    [row] = growth.table().to_dict("records")
+    assert (row["part"], row["processes"], row["mb_per_minute"], row["descriptors_per_minute"]) == (
+        "driver",
+        1,
+        1.0,
+        0.0,
+    )
+    assert Growth().table().empty

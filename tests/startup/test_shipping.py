@@ -40,6 +40,22 @@ def run_elsewhere(code: str, modules: list[Path], folder: Path, *more: Path) -> 
     return done.stdout.strip()
 
 
+def test_given_a_ray_that_has_the_code_when_the_first_actor_is_made_then_the_staging_is_gone(run) -> None:
+    class ActorClass:
+        def remote(self, *arguments: str) -> tuple[str, ...]:
+            return arguments
+
+        def options(self, **_: str) -> "ActorClass":
+            return self
+
+    config = run()
+    for options in ({}, {"name": "runner"}):
+        with shipped(config) as first_actor:
+            staging = modules_of(config)[0].parent
+            assert first_actor(ActorClass()).options(**options).remote("argument") == ("argument",)
+            assert not staging.exists()
+
+
 def test_given_a_driver_that_was_killed_when_the_next_one_starts_then_its_staging_is_removed(tmp_path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

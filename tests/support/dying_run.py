@@ -86,8 +86,8 @@ class DyingTaskRunner:
 @hydra.main(config_path="../../recipe/async_dapo/config", config_name="async_dapo_trainer", version_base=None)
 def main(config: DictConfig) -> None:
     check_all(config)
-    with shipped(config):
-        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(DyingTaskRunner))
+    with shipped(config) as first_actor:
+        run_ppo(config, task_runner_class=first_actor(ray.remote(num_cpus=1)(DyingTaskRunner)))
 
 
 if __name__ == "__main__":

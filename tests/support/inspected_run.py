@@ -186,8 +186,8 @@ class InspectedTaskRunner:
 def main(config: DictConfig) -> None:
     show_logs()
     check_all(config)
-    with shipped(config):
-        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(InspectedTaskRunner))
+    with shipped(config) as first_actor:
+        run_ppo(config, task_runner_class=first_actor(ray.remote(num_cpus=1)(InspectedTaskRunner)))
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def _run(config: DictConfig) -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
         emulate(config, options)
         OmegaConf.save(config, options.folder / "config.yaml")
-        with shipped(config):
-            run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(RehearsalTaskRunner))
+        with shipped(config) as first_actor:
+            run_ppo(config, task_runner_class=first_actor(ray.remote(num_cpus=1)(RehearsalTaskRunner)))
 
 
 class RehearsalTaskRunner:

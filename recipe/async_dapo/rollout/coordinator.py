@@ -185,7 +185,7 @@ class EarlyStoppingCoordinator:
         return time.monotonic() - started
 
 
-class _LoggingCoordinator(EarlyStoppingCoordinator):
+class CoordinatorProcess(EarlyStoppingCoordinator):
     """In a process of its own."""
 
     def __init__(self, balancer: ActorHandle, stop_timeout_s: float | None = None) -> None:
@@ -194,4 +194,4 @@ class _LoggingCoordinator(EarlyStoppingCoordinator):
 
 
 # One actor a run, created by the manager.
-EarlyStoppingCoordinatorActor = ray.remote(num_cpus=0, max_concurrency=MAX_PENDING_CALLS)(_LoggingCoordinator)
+EarlyStoppingCoordinatorActor = ray.remote(num_cpus=0, max_concurrency=MAX_PENDING_CALLS)(CoordinatorProcess)

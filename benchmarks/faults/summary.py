@@ -1,0 +1,60 @@
+"""What `runs.csv` of the fault matrix comes to."""
+
+from pathlib import Path
+
+import pandas as pd
+
+FOLDER = Path(__file__).parents[2] / "assets" / "faults"
+MOMENTS = ["start", "before the first round", "in a round", "at the stop", "while training", "at a save",
+           "in the weight update", "at a validation"]  # fmt: skip
+LEFT = ["processes", "sockets", "shared_memory", "folders"]
+END_S = 30.0  # within which a run ends that does not go on
+
+
+def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
+    return pd.read_csv(folder / "runs.csv", keep_default_na=False, dtype={"resumed_s": str})
+
+
+def faults_of(row: pd.Series) -> list[str]:
+    """What is wrong with a cell."""
+    wrong = []
+    if row["outcome"] not in ("continued", "ended"):
+        wrong.append(row["outcome"])
+    if row["outcome"] == "ended" and row["how"] == "SIGKILL" and float(row["seconds"]) > END_S:
+        wrong.append("late")
+    if row["named"] == "no":
+        wrong.append("not named")
+    if row["outcome"] != "continued" and row["resumed_s"] == "never":
+        wrong.append("not resumed")
+    wrong += [f"{kind} {row[kind]}" for kind in ("lost", "twice") if int(row[kind])]
+    return wrong + [f"{kind} left {row[kind]}" for kind in LEFT if row[kind] not in ("", 0, "0")]
+
+
+def matrix_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Who x when: what became of the run, after how many seconds, and what is wrong."""
+    frame = runs.assign(cell=runs.apply(_in_words, axis="columns"))
+    frame = frame.pivot_table(
+        index=["stack", "who", "how"], columns="when", values="cell", aggfunc="; ".join, sort=False
+    )
+    frame = frame[[moment for moment in MOMENTS if moment in frame]].fillna("")
+    return frame.reset_index().rename(columns={"stack": "Stack", "who": "Who", "how": "How"})
+
+
+def totals(runs: pd.DataFrame) -> str:
+    right = sum(not faults_of(row) for _, row in runs.iterrows())
+    ended = runs[runs["outcome"] == "ended"]
+    hung, lost, twice = (
+        (runs["outcome"] == "hung").sum(),
+        runs["lost"].astype(int).sum(),
+        runs["twice"].astype(int).sum(),
+    )
+    return (
+        f"{len(runs)} cells: {(runs['outcome'] == 'continued').sum()} went on, {len(ended)} ended, {hung} hung; "
+        f"{lost} prompts lost, {twice} trained twice; {right} cells are as they should be.\n"
+    )
+
+
+def _in_words(row: pd.Series) -> str:
+    what = {"continued": "goes on", "ended": "ends"}.get(row["outcome"], row["outcome"])
+    wrong = [fault for fault in faults_of(row) if fault != row["outcome"]]
+    return f"{what}, {float(row['seconds']):.0f} s" + (f" ({', '.join(wrong)})" if wrong else "")
