@@ -10,6 +10,7 @@ import pandas as pd
 from benchmarks.between_rounds import summary as between_rounds
 from benchmarks.control_plane import summary as control_plane
 from benchmarks.engine_bound import summary as engine_bound
+from benchmarks.faults import summary as faults
 from benchmarks.plan import summary as plan
 from benchmarks.selection import summary as selection
 from benchmarks.side_by_side import summary as side_by_side
@@ -30,6 +31,12 @@ def rehearsed() -> str:
     runs = engine_bound.read_runs()
     commits = ", ".join(f"`{commit}`" for commit in runs["commit"].unique())
     return f"{markdown(engine_bound.headline_table(runs))}\nCommit: {commits}.\n"
+
+
+def fault_matrix() -> str:
+    runs = faults.read_runs()
+    commits = ", ".join(f"`{commit}`" for commit in runs["commit"].unique())
+    return f"{markdown(faults.matrix_table(runs))}\n{faults.totals(runs)}Commits: {commits}.\n"
 
 
 def quick_start() -> pd.DataFrame:
@@ -87,6 +94,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "verl's options": table(declared.verl_defaults),
     },
     "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
+    "docs/reliability.md": {"fault matrix": fault_matrix},
     "docs/planner.md": {
         "reference setting": table(plan.reference_table),
         "validation": table(plan.published_table),

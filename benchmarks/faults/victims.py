@@ -7,17 +7,17 @@ import psutil
 
 # Part -> what the title of its process begins with.
 TITLES = {
-    "agent loop worker": r"ray::AsyncDAPOAgentLoopWorker\b",
-    "coordinator": r"ray::CoordinatorProcess\b",
-    "load balancer": r"ray::GlobalLoadBalancer\b",
-    "reward worker": r"ray::RewardLoopWorker\b",
-    "TransferQueue controller": r"ray::TransferQueueController\b",
-    "TransferQueue storage": r"ray::SimpleStorageUnit\b",
-    "all servers": r"ray::ServerHost\b",
-    "server": r"ray::ServerActor\b",
+    "agent loop worker": r"ray::(\S+:)?AsyncDAPOAgentLoopWorker\b",
+    "coordinator": r"ray::(\S+:)?CoordinatorProcess\b",
+    "load balancer": r"ray::(\S+:)?GlobalLoadBalancer\b",
+    "reward worker": r"ray::(\S+:)?RewardLoopWorker\b",
+    "TransferQueue controller": r"ray::(\S+:)?TransferQueueController\b",
+    "TransferQueue storage": r"ray::(\S+:)?SimpleStorageUnit\b",
+    "all servers": r"ray::(\S+:)?ServerHost\b",
+    "server": r"ray::(\S+:)?ServerActor\b",
     "engine core": r"VLLM::EngineCore\b",
-    "training worker": r"ray::(WorkerDict|EmulatedRank)\b",
-    "task runner": r"ray::StruckTaskRunner\b",
+    "training worker": r"ray::(\S+:)?(WorkerDict|EmulatedRank)\b",
+    "task runner": r"ray::(\S+:)?StruckTaskRunner\b",
     "Ray node": r"\S*/raylet\b",
 }
 DRIVER = "driver"
