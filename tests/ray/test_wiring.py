@@ -28,6 +28,7 @@ from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.data_plane import QueueDied, queue_watched, start_queue
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
+from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
 from recipe.async_dapo.rollout.open_round import Ticket
@@ -284,6 +285,33 @@ def test_given_an_engine_that_dies_in_a_living_server_then_its_clients_see_a_dea
                 await call
 
     within_patience(main())
+
+
+class Worker:
+    """An agent loop worker, one of which never gets to its end of being connected."""
+
+    def __init__(self, hangs: bool) -> None:
+        self._hangs = hangs
+
+    async def connect(self, llm_client: Any, reward_workers: list[ActorHandle]) -> None:
+        if self._hangs:
+            await asyncio.Event().wait()
+
+    async def attach(self, coordinator: ActorHandle, worker: int) -> None: ...
+
+
+def test_given_a_worker_that_never_starts_when_it_is_connected_then_the_run_ends_and_names_it(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(manager_module, "CONNECT_TIMEOUT_S", 3.0)
+    manager = object.__new__(AsyncDAPOAgentLoopManager)
+    options: Any = SimpleNamespace(stop_timeout_s=PATIENCE_S)
+    manager._options = options
+    manager.agent_loop_workers = [ray.remote(num_cpus=0)(Worker).remote(hangs) for hangs in (False, True)]
+    ray.get([worker.__ray_ready__.remote() for worker in manager.agent_loop_workers])
+    client: Any = SimpleNamespace(_load_balancer=start_balancer(start_servers(1), capacity=1))
+    with pytest.raises(RolloutError, match=r"agent loop workers \[1\] have not started within 3 s"):
+        manager.connect(client, [])
 
 
 QUEUE = {"backend": {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}}
