@@ -157,12 +157,13 @@ class Life:
             time.sleep(_LOOK_S)
         strike = Strike(cell=cell, at=time.monotonic(), steps_before=self.metrics.trained_steps)
         strike.pids = [victim.pid for victim in victims]
-        _send(victims, signal.SIGKILL if cell.how == KILL else signal.SIGSTOP)
+        self.strike = strike  # before the driver may be seen to have ended
         if cell.how == KILL:
             strike.done.set()
+            _send(victims, signal.SIGKILL)
         else:
+            _send(victims, signal.SIGSTOP)
             threading.Timer(cell.stop_s, _go_on, args=(victims, strike)).start()
-        self.strike = strike
 
 
 def _go_on(victims: Sequence[psutil.Process], strike: Strike) -> None:
