@@ -33,7 +33,7 @@ from .soak import soak
 
 def play(stack: Stack, cells: list[Cell], runs: Path, logs: Path, *, seed: int) -> None:
     """Those cells that have no row yet."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    _end_on_sigterm()
     lock = FileLock(logs / "runs.lock")
     with lock:
         left = [cell for cell in cells if not RunsFile(runs).has(**cell.name, seed=seed)]
@@ -49,7 +49,13 @@ def _add(runs: Path, lock: FileLock, seed: int, row: Mapping[str, Any]) -> None:
     print(dict(row), flush=True)
 
 
+def _end_on_sigterm() -> None:
+    """As on Ctrl-C: with everything that has been started."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+
 def main() -> None:
+    _end_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=Stack, choices=list(Stack), help="one stack; default: both, at a time")
     parser.add_argument("--limit", type=int, help="so many cells of each stack; default: all")
