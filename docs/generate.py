@@ -9,6 +9,7 @@ import pandas as pd
 
 from benchmarks.between_rounds import summary as between_rounds
 from benchmarks.control_plane import summary as control_plane
+from benchmarks.corrections import summary as corrections
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
 from benchmarks.plan import summary as plan
@@ -95,6 +96,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
     "docs/reliability.md": {"fault matrix": fault_matrix},
+    "docs/corrections.md": {"exact": table(corrections.exact_table)},
     "docs/planner.md": {
         "reference setting": table(plan.reference_table),
         "validation": table(plan.published_table),

@@ -20,6 +20,7 @@ from .option_values import (
     ImportanceSampling,
     OnRewardError,
     RolloutStrategy,
+    SnapshotDtype,
     parse_options,
     whole_number,
 )
@@ -77,6 +78,7 @@ class AsyncDAPOConfig:
     max_response_length: int
     max_tokens_per_round: int | None
     importance_sampling: ImportanceSampling
+    snapshot_dtype: SnapshotDtype
     reward: RewardConfig
     reward_function: str  # names it in errors
     filter: FilterConfig

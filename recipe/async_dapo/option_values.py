@@ -20,7 +20,13 @@ class RolloutStrategy(StrEnum):
 class ImportanceSampling(StrEnum):
     BYPASS = "bypass"
     DECOUPLED = "decoupled"
+    BALANCE = "balance"
     NONE = "none"
+
+
+class SnapshotDtype(StrEnum):
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
 
 
 class Auto(StrEnum):

@@ -16,6 +16,7 @@ from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.utils.padding import response_from_nested
 
 from .config import ConfigError
 from .core.recording import SampledTokens
@@ -216,6 +217,34 @@ def withhold(batch: KVBatchMeta, *, oldest_version: int) -> int:
     fields = TensorDict({"response_mask": nested, "loss_mask": nested.clone()}, batch_size=len(keys))
     tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
     return withheld_tok
+
+
+def read_fields(batch: KVBatchMeta, fields: list[str]) -> dict[str, list[torch.Tensor]]:
+    """Fields of a batch, a tensor [T] for each trajectory."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    return {name: list(data[name].unbind()) for name in fields}
+
+
+def write_field(batch: KVBatchMeta, field: str, rows: Iterable[torch.Tensor]) -> None:
+    """A field of a batch, [T] for each trajectory."""
+    nested = torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+    fields = TensorDict({field: nested}, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+
+def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
+    """What `compute_log_prob` has just left for each trajectory's response, [T] nats."""
+    data = tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["log_probs", "response_mask"]
+    )
+    return list(response_from_nested(data["log_probs"], data["response_mask"]).unbind())
+
+
+def leave_rejected_out(batch: KVBatchMeta) -> None:
+    """Take the tokens that verl has rejected out of the number that its loss is divided by, unless none is left."""
+    masks = read_fields(batch, ["response_mask"])["response_mask"]
+    if any(mask_T.any() for mask_T in masks):
+        write_field(batch, "loss_mask", masks)
 
 
 def read_padded(batch: KVBatchMeta, fields: list[str]) -> TensorDict:

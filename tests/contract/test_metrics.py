@@ -12,8 +12,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from benchmarks.side_by_side.run import VERL_DISCARDS
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.training.importance_metrics import importance_metrics, mixture_metrics
 from recipe.async_dapo.training.metric_names import METRICS, PREFIX, STALENESS_BUCKETS
-from recipe.async_dapo.training.metrics import _tokens, importance_metrics
+from recipe.async_dapo.training.metrics import _tokens
+from recipe.async_dapo.training.version_mixture import plan_mixtures
 
 from ..support.simulated_cluster import Cluster, options
 from ..support.simulated_worker import random_task
@@ -23,7 +25,11 @@ def importance_keys() -> set[str]:
     """Of a batch with tokens of every staleness."""
     num = len(STALENESS_BUCKETS)
     version_BT = torch.arange(num).repeat(2, 1)
-    return set(importance_metrics(torch.zeros(2, num), version_BT, torch.ones(2, num, dtype=torch.bool), step=num))
+    plan = plan_mixtures([], {}, at_hand=())
+    measured = dict.fromkeys(("log_probs_s", "keep_s", "snapshot_bytes"), 0.0)
+    mixture = mixture_metrics(plan, older={}, batch_tok=1, keeps_versions=False, **measured)
+    mask_BT = torch.ones(2, num, dtype=torch.bool)
+    return {*importance_metrics(torch.zeros(2, num), version_BT, mask_BT, step=num), *mixture}
 
 
 def test_emitted_and_declared_metrics_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,32 +4,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.importance_sampling.softmax_sequence_model import (
+from benchmarks.corrections.softmax_sequence_model import (
     World,
     assert_exact,
     balance_weights,
     exact_moments,
     make_world,
+    prefix_weights,
     trajectory_probs,
     uniform_weights,
 )
-from recipe.async_dapo.training.importance_sampling import (
-    effective_sample_size,
-    mixture_token_log_probs,
-    multiple_importance_log_weights,
-    multiple_importance_weights,
-    renyi2_exponentiated,
-    version_counts,
-)
+from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs, version_statistics
 
 
 def test_counts_per_prompt_are_unbiased_and_counts_of_the_whole_batch_are_not() -> None:
     """The second prompt is harder: its trajectories are from older versions. Three of four are."""
     prompts = [make_world(seed=11, drift=0.8), make_world(seed=12, drift=0.8)]
-    versions_J, counts_JB = version_counts(torch.tensor([2, 2, 2, 1, 1, 0, 0, 0]), torch.tensor([7] * 4 + [3] * 4))
-    assert versions_J.tolist() == [0, 1, 2]
-    batch_counts_J = torch.tensor([3, 2, 3])
-    for world, counts_J in zip(prompts, (counts_JB[:, 0], counts_JB[:, -1]), strict=True):
+    of_prompt = (torch.tensor([0, 1, 3]), torch.tensor([3, 1, 0]))
+    batch_counts_J = of_prompt[0] + of_prompt[1]
+    for world, counts_J in zip(prompts, of_prompt, strict=True):
         f_XD = world.gradient_XD
         truth_D = world.target_mean(f_XD)
         q_JX = trajectory_probs(world.model, world.log_pi_JXT)
@@ -42,8 +35,7 @@ def test_counts_per_prompt_are_unbiased_and_counts_of_the_whole_batch_are_not() 
 
 def test_one_group_per_prompt_and_version_is_uniform_weighting() -> None:
     world = make_world(seed=13, drift=0.8)
-    _, counts_JB = version_counts(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 1, 2]))
-    rows = [balance_weights(world, world.log_pi_JXT, counts_JB[:, b])[0] for b in (0, 2, 3)]
+    rows = [balance_weights(world, world.log_pi_JXT, counts_J)[0] for counts_J in torch.eye(3)]
     torch.testing.assert_close(torch.stack(rows), uniform_weights(world, world.log_pi_JXT))
 
 
@@ -71,24 +63,12 @@ def test_prefix_weights_are_unbiased_for_rewards_per_token_and_constant_token_sh
     share_J = counts_J / counts_J.sum()
     mixture_X = share_J @ trajectory_probs(model, world.log_pi_JXT)
 
-    weight_XT = multiple_importance_weights(world.log_p_XT, world.log_pi_JXT, counts_J, model.mask_XT)
+    weight_XT = prefix_weights(world, world.log_pi_JXT, counts_J)
     assert float(mixture_X @ (weight_XT * reward_XT).sum(-1)) == pytest.approx(truth, abs=1e-12)
 
     constant_XT = torch.einsum("j,jxt->xt", share_J, world.log_pi_JXT.exp()).log()
     wrong_X = uniform_weights(world, constant_XT[None])[0]
     assert abs(float((mixture_X * wrong_X) @ reward_XT.sum(-1)) / truth - 1) > 0.05
-
-
-def test_the_gradient_through_the_weights_is_the_policy_gradient() -> None:
-    world = make_world(seed=16, drift=0.5)
-    logits_PV = torch.zeros(world.model.num_prefixes, world.model.vocab_size, dtype=torch.float64, requires_grad=True)
-    log_p_XT, mask_XT = world.model.token_log_probs(logits_PV), world.model.mask_XT
-    weight_X = multiple_importance_weights(log_p_XT, world.log_pi_JXT, torch.tensor([1, 2, 3]), mask_XT)[:, -1]
-    mixture_X = torch.tensor([1, 2, 3], dtype=torch.float64) @ trajectory_probs(world.model, world.log_pi_JXT) / 6
-    (gradient_PV,) = torch.autograd.grad((mixture_X * weight_X * world.reward_X).sum(), logits_PV)
-    p_X = trajectory_probs(world.model, log_p_XT.detach())
-    expected = (p_X * world.reward_X) @ world.model.score(logits_PV.detach())
-    assert_exact(gradient_PV.flatten(), expected)
 
 
 def test_variance_of_the_weights_is_renyi2_less_one_and_bounds_every_estimate() -> None:
@@ -101,10 +81,10 @@ def test_variance_of_the_weights_is_renyi2_less_one_and_bounds_every_estimate() 
     assert len(log_weights_N) == 81
     d2 = float((world.p_X**2 / q_X).sum())
     assert d2 > 1.5
-    for self_normalised in (False, True):
-        estimate = renyi2_exponentiated(log_weights_N, self_normalised=self_normalised)
-        assert float(estimate) == pytest.approx(d2, rel=1e-12)
-    assert float(effective_sample_size(log_weights_N)) == pytest.approx(81 / d2, rel=1e-12)
+    ones = torch.ones(1, 81)
+    statistics = version_statistics(log_weights_N[None], ones, ones)["overall"]
+    assert statistics["renyi2"] == pytest.approx(d2, rel=1e-12)
+    assert statistics["ess_tok"] == pytest.approx(81 / d2, rel=1e-12)
     assert float(log_weights_N.exp().var(correction=0)) == pytest.approx(d2 - 1, rel=1e-12)
     f_XD, one = world.reward_X[:, None] * 3 - 1, torch.tensor([1])
     estimate_moments = exact_moments(q_X[None], (world.p_X / q_X)[None], f_XD, one)
@@ -187,11 +167,3 @@ def test_balance_heuristic_needs_a_baseline_whose_mean_is_the_same_for_all_membe
     for baseline in (weighted, torch.zeros_like(raw)):
         estimate_D = group.estimate(group.balance_JX, group.rewards - baseline)
         assert_exact(estimate_D, group.gradient_D)
-
-
-def test_log_weights_of_whole_trajectories_equal_the_last_prefix() -> None:
-    world = make_world(seed=19, drift=0.8)
-    counts_J = torch.tensor([2, 1, 1])
-    log_q_JX = trajectory_probs(world.model, world.log_pi_JXT).log()
-    prefixes_XT = multiple_importance_log_weights(world.log_p_XT, world.log_pi_JXT, counts_J, world.model.mask_XT)
-    assert_exact(multiple_importance_log_weights(world.p_X.log(), log_q_JX, counts_J), prefixes_XT[:, -1])

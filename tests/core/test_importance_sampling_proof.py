@@ -3,16 +3,13 @@
 The estimated quantity is the policy gradient of a 0/1 reward under the target policy, unless a test says otherwise.
 """
 
-import csv
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.importance_sampling import draw
-from benchmarks.importance_sampling.softmax_sequence_model import (
+from benchmarks.corrections.softmax_sequence_model import (
     World,
     assert_exact,
     balance_weights,
@@ -199,21 +196,3 @@ def test_carried_over_trajectories_repair_the_bias_of_the_step_that_left_them_be
     for part_X in (early_X, ~early_X):
         assert abs(float(weighted_X[part_X].sum() / q_X[part_X].sum()) - truth) > 0.05
     assert float(weighted_X.sum()) == pytest.approx(truth, abs=1e-12)
-
-
-def test_the_figure_shows_what_the_model_gives() -> None:
-    path = draw.FOLDER / "variance.csv"
-    with path.open(newline="") as file:
-        rows = {(row["drift"], row["rollout"], row["weights"]): row for row in csv.DictReader(file)}
-    for row in rows.values():
-        assert (float(row["relative_bias"]) < 1e-12) == (row["weights"] != "none")
-    for drift in draw.DRIFTS:
-        for rollout in draw.SCHEDULES:
-            uniform, balance = (
-                float(rows[f"{drift:g}", rollout, key]["variance_ratio"]) for key in ("uniform", "balance")
-            )
-            assert balance <= uniform
-    for expected in draw.sweep(0.4):
-        shown = rows["0.4", expected.rollout, expected.weights]
-        assert float(shown["variance_ratio"]) == pytest.approx(expected.variance_ratio, rel=1e-3)
-        assert float(shown["relative_bias"]) == pytest.approx(expected.relative_bias, rel=1e-3, abs=1e-12)

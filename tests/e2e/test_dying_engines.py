@@ -6,6 +6,7 @@ import time
 import pytest
 
 from ..support.harness import Run, train
+from ..support.weights_by_hand import WeighedRun, trained_with, versions_of
 
 PROMPTS_PER_STEP = 9  # times 8 trajectories: a multiple of the training ranks, one an engine
 END_S = 30.0  # from the death of the last engine to the end of the driver
@@ -34,6 +35,9 @@ def run(assets, tmp_path_factory, ended) -> Run:
         strategy="partial",
         engines=3,
         overrides=[
+            "async_dapo.importance_sampling=balance",
+            "async_dapo.snapshot_dtype=float32",
+            "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ
             f"data.train_batch_size={PROMPTS_PER_STEP}",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS_PER_STEP}",
         ],
@@ -65,3 +69,12 @@ def test_given_the_last_engine_when_it_dies_then_the_run_ends_in_time_and_names_
     assert len(killed_at) == len(DEATHS) and ended["at"] - killed_at[-1] <= END_S
     log = (run.folder / "train.log").read_text(errors="replace")
     assert "no engine is left: engine 2 (node " in log and "trainer.resume_mode=auto" in log
+
+
+def test_given_three_ranks_when_groups_mix_versions_then_weights_are_those_computed_by_hand(run: Run) -> None:
+    weighed = WeighedRun(run.folder)
+    groups = [(step, group) for step in range(1, 1 + len(run.steps)) for group in weighed.batch(step)]
+    assert max(len(versions_of(group)) for _, group in groups) > 1, "no group has several versions"
+    for step, group in groups:
+        for own, expected in zip(trained_with(group), weighed.weights(group, newest=step - 1), strict=True):
+            assert own == pytest.approx(expected, rel=1e-3)

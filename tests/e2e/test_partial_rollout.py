@@ -12,13 +12,15 @@ from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROM
 from recipe.async_dapo.startup.resume_check import NEWEST_FILE
 
 from ..support.harness import ROOT, Run, ledger_closes, train
+from ..support.weights_by_hand import WeighedRun, trained_with, versions_of
 
-SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 6
+SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 8
 SAMPLES = 3
 TOLERANCE = 1e-4  # nats, float32
 
 OVERRIDES = (
-    "async_dapo.importance_sampling=decoupled",
+    "async_dapo.importance_sampling=balance",
+    "async_dapo.snapshot_dtype=float32",
     f"async_dapo.screening.samples={SAMPLES}",
     "async_dapo.max_tokens_per_round=40",  # so that every long response is resumed, by whatever machine it is generated
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
@@ -160,3 +162,48 @@ def test_given_a_run_with_its_own_ray_when_it_trains_then_no_other_machine_can_r
 
 def test_given_secrets_in_the_environment_when_it_trains_then_no_file_of_the_run_holds_one(killed_and_resumed):
     assert not killed_and_resumed.doors.told
+
+
+@pytest.fixture(scope="module")
+def weighed(killed_and_resumed) -> WeighedRun:
+    return WeighedRun(killed_and_resumed.folder)
+
+
+def at_hand(step: int) -> set[int]:
+    """Versions whose weights a step has: those since the resume, if there was one."""
+    return set(range(SAVED_STEP if step > SAVED_STEP else 0, step))
+
+
+def test_given_balance_when_groups_mix_versions_then_weights_are_those_computed_by_hand(weighed):
+    steps = range(1, LAST_STEP + 1)
+    mixed = [(step, group) for step in steps for group in weighed.batch(step) if versions_of(group) <= at_hand(step)]
+    assert max(len(versions_of(group)) for _, group in mixed) >= 3, "no group has three versions"
+    moved = []
+    for step, group in mixed:
+        trained, decoupled = trained_with(group), weighed.decoupled(group, newest=step - 1)
+        for own, expected, other in zip(trained, weighed.weights(group, newest=step - 1), decoupled, strict=True):
+            assert own == pytest.approx(expected, rel=1e-3)
+            moved += [abs(a - b) for a, b in zip(own, other, strict=True)]
+    assert max(moved) > 0.01, "the mixture is what sampled the tokens: the test shows nothing"
+
+
+def test_given_balance_when_a_group_is_whole_from_the_newest_version_then_its_weights_are_1(weighed):
+    steps = range(1, LAST_STEP + 1)
+    newest = [group for step in steps for group in weighed.batch(step) if versions_of(group) == {step - 1}]
+    assert newest, "no group is whole from the newest version"
+    for own in [own for group in newest for own in trained_with(group)]:
+        assert own == pytest.approx([1.0] * len(own), abs=1e-3)
+
+
+def test_given_a_resume_when_a_version_s_weights_are_gone_then_its_groups_are_corrected_as_decoupled(
+    weighed, killed_and_resumed
+):
+    step = SAVED_STEP + 1
+    gone = [group for group in weighed.batch(step) if not versions_of(group) <= at_hand(step)]
+    assert gone, "nothing older than the resume was trained"
+    for group in gone:
+        for own, expected in zip(trained_with(group), weighed.decoupled(group, newest=step - 1), strict=True):
+            assert own == pytest.approx(expected, rel=1e-3)
+    unknown = killed_and_resumed.metric("async_dapo/mixture/unknown_share")  # of the second life
+    assert unknown[0] > 0 == unknown[-1]
+    assert "corrected as under decoupled: weights not at hand" in (killed_and_resumed.folder / "train.log").read_text()

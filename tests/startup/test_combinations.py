@@ -15,6 +15,22 @@ BAD_COMBINATIONS = [
         "actor_rollout_ref.actor.policy_loss.loss_mode=gpg: has no ratio",
     ),
     (
+        ["async_dapo.importance_sampling=balance", "async_dapo.max_staleness=null"],
+        "async_dapo.max_staleness=None: async_dapo.importance_sampling=balance keeps the weights of so many versions",
+    ),
+    (
+        ["async_dapo.importance_sampling=balance", "actor_rollout_ref.actor.strategy=fsdp"],
+        "actor_rollout_ref.actor.strategy=fsdp: async_dapo.importance_sampling=balance exchanges FSDP2's weights",
+    ),
+    (
+        ["async_dapo.importance_sampling=balance", "algorithm.rollout_correction.rollout_is_threshold=null"],
+        "algorithm.rollout_correction.rollout_is_threshold=None: verl would leave the weights out",
+    ),
+    (
+        ["async_dapo.importance_sampling=balance", "async_dapo.snapshot_dtype=float16"],
+        "async_dapo.snapshot_dtype=float16: must be one of bfloat16, float32",
+    ),
+    (
         ["reward.reward_model.enable=True", "reward.reward_model.enable_resource_pool=True"],
         "reward.reward_model.rollout.free_cache_engine=True: verl would put the reward model's engines to sleep",
     ),

@@ -16,9 +16,11 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import assign_non_tensor
 from verl.workers.utils.losses import ppo_loss
 
-from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo import store
+from recipe.async_dapo.config import AsyncDAPOConfig, ImportanceSampling
 from recipe.async_dapo.startup.correction_check import check_importance_sampling
 from recipe.async_dapo.training.correction import wire_importance_sampling
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
 PROMPT_LEN = 2
@@ -44,6 +46,17 @@ def per_token(value: Callable[[int, int], float]) -> list[torch.Tensor]:
     return [torch.tensor([value(i, t) for t in range(length)]) for i, length in enumerate(RESPONSE_LENS)]
 
 
+class Mixture:
+    """What sampled the tokens, as the balance heuristic says."""
+
+    @staticmethod
+    def of(trajectory: int, position: int) -> float:
+        return BEHAVIOUR + 0.3 - 0.05 * position * trajectory
+
+    def log_probs(self, *_: Any, **__: Any) -> list[torch.Tensor]:
+        return per_token(self.of)
+
+
 class Queue:
     """The data plane of one batch, in this process."""
 
@@ -56,6 +69,8 @@ class Queue:
             "rm_scores": nested([torch.eye(length)[-1] * (i % 2) for i, length in enumerate(RESPONSE_LENS)]),
             "rollout_log_probs": nested(per_token(lambda i, t: BEHAVIOUR)),
             "old_log_probs": nested(per_token(lambda i, t: BEHAVIOUR + proximal_minus_behaviour(i, t))),
+            "loss_mask": nested([torch.ones(length, dtype=torch.int64) for length in RESPONSE_LENS]),
+            "policy_versions": nested([torch.zeros(length, dtype=torch.int32) for length in RESPONSE_LENS]),
         }
 
     def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
@@ -70,22 +85,27 @@ class Queue:
 def loss(run, monkeypatch):
     """The policy loss of one mini-batch under the given overrides."""
 
-    def compute(*overrides: str) -> float:
+    def compute(*overrides: str, advantage: Any = AsyncDAPOTrainer._compute_advantage) -> float:
         config = run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides)
         options = AsyncDAPOConfig.from_hydra(config)
         check_importance_sampling(config, options)
         wire_importance_sampling(config, options.importance_sampling)
         queue = Queue()
         monkeypatch.setattr(trainer_base, "tq", queue)
+        monkeypatch.setattr(store, "tq", queue)
         batch = KVBatchMeta(partition_id="train", keys=KEYS, tags=[{}] * 4)
-        trainer: Any = SimpleNamespace(config=config)
+        trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+        trainer.config, trainer.global_steps, trainer.tokenizer = config, 1, None
+        trainer.replay_buffer = SimpleNamespace(news=SimpleNamespace(sample_responses=lambda *_: None))
+        trainer._balance = Mixture() if options.importance_sampling is ImportanceSampling.BALANCE else None
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
-            PPOTrainer._compute_old_log_prob(trainer, batch, {})
-        PPOTrainer._compute_advantage(trainer, batch, {})
+            trainer._compute_old_log_prob(batch, {})
+        advantage(trainer, batch, {})
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         names = [name for name in queue.fields if name not in ("uid", "rm_scores", "rollout_log_probs", "returns")]
         data = TensorDict({name: queue.fields[name] for name in names}, batch_size=4)
-        assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(RESPONSE_LENS), global_batch_size=4)
+        num_tokens = int(queue.fields["loss_mask"].values().sum())  # as FSDPEngine.forward_backward_batch counts them
+        assign_non_tensor(data, dp_size=1, batch_num_tokens=num_tokens, global_batch_size=4)
         current = per_token(
             lambda i, t: BEHAVIOUR + proximal_minus_behaviour(i, t) + current_minus_proximal(i, t)
         )  # a model's output for a token stands one place before it
@@ -100,6 +120,7 @@ CORRECTION = "algorithm.rollout_correction."
 NONE = "async_dapo.importance_sampling=none"
 BYPASS = "async_dapo.importance_sampling=bypass"
 DECOUPLED = "async_dapo.importance_sampling=decoupled"
+BALANCE = "async_dapo.importance_sampling=balance"
 OPTIONS = {
     "bypass": (BYPASS,),
     "bypass with a sequence mask": (
@@ -129,14 +150,24 @@ OPTIONS = {
         f"{CORRECTION}rollout_rs=seq_mean_k1",
         f"{CORRECTION}rollout_rs_threshold=0.3_1.1",
     ),
+    "balance": (BALANCE,),
+    "balance, truncated at 1.1": (BALANCE, f"{CORRECTION}rollout_is_threshold=1.1"),
+    "balance by sequence": (BALANCE, f"{CORRECTION}rollout_is=sequence"),
+    "balance, normalised": (BALANCE, f"{CORRECTION}rollout_is_batch_normalize=True"),
+    "balance with a sequence mask": (
+        BALANCE,
+        f"{CORRECTION}rollout_rs=seq_mean_k1",
+        f"{CORRECTION}rollout_rs_threshold=0.3_1.1",
+    ),
 }
 
 
 def test_every_option_changes_the_loss_of_its_mode(loss) -> None:
-    losses = {NONE: {"none": loss(NONE)}, BYPASS: {}, DECOUPLED: {}}
+    losses = {NONE: {"none": loss(NONE)}, BYPASS: {}, DECOUPLED: {}, BALANCE: {}}
     for name, overrides in OPTIONS.items():
         losses[overrides[0]][name] = loss(*overrides)
-    for mode in (BYPASS, DECOUPLED):
+    losses[BALANCE]["decoupled"] = losses[DECOUPLED]["decoupled"]
+    for mode in (BYPASS, DECOUPLED, BALANCE):
         values = losses[NONE] | losses[mode]
         for first, second in itertools.combinations(values, 2):
             assert not math.isclose(values[first], values[second], rel_tol=1e-4), (first, second)
@@ -154,6 +185,28 @@ def test_the_default_is_decoupled_and_leaves_verl_s_own_bypass_alone(loss) -> No
 def test_decoupled_weighs_that_loss_by_the_truncated_ratio_to_the_behaviour_policy(loss) -> None:
     weighted = expected(current_minus_proximal, lambda i, t: min(math.exp(proximal_minus_behaviour(i, t)), 2.0))
     assert loss(DECOUPLED) == pytest.approx(weighted, rel=1e-5)
+
+
+def test_balance_weighs_it_by_the_truncated_ratio_to_the_mixture(loss) -> None:
+    def weight(i: int, t: int) -> float:
+        return min(math.exp(BEHAVIOUR + proximal_minus_behaviour(i, t) - Mixture.of(i, t)), 2.0)
+
+    assert loss(BALANCE) == pytest.approx(expected(current_minus_proximal, weight), rel=1e-5)
+
+
+def test_rejected_tokens_leave_the_number_that_the_loss_is_divided_by_as_well_as_the_mask(loss) -> None:
+    """verl takes them out of `response_mask` and divides by `loss_mask`: the more it rejects, the smaller the loss."""
+    band = (DECOUPLED, f"{CORRECTION}rollout_rs=token_k1", f"{CORRECTION}rollout_rs_threshold=0.5_2.0")
+
+    def weight(i: int, t: int) -> float:
+        ratio = math.exp(proximal_minus_behaviour(i, t))
+        return min(ratio, 2.0) if 0.5 <= 1 / ratio <= 2.0 else 0.0
+
+    kept = sum(weight(i, t) > 0 for i, length in enumerate(RESPONSE_LENS) for t in range(length))
+    assert 0 < kept < sum(RESPONSE_LENS)
+    over_all = expected(current_minus_proximal, weight)
+    assert loss(*band, advantage=PPOTrainer._compute_advantage) == pytest.approx(over_all, rel=1e-5), "verl alone"
+    assert loss(*band) == pytest.approx(over_all * sum(RESPONSE_LENS) / kept, rel=1e-5)
 
 
 def test_bypass_clips_the_whole_ratio_to_the_behaviour_policy(loss) -> None:

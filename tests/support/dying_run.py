@@ -20,12 +20,13 @@ from recipe.async_dapo.data_plane import start_queue
 from recipe.async_dapo.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.training import run as training
-from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+
+from .inspected_run import RecordsWeights
 
 PATIENCE_S = 60.0
 
 
-class DyingTrainer(AsyncDAPOTrainer):
+class DyingTrainer(RecordsWeights):
     """`DEATHS` lists (step, moment, part, engine)."""
 
     def prepare_step(self) -> dict[str, Any]:

@@ -5,9 +5,11 @@ INSPECTION_FILE=out.jsonl python -m tests.support.inspected_run <hydra overrides
 
 import json
 import os
+import shutil
 import threading
 import urllib.request
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -31,10 +33,31 @@ from recipe.async_dapo.training import run as training
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 PROBE = "probe"
+WEIGHED_FIELDS = ("uid", "prompts", "input_ids", "policy_versions", "rollout_log_probs", "rollout_is_weights")
 NUM_PROBED = 8  # log-probs of so many unfinished trajectories are computed in a step; a whole micro-batch
 
 
-class InspectedTrainer(AsyncDAPOTrainer):
+class RecordsWeights(AsyncDAPOTrainer):
+    """With importance_sampling=balance, leaves each policy version's weights, and each batch with those of its tokens,
+    beside the inspection file.
+
+    `weights_by_hand.py` reads them.
+    """
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self._balance is None:
+            return super()._compute_advantage(batch, metrics)
+        folder = Path(os.environ["INSPECTION_FILE"]).with_name("weighed")
+        self.actor_rollout_wg.save_checkpoint(str(folder / "saving"))
+        shutil.copytree(folder / "saving", folder / f"version-{self.global_steps - 1}", dirs_exist_ok=True)
+        batch = super()._compute_advantage(batch, metrics)
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(WEIGHED_FIELDS))
+        rows = [{name: data[name][row] for name in WEIGHED_FIELDS} for row in range(len(batch))]
+        torch.save(rows, folder / f"step-{self.global_steps}.pt")
+        return batch
+
+
+class InspectedTrainer(RecordsWeights):
     """Records, per step: engines and leases after the stop, the batch's composition, and log-probs by version."""
 
     def prepare_step(self) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "max_response_length": MAX_LENGTH_TOK,
         "max_tokens_per_round": None,
         "importance_sampling": None,
+        "snapshot_dtype": None,
         "reward": reward_options(),
         "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),

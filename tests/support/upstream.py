@@ -99,6 +99,12 @@ SIGNATURES = {
     "verl.checkpoint_engine:CheckpointEngineManager.__init__": "(self, config, actor_wg, replicas)",
     "verl.checkpoint_engine:CheckpointEngineManager.update_weights": "(self, global_steps=None)",
     "verl.checkpoint_engine:CheckpointEngineManager.sleep_replicas": "(self)",
+    # corrections for older versions
+    "verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_weights": (
+        "(log_ratio, response_mask, rollout_is='token', rollout_is_threshold=2.0, rollout_is_batch_normalize=False)"
+    ),
+    TRAINING_WORKER + "ActorRolloutRefWorker.compute_log_prob": "(self, data)",
+    "verl.workers.utils.padding:response_from_nested": "(tensor, response_mask)",
     # helpers
     "verl.utils:normalize_token_ids": "(tokenized_output)",
     "verl.utils.config:validate_config": "(config, use_reference_policy, use_critic)",
@@ -139,6 +145,8 @@ READ = {
     EXTENSION + "update_weights_from_ipc": "16a17792d923",  # answers every bucket before it returns
     EXTENSION + "_get_zmq_handle": "d9679e8b6063",
     TRAINING_WORKER + "ActorRolloutRefWorker.init_model": "64953c5f8154",  # makes `rollout`
+    TRAINING_WORKER + "ActorRolloutRefWorker.compute_log_prob": "3a408d7ab947",  # leaves `log_probs` in the store
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch": "d0524752f46c",  # sums `loss_mask`
     TRAINER + "PPOTrainer._init_resource_pool_mgr": "8ef4d4509ac6",  # rehearsal: roles and their pools
     TRAINER + "PPOTrainer._compute_old_log_prob": "11c50dc9b11c",  # rehearsal: calls the worker unless bypassed
     TRAINER + "PPOTrainer._update_actor": "195e6c4b0bca",  # rehearsal: metrics that the worker returns

@@ -15,6 +15,8 @@ def check_importance_sampling(config: DictConfig, options: AsyncDAPOConfig) -> N
         ConfigError: naming key, value and remedy.
     """
     mode, correction = options.importance_sampling, config.algorithm.rollout_correction
+    if mode is ImportanceSampling.BALANCE:
+        _check_balance(config, options)
     if mode is ImportanceSampling.BYPASS:
         _check_bypass(correction, config.actor_rollout_ref.actor.policy_loss.loss_mode)
     else:
@@ -52,8 +54,25 @@ def _check_bypass(correction: DictConfig, loss_mode: str) -> None:
         )
 
 
+def _check_balance(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """Earlier versions of the weights have to be kept."""
+    if options.max_staleness is None:
+        raise ConfigError(
+            "async_dapo.max_staleness",
+            None,
+            "async_dapo.importance_sampling=balance keeps the weights of so many versions; set a number, such as 4",
+        )
+    strategy = config.actor_rollout_ref.actor.strategy
+    if strategy != "fsdp2":
+        raise ConfigError(
+            "actor_rollout_ref.actor.strategy",
+            strategy,
+            "async_dapo.importance_sampling=balance exchanges FSDP2's weights; use fsdp2, or decoupled",
+        )
+
+
 def _check_proximal(mode: ImportanceSampling, correction: DictConfig, loss_mode: str) -> None:
-    """PPO's ratio is pi_theta / pi_prox, weighted (decoupled) or not (none)."""
+    """PPO's ratio is pi_theta / pi_prox, weighted (decoupled, balance) or not (none)."""
     if mode is ImportanceSampling.NONE:
         for name in ("rollout_is", "rollout_rs"):
             if correction[name] is not None:
@@ -74,7 +93,7 @@ def _check_proximal(mode: ImportanceSampling, correction: DictConfig, loss_mode:
             correction.loss_type,
             "acts with async_dapo.importance_sampling=bypass only; leave it at ppo_clip",
         )
-    if mode is ImportanceSampling.DECOUPLED and correction.rollout_is_threshold is None:
+    if mode is not ImportanceSampling.NONE and correction.rollout_is_threshold is None:
         raise ConfigError(
             _CORRECTION + "rollout_is_threshold",
             None,

@@ -1,8 +1,7 @@
-"""Multiple importance sampling over the policy versions of a batch, and statistics that say how well it can work.
+"""The balance heuristic's token log-probs, and statistics of importance ratios by policy version.
 
 Ratios, truncation, rejection masks and pooled off-policy metrics are verl's (`rollout_corr_helper`). This file adds
-weights that know of several behaviour policies, and effective sample size, Renyi-2 divergence and ratio statistics
-per policy version. Torch only; float64 inside, in log space as long as possible.
+what knows of several behaviour policies. Torch only; float64 inside, in log space as long as possible.
 
 Let p be the target policy, q_j behaviour policy j with n_j trajectories, N = sum_j n_j, alpha_j = n_j / N. Both weights
 go into the same estimate of E_p[f], (1/N) sum_i w_i f(x_i), and make it unbiased:
@@ -13,11 +12,9 @@ go into the same estimate of E_p[f], (1/N) sum_i w_i f(x_i), and make it unbiase
 The balance heuristic's variance never exceeds that of uniform weights on the same data, and exceeds that of any other
 partition of unity by at most (1/min_j n_j - 1/N) mu^2 (Owen 2013, Theorem 9.8). What it needs:
 
-- The log-prob of EVERY trajectory under EVERY behaviour policy of its group. The own one is recorded when the token is
-  sampled (`rollout_log_probs`); each other one is a forward pass with that version's weights.
+- The log-prob of EVERY trajectory under EVERY behaviour policy of its group (`balance_heuristic.py`).
 - Counts per prompt. Old versions hold more of the long, hard prompts; with one n_j for the whole batch a prompt's
-  weights do not average to 1: biased. `version_counts` counts inside groups; any split that does not look at tokens
-  will do. Finer groups need fewer forward passes; one per (prompt, version) is the uniform weighting.
+  weights do not average to 1: biased. Any split that does not look at tokens will do.
 - For partial rollout: the positions at which the version changes, known up to the longest trajectory's end, as under
   `max_tokens_per_round`. A row of `log_q` is then one such schedule instead of one version.
 - A baseline with the same mean for every member. These weights are unbiased summed over the versions, not per member:
@@ -47,103 +44,38 @@ class RatioStatistics(TypedDict):
     renyi2: float  # exponentiated Renyi-2 divergence d_2(p || q), >= 1 in expectation
 
 
-def version_counts(version_B: Tensor, group_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Trajectories per policy version inside each trajectory's group.
-
-    Args:
-        version_B: [B] integer, policy version of each trajectory.
-        group_B: [B] integer, any label, usually the prompt; one mixture per label.
-
-    Returns:
-        versions_J: [J] distinct versions, ascending: the order of the rows of `log_q`.
-        counts_JB: [J, B] int64, trajectories of version j in the group of trajectory b.
-    """
-    if version_B.ndim != 1 or version_B.shape != group_B.shape or version_B.numel() == 0:
-        raise ValueError(
-            f"version_B {tuple(version_B.shape)} and group_B {tuple(group_B.shape)}: must both be [B] with B >= 1"
-        )
-    versions_J, version_index_B = torch.unique(version_B, return_inverse=True)
-    groups_G, group_index_B = torch.unique(group_B, return_inverse=True)
-    cells = len(versions_J) * len(groups_G)
-    counts_JG = torch.bincount(version_index_B * len(groups_G) + group_index_B, minlength=cells).view(-1, len(groups_G))
-    return versions_J, counts_JG[:, group_index_B]
-
-
-def multiple_importance_log_weights(
-    log_p: Tensor, log_q: Tensor, counts: Tensor, mask_BT: Tensor | None = None
-) -> Tensor:
-    """Balance-heuristic log weights, log p - log sum_j alpha_j q_j; differentiable in `log_p`.
-
-    Args:
-        log_p: log-probs under the target policy, nats: [B] of whole trajectories, or [B, T] of tokens.
-        log_q: the same under every behaviour policy, [J, B] or [J, B, T]. Entries with count 0 may be NaN (unknown).
-        counts: [J] trajectories per behaviour policy, or [J, B] from `version_counts`. Counts are of the whole
-            batch, also if only a part of its trajectories is passed.
-        mask_BT: [B, T] bool or 0/1, tokens the policy generated; needed for, and only for, tokens.
-
-    Returns:
-        float64, nats. [B]: weights of whole trajectories. [B, T]: weight of the prefix that ends at the token,
-        p(x_<=t) / sum_j alpha_j q_j(x_<=t), unbiased for anything that depends on that prefix only (per-decision
-        importance sampling); the last column is the weight of the whole trajectory.
-
-    Raises:
-        ValueError: on shapes that do not fit, counts that are negative or all 0, log-probs that are NaN or positive
-            where needed, or a trajectory that no behaviour policy can generate.
-    """
-    log_mixture = _log_mixture("log_q", log_q, log_p.shape, counts, mask_BT)
-    return _prefix_log_probs("log_p", log_p, mask_BT) - log_mixture
-
-
-def multiple_importance_weights(log_p: Tensor, log_q: Tensor, counts: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-    """exp of `multiple_importance_log_weights`, saturating at e^600."""
-    return _saturating_exp(multiple_importance_log_weights(log_p, log_q, counts, mask_BT))
-
-
-def uniform_log_weights(log_p: Tensor, rollout_log_probs: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-    """log p - log q_own: uniform multiple importance sampling (omega_j = n_j / N), for any mix of versions.
-
-    `rollout_log_probs` is what each token was sampled with, concatenated over versions (CoPRIS eq. 6). Shapes and
-    result as in `multiple_importance_log_weights`.
-    """
-    count = rollout_log_probs.new_ones(1)
-    log_own = _log_mixture("rollout_log_probs", rollout_log_probs[None], log_p.shape, count, mask_BT)
-    return _prefix_log_probs("log_p", log_p, mask_BT) - log_own
-
-
-def mixture_token_log_probs(log_q_JBT: Tensor, counts: Tensor, mask_BT: Tensor) -> Tensor:
-    """Token log-probs of the mixture sum_j alpha_j q_j: log q_mix(x_t | x_<t), [B, T] float64 nats, 0 outside the mask.
+def mixture_token_log_probs(log_q_KBT: Tensor, counts_K: Tensor, mask_BT: Tensor) -> Tensor:
+    """Token log-probs of the mixture sum_k alpha_k q_k: log q_mix(x_t | x_<t), [B, T] float64 nats, 0 outside the mask.
 
     In place of `rollout_log_probs` they turn verl's token ratios, truncation and masks into those of the balance
-    heuristic: their sum over a trajectory is the log of the mixture. q_mix(x_t | x_<t) weighs version j by
-    its posterior alpha_j q_j(x_<t), not by alpha_j: with constant alpha_j per token the estimate is biased.
+    heuristic: their sum over a trajectory is the log of the mixture. q_mix(x_t | x_<t) weighs policy k by its posterior
+    alpha_k q_k(x_<t), not by alpha_k: with constant alpha_k per token the estimate is biased.
+
+    Args:
+        log_q_KBT: log-probs under every behaviour policy, nats; never read outside the mask.
+        counts_K: trajectories of each.
+        mask_BT: [B, T] bool or 0/1, tokens that a policy generated.
+
+    Raises:
+        ValueError: on shapes that do not fit, counts below 1, log-probs that are NaN or positive, or a trajectory that
+            no behaviour policy can generate.
     """
-    prefix_BT = _log_mixture("log_q_JBT", log_q_JBT, mask_BT.shape, counts, mask_BT)
+    if log_q_KBT.shape != (len(counts_K), *mask_BT.shape):
+        raise ValueError(
+            f"log_q_KBT {tuple(log_q_KBT.shape)}: does not fit counts_K {tuple(counts_K.shape)} and mask_BT "
+            f"{tuple(mask_BT.shape)}"
+        )
+    counts_K = counts_K.to(log_q_KBT.device, torch.float64)
+    if not (counts_K.isfinite().all() and (counts_K >= 1).all()):
+        raise ValueError("counts_K: must be >= 1 and finite")
+    log_q_KBT = torch.where(mask_BT.bool(), log_q_KBT.double(), 0.0)
+    if not (log_q_KBT <= _LOG_PROB_TOLERANCE).all():
+        raise ValueError("log_q_KBT: NaN or positive; log-probs must be known and <= 0 nats under the mask")
+    log_alpha_K = counts_K.log() - counts_K.sum().log()
+    prefix_BT = torch.logsumexp(log_q_KBT.cumsum(-1) + log_alpha_K[:, None, None], dim=0)
+    if torch.isneginf(prefix_BT).any():
+        raise ValueError("log_q_KBT: probability 0 for a trajectory under all its behaviour policies; one generated it")
     return torch.diff(prefix_BT, dim=-1, prepend=torch.zeros_like(prefix_BT[:, :1]))
-
-
-def effective_sample_size(log_weights: Tensor, mask: Tensor | None = None, group: Tensor | None = None) -> Tensor:
-    """Kish's effective sample size (sum w)^2 / sum w^2, in [1, N]; 0 without a positive weight.
-
-    All arguments have one shape; `mask` is bool or 0/1, `group` integers 0..G-1 such as version indices. Returns
-    float64, [G] with `group`, else a scalar.
-    """
-    _, log_sum_G, log_sum_squares_G = _checked_log_moments(log_weights, mask, group)
-    return _ess(log_sum_G, log_sum_squares_G)
-
-
-def renyi2_exponentiated(
-    log_weights: Tensor, mask: Tensor | None = None, group: Tensor | None = None, *, self_normalised: bool = False
-) -> Tensor:
-    """Exponentiated Renyi-2 divergence d_2(P || Q) = E_Q[w^2] = 1 + Var_Q[w] (Metelli et al. 2020, Remark 1).
-
-    Arguments and shape as in `effective_sample_size`. The plain estimate is the mean of w^2, unbiased; NaN for an empty
-    group. The self-normalised one divides by (mean w)^2 and is N / effective sample size; NaN also if all w are 0.
-    """
-    log_count_G, log_sum_G, log_sum_squares_G = _checked_log_moments(log_weights, mask, group)
-    log_d2_G = log_sum_squares_G - log_count_G
-    if self_normalised:
-        log_d2_G = log_d2_G - 2 * (log_sum_G - log_count_G)
-    return _saturating_exp(log_d2_G)
 
 
 def version_statistics(
@@ -193,50 +125,6 @@ def _ess(log_sum_G: Tensor, log_sum_squares_G: Tensor) -> Tensor:
 
 def _saturating_exp(log_values: Tensor) -> Tensor:
     return log_values.clamp(max=MAX_LOG).exp()
-
-
-def _prefix_log_probs(name: str, log_probs: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Checked, float64; token log-probs are summed over the mask up to each token: entry t is the prefix's."""
-    log_probs = log_probs.double() if mask_BT is None else torch.where(mask_BT.bool(), log_probs.double(), 0.0)
-    if not (log_probs <= _LOG_PROB_TOLERANCE).all():
-        raise ValueError(f"{name}: NaN or positive; log-probs must be known and <= 0 nats wherever the count is not 0")
-    return log_probs if mask_BT is None else log_probs.cumsum(-1)
-
-
-def _log_mixture(name: str, log_q: Tensor, shape: torch.Size, counts: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """log sum_j alpha_j q_j of trajectories, `shape` [B], or of prefixes, `shape` [B, T]."""
-    expected_mask = None if len(shape) == 1 else shape
-    if len(shape) > 2 or log_q.shape[1:] != shape or (None if mask_BT is None else mask_BT.shape) != expected_mask:
-        raise ValueError(
-            f"{name} {tuple(log_q.shape)} does not fit log_p {tuple(shape)}, or mask_BT is missing or does not fit: "
-            "trajectories are [B] without a mask, tokens [B, T] with one; log_q has one more axis in front"
-        )
-    if counts.shape not in (log_q.shape[:1], log_q.shape[:2]):
-        raise ValueError(f"counts {tuple(counts.shape)}: must be [J] or [J, B] of log_q {tuple(log_q.shape)}")
-    counts = counts.to(log_q.device, torch.float64).reshape(*counts.shape, *[1] * (log_q.ndim - counts.ndim))
-    total = counts.sum(0)
-    if not (counts.isfinite().all() and (counts >= 0).all() and (total >= 1).all()):
-        raise ValueError("counts: must be >= 0 and finite, with at least one trajectory in each column")
-    log_q = _prefix_log_probs(name, torch.where(counts > 0, log_q, 0.0), mask_BT)
-    log_mixture = torch.logsumexp(log_q + counts.log() - total.log(), dim=0)
-    if torch.isneginf(log_mixture).any():
-        raise ValueError(f"{name}: probability 0 for a trajectory under all its behaviour policies; one generated it")
-    return log_mixture
-
-
-def _checked_log_moments(log_weights: Tensor, mask: Tensor | None, group: Tensor | None) -> tuple[Tensor, ...]:
-    """`_log_moments` of checked input; scalars without `group`."""
-    group_all = torch.zeros_like(log_weights, dtype=torch.int64) if group is None else group.long()
-    keep = torch.ones_like(group_all, dtype=torch.bool) if mask is None else mask.bool()
-    if not log_weights.shape == group_all.shape == keep.shape:
-        raise ValueError(f"mask, group: must be of log_weights' shape {tuple(log_weights.shape)}")
-    if group_all.numel() == 0 or int(group_all.min()) < 0:
-        raise ValueError("log_weights must not be empty, group must be >= 0")
-    values_N = log_weights.detach()[keep].double()
-    if not (values_N < torch.inf).all():
-        raise ValueError("log_weights: NaN or +inf under the mask")
-    moments_G = _log_moments(values_N, group_all[keep], int(group_all.max()) + 1)
-    return moments_G if group is not None else tuple(moment_G[0] for moment_G in moments_G)
 
 
 def _log_moments(values_N: Tensor, group_N: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:

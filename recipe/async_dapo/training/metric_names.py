@@ -119,11 +119,23 @@ METRICS: dict[str, str] = {
             *((f"staleness_{bucket}", f"tokens with staleness {bucket}") for bucket in STALENESS_BUCKETS),
         ]
         for name, meaning in {
-            "ess_ratio": "effective sample size of the token ratios pi_prox / mu over their number [0-1]",
+            "ess_ratio": "effective sample size of the token ratios pi_prox / mu over their number; with balance, mu "
+            "is the mixture [0-1]",
             "renyi2": "exponentiated Renyi-2 divergence of pi_prox from mu",
             "ratio_mean": "mean of pi_prox / mu",
             "ratio_max": "largest pi_prox / mu",
             "k3_kl": "k3 estimate of KL(mu || pi_prox) [nats per token]",
         }.items()
     },
+    # With importance_sampling=balance only.
+    "mixture/versions": "older policy versions that scored trajectories in this step [versions]",
+    "mixture/scored_trajectories": "trajectories that they scored, once for each version [trajectories]",
+    "mixture/token_share": "share of the batch's tokens that have a mixture of several versions [0-1]",
+    "mixture/unknown_share": "share of the batch's tokens whose group has versions that are not at hand, as after a "
+    "resume; corrected as under decoupled [0-1]",
+    "mixture/extended_share": "share of the mixtures' terms beyond the end of the trajectory whose versions they take: "
+    "assumed to go on with its last version; 0 where trajectories keep their version [0-1]",
+    "mixture/log_probs_s": "time of the older versions' passes and of the mixing [s]",
+    "mixture/keep_s": "time to keep this step's weights [s]",
+    "mixture/snapshot_bytes": "CPU memory of all versions that are kept, over all ranks [bytes]",
 }

@@ -5,15 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from ..core.length_bias import LengthBiasWindow
 from ..core.outcome import Verdict
 from ..core.pool_records import Dispatch, Settlement
 from ..core.screening import Screened
 from ..core.trajectory import PromptGroup
 from ..core.version_shares import VersionShares
-from .importance_sampling import version_statistics
 from .metric_names import FAILURE_REASONS, PREFIX, STALENESS_BUCKETS
 
 if TYPE_CHECKING:
@@ -191,24 +188,6 @@ def _lengths(record: RoundRecord) -> dict[str, float]:
         "length/dispatched/p90": dispatched.quantile_tok(0.9),
         "length/trained_to_dispatched": _ratio(trained.mean_tok, dispatched.mean_tok),
     }
-
-
-def importance_metrics(log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor, *, step: int) -> dict[str, float]:
-    """Statistics of pi_prox / mu, overall and by staleness.
-
-    Args:
-        log_ratio_BT: [B, T] log pi_prox - log mu of each token, nats.
-        version_BT: [B, T] policy version that sampled each token.
-        mask_BT: [B, T] tokens in the loss.
-    """
-    bucket_BT = (step - 1 - version_BT).clamp(0, len(STALENESS_BUCKETS) - 1)
-    values = {}
-    for bucket, statistics in version_statistics(log_ratio_BT, bucket_BT, mask_BT).items():
-        scope = "overall" if bucket == "overall" else f"staleness_{STALENESS_BUCKETS[bucket]}"
-        values[f"importance/{scope}/ess_ratio"] = statistics["ess_tok"] / statistics["tokens"]
-        for name in ("renyi2", "ratio_mean", "ratio_max", "k3_kl"):
-            values[f"importance/{scope}/{name}"] = statistics[name]
-    return {PREFIX + name: float(value) for name, value in values.items()}
 
 
 def round_line(step: int, result: "RoundResult", metrics: Mapping[str, float]) -> str:

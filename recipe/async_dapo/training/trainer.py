@@ -32,6 +32,7 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig
+from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.experimental.agent_loop import AgentLoopManager
@@ -43,7 +44,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
 from ..checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
-from ..config import AsyncDAPOConfig, ConfigError
+from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
@@ -52,9 +53,11 @@ from ..logs import log_phase
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
+from .balance_heuristic import BalanceHeuristic
+from .correction import truncated_weights
 from .engine_manager import EngineManager
+from .importance_metrics import importance_metrics
 from .kept_checkpoints import KeptCheckpoints
-from .metrics import importance_metrics
 from .replay_buffer import RoundReplayBuffer
 from .rollout_state import from_frames, to_frames
 from .tracking import extend
@@ -68,6 +71,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
+        self._balance: BalanceHeuristic | None = None
         self._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
         super().__init__(config)
 
@@ -109,6 +113,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         super().fit(agent_loop_manager)
 
     def on_init_end(self) -> None:
+        if self.options.importance_sampling is ImportanceSampling.BALANCE:
+            self._balance = BalanceHeuristic(self.actor_rollout_wg, self.config, self.options)
         log_phase("first weights to the engines")
         self.checkpoint_manager.update_weights(self.global_steps)
 
@@ -144,17 +150,25 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.replay_buffer.news.sample_responses(batch, self.tokenizer)
-        if not self.config.algorithm.rollout_correction.bypass_mode:  # before tokens are rejected by their ratio
-            data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
-            metrics.update(
-                importance_metrics(
-                    data["old_log_probs"] - data["rollout_log_probs"],
-                    data["policy_versions"],
-                    data["response_mask"].bool(),
-                    step=self.global_steps,
-                )
-            )
-        return super()._compute_advantage(batch, metrics)
+        correction = self.config.algorithm.rollout_correction
+        if correction.bypass_mode:
+            return super()._compute_advantage(batch, metrics)
+        data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
+        log_ratio_BT, mask_BT = data["old_log_probs"] - data["rollout_log_probs"], data["response_mask"]
+        if self._balance is not None:
+            sampled_by = self._balance.log_probs(batch, step=self.global_steps, metrics=metrics)
+            log_ratio_BT = data["old_log_probs"] - pad_sequence(sampled_by, batch_first=True)
+        step = self.global_steps
+        metrics.update(importance_metrics(log_ratio_BT, data["policy_versions"], mask_BT.bool(), step=step))
+        batch = super()._compute_advantage(batch, metrics)
+        if self._balance is not None:
+            weights_BT, weight_metrics = truncated_weights(log_ratio_BT.float(), mask_BT, correction)
+            rows = zip(weights_BT, sampled_by, strict=True)
+            store.write_field(batch, "rollout_is_weights", [row_T[: len(own_T)] for row_T, own_T in rows])
+            metrics.update(weight_metrics)
+        if correction.rollout_rs is not None:
+            store.leave_rejected_out(batch)
+        return batch
 
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""

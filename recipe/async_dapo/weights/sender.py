@@ -1,12 +1,16 @@
-"""The trainer's end of a weight transfer: a worker of verl's whose engine adapter sends to its own run's engines."""
+"""The trainer's end of weights: a worker of verl's whose engine adapter sends to its own run's engines, and which keeps
+earlier versions for `async_dapo.importance_sampling=balance`.
+"""
 
 from typing import Any
 
+import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ..collector import look_as_usual
 from .adapter import BoundedServerAdapter
+from .snapshots import SnapshotRoom, WeightSnapshots
 from .sockets import private_handle, run_name, sockets_folder
 from .stream import stamped
 
@@ -38,6 +42,7 @@ class WeightSender(BoundedServerAdapter):
 
 class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
     rollout: Any
+    snapshots: WeightSnapshots
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -45,3 +50,22 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
         verls = self.rollout
         self.rollout = WeightSender(verls.config, verls.model_config, verls.device_mesh, verls.replica_rank)
         look_as_usual()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def begin_snapshots(self, dtype: str) -> SnapshotRoom:
+        self.snapshots = WeightSnapshots(self.actor.engine.module, getattr(torch, dtype))
+        return self.snapshots.room()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep_weights(self, version: int, oldest: int) -> int:
+        """Returns the bytes of all snapshots of this rank."""
+        self.snapshots.keep(version, oldest=oldest)
+        return self.snapshots.kept_bytes
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_weights(self, version: int) -> None:
+        self.snapshots.load(version)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_newest_weights(self) -> None:
+        self.snapshots.load_newest()

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from recipe.async_dapo.training.importance_sampling import multiple_importance_weights, uniform_log_weights
+from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs
 
 EOS = 0
 
@@ -36,14 +36,18 @@ class SequenceModel:
         log_pi_PV = torch.log_softmax(logits_PV, dim=-1)
         return torch.where(self.mask_XT, log_pi_PV[self.prefix_XT, self.token_XT], torch.nan)
 
-    def score(self, logits_PV: Tensor) -> Tensor:
-        """[X, P * V]: gradient of the trajectory's log-prob in the logits."""
+    def token_scores(self, logits_PV: Tensor) -> Tensor:
+        """[X, T, P * V]: gradient of each token's log-prob in the logits."""
         one_hot_XTPV = torch.zeros(*self.mask_XT.shape, self.num_prefixes, self.vocab_size, dtype=torch.float64)
         x_N, t_N = self.mask_XT.nonzero(as_tuple=True)
         prefix_N = self.prefix_XT[x_N, t_N]
         one_hot_XTPV[x_N, t_N, prefix_N, self.token_XT[x_N, t_N]] = 1.0
         one_hot_XTPV[x_N, t_N, prefix_N] -= torch.softmax(logits_PV, dim=-1)[prefix_N]
-        return one_hot_XTPV.sum(1).flatten(1)
+        return one_hot_XTPV.flatten(2)
+
+    def score(self, logits_PV: Tensor) -> Tensor:
+        """[X, P * V]: gradient of the trajectory's log-prob in the logits."""
+        return self.token_scores(logits_PV).sum(1)
 
 
 @cache
@@ -79,6 +83,7 @@ class World:
     """Behaviour policies of versions 0..J-1, the target policy (version J) and rewards in {0, 1}."""
 
     model: SequenceModel
+    logits_JPV: Tensor  # of all versions, the target's last
     log_pi_JXT: Tensor
     log_p_XT: Tensor
     p_X: Tensor
@@ -105,6 +110,7 @@ def make_world(*, seed: int, drift: float, versions: int = 3, max_length: int = 
     rewards = [float(source.random() < 0.4) for _ in model.token_XT]
     return World(
         model=model,
+        logits_JPV=steps.cumsum(0),
         log_pi_JXT=log_pi[:versions],
         log_p_XT=log_pi[versions],
         p_X=trajectory_probs(model, log_pi[versions]),
@@ -115,14 +121,19 @@ def make_world(*, seed: int, drift: float, versions: int = 3, max_length: int = 
 
 def uniform_weights(world: World, log_q_CXT: Tensor) -> Tensor:
     """[C, X] weight of every trajectory, had schedule c generated it."""
-    rows = [uniform_log_weights(world.log_p_XT, log_q_XT, world.model.mask_XT)[:, -1] for log_q_XT in log_q_CXT]
-    return torch.stack(rows).exp()
+    return torch.where(world.model.mask_XT, world.log_p_XT - log_q_CXT, 0.0).sum(-1).exp()
 
 
 def balance_weights(world: World, log_q_CXT: Tensor, counts_C: Tensor) -> Tensor:
-    """[C, X]: the same for every c."""
-    weights_X = multiple_importance_weights(world.log_p_XT, log_q_CXT, counts_C, world.model.mask_XT)[:, -1]
-    return weights_X.expand(len(log_q_CXT), -1)
+    """[C, X]: the same for every c. Schedules without trajectories may be NaN."""
+    return prefix_weights(world, log_q_CXT, counts_C)[:, -1].expand(len(log_q_CXT), -1)
+
+
+def prefix_weights(world: World, log_q_CXT: Tensor, counts_C: Tensor) -> Tensor:
+    """[X, T]: balance heuristic of the prefix that ends at the token."""
+    is_there = counts_C > 0
+    mixture_XT = mixture_token_log_probs(log_q_CXT[is_there], counts_C[is_there], world.model.mask_XT)
+    return torch.where(world.model.mask_XT, world.log_p_XT - mixture_XT, 0.0).cumsum(-1).exp()
 
 
 def assert_exact(actual: Tensor, expected: Tensor) -> None:

@@ -1,0 +1,76 @@
+"""Snapshots of FSDP2's weights, on 2 ranks: what a forward pass computes with them, and what comes back."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from recipe.async_dapo.weights.snapshots import WeightSnapshots
+
+RANKS = 2
+VERSIONS = 3
+
+
+def sharded_model() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    model[0].bias.requires_grad_(False)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)  # its own group stays gathered after a forward pass
+
+
+@torch.no_grad()
+def output(model: nn.Module) -> Tensor:
+    return model(torch.linspace(-1, 1, 12).view(2, 6)).clone()
+
+
+def train_a_step(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.3)
+    model(torch.ones(2, 6)).square().sum().backward()
+    optimizer.step()
+
+
+def shards(model: nn.Module) -> list[Tensor]:
+    for module in (model[0], model):
+        module.reshard()
+    return [p.to_local().clone() for p in model.parameters() if isinstance(p, DTensor)]
+
+
+def check_rank(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+    for dtype in (torch.float32, torch.bfloat16):
+        check_snapshots(dtype)
+    dist.destroy_process_group()
+
+
+def check_snapshots(dtype: torch.dtype) -> None:
+    model = sharded_model()
+    snapshots = WeightSnapshots(model, dtype)
+    outputs = []
+    for version in range(VERSIONS):
+        outputs.append(output(model))
+        snapshots.keep(version, oldest=version - 1)
+        train_a_step(model)
+    newest, exact = output(model), shards(model)
+    for version in (VERSIONS - 1, VERSIONS - 2):  # the one before them was forgotten
+        snapshots.load(version)
+        tolerance = 0.0 if dtype is torch.float32 else 0.02
+        torch.testing.assert_close(output(model), outputs[version], rtol=0, atol=tolerance)
+        assert not torch.equal(output(model), newest)
+    with pytest.raises(KeyError):
+        snapshots.load(0)
+    snapshots.load_newest()
+    assert torch.equal(output(model), newest)
+    assert all(torch.equal(own, before) for own, before in zip(shards(model), exact, strict=True))
+    trained = sum(p.to_local().numel() for p in model.parameters() if p.requires_grad)
+    assert snapshots.kept_bytes == 2 * trained * dtype.itemsize
+
+
+def test_a_version_computes_what_it_did_and_the_newest_comes_back_bit_by_bit(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(check_rank, args=(str(tmp_path),), nprocs=RANKS)

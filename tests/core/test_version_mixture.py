@@ -1,0 +1,145 @@
+"""The balance heuristic inside a prompt group: on the enumerable model where that says it, by hand elsewhere."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from benchmarks.corrections.softmax_sequence_model import (
+    assert_exact,
+    balance_weights,
+    exact_moments,
+    make_world,
+    scheduled_log_probs,
+    trajectory_probs,
+)
+from recipe.async_dapo.training.version_mixture import group_mixture, group_schedules, plan_mixtures
+
+derandomized = settings(max_examples=60, deadline=None, derandomize=True)
+group_sizes = st.lists(st.integers(1, 4), min_size=2, max_size=3)
+
+
+def longs(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_consistent_groups_get_the_balance_heuristic_s_weights_exactly(seed: int) -> None:
+    """Every outcome of a group of three, two of version 0 and one of version 2: unbiased, and Owen's weights."""
+    world = make_world(seed=seed, drift=0.8, max_length=2)
+    model, of_member = world.model, (0, 0, 2)
+    counts_J = torch.tensor([2, 0, 1])
+    expected_X = balance_weights(world, world.log_pi_JXT, counts_J)[0]
+    q_JX = trajectory_probs(model, world.log_pi_JXT)
+    mean_D, total = torch.zeros_like(world.gradient_XD[0]), 0.0
+    for group in product(range(len(q_JX[0])), repeat=3):
+        masks = [model.mask_XT[x] for x in group]
+        versions = [torch.full((int(mask.sum()),), j) for mask, j in zip(masks, of_member, strict=True)]
+        scored = {j: [world.log_pi_JXT[j, x][m] for x, m in zip(group, masks, strict=True)] for j in {*of_member}}
+        recorded = [scored[j][i] for i, j in enumerate(of_member)]
+        mixed = group_mixture(versions, scored, recorded)
+        target = [world.log_p_XT[x][m].sum() for x, m in zip(group, masks, strict=True)]
+        weights = torch.stack([(p - own.sum()).exp() for p, own in zip(target, mixed, strict=True)])
+        torch.testing.assert_close(weights, expected_X[list(group)])
+        probability = math.prod(float(q_JX[j, x]) for j, x in zip(of_member, group, strict=True))
+        mean_D += probability * (weights[:, None] * world.gradient_XD[list(group)]).mean(0)
+        total += probability
+    assert total == pytest.approx(1.0, abs=1e-12)
+    assert_exact(mean_D, world.target_mean(world.gradient_XD))
+
+
+def test_partial_groups_with_known_switches_are_unbiased_too() -> None:
+    """Each member's versions are known to the longest possible end, as under `max_tokens_per_round`."""
+    world = make_world(seed=5, drift=0.8)
+    schedule_CT = torch.tensor([[0, 1, 2, 2], [1, 1, 1, 2]])
+    log_q_CXT = scheduled_log_probs(world.log_pi_JXT, schedule_CT)
+    full_X = world.model.mask_XT.all(-1)
+    of_length_4 = full_X.nonzero().flatten().tolist()
+    weights_CX = torch.zeros(2, len(full_X), dtype=torch.float64)
+    for first, second in product(of_length_4, repeat=2):
+        members = (first, second)
+        scored = {j: [world.log_pi_JXT[j, x] for x in members] for j in range(3)}
+        recorded = [log_q_CXT[c, x] for c, x in enumerate(members)]
+        mixed = group_mixture(list(schedule_CT), scored, recorded)
+        for c, x in enumerate(members):
+            weights_CX[c, x] = (world.log_p_XT[x].sum() - mixed[c].sum()).exp()
+    q_CX = trajectory_probs(world.model, log_q_CXT)
+    f_XD = world.gradient_XD * full_X[:, None]
+    moments = exact_moments(q_CX, weights_CX, f_XD, torch.tensor([1, 1]))
+    assert_exact(moments.mean_D, world.target_mean(f_XD))
+
+
+def test_a_batch_of_three_versions_by_hand() -> None:
+    """Tokens of probability 0.5 under version 1, 0.25 under 2, 0.8 under 3; the third member switched on its way."""
+    p = {1: 0.5, 2: 0.25, 3: 0.8}
+    versions = [longs(1, 1), longs(3), longs(2, 3)]
+    scored = {j: [torch.full((len(own),), math.log(p[j])) for own in versions] for j in p}
+    mixed = group_mixture(versions, scored, [scored[int(own[-1])][i] for i, own in enumerate(versions)])
+    first = (p[1] + p[3] + p[2]) / 3
+    second = (p[1] * p[1] + p[3] * p[3] + p[2] * p[3]) / 3 / first
+    assert mixed[0].exp().tolist() == pytest.approx([first, second])
+    assert mixed[1].exp().tolist() == pytest.approx([first])
+    # The engine recorded version 3's log-prob for the first token, which version 2 had sampled: 0.8 / 0.25 off.
+    assert mixed[2].exp().tolist() == pytest.approx([first * p[3] / p[2], second])
+
+
+@derandomized
+@given(group_sizes, st.integers(0, 999))
+def test_equal_versions_leave_what_the_engine_recorded(lens: list[int], seed: int) -> None:
+    """Whatever the engine's own log-probs are: weights that are the same cannot be told apart by them."""
+    generator = torch.Generator().manual_seed(seed)
+    versions = [torch.randint(4, 7, (n,), generator=generator).sort().values for n in lens]
+    trainer = [-torch.rand(n, generator=generator) * 5 for n in lens]
+    engine = [own + 0.1 * torch.randn(len(own), generator=generator) for own in trainer]
+    mixed = group_mixture(versions, dict.fromkeys((4, 5, 6), trainer), engine)
+    for own, recorded in zip(mixed, engine, strict=True):
+        torch.testing.assert_close(own, recorded.double(), rtol=0, atol=1e-12)
+
+
+@derandomized
+@given(group_sizes, st.integers(0, 999))
+def test_a_mixture_lies_between_its_versions_and_moves_with_the_engine(lens: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    versions = [torch.full((n,), 4 + i) for i, n in enumerate(lens)]
+    scored = {4 + j: [-torch.rand(n, generator=generator) * 3 for n in lens] for j in range(len(lens))}
+    recorded = [scored[4 + i][i] for i in range(len(lens))]
+    mixed = group_mixture(versions, scored, recorded)
+    shifted = group_mixture(versions, scored, [own + 0.25 for own in recorded])
+    for i, own in enumerate(mixed):
+        every = torch.stack([scored[j][i] for j in scored]).double()
+        assert (own >= every.min(0).values - 1e-9).all() and (own <= every.max(0).values + 1e-9).all()
+        torch.testing.assert_close(shifted[i], own + 0.25, rtol=0, atol=1e-6)
+
+
+def test_schedules_go_on_with_their_last_version_and_are_counted() -> None:
+    schedule_KT, counts_K = group_schedules([longs(1, 2), longs(1), longs(1, 1, 1), longs(2)])
+    assert dict(zip(map(tuple, schedule_KT.tolist()), counts_K.tolist(), strict=True)) == {
+        (1, 1, 1): 2,
+        (1, 2, 2): 1,
+        (2, 2, 2): 1,
+    }
+
+
+def test_only_groups_that_mix_versions_take_passes_and_only_over_themselves() -> None:
+    versions = [longs(7, 7), longs(7), longs(5), longs(7), longs(6, 7), longs(6, 6), longs(3), longs(7), longs()]
+    groups = {"all newest": [0, 1], "two": [2, 3], "partial": [4, 5, 8], "one of it has gone": [6, 7]}
+    plan = plan_mixtures(versions, groups, at_hand={5, 6, 7})
+    assert plan.groups == [[2, 3], [4, 5]]
+    assert plan.passes == {5: [2, 3], 6: [4, 5], 7: [2, 3, 4, 5]}
+    assert plan.mixed_tok == 6
+    assert plan.unknown_tok == 2
+    assert plan.extended_share == 0.0
+
+
+def test_terms_beyond_a_member_s_end_are_counted_as_assumed() -> None:
+    plan = plan_mixtures([longs(5, 6, 6, 6), longs(6)], {"": [0, 1]}, at_hand={5, 6})
+    assert plan.extended_share == pytest.approx(3 / 10)  # the second's schedule, over the first one's last three tokens
+
+
+def test_a_group_of_one_version_is_left_alone_whichever_it_is() -> None:
+    plan = plan_mixtures([longs(2, 2), longs(2)], {"": [0, 1]}, at_hand={9})
+    assert not plan.groups and not plan.passes and not plan.unknown_tok
