@@ -75,7 +75,10 @@ EXAMPLES = {
     "agent_loop/checked_answer.py": "python",
     "agent_loop/agent_loops.yaml": "yaml",
     "tools/tools.py": "python",
+    "agent_loop/guessing.py": "python",
+    "tools/booking.py": "python",
 }
+AGENTS = ("agent_loop/guessing.py", "tools/booking.py")  # shown in docs/agents.md
 
 
 def example(name: str) -> str:
@@ -108,7 +111,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "training frequency": table(selection.frequency_table),
         "reference": table(selection.reference_table),
     },
-    "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES},
+    "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
+    "docs/agents.md": {name: partial(example, name) for name in AGENTS},
     "docs/results.md": {
         "quick start": table(quick_start),
         "stop latency": table(stop_latency),

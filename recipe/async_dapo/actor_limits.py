@@ -1,7 +1,7 @@
 """How many calls an actor takes at once: what waits in one must never keep out what would end the wait."""
 
-# Of the coordinator and the load balancer: every lane may wait for a group, every request for a server, and no release
-# may queue behind them.
+# Of the coordinator, the load balancer and agent loop workers: every lane may wait for a group, every request for a
+# server, every trajectory for a call of another worker, and no release and no round may queue behind them.
 MAX_PENDING_CALLS = 100_000
 
 # verl gives a vLLM server actor its engine's sequences and some calls more, but at least so many.

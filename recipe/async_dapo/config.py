@@ -52,6 +52,14 @@ class RewardConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallsConfig:
+    """Calls of agent loops: `async_dapo.calls`."""
+
+    timeout_s: float
+    journal_limit_mb: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterConfig:
     """`algorithm.filter_groups`; `metric` is None when filtering is off."""
 
@@ -80,6 +88,7 @@ class AsyncDAPOConfig:
     importance_sampling: ImportanceSampling
     snapshot_dtype: SnapshotDtype
     reward: RewardConfig
+    calls: CallsConfig
     reward_function: str  # names it in errors
     filter: FilterConfig
     screening: Screening
@@ -127,6 +136,7 @@ class AsyncDAPOConfig:
                     "num_workers": whole_number(config, "actor_rollout_ref.rollout.agent.num_workers"),
                     "reward_function": _reward_function(config),
                     "reward": RewardConfig(**parse_options(RewardConfig, node["reward"], "async_dapo.reward.")),
+                    "calls": CallsConfig(**parse_options(CallsConfig, node["calls"], "async_dapo.calls.")),
                     "screening": Screening(**parse_options(Screening, node["screening"], "async_dapo.screening.")),
                     "selection": Selection(**parse_options(Selection, node["selection"], "async_dapo.selection.")),
                     "filter": FilterConfig(

@@ -31,6 +31,7 @@ def _check_counts(options: "AsyncDAPOConfig") -> None:
         "data.max_response_length": options.max_response_length,
         "async_dapo.length_bias_window": options.length_bias_window,
         "async_dapo.delivery_tok": options.delivery_tok,
+        "async_dapo.calls.journal_limit_mb": options.calls.journal_limit_mb,
     }
     optional = {
         "async_dapo.rollout_pool_size": options.rollout_pool_size,
@@ -53,6 +54,7 @@ def _check_counts(options: "AsyncDAPOConfig") -> None:
 def _check_seconds(options: "AsyncDAPOConfig") -> None:
     for key, seconds in {
         "async_dapo.reward.timeout_s": options.reward.timeout_s,
+        "async_dapo.calls.timeout_s": options.calls.timeout_s,
         "async_dapo.round_timeout_s": options.round_timeout_s,
         "async_dapo.stop_timeout_s": options.stop_timeout_s,
         "async_dapo.engine_timeout_s": options.engine_timeout_s,

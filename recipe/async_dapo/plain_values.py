@@ -3,6 +3,7 @@
 Reading runs no code of the file's: every extension is bytes with a shape, or text of a known type.
 """
 
+import io
 import math
 from collections.abc import Callable
 from datetime import date, datetime, time
@@ -14,13 +15,15 @@ import numpy as np
 import safetensors.numpy
 import safetensors.torch
 import torch
+from PIL import Image
 
 from .config import ConfigError
 
 DATA_SET, AGENT_LOOP = "data set", "agent loop"  # sources
 MAX_DEPTH = 64
 
-_TUPLE, _TEXT, _TENSOR, _ARRAY, _SCALAR, _OBJECTS = range(1, 7)
+_TUPLE, _TEXT, _TENSOR, _ARRAY, _SCALAR, _OBJECTS, _IMAGE = range(1, 8)
+_IMAGE_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")  # that PNG keeps as they are
 _INT64 = range(-(2**63), 2**63)
 # A datetime is a date, too: it comes first.
 _TEXT_OF: dict[type, Callable[[Any], str]] = {
@@ -60,7 +63,7 @@ def to_plain(values: dict[str, Any], *, source: str) -> dict[str, Any]:
         raise ConfigError(
             source,
             "".join(reversed(error.path)).lstrip("."),
-            f"{error.problem}, which no checkpoint can hold: use numbers, text, lists, dicts, arrays or tensors",
+            f"{error.problem}, which no checkpoint can hold: use numbers, text, lists, dicts, arrays, tensors, images",
         ) from None
     return plain
 
@@ -83,6 +86,10 @@ def read_extension(code: int, data: memoryview) -> Any:
         return _FROM_TEXT[kind](text)
     if code == _OBJECTS:
         return _objects(*_decode_objects(data))
+    if code == _IMAGE:
+        image = Image.open(io.BytesIO(data), formats=["PNG"])
+        image.load()
+        return image
     raise ValueError(f"unknown extension {code}")
 
 
@@ -116,6 +123,8 @@ def _plain(value: Any, depth: int) -> Any:
         return _extension(_TENSOR, _tensor(value))
     if isinstance(value, np.ndarray):
         return _array(value, depth)
+    if isinstance(value, Image.Image):
+        return _extension(_IMAGE, _png(value))
     for kind, text_of in _TEXT_OF.items():
         if isinstance(value, kind):
             return _extension(_TEXT, _encoder.encode((kind.__name__, text_of(value))))
@@ -152,6 +161,13 @@ def _tensor(tensor: torch.Tensor) -> bytes:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         raise _NotPlain("is a nested, sparse or quantized tensor")
     return safetensors.torch.save({"": tensor.detach().cpu().contiguous()})
+
+
+def _png(image: Image.Image) -> bytes:
+    if image.mode not in _IMAGE_MODES:
+        raise _NotPlain(f"is an image of mode {image.mode}")
+    image.save(png := io.BytesIO(), format="PNG")
+    return png.getvalue()
 
 
 def _array(array: np.ndarray, depth: int) -> msgspec.msgpack.Ext:

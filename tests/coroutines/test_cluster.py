@@ -1,5 +1,6 @@
 """Whole steps on virtual time, for every strategy, stop rule and fault."""
 
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -29,6 +30,29 @@ def test_given_any_strategy_and_rule_when_steps_are_run_then_all_invariants_hold
     for _ in range(6):
         cluster.step()
     assert len(cluster.trained) == 12
+
+
+@pytest.mark.parametrize("pool_size", [None, Auto.AUTO])
+def test_given_rewards_that_take_longer_than_a_round_then_each_trajectory_is_scored_once_and_a_checkpoint_has_the_score(
+    start, pool_size
+) -> None:
+    """Their groups go on in any worker; what has come to an end meanwhile is in the checkpoint."""
+    scored: Counter[tuple[int, ...]] = Counter()
+
+    def metric_of(prompt_ids: list[int]) -> float:
+        scored[tuple(prompt_ids)] += 1
+        return float(sum(prompt_ids) % 2)
+
+    slow = Task(metric_of=metric_of, scoring_s=60.0)
+    cluster = start(options(rollout_strategy=RolloutStrategy.PARTIAL, rollout_pool_size=pool_size), task=slow)
+    carried = 0.0
+    for _ in range(6):
+        carried += cluster.step()["async_dapo/calls/carried"]
+    assert carried > 0 and set(scored.values()) == {1}
+    cluster.run_for(60.0)
+    saved = from_frames(to_frames(cluster.buffer.state())).pool.buffered
+    calls = [call for group in saved for one in group.trajectories for call in one.calls.values()]
+    assert calls and all(call.result is not None for call in calls)
 
 
 @pytest.mark.parametrize("seed", range(6))

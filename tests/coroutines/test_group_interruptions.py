@@ -34,6 +34,31 @@ def test_given_rewards_under_way_when_the_round_stops_then_they_end_at_once_and_
         assert outcome is None
         assert [trajectory.generated_tok for trajectory in held.trajectories] == [1, 1, 1, 0]
         assert len(held.unfinished) == N
+        await asyncio.sleep(50)  # the scoring goes on
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("pause_s", [1.0, 100.0])
+def test_given_rewards_under_way_when_the_group_is_resumed_then_their_scores_are_used_and_nothing_is_scored_twice(
+    pause_s: float,
+) -> None:
+    async def main() -> None:
+        scored: list[int] = []
+
+        async def compute_score(outputs: list[AgentLoopOutput], _: dict) -> None:
+            scored.append(len(scored))
+            outputs[-1].reward_score = float(scored[-1])
+            outputs[-1].extra_fields["reward_extra_info"] = {"acc": float(scored[-1])}
+            await asyncio.sleep(20)
+
+        outcome, held = await interrupted_at(rollout(compute_score=compute_score), 3.5)
+        assert outcome is None and len(scored) == N - 1
+        await asyncio.sleep(pause_s)
+        resumed = rollout(compute_score=compute_score)
+        outcome = await outcome_of(resumed, held)
+        assert outcome.verdict is Verdict.VALID and sorted(outcome.metrics) == [0.0, 1.0, 2.0, 3.0]
+        assert len(scored) == N and sum(counts.replayed for counts in resumed.calls) == N - 1
 
     simulate(main())
 

@@ -1,28 +1,36 @@
 """Agent loops of several turns over our client: an interruption at any time, in any turn, is invisible to the loop."""
 
 import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop import AgentLoopOutput
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, DictConfigWrap, ToolListWrap
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from examples.checked_answer import CheckedAnswer
+from examples.agent_loop.checked_answer import CheckedAnswer
+from examples.agent_loop.guessing import Guessing
+from recipe.async_dapo.call_runner import CallRunner
+from recipe.async_dapo.calls import call_id, recorded
 from recipe.async_dapo.core.recording import Recorder, SampledTokens, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.cpu.tiny_model import build_tokenizer
 from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
+from recipe.async_dapo.rollout.tools import recorded_tools
 from recipe.async_dapo.store import PackedOutput
 
 from ..support import scripted_server
 from ..support.client_world import World
 from ..support.fakes import ScriptedServer
+from ..support.rollout_world import call_runner
 from ..support.scripted_server import ScriptedRequest
 from ..support.simulation import VirtualTimeLoop, simulate
 
@@ -80,13 +88,52 @@ def _digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripted_server, "token_at", lambda prompt_ids, position: DIGITS[position % 10])
 
 
-async def check(digits: str) -> str:
-    await asyncio.sleep(1.5)
-    return f"saw {digits}"
+@dataclass
+class Till:
+    """A tool that takes money: one that is called twice charges twice."""
+
+    takes_s: float
+    charged: Counter[str] = field(default_factory=Counter)
+
+    async def check(self, digits: str) -> str:
+        self.charged[call_id()] += 1
+        await asyncio.sleep(self.takes_s)
+        return f"saw {digits}"
 
 
-def agent_loop(loop_class: type[AgentLoopBase], client: Any) -> AgentLoopBase:
-    tool = FunctionTool(name="check", fn=check, tool_schema=OpenAIFunctionToolSchema(**SCHEMA), is_async=True)
+class AskedTill(AgentLoopBase):
+    """A loop of its own: the till is asked by `recorded`."""
+
+    till: ClassVar[Till]
+
+    async def run(self, sampling_params: dict[str, Any], **sample: Any) -> AgentLoopOutput:
+        prompt_ids = token_ids = await self.ct_build_initial_tokens(list(sample["raw_prompt"]))
+        mask: list[int] = []
+        log_probs: list[float] = []
+        for turn in range(TURNS):
+            output = await self.server_manager.generate("r", prompt_ids=token_ids, sampling_params=sampling_params)
+            token_ids, mask, log_probs = (
+                token_ids + output.token_ids,
+                mask + [1] * len(output.token_ids),
+                log_probs + output.log_probs,
+            )
+            if turn < TURNS - 1:
+                answer = await recorded(self.till.check, f"turn {turn}")
+                answer_ids = [DIGITS[len(answer) % 10]]
+                token_ids, mask, log_probs = token_ids + answer_ids, [*mask, 0], [*log_probs, 0.0]
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=token_ids[len(prompt_ids) :],
+            response_mask=mask,
+            response_logprobs=log_probs,
+            num_turns=2 * TURNS,
+            metrics=AgentLoopMetrics(),
+        )
+
+
+def agent_loop(loop_class: type[AgentLoopBase], client: Any, till: Till) -> AgentLoopBase:
+    AskedTill.till = till
+    tool = FunctionTool(name="check", fn=till.check, tool_schema=OpenAIFunctionToolSchema(**SCHEMA), is_async=True)
     return loop_class(
         trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT}})),
         server_manager=client,
@@ -95,15 +142,15 @@ def agent_loop(loop_class: type[AgentLoopBase], client: Any) -> AgentLoopBase:
         dataset_cls=SimpleNamespace,
         data_config=DictConfigWrap(OmegaConf.create({})),
         hf_model_type="tiny",
-        tools=ToolListWrap([tool]),
+        tools=ToolListWrap(recorded_tools([tool])),
     )
 
 
-async def run(it: World, loop_class: type[AgentLoopBase]) -> AgentLoopOutput:
+async def run(it: World, loop_class: type[AgentLoopBase], till: Till, runner: CallRunner) -> AgentLoopOutput:
     """Run the trajectory's agent loop from its start, as every round does."""
-    it.recorder = Recorder(trajectory=it.trajectory)
+    it.recorder = Recorder(trajectory=it.trajectory, prompt_uid="group", runner=runner)
     current_recorder.set(it.recorder)
-    return await agent_loop(loop_class, it.client).run(
+    return await agent_loop(loop_class, it.client, till).run(
         {"logprobs": True}, raw_prompt=[{"role": "user", "content": "47+4*03"}], uid="group", session_id=0
     )
 
@@ -113,13 +160,16 @@ def a_world(pause_mode: str) -> World:
     return World(servers, pause_mode=pause_mode, response_length=200, trajectory=Trajectory(session_id=0))
 
 
-async def interrupted_every(it: World, loop_class: type[AgentLoopBase], period_s: float) -> tuple[AgentLoopOutput, int]:
-    """Run to the end through rounds that are stopped after `period_s`. Returns the output and the rounds it took."""
-    rounds = 0
+async def interrupted_every(
+    it: World, loop_class: type[AgentLoopBase], till: Till, period_s: float
+) -> tuple[AgentLoopOutput, int]:
+    """Run to the end through rounds that are stopped after `period_s`, on two workers in turn. Returns the output and
+    the rounds it took."""
+    rounds, workers = 0, [call_runner(), call_runner()]
     while True:
         rounds += 1
         assert rounds < 200, "no progress"
-        task = asyncio.create_task(run(it, loop_class))
+        task = asyncio.create_task(run(it, loop_class, till, workers[rounds % 2]))
         done, _ = await asyncio.wait({task}, timeout=period_s)
         if done:
             return task.result(), rounds
@@ -135,30 +185,36 @@ async def interrupted_every(it: World, loop_class: type[AgentLoopBase], period_s
 
 
 @pytest.mark.parametrize("pause_mode", ["abort", "keep"])
-# Longer than all tools together: they are called again whenever the loop is resumed.
+@pytest.mark.parametrize("tool_s", [1.5, 30.0])  # within a round, and many rounds long
 @pytest.mark.parametrize(
-    ("loop_class", "turns", "period_s"),
+    ("loop_class", "turns", "calls", "period_s"),
     [
-        *((ToolAgentLoop, TURNS, period_s) for period_s in (4.4, 5.3, 6.0, 6.6, 7.3, 8.2)),
-        *((CheckedAnswer, 2, period_s) for period_s in (4.4, 6.6, 8.2)),
+        *((ToolAgentLoop, TURNS, TURNS - 1, period_s) for period_s in (2.9, 4.4, 5.3, 6.0, 6.6, 7.3, 8.2)),
+        *((AskedTill, TURNS, TURNS - 1, period_s) for period_s in (2.9, 4.4, 6.6, 8.2)),
+        *((CheckedAnswer, 2, 0, period_s) for period_s in (4.4, 6.6, 8.2)),
+        *((Guessing, 4, 0, period_s) for period_s in (4.4, 6.6)),
     ],
 )
 def test_given_stops_at_any_time_then_the_loop_ends_as_if_nothing_had_happened(
-    pause_mode: str, loop_class: type[AgentLoopBase], turns: int, period_s: float
+    pause_mode: str, loop_class: type[AgentLoopBase], turns: int, calls: int, period_s: float, tool_s: float
 ) -> None:
     async def undisturbed() -> AgentLoopOutput:
-        return await run(a_world(pause_mode), loop_class)
+        return await run(a_world(pause_mode), loop_class, Till(tool_s), call_runner())
 
     async def disturbed() -> tuple[AgentLoopOutput, int, World]:
         it = a_world(pause_mode)
-        output, rounds = await interrupted_every(it, loop_class, period_s)
+        output, rounds = await interrupted_every(it, loop_class, till, period_s)
         return output, rounds, it
 
+    till = Till(tool_s)
+    random.seed(0)
     expected = simulate(undisturbed(), loop_class=InlineExecutorLoop)
+    random.seed(0)
     output, rounds, it = simulate(disturbed(), loop_class=InlineExecutorLoop)
-    assert rounds > 1
-    for field in ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "num_turns"):
-        assert getattr(output, field) == getattr(expected, field), field
+    assert rounds > (3 if calls and tool_s > 4 * period_s else 1)
+    assert list(till.charged.values()) == [1] * calls, "a tool is called once, however often it is interrupted"
+    for name in ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "num_turns"):
+        assert getattr(output, name) == getattr(expected, name), name
     assert 0 in output.response_mask and sum(output.response_mask) == it.trajectory.generated_tok
     assert len(it.trajectory.turns) == turns and it.recorder.diverged_tok == 0
     assert len({version for version, _ in it.trajectory.stamps}) > 1

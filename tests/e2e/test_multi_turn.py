@@ -1,8 +1,9 @@
-"""verl's tool agent loop on the real stack: interrupted between and within turns, and resumed.
+"""verl's tool agent loop on the real stack: interrupted between and within turns and tool calls, and resumed.
 
-Under `partial`, CoPRIS's fixed concurrency and the limit of tokens a round act as well.
+Under `partial`, CoPRIS's fixed concurrency and the limit of tokens a round act as well, and the run is killed once.
 """
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ..support import next_problem
 from ..support.harness import Run, ledger_closes, train, train_at_once
 
 STEPS = 4
+KILLED_STEP = 3
 POOL_SIZE = 48  # trajectories at once
 ROUND_LIMIT_TOK = 250  # a third of the trajectories is longer
 TOLERANCE = 1e-4  # nats, float32
@@ -58,12 +60,16 @@ def start(assets: Assets, folder: Path, strategy: str) -> Run:
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text(AGENT_LOOPS)
     rollout = "actor_rollout_ref.rollout"
-    return train(
+    run = partial(
+        train,
         assets,
         folder,
         steps=STEPS,
         strategy=strategy,
+        environment={next_problem.LEDGER: str(folder / "till.jsonl")},
         overrides=(
+            "trainer.save_freq=1",
+            "trainer.resume_mode=auto",
             "async_dapo.importance_sampling=decoupled",
             f"reward.custom_reward_function.path={folder}/reward.py",
             f"{rollout}.agent.agent_loop_config_path={folder}/loops.yaml",
@@ -74,6 +80,10 @@ def start(assets: Assets, folder: Path, strategy: str) -> Run:
             *LIMITS[strategy],
         ),
     )
+    if strategy == "partial":
+        killed = run(kill_when=lambda it: len(it.inspections) >= KILLED_STEP)
+        assert killed.exit_code == -9, "the run ended before it could be killed"
+    return run()
 
 
 def test_given_a_tool_loop_when_it_is_interrupted_then_it_goes_on_and_nothing_is_thrown_away(run: Run):
@@ -85,11 +95,20 @@ def test_given_a_tool_loop_when_it_is_interrupted_then_it_goes_on_and_nothing_is
 
 
 def test_given_several_turns_when_trained_then_the_tool_s_tokens_are_masked_and_log_probs_are_the_engine_s(run: Run):
-    assert len(run.inspections) == STEPS
+    assert {record["step"] for record in run.inspections} == set(range(1, STEPS + 1))
     assert all(record["unsampled_tok"] > 0 for record in run.inspections), "no tool has answered"
     # With the KV cache of older weights, the newest ones sample from what no version computes afresh.
     comparable = run.inspections[:1] if "stale_kv" in run.folder.name else run.inspections
     assert all(record["max_diff_newest"] < TOLERANCE for record in comparable)
+
+
+def test_given_a_tool_that_takes_money_when_rounds_stop_under_its_calls_then_each_is_paid_once(run: Run):
+    """Over a kill, too: what nobody knew of after it was asked of the tool."""
+    paid = Counter(charge["call"] for charge in next_problem.charges(run.folder / "till.jsonl"))
+    assert len(paid) > PROMPTS_PER_STEP and set(paid.values()) == {1}
+    assert sum(run.metric("async_dapo/calls/carried")) > 0, "no call outlived its round"
+    assert sum(run.metric("async_dapo/calls/replayed")) > 0, "no call was answered from the record"
+    assert sum(run.metric("async_dapo/calls/diverged")) == 0
 
 
 @pytest.mark.parametrize("run", ["partial_stale_kv"], indirect=True)

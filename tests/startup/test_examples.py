@@ -1,6 +1,7 @@
-"""The examples of `docs/your_own.md` do what the page says."""
+"""The examples of `docs/your_own.md` and `docs/agents.md` do what the pages say."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -11,10 +12,12 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.tools.function_tool import load_function_tools_from_path
 
-from examples.agent_loop import checked_answer
+from examples.agent_loop import checked_answer, guessing
 from examples.data_set import make_data
 from examples.judged_reward import judge, judged_reward
 from examples.reward import reward
+from examples.tools import booking
+from recipe.async_dapo.calls import running_call_id
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
 from recipe.async_dapo.startup.preflight import check_all
 
@@ -55,16 +58,35 @@ def test_the_reward_function_that_waits_passes_the_checks_at_start_up(run, judge
 
 
 def test_the_agent_loop_is_found_by_its_name(monkeypatch) -> None:
-    [named] = OmegaConf.load(EXAMPLES / "agent_loop" / "agent_loops.yaml")
-    monkeypatch.setitem(_agent_loop_registry, named.name, named)
-    monkeypatch.setattr(checked_answer.CheckedAnswer, "__init__", lambda self, **_: None)
-    assert isinstance(AgentLoopFactory().make("checked_answer"), checked_answer.CheckedAnswer)
+    for named, found in zip(
+        OmegaConf.load(EXAMPLES / "agent_loop" / "agent_loops.yaml"),
+        (checked_answer.CheckedAnswer, guessing.Guessing),
+        strict=True,
+    ):
+        monkeypatch.setitem(_agent_loop_registry, named.name, named)
+        monkeypatch.setattr(found, "__init__", lambda self, **_: None)
+        assert isinstance(AgentLoopFactory().make(named.name), found)
 
 
 def test_the_tool_is_loaded_with_a_description_and_can_be_called() -> None:
     [tool] = load_function_tools_from_path(str(EXAMPLES / "tools" / "tools.py"))
     assert tool.tool_schema.function.parameters.required == ["first", "second"]
     assert asyncio.run(tool.call({"first": 12, "second": 30})) == "42"
+
+
+def test_the_tool_that_must_not_act_twice_knows_its_calls(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(booking, "DATABASE", str(tmp_path / "bookings.sqlite"))
+    running_call_id.set("group/0/1/book/0")
+    with pytest.raises(LookupError):
+        booking.booked("group/0/1/book/0")
+    assert booking.book(12) == booking.booked("group/0/1/book/0") == "seat 12 is booked"
+    with pytest.raises(sqlite3.IntegrityError):
+        booking.book(12)
+
+
+def test_the_environment_answers_every_guess() -> None:
+    answers = [asyncio.run(guessing.judge(50, text)) for text in ("49", "50 or 51", "no 7, then 50", "none")]
+    assert answers == ["Too low.", "Too high.", "Right.", "Say a number."]
 
 
 ROLLOUT = "actor_rollout_ref.rollout"

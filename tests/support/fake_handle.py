@@ -22,6 +22,9 @@ class RemoteCall(Awaitable[Any]):
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._result().__await__()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RemoteCall":
+        return self  # references are the same wherever they are sent
+
     @property
     def is_done(self) -> bool:
         return self._task.done()

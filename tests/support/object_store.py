@@ -1,6 +1,6 @@
 """A stand-in for Ray's object store: what is put in comes out as a copy."""
 
-import pickle
+import copy
 from collections.abc import Generator
 from typing import Any
 
@@ -9,7 +9,7 @@ class StoredObject:
     """Stands for `ray.put(value)` and the reference that it returns."""
 
     def __init__(self, value: Any) -> None:
-        self._pickled = pickle.dumps(value)
+        self._value = copy.deepcopy(value)
 
     def __await__(self) -> Generator[None, None, Any]:
         return self.load()
@@ -17,4 +17,4 @@ class StoredObject:
 
     def load(self, timeout: float | None = None) -> Any:
         """As `ray.get` of the reference."""
-        return pickle.loads(self._pickled)
+        return copy.deepcopy(self._value)

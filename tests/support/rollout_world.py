@@ -7,6 +7,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from recipe.async_dapo.call_runner import CallRunner
 from recipe.async_dapo.config import OnRewardError
 from recipe.async_dapo.core.outcome import GroupOutcome
 from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder
@@ -15,6 +16,7 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.reward import RewardScorer
 
+from .fake_handle import FakeHandle
 from .scripted_reward import reward_options
 
 N = 4
@@ -78,6 +80,16 @@ def scores(*values: float | Exception, takes_s: float = 0.0) -> Any:
     return compute_score
 
 
+def call_runner(timeout_s: float = 60.0, journal_limit_bytes: int = 2**20) -> CallRunner:
+    """Of one worker."""
+    runner = CallRunner(
+        timeout_s=timeout_s,
+        journal_limit_bytes=journal_limit_bytes,
+        promise=lambda call_id: FakeHandle(runner).result_of.remote(call_id),
+    )
+    return runner
+
+
 def rollout(
     loop: Loop = quick,
     compute_score: Any = None,
@@ -94,6 +106,7 @@ def rollout(
     return GroupRollout(
         loop,
         scorer,
+        calls=call_runner(),
         reward=reward,
         is_filtered=is_filtered,
         screening=screening,

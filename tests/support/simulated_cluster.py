@@ -16,7 +16,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig, Auto, FilterConfig, RolloutStrategy
+from recipe.async_dapo.config import AsyncDAPOConfig, Auto, CallsConfig, FilterConfig, RolloutStrategy
 from recipe.async_dapo.core.prompt_history import SelectBy, Selection
 from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
@@ -66,6 +66,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "importance_sampling": None,
         "snapshot_dtype": None,
         "reward": reward_options(),
+        "calls": CallsConfig(timeout_s=3600.0, journal_limit_mb=1),
         "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
         "screening": NO_SCREENING,
@@ -217,7 +218,7 @@ class Cluster:
     def _patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         remote = SimpleNamespace(get=self._get, wait=self._wait, kill=FakeHandle.kill)
         monkeypatch.setattr(manager_module, "ray", remote)
-        monkeypatch.setattr(parking, "ray", SimpleNamespace(put=StoredObject, get=StoredObject.load))
+        monkeypatch.setattr(parking, "ray", SimpleNamespace(put=StoredObject, get=self._stored, wait=self._arrived))
         monkeypatch.setattr(engine_manager_module, "ray", remote)
         monkeypatch.setattr(
             engine_manager_module, "asyncio", SimpleNamespace(run=self.loop.run_until_complete, sleep=asyncio.sleep)
@@ -226,6 +227,13 @@ class Cluster:
         monkeypatch.setattr(time, "monotonic", self.loop.time)
         for name in ("put_group", "batch_of", "forget_groups", "forget_prompts", "withhold"):
             monkeypatch.setattr(store, name, getattr(self.store, name))
+
+    def _stored(self, ref: StoredObject | RemoteCall, timeout: float | None = None) -> Any:
+        return ref.load() if isinstance(ref, StoredObject) else self._get(ref)
+
+    def _arrived(self, refs: list[RemoteCall], *, num_returns: int, timeout: float) -> Any:
+        assert (num_returns, timeout) == (len(refs), 0)
+        return [ref for ref in refs if ref.is_done], [ref for ref in refs if not ref.is_done]
 
     def _start_worker(self, latency_s: float | Callable[[str], float]) -> FakeHandle:
         rollout = SimpleNamespace(response_length=MAX_LENGTH_TOK, prompt_length=2, max_model_len=None)
@@ -247,7 +255,7 @@ class Cluster:
         manager._balancer, manager._coordinator = self.balancer_handle, self.coordinator_handle
         manager._round_id, manager._worker_refs, manager._frozen, manager._places = "", [], {}, None
         for index, worker in enumerate(self.worker_handles):
-            self._get(worker.attach.remote(self.coordinator_handle, index))
+            self._get(worker.attach.remote(self.coordinator_handle, index, worker))
         return manager
 
     def _draw(self, count: int) -> list[PromptGroup]:
@@ -258,7 +266,7 @@ class Cluster:
     def _own_tasks(self) -> set[str]:
         self.run_for(0.05)  # releases are not awaited by those who send them
         names = {task.get_name() for task in asyncio.all_tasks(self.loop)}
-        return {name for name in names if not name.startswith("remote")}
+        return {name for name in names if not name.startswith(("remote", "call "))}
 
     def _get(self, refs: Any, timeout: float | None = None) -> Any:
         async def resolve() -> Any:

@@ -4,6 +4,7 @@
 changes, read it again, and what the recipe does around it.
 """
 
+TOOL_LOOP = "verl.experimental.agent_loop.tool_agent_loop:"
 TRAINER = "verl.trainer.ppo.v1.trainer_base:"
 AGENT_LOOP = "verl.experimental.agent_loop.agent_loop:"
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:"
@@ -22,6 +23,14 @@ SIGNATURES = {
         "mm_processor_kwargs=None, **kwargs)"
     ),
     CLIENT + "LLMServerManager.get_client": "(self, client_cls=None, **kwargs)",
+    # tools
+    "verl.tools.function_tool:FunctionTool.__init__": "(self, name, fn, tool_schema, is_async=False)",
+    "verl.tools.function_tool:FunctionTool.call": "(self, parameters)",
+    "verl.tools.function_tool:normalize_function_tool_return": "(ret)",
+    "verl.tools.base_tool:BaseTool.create": "(self, instance_id=None, **kwargs)",
+    "verl.tools.base_tool:BaseTool.execute": "(self, instance_id, parameters, **kwargs)",
+    "verl.tools.base_tool:BaseTool.calc_reward": "(self, instance_id, **kwargs)",
+    "verl.tools.base_tool:BaseTool.release": "(self, instance_id, **kwargs)",
     # the load balancer
     "verl.workers.rollout.router:get_router_handle": (
         "(servers, router_config_path=None, full_determinism=False, load_balancer_cls=None)"
@@ -126,6 +135,8 @@ SIGNATURES = {
 }
 
 READ = {
+    TOOL_LOOP + "ToolAgentLoop._call_tool": "d5f71f92a054",  # an instance for each call; errors become text
+    TOOL_LOOP + "ToolAgentLoop._handle_processing_tools_state": "3a8638ea4041",  # begins calls in their order
     TRAINER + "PPOTrainer.fit": "07f6014eb3d2",  # order of the hooks; kv_clear of the trained batch
     TRAINER + "PPOTrainer.step": "2f50a6e5ee62",  # prepare_step opens the round
     TRAINER + "PPOTrainer._step_once": "9dee5bcf0174",  # one `sample` of the train partition a step

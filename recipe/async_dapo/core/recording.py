@@ -1,12 +1,15 @@
 """The record of the trajectory that the running task belongs to, and how a request to the engines updates it."""
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
+from typing import Any
 
+from .journal import Call, CallCounts, call_digest
 from .trajectory import Attachment, BrokenRecord, Segment, Trajectory, Turn
 
 
@@ -23,6 +26,8 @@ class Recorder:
     """
 
     trajectory: Trajectory
+    prompt_uid: str = ""
+    runner: Any = None  # makes its calls; opaque to core
     next_turn: int = 0
     round_limit_tok: int | None = None  # tokens it may generate in this round
     generated_tok: int = 0  # tokens it has generated in this round
@@ -31,6 +36,9 @@ class Recorder:
     diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
     in_request: bool = False  # a request is out: it will come back by itself when the engines stop
     is_stopping: bool = False  # the round has stopped: no further step of the loop may start
+    calls: CallCounts = field(default_factory=CallCounts)
+    given_up: Exception | None = None  # why the trajectory cannot go on, even if its loop swallows errors
+    _same_calls: Counter[tuple[int, str, str]] = field(default_factory=Counter)  # asked for in this run of the loop
 
     def begin_turn(self, prompt_ids: Sequence[int]) -> Turn:
         """The turn of this request, recorded earlier or new."""
@@ -43,8 +51,42 @@ class Recorder:
         self.next_turn += 1
         return turns[self.next_turn - 1]
 
+    def begin_call(self, name: str, arguments: bytes) -> tuple[Call, bool]:
+        """This call, recorded earlier or new, and whether it is new. Those at one place with the same arguments are
+        told apart by their order; others may overtake each other.
+        """
+        turns, calls = self.trajectory.turns, self.trajectory.calls
+        last = turns[self.next_turn - 1] if self.next_turn else None
+        tokens = [] if last is None else [array("i", segment.token_ids).tobytes() for segment in last.segments]
+        context = [] if last is None else [last.prompt_digest, b"".join(tokens)]
+        digest = call_digest(context, arguments)
+        place = (self.next_turn, name, digest)
+        number = self._same_calls[place]
+        self._same_calls[place] += 1
+        call_id = f"{self.prompt_uid}/{self.trajectory.session_id}/{self.next_turn}/{name}/{digest}/{number}"
+        is_new = call_id not in calls
+        if is_new:
+            calls[call_id] = Call(call_id=call_id, turn=self.next_turn, arguments=arguments)
+        return calls[call_id], is_new
+
+    def lose(self, turn: Turn) -> None:
+        """Throw away what an unfinished turn has generated."""
+        self.diverged_tok += turn.generated_tok
+        turn.segments = []
+
+    def start_anew(self) -> None:
+        """Drop all that is recorded: its loop cannot be brought again to where it was."""
+        self.next_turn = 0
+        self.drop_rest()
+        self.calls.diverged += len(self.trajectory.calls)
+        self.trajectory.calls = {}
+
     def drop_rest(self) -> None:
-        """Drop the recorded turns that the loop has not asked for: it takes another way, or has ended before them."""
+        """Drop what is recorded and the loop has not asked for: it takes another way, or has ended before it."""
+        gone = [call_id for call_id, call in self.trajectory.calls.items() if call.turn > self.next_turn]
+        self.calls.diverged += len(gone)
+        for call_id in gone:
+            del self.trajectory.calls[call_id]
         turns = self.trajectory.turns
         for turn in turns[self.next_turn :]:
             self.diverged_tok += turn.generated_tok
@@ -77,6 +119,17 @@ def append_tokens(
         start = end
     if not start == len(token_ids) == len(log_probs):
         raise BrokenRecord(f"{len(token_ids)} tokens with {len(log_probs)} log-probs, and versions of {start}")
+
+
+def cut(turn: Turn, num_tokens: int) -> None:
+    """Keep so many tokens of the turn."""
+    kept: list[Segment] = []
+    for segment in turn.segments:
+        count = min(len(segment.token_ids), num_tokens - sum(len(one.token_ids) for one in kept))
+        if count > 0:
+            ids, log_probs = segment.token_ids[:count], segment.rollout_log_probs[:count]
+            kept.append(Segment(policy_version=segment.policy_version, token_ids=ids, rollout_log_probs=log_probs))
+    turn.segments = kept
 
 
 class SampledTokens:

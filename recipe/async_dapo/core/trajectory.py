@@ -2,13 +2,16 @@
 
 A trajectory is recorded as the turns its agent loop asked the engines for. An interrupted trajectory is resumed by
 running its agent loop again over the recorded turns: finished turns are answered from the record, the unfinished one
-is continued from its tokens. A single-turn loop has one turn.
+is continued from its tokens. A single-turn loop has one turn. What else the loop asks for, of tools or of the reward,
+is in its journal.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from .journal import Call
 
 
 class BrokenRecord(RuntimeError):
@@ -75,6 +78,9 @@ class Trajectory:
     session_id: int
     age: int = 0  # rounds it was carried over unfinished
     turns: list[Turn] = field(default_factory=list)
+    calls: dict[str, Call] = field(default_factory=dict)  # by their ids, in order
+    # From a checkpoint: calls after that may have happened and are not recorded here.
+    is_restored: bool = field(default=False, compare=False)
     outputs: Any = None  # the agent loop's scored outputs once finished; opaque to core
     finished_stamps: tuple[tuple[int, int], ...] = ()  # see `stamps`, kept when the turns are gone
 
@@ -84,7 +90,7 @@ class Trajectory:
 
     @property
     def has_started(self) -> bool:
-        return self.is_finished or bool(self.turns)
+        return self.is_finished or bool(self.turns) or bool(self.calls)
 
     @property
     def stamps(self) -> tuple[tuple[int, int], ...]:
@@ -99,10 +105,14 @@ class Trajectory:
     def generated_tok(self) -> int:
         return sum(num_tokens for _, num_tokens in self.stamps)
 
+    @property
+    def journal_bytes(self) -> int:
+        return sum(call.size_bytes for call in self.calls.values())
+
     def finish(self, outputs: Any) -> None:
-        """Keep the scored outputs, which hold all tokens, in place of the turns."""
+        """Keep the scored outputs, which hold all tokens, in place of turns and calls."""
         self.finished_stamps = self.stamps
-        self.turns = []
+        self.turns, self.calls = [], {}
         self.outputs = outputs
 
     @property
@@ -113,6 +123,7 @@ class Trajectory:
         """Let go of its tokens, but not of their numbers."""
         for turn in self.turns:
             turn.segments = [segment.without_tokens for segment in turn.segments]
+        self.calls = {call_id: call.without_content for call_id, call in self.calls.items()}
         if self.is_finished:
             self.outputs = True
 
@@ -120,6 +131,7 @@ class Trajectory:
         """Throw away all it has generated. Returns the number of tokens lost."""
         lost_tok = self.generated_tok
         self.turns, self.outputs, self.finished_stamps, self.age = [], None, (), 0
+        self.calls, self.is_restored = {}, False
         return lost_tok
 
 

@@ -7,9 +7,11 @@ from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from ..core.recording import Recorder, current_recorder
+from ..config import ConfigError
+from ..core.recording import Recorder, current_recorder, cut
 from ..core.trajectory import Attachment, Trajectory, Turn
 from .engine_requests import EngineRequests, TrajectoryInterrupted
+from .seam import continued, end_of_stop, not_continued
 
 _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 _SERVER_OPTIONS = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "priority")
@@ -21,10 +23,14 @@ class AsyncDAPOLLMClient(LLMServerClient):
     An interrupted request leaves its tokens, log-probs and policy versions in the record and raises
     `TrajectoryInterrupted`; when the trajectory is resumed, recorded turns are answered from the record and the
     unfinished one is continued. Interruption is invisible to the agent loop.
+
+    Args:
+        continues: interrupted requests are continued by new ones; else only those that are lost with their server.
     """
 
-    def __init__(self, *args: Any, cleanup_timeout_s: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, cleanup_timeout_s: float, continues: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._continues = continues
         self._requests = EngineRequests(self._load_balancer, cleanup_timeout_s=cleanup_timeout_s)
 
     @rollout_trace_op
@@ -76,11 +82,22 @@ class AsyncDAPOLLMClient(LLMServerClient):
 
         Raises:
             TrajectoryInterrupted: when the engines stop, or the trajectory has had its tokens for this round.
+            ConfigError: for sampling parameters with which the turn could not be continued.
         """
+        stuck = not_continued(sampling_params)
+        if stuck and self._continues:
+            raise ConfigError(
+                f"sampling_params.{stuck[0]}",
+                sampling_params[stuck[0]],
+                "counts over the whole response, and an interrupted one is continued by a new request; choose "
+                "async_dapo.rollout_strategy=consistent, or leave it out",
+            )
         budget_tok = self._budget_tok(len(prompt_ids), sampling_params)
         params = {key: value for key, value in sampling_params.items() if key not in _LIMIT_KEYS}
         params["logprobs"] = True  # the record needs them, whatever the agent loop asks for
         while turn.finish_reason is None:
+            if stuck and turn.attachment is None:
+                recorder.lose(turn)
             before_tok = turn.generated_tok
             limit_tok = remaining_tok = budget_tok - before_tok
             if recorder.round_limit_tok is not None:
@@ -90,16 +107,30 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 return
             if limit_tok <= 0:
                 raise TrajectoryInterrupted("has generated its tokens of this round")
-            if before_tok and turn.attachment is None:
+            is_seam = before_tok > 0 and turn.attachment is None
+            if is_seam:
                 recorder.reprefilled_tok.append(len(prompt_ids) + before_tok)
+            asked = continued(params, before_tok) | {"max_tokens": limit_tok}
             try:
                 finish_reason = await self._requests.advance(
-                    turn, request_id, prompt_ids + turn.raw_response_ids, params | {"max_tokens": limit_tok}, options
+                    turn, request_id, prompt_ids + turn.raw_response_ids, asked, options
                 )
             finally:
                 recorder.generated_tok += turn.generated_tok - before_tok
+                if is_seam:
+                    self._end_at_stop(turn, before_tok, params)
+            if turn.finish_reason is not None:
+                return
             if finish_reason != "length" or limit_tok == remaining_tok:
                 turn.finish_reason = finish_reason
+
+    def _end_at_stop(self, turn: Turn, seam_tok: int, params: dict[str, Any]) -> None:
+        """A stop string that the engine could not see, as it began before the seam, ends the turn."""
+        if params.get("stop"):
+            end_tok = end_of_stop(turn.raw_response_ids, seam_tok, params, self.tokenizer.decode)
+            if end_tok is not None:
+                cut(turn, end_tok)
+                turn.finish_reason = "stop"
 
     def abandon(self, attachments: list[Attachment]) -> None:
         """Take requests that nobody will continue out of their engines."""

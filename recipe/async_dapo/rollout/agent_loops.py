@@ -1,5 +1,6 @@
 """verl's agent loops, one per trajectory, made without reading their configuration again each time."""
 
+import asyncio
 import functools
 import platform
 from collections.abc import Callable
@@ -7,9 +8,10 @@ from typing import Any
 
 import hydra
 from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, _agent_loop_registry
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
 from ..config import ConfigError
+from ..core.recording import current_recorder
 
 
 class AgentLoopFactory:
@@ -52,6 +54,20 @@ class AgentLoopFactory:
             return functools.partial(hydra.utils.get_object(config["_target_"]), **arguments)
         except Exception as error:
             raise _cannot_be_made(name, error) from error
+
+
+async def run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
+    """Run an agent loop for the current trajectory. One that says `replayable = False` starts anew when it was
+    interrupted: what it had generated is thrown away, and counted as diverged.
+    """
+    try:
+        output = await agent_loop.run(sampling_params, **sample)
+    except asyncio.CancelledError:
+        recorder = current_recorder.get()
+        if recorder is not None and not getattr(agent_loop, "replayable", True):
+            recorder.start_anew()
+        raise
+    return output if isinstance(output, list) else [output]
 
 
 def _cannot_be_made(name: str, error: Exception) -> ConfigError:

@@ -12,9 +12,12 @@ from typing import cast
 from ray.exceptions import RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
+from ..call_runner import CallRunner
+from ..calls import TrajectoryGivenUp
 from ..config import ConfigError, OnRewardError, RewardConfig
 from ..core.failures import Cause
 from ..core.group_filter import RunningVerdict, judge_group
+from ..core.journal import CallCounts
 from ..core.outcome import GroupOutcome, Verdict
 from ..core.recording import Recorder, SampledTokens, current_recorder
 from ..core.screening import Screening
@@ -67,6 +70,7 @@ class GroupRollout:
     Args:
         run_agent_loop: runs one trajectory to its end and returns its unscored outputs.
         scorer: scores outputs inline.
+        calls: makes the calls of agent loops, and those of the scorer.
         reward: what to do when a reward fails for good.
         is_filtered: whether groups whose metric does not vary are dropped.
         screening: which trajectories of a group may run.
@@ -82,6 +86,7 @@ class GroupRollout:
         run_agent_loop: RunAgentLoop,
         scorer: RewardScorer,
         *,
+        calls: CallRunner,
         reward: RewardConfig,
         is_filtered: bool,
         screening: Screening,
@@ -93,6 +98,7 @@ class GroupRollout:
     ) -> None:
         self._run_agent_loop = run_agent_loop
         self._scorer = scorer
+        self._calls = calls
         self._reward = reward
         self._is_filtered = is_filtered
         self._screening = screening
@@ -103,6 +109,7 @@ class GroupRollout:
         self._abandon = abandon
         self.running = RunningTrajectories()
         self._told: set[str] = set()
+        self.calls: list[CallCounts] = []
         self.diverged_tok = 0
         self.reprefilled_tok: list[int] = []
 
@@ -137,19 +144,26 @@ class GroupRollout:
 
     def _start(self, group: PromptGroup, trajectories: Iterable[Trajectory], tasks: asyncio.TaskGroup) -> None:
         for trajectory in trajectories:
-            recorder = Recorder(trajectory=trajectory, round_limit_tok=self._max_tokens_per_round)
+            recorder = Recorder(
+                trajectory=trajectory,
+                prompt_uid=group.uid,
+                runner=self._calls,
+                round_limit_tok=self._max_tokens_per_round,
+            )
             self.running.add(tasks.create_task(self._run_trajectory(group, recorder, tasks)), recorder)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: Recorder, tasks: asyncio.TaskGroup) -> None:
         current_recorder.set(recorder)
         trajectory = recorder.trajectory
         try:
-            outputs = await self._run_agent_loop(group, trajectory)
+            outputs = await self._outputs_of(group, recorder)
             self._on_generated(group.uid)
-            await self._scorer.score(outputs, group.prompt)
+            await self._scorer.score_once(outputs, group.prompt, recorder)
         except (RayActorError, EnginesUnavailable, ConfigError, BrokenRecord):
             raise  # a part of the system is gone or broken, or the options are wrong: training ends
         except RewardFailed as error:
+            self._fail(group, error.reason, error.cause)
+        except TrajectoryGivenUp as error:
             self._fail(group, error.reason, error.cause)
         except TrajectoryInterrupted:
             raise
@@ -162,8 +176,20 @@ class GroupRollout:
             self._note_certain(group, tasks)
         finally:
             self._abandon(recorder.diverged_attachments)
+            self.calls.append(recorder.calls)
             self.diverged_tok += recorder.diverged_tok
             self.reprefilled_tok += recorder.reprefilled_tok
+
+    async def _outputs_of(self, group: PromptGroup, recorder: Recorder) -> list[AgentLoopOutput]:
+        """
+        Raises:
+            ConfigError, TrajectoryGivenUp: also where the loop would go on after them.
+        """
+        try:
+            return await self._run_agent_loop(group, recorder.trajectory)
+        finally:
+            if recorder.given_up is not None:
+                raise recorder.given_up
 
     def _fail(self, group: PromptGroup, reason: str, cause: Cause) -> None:
         if not self._keeps_failures:

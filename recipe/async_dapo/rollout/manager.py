@@ -15,9 +15,11 @@ from ray.exceptions import RayError, RayTaskError
 from tensordict import TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
 
+from ..actor_limits import MAX_PENDING_CALLS
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.failures import EndedGroups
+from ..core.journal import CallCounts
 from ..core.over_sampling import AtHand
 from ..core.pool_records import Dispatch
 from ..core.round import RoundSpec, RoundSummary
@@ -47,6 +49,7 @@ class RoundResult:
     summary: RoundSummary
     unfinished: list[PromptGroup]
     reward_calls: RewardCalls
+    calls: CallCounts
     diverged_tok: int
     reprefilled_tok: list[int]
     rollout_s: float
@@ -61,7 +64,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.agent_loop_workers_class = ray.remote(AsyncDAPOAgentLoopWorker)
+        self.agent_loop_workers_class = ray.remote(max_concurrency=MAX_PENDING_CALLS)(AsyncDAPOAgentLoopWorker)
         super().__init__(*args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
         self._round_id = ""
@@ -81,7 +84,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer, self._options.stop_timeout_s)
         workers = list(enumerate(self.agent_loop_workers))
         connecting = [worker.connect.remote(llm_client, reward_workers) for _, worker in workers]
-        connecting += [worker.attach.remote(self._coordinator, index) for index, worker in workers]
+        connecting += [worker.attach.remote(self._coordinator, index, worker) for index, worker in workers]
         _, late = ray.wait(connecting, num_returns=len(connecting), timeout=CONNECT_TIMEOUT_S)
         if late:
             silent = sorted({connecting.index(call) % len(workers) for call in late})
@@ -178,6 +181,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             summary=summary,
             unfinished=unfinished,
             reward_calls=RewardCalls.total(report.reward_calls for report in reports),
+            calls=CallCounts.total(report.calls for report in reports),
             diverged_tok=sum(report.diverged_tok for report in reports),
             reprefilled_tok=[length for report in reports for length in report.reprefilled_tok],
             rollout_s=time.monotonic() - self._started,

@@ -61,7 +61,7 @@ async def group_of(ticket: Ticket) -> PromptGroup:
 
 
 def with_tokens(group: PromptGroup) -> PromptGroup:
-    """A group of the pool with its tokens.
+    """A group of the pool with its tokens, and with the results of calls that have ended since it was parked.
 
     Raises:
         TokensLost: when those who had them are gone.
@@ -77,11 +77,27 @@ def with_tokens(group: PromptGroup) -> PromptGroup:
         ) from None
     except RayError as error:
         raise _lost(group.uid) from error
-    return _brought_up(parked, _ages(group), is_attached=bool(group.attachments()))
+    whole = _brought_up(parked, _ages(group), is_attached=bool(group.attachments()))
+    _take_arrived(whole)
+    return whole
 
 
 def _lost(uid: str) -> TokensLost:
     return TokensLost(f"an agent loop worker died, and with it the tokens of prompt group {uid}, which it kept")
+
+
+def _take_arrived(group: PromptGroup) -> None:
+    """A call that is still under way stays without a result: after a crash nobody knows what it came to."""
+    pending = {
+        call.pending: call
+        for trajectory in group.trajectories
+        for call in trajectory.calls.values()
+        if call.pending is not None
+    }
+    if pending:
+        ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
+        for ref in ready:
+            pending[ref].result = ray.get(ref, timeout=FETCH_TIMEOUT_S)
 
 
 def _ages(group: PromptGroup) -> tuple[int, ...]:

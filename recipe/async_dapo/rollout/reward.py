@@ -15,10 +15,13 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.failures import Cause
+from ..core.recording import Recorder
 from .causes import cause_of
 from .started_process import RewardProcessDied, RewardProcessKilled
 
 logger = logging.getLogger(__name__)
+
+REWARD = "reward"  # names its calls in the journal
 
 ComputeScore = Callable[[list[AgentLoopOutput], dict[str, Any]], Awaitable[None]]
 
@@ -61,7 +64,7 @@ class RewardScorer:
         self.calls = RewardCalls()
 
     async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
-        """Score the last output; verl's trainer reads the same score from the others.
+        """Score the last output, and give the others the same score.
 
         Raises:
             RewardFailed: when every attempt raised, timed out or returned no finite number.
@@ -83,9 +86,7 @@ class RewardScorer:
                 failure = RewardFailed("reward_error", cause_of(error))
             else:
                 if self._has_finite_score(outputs[-1]):
-                    for output in outputs[:-1]:
-                        output.reward_score = outputs[-1].reward_score
-                        output.extra_fields["reward_extra_info"] = outputs[-1].extra_fields["reward_extra_info"]
+                    _share(outputs)
                     return
                 failure = RewardFailed("reward_not_finite", Cause(f"reward {outputs[-1].reward_score}"))
                 outputs[-1].reward_score = None
@@ -93,6 +94,21 @@ class RewardScorer:
             self._told.add(failure.cause.place)
             logger.log(level, "attempt %d to score a trajectory failed: %s", attempt + 1, failure)
         raise failure
+
+    async def score_once(self, outputs: list[AgentLoopOutput], sample: dict[str, Any], recorder: Recorder) -> None:
+        """As `score`; what is being scored when a stop interrupts its trajectory is not scored again."""
+
+        async def make() -> dict[str, Any]:
+            await self.score(outputs, sample)
+            last = outputs[-1]
+            extra = last.extra_fields["reward_extra_info"]
+            return {"score": last.reward_score, "extra": extra, "seconds": last.metrics.compute_score}
+
+        scored = await recorder.runner.run(recorder, REWARD, {}, make, is_judged=True)
+        last = outputs[-1]
+        last.reward_score, last.extra_fields["reward_extra_info"] = scored["score"], scored["extra"]
+        last.metrics.compute_score = scored["seconds"]
+        _share(outputs)
 
     def metric_of(self, output: AgentLoopOutput) -> float:
         """The raw metric that groups are filtered by."""
@@ -108,6 +124,14 @@ class RewardScorer:
         if self._metric is not None and self._metric not in extra:
             raise metric_missing(self._metric, extra)
         return is_finite(output.reward_score) and (self._metric is None or is_finite(extra[self._metric]))
+
+
+def _share(outputs: list[AgentLoopOutput]) -> None:
+    """Give the last output's score to the others, where verl's trainer reads it, too."""
+    last = outputs[-1]
+    for output in outputs[:-1]:
+        output.reward_score = last.reward_score
+        output.extra_fields["reward_extra_info"] = last.extra_fields["reward_extra_info"]
 
 
 def is_finite(value: Any) -> bool:

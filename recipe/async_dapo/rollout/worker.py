@@ -12,7 +12,9 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 
 from .. import store
 from ..aio import TurnBatch
+from ..call_runner import CallRunner
 from ..config import AsyncDAPOConfig, ConfigError
+from ..core.journal import CallCounts
 from ..core.outcome import Verdict
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import PromptGroup, Trajectory
@@ -21,11 +23,12 @@ from ..engines.client import AsyncDAPOLLMClient
 from ..logs import show_logs
 from ..shipping import localise
 from ..verl_version import check_versions
-from .agent_loops import AgentLoopFactory
+from .agent_loops import AgentLoopFactory, run_loop
 from .group_rollout import GroupRollout, leaves
 from .open_round import Ticket
 from .parking import group_of, park
 from .reward import RewardCalls, RewardScorer
+from .tools import recorded_tools
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +50,15 @@ class WorkerReport:
 
     unfinished: list[PromptGroup] = field(default_factory=list)
     reward_calls: RewardCalls = field(default_factory=RewardCalls)
+    calls: CallCounts = field(default_factory=CallCounts)
     diverged_tok: int = 0
     reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
 
 
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     """Takes groups from the coordinator as fast as it hands them out; with `rollout_pool_size=null` one lane takes the
-    next group when its last one has ended. When `run_round` returns, every task of the round is over.
+    next group when its last one has ended. When `run_round` returns, every task of the round is over; calls that
+    were interrupted go on, see `calls.py`.
 
     Starts before there is an engine, so that its imports take no time of their own; see `connect`.
     """
@@ -66,10 +71,19 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         self._options = AsyncDAPOConfig.from_hydra(self.config)
         join_queue()
 
-    async def attach(self, coordinator: ActorHandle, worker: int) -> None:
-        """Called once by the manager; `worker` is this one's number."""
+    async def attach(self, coordinator: ActorHandle, worker: int, myself: ActorHandle) -> None:
+        """Called once by the manager; `worker` is this one's number, and `myself` its handle."""
         self._coordinator = coordinator
         self._worker = worker
+        self._calls = CallRunner(
+            timeout_s=self._options.calls.timeout_s,
+            journal_limit_bytes=self._options.calls.journal_limit_mb * 2**20,
+            promise=lambda call_id: myself.result_of.remote(call_id),
+        )
+
+    async def result_of(self, call_id: str) -> bytes | None:
+        """What a call came to whose trajectory was interrupted here; whoever continues that waits for it."""
+        return await self._calls.result_of(call_id)
 
     async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
         """Called once by the manager, when there are engines."""
@@ -84,7 +98,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             hf_model_type=self.hf_model_type,
             dataset_cls=self.dataset_cls,
             data_config=DictConfigWrap(self.config.data),
-            tools=ToolListWrap(self.tools),
+            tools=ToolListWrap(recorded_tools(self.tools)),
         )
 
     async def run_round(self, order: RoundOrder) -> WorkerReport:
@@ -101,6 +115,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         rollout = GroupRollout(
             self._loop_runner(order),
             scorer,
+            calls=self._calls,
             reward=self._options.reward,
             is_filtered=self._options.filter.metric is not None,
             screening=NO_SCREENING if order.validate else self._options.screening,
@@ -123,6 +138,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
                 raise error from None
             raise RuntimeError(f"agent loop worker {self._worker}: {error}") from error
         report.reward_calls = scorer.calls
+        report.calls = CallCounts.total(rollout.calls)
         report.diverged_tok = rollout.diverged_tok
         report.reprefilled_tok = rollout.reprefilled_tok
         return report
@@ -171,9 +187,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         async def run(group: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
             prompt = {"agent_name": rollout.agent.default_agent_loop} | group.prompt
             agent_loop = self._agent_loops.make(prompt.pop("agent_name"))
-            output = await agent_loop.run(
-                dict(sampling_params), uid=group.uid, session_id=trajectory.session_id, **prompt
-            )
-            return output if isinstance(output, list) else [output]
+            names = {"uid": group.uid, "session_id": trajectory.session_id}
+            return await run_loop(agent_loop, dict(sampling_params), **names, **prompt)
 
         return run

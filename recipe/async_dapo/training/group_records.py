@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from verl.experimental.agent_loop import AgentLoopOutput
 
+from ..core.journal import Call
 from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from ..plain_values import AGENT_LOOP, DATA_SET, to_plain
 from ..store import PackedOutput
@@ -32,6 +33,13 @@ class TurnRecord(Record):
     finish_reason: str | None
 
 
+class CallRecord(Record):
+    call_id: str
+    turn: Count
+    arguments: bytes  # msgpack
+    result: bytes | None  # msgpack
+
+
 class OutputRecord(Record):
     rest: dict[str, Any]  # of verl's output, as far as it was set
     stamps: Stamps
@@ -45,6 +53,7 @@ class TrajectoryRecord(Record):
     session_id: Count
     age: Count
     turns: list[TurnRecord]
+    calls: list[CallRecord]
     outputs: list[OutputRecord] | None
     finished_stamps: Stamps
 
@@ -77,6 +86,10 @@ def _trajectory_record(trajectory: Trajectory) -> TrajectoryRecord:
         session_id=trajectory.session_id,
         age=trajectory.age,
         turns=[_turn_record(turn) for turn in trajectory.turns],
+        calls=[
+            CallRecord(call_id=call.call_id, turn=call.turn, arguments=call.arguments, result=call.result)
+            for call in trajectory.calls.values()
+        ],
         outputs=None if outputs is None else [_output_record(packed) for packed in outputs],
         finished_stamps=trajectory.finished_stamps,
     )
@@ -131,6 +144,11 @@ def _trajectory(record: TrajectoryRecord) -> Trajectory:
         session_id=record.session_id,
         age=record.age,
         turns=[_turn(turn) for turn in record.turns],
+        calls={
+            call.call_id: Call(call_id=call.call_id, turn=call.turn, arguments=call.arguments, result=call.result)
+            for call in record.calls
+        },
+        is_restored=record.outputs is None and bool(record.turns or record.calls),
         outputs=None if record.outputs is None else [_output(output) for output in record.outputs],
         finished_stamps=record.finished_stamps,
     )

@@ -2,7 +2,10 @@
 
 PREFIX = "async_dapo/"
 STALENESS_BUCKETS = ("0", "1", "2", "3", "4_plus")
-FAILURE_REASONS = ("reward_error", "reward_timeout", "reward_not_finite", "generation_error")
+FAILURE_REASONS = (
+    *("reward_error", "reward_timeout", "reward_not_finite", "generation_error"),
+    *("unknown_call", "state_lost", "journal_full"),
+)
 
 # Name without the prefix -> meaning. The README's table is generated from this; a test refuses other keys.
 METRICS: dict[str, str] = {
@@ -45,10 +48,20 @@ METRICS: dict[str, str] = {
     "failure/reward_timeout": "of these: the reward function did not answer in time [groups]",
     "failure/reward_not_finite": "of these: the reward or the metric was no finite number [groups]",
     "failure/generation_error": "of these: the agent loop or the engine refused the prompt [groups]",
+    "failure/unknown_call": "of these: nobody knew whether a call of a tool had happened, and it must not be repeated "
+    "[groups]",
+    "failure/state_lost": "of these: an instance of a tool was gone with what it knew [groups]",
+    "failure/journal_full": "of these: the calls of a trajectory passed async_dapo.calls.journal_limit_mb [groups]",
     "failure/reward_retries": "reward calls that were repeated in this step [count]",
     "failure/reward_timeouts": "reward calls that were not answered in time, in this step [count]",
     "failure/killed_reward_processes": "reward processes killed in this step for such a call, or ended by it; replaced "
     "[count]",
+    "calls/made": "calls of tools, rewards and other recorded functions that were begun in this step [count]",
+    "calls/replayed": "calls answered from the record of resumed trajectories, or by a call that ran on [count]",
+    "calls/carried": "calls that ran on when this step's stop interrupted their trajectories [count]",
+    "calls/unknown": "recorded calls of which nobody knew whether they had happened [count]",
+    "calls/diverged": "recorded calls dropped because an agent loop, when resumed, took another way [count]",
+    "calls/seconds": "mean time of the calls that ended within this step [s]",
     "load_balancer/requests": "leases granted in this step [requests]",
     "load_balancer/servers": "servers that generate, at the end of the round [servers]",
     "load_balancer/lost_servers": "servers that died, or were ended because they did not answer, since the start of "

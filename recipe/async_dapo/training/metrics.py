@@ -47,6 +47,7 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
     values: dict[str, float] = {f"ledger/{term}": count for term, count in record.ledger.items()}
     for part in (_round, _stop, _screening, _failures, _load, _concurrency, _tokens, _partial, _versions, _lengths):
         values |= part(record)
+    values |= {f"calls/{name}": value for name, value in record.result.calls.figures().items()}
     return {PREFIX + name: float(value) for name, value in values.items()}
 
 

@@ -44,7 +44,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
 from ..checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
-from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling
+from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling, RolloutStrategy
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
@@ -104,7 +104,9 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def get_llm_client(self) -> LLMServerClient:
         return self.llm_server_manager.get_client(
-            client_cls=AsyncDAPOLLMClient, cleanup_timeout_s=self.options.stop_timeout_s
+            client_cls=AsyncDAPOLLMClient,
+            cleanup_timeout_s=self.options.stop_timeout_s,
+            continues=self.options.rollout_strategy is RolloutStrategy.PARTIAL,
         )
 
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:

@@ -1,0 +1,158 @@
+"""Makes the calls of a worker's trajectories, each in a task of its own that goes on when the stop ends its loop."""
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from .calls import RETRY, Policy, RecordedError, TrajectoryGivenUp, running_call_id, value_of
+from .core.journal import Call, WhenUnknown
+from .core.recording import Recorder, current_recorder
+from .plain_values import AGENT_LOOP, read_extension, to_plain
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ext_hook=read_extension).decode
+
+
+class CallRunner:
+    """
+    Args:
+        timeout_s: longest time a call may take [s].
+        journal_limit_bytes: most that a trajectory's journal may hold.
+        promise: makes of a call's id what can be awaited anywhere, and calls `result_of` here.
+    """
+
+    def __init__(self, *, timeout_s: float, journal_limit_bytes: int, promise: Callable[[str], Any]) -> None:
+        self._timeout_s = timeout_s
+        self._limit_bytes = journal_limit_bytes
+        self._promise = promise
+        self._promised: dict[str, asyncio.Task[bytes]] = {}
+        self._running: set[asyncio.Task[bytes]] = set()
+
+    async def run(
+        self,
+        recorder: Recorder,
+        name: str,
+        arguments: dict[str, Any],
+        make: Callable[[], Any],
+        *,
+        policy: Policy = RETRY,
+        is_judged: bool = False,
+    ) -> Any:
+        """The call's result: the recorded one, that of the call while it runs on, or that of a new call.
+
+        Args:
+            is_judged: its errors are the caller's to judge, they are raised as they are and never recorded; it has a
+                time limit of its own, and may be made again.
+        """
+        try:
+            plain = _encode(to_plain(arguments, source=AGENT_LOOP))
+            call, is_new = recorder.begin_call(name, plain)
+            recorder.calls.replayed += call.result is not None or call.pending is not None
+            if call.result is None and call.pending is not None:
+                call.result = await call.pending
+                call.pending = None
+            if call.result is None:
+                _check_open(recorder, call, is_new)
+                if is_judged:
+                    await self._make(recorder, call, self._judged(call, make))
+                elif not await _is_settled(recorder, call, policy, is_new=is_new):
+                    await self._make(recorder, call, self._limited(call, make))
+            if recorder.trajectory.journal_bytes > self._limit_bytes:
+                what = f"{call.call_id} is more than async_dapo.calls.journal_limit_mb allows"
+                raise TrajectoryGivenUp("journal_full", what)
+        except Exception as error:  # none of the call's own: that is an answer
+            if is_judged:
+                raise
+            recorder.given_up = error
+            raise asyncio.CancelledError(str(error)) from error  # loops turn other errors into text for the model
+        assert call.result is not None
+        answer = _decode(call.result)
+        if answer["error"] is not None:
+            raise RecordedError(answer["error"])
+        return answer["value"]
+
+    async def result_of(self, call_id: str) -> bytes | None:
+        """What a call that ran on came to; None if it has to be made again."""
+        task = self._promised.pop(call_id)
+        await asyncio.wait([task])
+        return None if task.cancelled() or task.exception() is not None else task.result()
+
+    async def _make(self, recorder: Recorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
+        recorder.calls.made += 1
+        started_s = time.monotonic()
+        context = contextvars.copy_context()
+        context.run(current_recorder.set, None)
+        context.run(running_call_id.set, call.call_id)
+        task = asyncio.create_task(work, name=f"call {call.call_id}", context=context)
+        self._running.add(task)
+        task.add_done_callback(self._forget)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not recorder.is_stopping:
+                task.cancel()  # the loop, or the whole group, has given the call up
+            elif not task.done():
+                recorder.calls.carried += 1
+                self._promised[call.call_id] = task
+                call.pending = self._promise(call.call_id)
+            raise
+        recorder.calls.seconds += time.monotonic() - started_s
+
+    async def _limited(self, call: Call, make: Callable[[], Any]) -> bytes:
+        """What the call came to, an error included."""
+        error: str | None = None
+        value: Any = None
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                value = await value_of(make())
+        except TrajectoryGivenUp:
+            raise
+        except Exception as raised:  # a tool may raise anything: that is its answer
+            error = f"no answer within {self._timeout_s} s" if limit.expired() else str(raised)
+        return _written(call, error, value)
+
+    async def _judged(self, call: Call, make: Callable[[], Any]) -> bytes:
+        return _written(call, None, await value_of(make()))
+
+    def _forget(self, task: asyncio.Task[bytes]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits is told; nobody may be left
+
+
+def _written(call: Call, error: str | None, value: Any) -> bytes:
+    call.result = _encode(to_plain({"error": error, "value": value}, source=AGENT_LOOP))
+    return call.result
+
+
+def _check_open(recorder: Recorder, call: Call, is_new: bool) -> None:
+    """No call begins after the stop."""
+    if recorder.is_stopping:
+        if is_new:
+            del recorder.trajectory.calls[call.call_id]
+        raise asyncio.CancelledError("stopped before a call")
+
+
+async def _is_settled(recorder: Recorder, call: Call, policy: Policy, *, is_new: bool) -> bool:
+    """Whether a call that may have happened need not be made.
+
+    Raises:
+        TrajectoryGivenUp: if it must not be made, and nobody knows what it came to.
+    """
+    if is_new and not recorder.trajectory.is_restored:
+        return False
+    recorder.calls.unknown += not is_new
+    if policy.recover is not None:
+        try:
+            _written(call, None, await value_of(policy.recover(call.call_id)))
+        except LookupError:
+            return False
+        return True
+    if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
+        raise TrajectoryGivenUp("unknown_call", f"nobody knows whether {call.call_id} has happened")
+    return False

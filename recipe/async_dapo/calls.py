@@ -1,0 +1,108 @@
+"""Calls of an agent loop that are made once, however often the round stops under it: `await recorded(function, ...)`.
+
+    loop --recorded--> journal of the trajectory --not there--> a task of its own in this worker
+                            ^                                        |
+                            +-------- the result, when it arrives ---+   (the stop ends the loop, not this task)
+
+`core/journal.py` is what is written down, `call_runner.py` makes the calls, `rollout/tools.py` does the same for verl's
+tools.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .core.failures import Cause
+from .core.journal import WhenUnknown
+from .core.recording import current_recorder
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+running_call_id: ContextVar[str] = ContextVar("running_call_id", default="")
+
+
+class RecordedError(Exception):
+    """What a recorded call has raised; as text it is the same as the original."""
+
+
+class TrajectoryGivenUp(Exception):
+    """A trajectory cannot go on, whatever its loop does with errors; `reason` is the counted kind."""
+
+    def __init__(self, reason: str, what: str) -> None:
+        super().__init__(what)
+        self.reason = reason
+        self.cause = Cause(what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What is done about a call that may have happened in a process that is gone.
+
+    Attributes:
+        recover: given the call's id, returns its result, or raises LookupError if the call never arrived.
+    """
+
+    when_unknown: WhenUnknown = WhenUnknown.RETRY
+    recover: Callable[[str], Any] | None = None
+
+    @classmethod
+    def of(cls, tool: Any) -> "Policy":
+        """What a tool, or a function, says of itself."""
+        when_unknown = WhenUnknown(getattr(tool, "when_unknown", WhenUnknown.RETRY))
+        return cls(when_unknown=when_unknown, recover=getattr(tool, "recover", None))
+
+
+RETRY = Policy()
+
+
+def unknown_calls(when_unknown: str, recover: Callable[[str], Any] | None = None) -> Callable[[F], F]:
+    """Decorates a function that is called by `recorded`, or is a tool: what becomes of a call that may have happened.
+
+    Args:
+        when_unknown: `retry`, or `fail_trajectory`.
+        recover: asked first, with the call's id; see `Policy`.
+    """
+
+    def mark(function: F) -> F:
+        function.when_unknown = WhenUnknown(when_unknown)  # type: ignore[attr-defined]
+        if recover is not None:
+            function.recover = recover  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def call_id() -> str:
+    """Of the recorded call that this runs in: the same whenever it is made again, so that a service can tell."""
+    return running_call_id.get()
+
+
+async def recorded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)`, awaited if need be: made once and answered from the record when the loop runs again.
+
+    Arguments and result must be plain: numbers, text, bytes, lists, tuples, dicts, arrays, tensors. A plain function
+    runs on the event loop.
+
+    Raises:
+        RecordedError: if the call raised.
+    """
+    name = getattr(function, "__qualname__", type(function).__qualname__).replace("/", "_")
+    make = functools.partial(function, *args, **kwargs)
+    return await make_recorded(name, {"args": list(args), "kwargs": kwargs}, make, policy=Policy.of(function))
+
+
+async def make_recorded(
+    name: str, arguments: dict[str, Any], make: Callable[[], Any], *, policy: Policy = RETRY
+) -> Any:
+    """As `recorded`, with a name and arguments of its own; outside of a trajectory the call is simply made."""
+    recorder = current_recorder.get()
+    if recorder is None or recorder.runner is None:
+        return await value_of(make())
+    return await recorder.runner.run(recorder, name, arguments, make, policy=policy)
+
+
+async def value_of(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result

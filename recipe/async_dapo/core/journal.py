@@ -1,0 +1,68 @@
+"""What an agent loop has asked of anything but the model: calls of tools, environments, rewards, and their results.
+
+A call is written down before it is made, and its result when it arrives. When the loop runs again, a call with a
+result is answered from here, so it is made once. One that was interrupted goes on meanwhile, and is `pending`. One that
+has neither was under way when its process ended: nobody knows whether it happened, and its tool says what to do.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass, replace
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any
+
+
+class WhenUnknown(StrEnum):
+    """What becomes of a call of which nobody knows whether it happened."""
+
+    RETRY = "retry"
+    FAIL_TRAJECTORY = "fail_trajectory"
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One call. Arguments and result are plain data."""
+
+    call_id: str  # the same whenever the loop comes to this place with the same tokens
+    turn: int  # turns that had begun before it
+    arguments: bytes
+    result: bytes | None = None
+    pending: Any = None  # where its result will arrive while it runs on without its trajectory; opaque to core
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.arguments) + len(self.result or b"")
+
+    @property
+    def without_content(self) -> "Call":
+        return replace(self, arguments=b"", result=None, pending=None)
+
+
+@dataclass(slots=True)
+class CallCounts:
+    """What has become of a round's calls [count]."""
+
+    made: int = 0
+    replayed: int = 0
+    carried: int = 0  # ran on when the stop interrupted their trajectories
+    unknown: int = 0
+    diverged: int = 0  # recorded ones that the loop did not come to again
+    seconds: float = 0.0  # of those that ended
+
+    @classmethod
+    def total(cls, parts: Iterable["CallCounts"]) -> "CallCounts":
+        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
+
+    def figures(self) -> dict[str, float]:
+        """The counts by their names, and the mean time of calls that ended within the round [s]."""
+        ended = self.made - self.carried
+        return asdict(self) | {"seconds": self.seconds / ended if ended else 0.0}
+
+
+def call_digest(context: Iterable[bytes], arguments: bytes) -> str:
+    """Tells calls at one place apart: by what the trajectory had generated, and by their arguments."""
+    digest = blake2b(digest_size=8)
+    for part in (*context, arguments):
+        digest.update(len(part).to_bytes(8))
+        digest.update(part)
+    return digest.hexdigest()

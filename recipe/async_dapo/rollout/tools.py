@@ -1,0 +1,149 @@
+"""verl's tools as its agent loops get them here: each call is made once, however often the loop runs."""
+
+import asyncio
+import contextvars
+import functools
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from ..calls import Policy, TrajectoryGivenUp, make_recorded
+from ..core.recording import current_recorder
+
+TOOL_THREADS = 64  # of a worker: plain functions that run at once; none is taken from verl's tokenization
+
+_threads = ThreadPoolExecutor(TOOL_THREADS, thread_name_prefix="tool")
+
+
+def recorded_tools(tools: list[Any]) -> list[Any]:
+    """The same tools, recorded."""
+    return [RecordedFunction.of(tool) if isinstance(tool, FunctionTool) else RecordedTool(tool) for tool in tools]
+
+
+class RecordedFunction(FunctionTool):
+    """A function as a tool."""
+
+    @classmethod
+    def of(cls, tool: FunctionTool) -> "RecordedFunction":
+        return cls(name=tool.name, fn=tool.fn, tool_schema=tool.tool_schema, is_async=tool.is_async)
+
+    async def call(self, parameters: dict[str, Any]) -> Any:
+        """What the function returns, if that is text or a dict; else verl's triple of it."""
+        make = functools.partial(self._execute, parameters)
+        answer = await make_recorded(self.name, parameters, make, policy=Policy.of(self.fn))
+        return _triple(answer) if isinstance(answer, list) else answer
+
+    async def _execute(self, parameters: dict[str, Any]) -> Any:
+        if self.is_async:
+            raw = await self.fn(**parameters)
+        else:
+            run = functools.partial(contextvars.copy_context().run, self.fn, **parameters)
+            raw = await asyncio.get_running_loop().run_in_executor(_threads, run)
+        return raw if isinstance(raw, str | dict) else _plain(*normalize_function_tool_return(raw))
+
+
+@dataclass(slots=True)
+class _Instance:
+    """Of a tool, as the running loop knows it."""
+
+    create: dict[str, Any]  # arguments
+    calls: int = 0
+
+
+class RecordedTool(BaseTool):
+    """A tool with instances. An instance lives in one worker: where the loop goes on in another, or later, it is
+    created again. One that has been called cannot be: it is gone with what it knew, and its trajectory fails.
+    """
+
+    def __init__(self, tool: BaseTool) -> None:
+        self._tool = tool
+        self.config, self.tool_schema, self.name = tool.config, tool.tool_schema, tool.name
+        self._policy = Policy.of(tool)
+        self._instances: dict[str, _Instance] = {}
+        self._live: dict[str, str] = {}  # the loop's name of an instance -> the tool's
+        self._busy: Counter[str] = Counter()  # calls under way
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tool, name)
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        return self._tool.get_openai_tool_schema()
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        recorder = current_recorder.get()
+        named = {} if instance_id is None else {"instance_id": instance_id}
+
+        async def make() -> list[Any]:
+            made_id, response = await self._tool.create(**named, **kwargs)
+            self._live[made_id] = made_id
+            if recorder is not None and recorder.is_stopping:
+                await self._end(made_id)  # nobody is left to release it
+            return [made_id, response.model_dump(exclude_none=True)]
+
+        made_id, response = await make_recorded(f"{self.name}.create", {**named, "kwargs": kwargs}, make)
+        self._instances[made_id] = _Instance(kwargs)
+        return made_id, ToolResponse(**response)
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict]:
+        async def make(own_id: str) -> list[Any]:
+            return _plain(*await self._tool.execute(own_id, parameters, **kwargs))
+
+        return _triple(await self._call("execute", instance_id, {"parameters": parameters}, make))
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        async def make(own_id: str) -> float:
+            return await self._tool.calc_reward(own_id, **kwargs)
+
+        return await self._call("calc_reward", instance_id, {}, make)
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        self._instances.pop(instance_id, None)
+        if not self._busy[instance_id]:  # else the call that is under way does it
+            await self._end(instance_id, **kwargs)
+
+    async def _call(
+        self, method: str, instance_id: str, arguments: dict[str, Any], make: Callable[[str], Awaitable[Any]]
+    ) -> Any:
+        instance = self._instances.setdefault(instance_id, _Instance({}))
+        is_first, instance.calls = instance.calls == 0, instance.calls + 1
+
+        async def make_alive() -> Any:
+            self._busy[instance_id] += 1
+            try:
+                if instance_id not in self._live:
+                    if not is_first:
+                        what = f"an instance of tool {self.name} is gone, with what it knew of earlier calls"
+                        raise TrajectoryGivenUp("state_lost", what)
+                    self._live[instance_id], _ = await self._tool.create(instance_id, **instance.create)
+                return await make(self._live[instance_id])
+            finally:
+                self._busy[instance_id] -= 1
+                if not self._busy[instance_id]:
+                    del self._busy[instance_id]
+                    if instance_id not in self._instances:  # released meanwhile
+                        await self._end(instance_id)
+
+        asked = {"instance": instance_id, **arguments}
+        return await make_recorded(f"{self.name}.{method}", asked, make_alive, policy=self._policy)
+
+    async def _end(self, instance_id: str, **kwargs: Any) -> None:
+        own_id = self._live.pop(instance_id, None)
+        if own_id is not None:
+            await self._tool.release(own_id, **kwargs)
+
+
+def _plain(response: ToolResponse, reward: float, metrics: dict) -> list[Any]:
+    return [response.model_dump(exclude_none=True), reward, metrics]
+
+
+def _triple(answer: list[Any]) -> tuple[ToolResponse, float, dict]:
+    response, reward, metrics = answer
+    return ToolResponse(**response), reward, metrics

@@ -1,0 +1,335 @@
+"""Recorded calls: made once, over stops, kills and checkpoints; a tool says what becomes of one that may have been."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from PIL import Image
+from verl.experimental.agent_loop import AgentLoopOutput
+from verl.tools.base_tool import BaseTool
+from verl.tools.function_tool import FunctionTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from recipe.async_dapo.calls import RecordedError, call_id, recorded, unknown_calls
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.rollout.agent_loops import run_loop
+from recipe.async_dapo.rollout.group_rollout import GroupRollout
+from recipe.async_dapo.rollout.tools import recorded_tools
+from recipe.async_dapo.training.group_records import group_of, record_of
+
+from ..support.rollout_world import Loop, call_runner, finished, group, outcome_of, rollout
+from ..support.simulation import now_s, simulate
+
+SCHEMA = {
+    "type": "function",
+    "function": {"name": "till", "description": "Takes money.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@dataclass
+class Service:
+    """Outside of the run: it outlives every process of it."""
+
+    takes_s: float = 10.0
+    charged: Counter[str] = field(default_factory=Counter)
+    answers: list[Any] = field(default_factory=list)
+
+    async def charge(self, amount: int) -> int:
+        self.charged[call_id()] += 1
+        await asyncio.sleep(self.takes_s)
+        return 2 * amount
+
+    def recover(self, call: str) -> int:
+        if call not in self.charged:
+            raise LookupError(call)
+        return 2
+
+    @property
+    def is_charged_once(self) -> bool:
+        return set(self.charged.values()) == {1}
+
+
+def asking(service: Service, function: Callable[..., Any] | None = None) -> Loop:
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        service.answers.append(await recorded(function or service.charge, 1))
+        return finished(trajectory)
+
+    return loop
+
+
+async def stopped_at(running: GroupRollout, held: PromptGroup, time_s: float) -> GroupOutcome | None:
+    task = asyncio.create_task(running.run(held))
+    await asyncio.sleep(time_s)
+    running.running.interrupt()
+    return await task
+
+
+def resumed(held: PromptGroup) -> PromptGroup:
+    """Out of a checkpoint, in new processes."""
+    return group_of(record_of(held))
+
+
+def test_given_a_call_when_rounds_stop_under_it_then_it_goes_on_and_its_loop_waits_for_it_in_each_round() -> None:
+    async def main() -> None:
+        service, held = Service(takes_s=35.0), group()
+        for _ in range(3):
+            assert await stopped_at(rollout(asking(service)), held, 10.0) is None
+        last = rollout(asking(service))
+        assert (await outcome_of(last, held)).verdict is Verdict.VALID
+        assert now_s() == pytest.approx(35.0)
+        assert service.is_charged_once and service.answers == [2, 2, 2, 2]
+        assert sum(counts.replayed for counts in last.calls) == 4
+
+    simulate(main())
+
+
+def test_given_a_kill_when_calls_were_under_way_then_the_tool_is_asked_for_what_they_came_to() -> None:
+    service = Service()
+    charge = unknown_calls("fail_trajectory", service.recover)(_free_function(service))
+
+    async def until_the_kill() -> PromptGroup:
+        held = group()
+        assert await stopped_at(rollout(asking(service, charge)), held, 5.0) is None
+        saved = resumed(held)
+        await asyncio.sleep(10.0)
+        return saved
+
+    saved = simulate(until_the_kill())
+    running = rollout(asking(service, charge))
+    assert simulate(outcome_of(running, saved)).verdict is Verdict.VALID
+    assert service.is_charged_once and len(service.charged) == 4 and service.answers == [2, 2, 2, 2]
+    assert sum(counts.unknown for counts in running.calls) == 4
+
+
+def test_given_a_kill_when_a_call_came_after_the_checkpoint_then_it_is_recovered_too() -> None:
+    service = Service()
+    charge = unknown_calls("retry", service.recover)(_free_function(service))
+
+    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        outputs = finished(trajectory)
+        await asyncio.sleep(5.0)
+        service.answers.append(await recorded(charge, 1))
+        return outputs
+
+    async def until_the_kill() -> PromptGroup:
+        held = group()
+        assert await stopped_at(rollout(loop), held, 3.0) is None
+        saved = resumed(held)
+        assert not any(trajectory.calls for trajectory in saved.trajectories)
+        assert await stopped_at(rollout(loop), held, 8.0) is None
+        await asyncio.sleep(10.0)
+        return saved
+
+    saved = simulate(until_the_kill())
+    assert simulate(outcome_of(rollout(loop), saved)).verdict is Verdict.VALID
+    assert service.is_charged_once and len(service.charged) == 4
+
+
+@pytest.mark.parametrize(("when_unknown", "verdict"), [("retry", Verdict.VALID), ("fail_trajectory", Verdict.FAILED)])
+def test_given_a_kill_when_nobody_can_be_asked_then_the_tool_s_policy_acts(when_unknown: str, verdict: Verdict) -> None:
+    service = Service()
+    charge = unknown_calls(when_unknown)(_free_function(service))
+
+    async def until_the_kill() -> PromptGroup:
+        held = group()
+        await stopped_at(rollout(asking(service, charge)), held, 5.0)
+        saved = resumed(held)
+        await asyncio.sleep(10.0)
+        return saved
+
+    saved = simulate(until_the_kill())
+    outcome = simulate(outcome_of(rollout(asking(service, charge)), saved))
+    assert outcome.verdict is verdict
+    assert set(service.charged.values()) == ({2} if verdict is Verdict.VALID else {1}) and len(service.charged) == 4
+    assert (outcome.reason == "unknown_call") == (verdict is Verdict.FAILED)
+
+
+def _free_function(service: Service) -> Any:
+    async def charge(amount: int) -> int:
+        return await service.charge(amount)
+
+    return charge
+
+
+def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_the_same_when_it_runs_again() -> None:
+    told: list[str] = []
+
+    async def raises() -> None:
+        raise KeyError("no such account")
+
+    async def hangs() -> None:
+        await asyncio.sleep(10_000)
+
+    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        for call in (raises, hangs):
+            try:
+                await recorded(call)
+            except RecordedError as error:
+                told.append(str(error))
+        await asyncio.sleep(60)
+        return finished(trajectory)
+
+    async def main() -> None:
+        held = group()
+        await stopped_at(rollout(loop), held, 100.0)
+        await outcome_of(rollout(loop), held)
+
+    simulate(main())
+    assert Counter(told) == {"'no such account'": 8, "no answer within 60.0 s": 8}
+
+
+def test_given_a_result_that_no_checkpoint_could_hold_then_training_ends_although_the_loop_swallows_errors() -> None:
+    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        async with asyncio.TaskGroup() as calls:
+            calls.create_task(recorded(object))
+        return finished(trajectory)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        simulate(rollout(loop).run(group()))
+    assert caught.group_contains(ConfigError, match="is a builtins.object")
+
+
+def test_given_more_results_than_the_journal_may_hold_then_the_trajectory_fails_and_is_counted() -> None:
+    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        await recorded(bytes, 2000)
+        return finished(trajectory)
+
+    running = rollout(loop)
+    running._calls = call_runner(journal_limit_bytes=1000)
+    outcome = simulate(outcome_of(running))
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "journal_full")
+
+
+class Unrepeatable:
+    """A loop with an environment that it cannot bring back to where it was."""
+
+    replayable = False
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def run(self, sampling_params: dict[str, Any], *, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        await recorded(self.service.charge, 1)
+        outputs = finished(trajectory)
+        await recorded(self.service.charge, 2)
+        return outputs
+
+
+def test_given_a_loop_that_cannot_be_repeated_when_it_is_interrupted_then_it_starts_anew_and_that_is_counted() -> None:
+    service = Service()
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        return await run_loop(Unrepeatable(service), {}, trajectory=trajectory)
+
+    async def main() -> None:
+        held, running = group(), rollout(loop)
+        assert await stopped_at(running, held, 15.0) is None
+        assert not held.has_started and running.diverged_tok == 4
+        assert sum(counts.diverged for counts in running.calls) == 8
+        assert (await outcome_of(rollout(loop), held)).verdict is Verdict.VALID
+        assert service.charged.total() == 16
+
+    simulate(main())
+
+
+class Till(BaseTool):
+    """A tool with instances, as verl has them; it knows nothing of this recipe."""
+
+    def __init__(self, takes_s: float) -> None:
+        super().__init__({}, OpenAIFunctionToolSchema(**SCHEMA))
+        self.takes_s = takes_s
+        self.open: list[str] = []
+        self.created: list[str] = []
+        self.charged: Counter[str] = Counter()
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        await asyncio.sleep(1.0)
+        made_id, response = await super().create(instance_id)
+        self.open.append(made_id)
+        self.created.append(made_id)
+        return made_id, response
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict]:
+        assert instance_id in self.open
+        self.charged[call_id()] += 1
+        await asyncio.sleep(self.takes_s)
+        assert instance_id in self.open, "released under its call"
+        return ToolResponse(text="thanks", image=[Image.new("RGB", (2, 2), "red")]), 0.5, {"paid": 1}
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        self.open.remove(instance_id)
+
+
+def lifecycle(tool: Any, times: int, told: list[Any]) -> Loop:
+    """As verl's tool agent loop drives a tool; with `times` > 1 as one that keeps its instance."""
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        instance_id = None
+        try:
+            instance_id, _ = await tool.create(create_kwargs={"currency": "EUR"})
+            for number in range(times):
+                told.append(await tool.execute(instance_id, {"number": number}, agent_data=object()))
+        finally:
+            if instance_id:
+                await tool.release(instance_id)
+        return finished(trajectory)
+
+    return loop
+
+
+@pytest.mark.parametrize("stop_s", [0.5, 1.0, 5.0, 11.0])  # in `create`, between the two, in `execute`, at its end
+@pytest.mark.parametrize("is_other_worker", [False, True])
+def test_given_a_tool_with_instances_when_it_is_interrupted_then_it_executes_once_and_every_instance_is_released(
+    capsys, stop_s: float, is_other_worker: bool
+) -> None:
+    async def main() -> None:
+        tills, told = [Till(10.0), Till(10.0)], []
+        wrapped = recorded_tools(tills)
+        held = group()
+        await stopped_at(rollout(lifecycle(wrapped[0], 1, told)), held, stop_s)
+        outcome = await outcome_of(rollout(lifecycle(wrapped[int(is_other_worker)], 1, told)), held)
+        assert outcome.verdict is Verdict.VALID
+        await asyncio.sleep(60)
+        assert set((tills[0].charged + tills[1].charged).values()) == {1}
+        assert sum(till.charged.total() for till in tills) == 4
+        assert not tills[0].open and not tills[1].open
+        for response, reward, metrics in told:
+            assert (response.text, reward, metrics) == ("thanks", 0.5, {"paid": 1})
+            assert response.image[0].getpixel((1, 1)) == (255, 0, 0)
+
+    simulate(main())
+
+
+def test_given_an_instance_that_has_run_when_its_worker_is_not_there_then_its_trajectory_fails_and_says_why(
+    capsys,
+) -> None:
+    async def main() -> None:
+        held, tools = group(), recorded_tools([Till(10.0), Till(10.0)])
+        await stopped_at(rollout(lifecycle(tools[0], 2, [])), held, 15.0)
+        outcome = await outcome_of(rollout(lifecycle(tools[1], 3, [])), held)
+        assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
+        await asyncio.sleep(60)
+
+    simulate(main())
+
+
+def test_given_a_plain_function_as_a_tool_then_its_answer_is_verl_s_and_it_may_name_its_call() -> None:
+    names: list[str] = []
+
+    def add(first: int) -> str:
+        names.append(call_id())
+        return str(first)
+
+    async def main() -> Any:
+        return await recorded_tools([FunctionTool("add", add, OpenAIFunctionToolSchema(**SCHEMA))])[0].call(
+            {"first": 3}
+        )
+
+    assert asyncio.run(main()) == "3" and names == [""], "outside of a trajectory it is simply called"
