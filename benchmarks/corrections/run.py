@@ -34,7 +34,8 @@ MAX_STALENESS = 16  # so that the pool decides
 def overrides(strategy: str, correction: str, pool: int) -> list[str]:
     """Of one row; on-policy data need no correction, and no pool."""
     if strategy == ON_POLICY:
-        return [*recipe_overrides(strategy="discard", stop_rule="drain"), "async_dapo.importance_sampling=none"]
+        on_policy = recipe_overrides(strategy="discard", stop_rule="drain")
+        return [*on_policy, "async_dapo.max_staleness=0", "async_dapo.importance_sampling=none"]
     return [
         *recipe_overrides(strategy=strategy, stop_rule=None),
         f"async_dapo.importance_sampling={correction}",
