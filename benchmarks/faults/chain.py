@@ -107,11 +107,13 @@ class Chain:
         return True
 
     def _await_outcome(self, life: Life, cell: Cell) -> Row:
-        while life.strike is None:
+        while True:
             life.look()
-            if life.has_ended or (not life.metrics.trained_steps and time.monotonic() - life.started > START_LIMIT_S):
+            has_ended = life.has_ended  # asked first: a strike is known before its effect
+            if (strike := life.strike) is not None:
+                break
+            if has_ended or (not life.metrics.trained_steps and time.monotonic() - life.started > START_LIMIT_S):
                 return self._row(cell, outcome="not struck", seconds=0.0, life=life)
-        strike = life.strike
         first_step: float | None = None
         while True:
             life.look()

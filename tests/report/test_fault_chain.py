@@ -1,0 +1,44 @@
+"""A chain of lives tells a driver that was killed from a run that ended by itself."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from benchmarks.faults.cells import Cell, Moment, Stack
+from benchmarks.faults.chain import Chain
+from benchmarks.faults.life import LeftOver, Strike
+
+CELL = Cell(stack=Stack.EMULATED, who="driver", when=Moment.SAVE)
+
+
+class EndingLife:
+    """Ends while it is looked at, by a strike or by itself."""
+
+    def __init__(self, strike: Strike | None) -> None:
+        self.strike: Strike | None = None
+        self.has_ended = False
+        self.started = 0.0
+        self.metrics = SimpleNamespace(trained_steps=3)
+        self._strike = strike
+
+    def look(self) -> None:
+        self.strike, self.has_ended = self._strike, True
+
+    def await_processes(self) -> LeftOver:
+        return LeftOver(processes=0, sockets=0, shared_memory=0, folders=0)
+
+    def last_line(self) -> str:
+        return ""
+
+
+def outcome(life: EndingLife, folder: Path) -> str:
+    chain = Chain(Stack.EMULATED, lambda _: [], folder, seed=0, add=lambda row: None)
+    return chain._await_outcome(life, CELL)["outcome"]
+
+
+def test_given_a_strike_that_ends_the_run_between_two_looks_then_the_cell_has_ended(tmp_path: Path) -> None:
+    assert outcome(EndingLife(Strike(cell=CELL, pids=[1])), tmp_path) == "ended"
+
+
+def test_given_a_run_that_ends_by_itself_then_the_cell_was_not_struck(tmp_path: Path) -> None:
+    assert outcome(EndingLife(None), tmp_path) == "not struck"
+    assert outcome(EndingLife(Strike(cell=CELL, pids=[])), tmp_path) == "not struck"
