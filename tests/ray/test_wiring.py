@@ -297,7 +297,7 @@ class Worker:
         if self._hangs:
             await asyncio.Event().wait()
 
-    async def attach(self, coordinator: ActorHandle, worker: int) -> None: ...
+    async def attach(self, coordinator: ActorHandle, worker: int, myself: ActorHandle) -> None: ...
 
 
 def test_given_a_worker_that_never_starts_when_it_is_connected_then_the_run_ends_and_names_it(
