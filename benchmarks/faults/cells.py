@@ -118,5 +118,5 @@ SAMPLE = [
     Cell(stack=Stack.EMULATED, who="TransferQueue storage", when=_M.TRAINING, how=STOP, stop_s=1.0),
     Cell(stack=Stack.EMULATED, who="TransferQueue controller", when=_M.ROUND),
     Cell(stack=Stack.EMULATED, who="task runner", when=_M.UPDATE, how=STOP, stop_s=1.0),
-    Cell(stack=Stack.EMULATED, who="driver", when=_M.SAVE),
+    Cell(stack=Stack.EMULATED, who="reward worker", when=_M.ROUND),
 ]
