@@ -4,25 +4,18 @@ A trained trajectory is stored under `{uid}_{session}_{output}` with the fields 
 lengths and policy versions. Prompts never enter the training partition: the pool holds them.
 """
 
-from array import array
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 import torch
 import transfer_queue as tq
 from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
-from verl.experimental.agent_loop import AgentLoopOutput
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
-from .config import ConfigError
-from .core.recording import SampledTokens
-from .core.trajectory import BrokenRecord, PromptGroup, Trajectory
+from .core.trajectory import PromptGroup, Trajectory
 from .core.version_shares import VersionTag
-from .plain_values import AGENT_LOOP, to_plain
 
 TRAIN, VAL = "train", "val"
 
@@ -36,81 +29,6 @@ class TrajectoryTag(VersionTag):
     seq_len: int  # the two together
     global_steps: int  # step that dispatched it
     max_global_steps: int  # newest policy version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedOutput:
-    """An agent loop's output with its token lists as compact arrays: 9 bytes a response token.
-
-    `stamps`: (policy version, tokens) of the tokens that its mask says the policy has sampled, in order.
-    """
-
-    rest: AgentLoopOutput
-    stamps: tuple[tuple[int, int], ...]
-    prompt_ids: array
-    response_ids: array
-    response_mask: bytes
-    response_logprobs: array | None
-
-    @classmethod
-    def pack(cls, output: AgentLoopOutput, sampled: SampledTokens) -> "PackedOutput":
-        """The next output of a trajectory.
-
-        Raises:
-            ConfigError: if training could not see all that the policy has seen, or not know which policy that was, or
-                if no checkpoint could hold it.
-        """
-        if output.multi_modal_data:
-            raise ConfigError(
-                AGENT_LOOP, "multi_modal_data", "training would not see images, video or audio: use text only"
-            )
-        if type(output) is not AgentLoopOutput:
-            raise ConfigError(
-                AGENT_LOOP,
-                type(output).__qualname__,
-                "a checkpoint holds verl's AgentLoopOutput only: return that, and put what is more into extra_fields",
-            )
-        to_plain({"extra_fields": output.extra_fields}, source=AGENT_LOOP)  # now rather than when a checkpoint is due
-        log_probs = output.response_logprobs
-        is_sampled = output.response_mask
-        if log_probs is None and any(is_sampled):
-            raise ConfigError(
-                AGENT_LOOP, "response_logprobs", "training needs the log-probs that the engine gave: pass them on"
-            )
-        try:
-            stamps = sampled.stamps_of(
-                list(compress(output.response_ids, is_sampled)), list(compress(log_probs or [], is_sampled))
-            )
-        except (BrokenRecord, ValueError) as error:
-            raise ConfigError(
-                AGENT_LOOP,
-                "response_mask",
-                f"{error}: their policy versions are unknown; mask tokens of tools with 0 and keep those of the engine",
-            ) from error
-        return cls(
-            stamps=stamps,
-            rest=output.model_copy(
-                update={"prompt_ids": [], "response_ids": [], "response_mask": [], "response_logprobs": None}
-            ),
-            prompt_ids=array("i", output.prompt_ids),
-            response_ids=array("i", output.response_ids),
-            response_mask=bytes(output.response_mask),
-            response_logprobs=None if log_probs is None else array("f", log_probs),
-        )
-
-    def fields(self) -> dict[str, Any]:
-        """The output as verl's trainer reads it: 1-d tensors, and the rest as it is."""
-        output = self.rest.model_copy(
-            update={
-                "prompt_ids": list(self.prompt_ids),
-                "response_ids": list(self.response_ids),
-                "response_mask": list(self.response_mask),
-                "response_logprobs": None if self.response_logprobs is None else list(self.response_logprobs),
-            }
-        )
-        fields = output.as_dict()
-        fields.pop("multi_modal_data", None)
-        return fields
 
 
 def rows_of(group: PromptGroup, *, dispatched_at_step: int) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:

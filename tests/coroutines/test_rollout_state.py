@@ -21,7 +21,7 @@ from recipe.async_dapo.core.pool_records import CarriedGroup, PoolState
 from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.core.round_size import LengthsEnded
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
-from recipe.async_dapo.store import PackedOutput
+from recipe.async_dapo.packed_output import PackedOutput
 from recipe.async_dapo.training.rollout_state import RolloutState, from_frames, to_frames
 
 INT32, COUNT = st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**40)

@@ -24,8 +24,8 @@ from recipe.async_dapo.core.recording import Recorder, SampledTokens, current_re
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.cpu.tiny_model import build_tokenizer
 from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
+from recipe.async_dapo.packed_output import PackedOutput
 from recipe.async_dapo.rollout.tools import recorded_tools
-from recipe.async_dapo.store import PackedOutput
 
 from ..support import scripted_server
 from ..support.client_world import World

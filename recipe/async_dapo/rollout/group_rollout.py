@@ -23,7 +23,7 @@ from ..core.recording import Recorder, SampledTokens, current_recorder
 from ..core.screening import Screening
 from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
-from ..store import PackedOutput
+from ..packed_output import PackedOutput
 from .causes import cause_of
 from .reward import RewardFailed, RewardScorer
 

@@ -1,0 +1,88 @@
+"""What an agent loop has returned, as groups hold it until they are stored."""
+
+from array import array
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+from verl.experimental.agent_loop import AgentLoopOutput
+
+from .config import ConfigError
+from .core.recording import SampledTokens
+from .core.trajectory import BrokenRecord
+from .plain_values import AGENT_LOOP, to_plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedOutput:
+    """An agent loop's output with its token lists as compact arrays: 9 bytes a response token.
+
+    `stamps`: (policy version, tokens) of the tokens that its mask says the policy has sampled, in order.
+    """
+
+    rest: AgentLoopOutput
+    stamps: tuple[tuple[int, int], ...]
+    prompt_ids: array
+    response_ids: array
+    response_mask: bytes
+    response_logprobs: array | None
+
+    @classmethod
+    def pack(cls, output: AgentLoopOutput, sampled: SampledTokens) -> "PackedOutput":
+        """The next output of a trajectory.
+
+        Raises:
+            ConfigError: if training could not see all that the policy has seen, or not know which policy that was, or
+                if no checkpoint could hold it.
+        """
+        if output.multi_modal_data:
+            raise ConfigError(
+                AGENT_LOOP, "multi_modal_data", "training would not see images, video or audio: use text only"
+            )
+        if type(output) is not AgentLoopOutput:
+            raise ConfigError(
+                AGENT_LOOP,
+                type(output).__qualname__,
+                "a checkpoint holds verl's AgentLoopOutput only: return that, and put what is more into extra_fields",
+            )
+        to_plain({"extra_fields": output.extra_fields}, source=AGENT_LOOP)  # now rather than when a checkpoint is due
+        log_probs = output.response_logprobs
+        is_sampled = output.response_mask
+        if log_probs is None and any(is_sampled):
+            raise ConfigError(
+                AGENT_LOOP, "response_logprobs", "training needs the log-probs that the engine gave: pass them on"
+            )
+        try:
+            stamps = sampled.stamps_of(
+                list(compress(output.response_ids, is_sampled)), list(compress(log_probs or [], is_sampled))
+            )
+        except (BrokenRecord, ValueError) as error:
+            raise ConfigError(
+                AGENT_LOOP,
+                "response_mask",
+                f"{error}: their policy versions are unknown; mask tokens of tools with 0 and keep those of the engine",
+            ) from error
+        return cls(
+            stamps=stamps,
+            rest=output.model_copy(
+                update={"prompt_ids": [], "response_ids": [], "response_mask": [], "response_logprobs": None}
+            ),
+            prompt_ids=array("i", output.prompt_ids),
+            response_ids=array("i", output.response_ids),
+            response_mask=bytes(output.response_mask),
+            response_logprobs=None if log_probs is None else array("f", log_probs),
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """The output as verl's trainer reads it: 1-d tensors, and the rest as it is."""
+        output = self.rest.model_copy(
+            update={
+                "prompt_ids": list(self.prompt_ids),
+                "response_ids": list(self.response_ids),
+                "response_mask": list(self.response_mask),
+                "response_logprobs": None if self.response_logprobs is None else list(self.response_logprobs),
+            }
+        )
+        fields = output.as_dict()
+        fields.pop("multi_modal_data", None)
+        return fields
