@@ -17,7 +17,7 @@ PYTHONPATH=. lint-imports
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 shellcheck "${scripts[@]}"
 
-in_two_processes=(--numprocesses 2 --dist loadfile)
+in_two_processes=(--numprocesses 2 --dist loadfile --no-loadscope-reorder) # files of one long test not last
 case ${1:-} in
   --fast) pytest "${in_two_processes[@]}" -m "core or coroutines or plan or report or contract" "${@:2}" ;;
   "" | --nightly)

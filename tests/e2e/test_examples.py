@@ -1,17 +1,17 @@
-"""The examples train on the real stack, with the options of their own commands: two trainings for five of them."""
+"""The examples train on the real stack, with the options of their own commands: two trainings for five of them, one of
+which is for the night."""
 
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from recipe.async_dapo.cpu.model_and_data import Assets
 
-from ..support.harness import ROOT, Run, ledger_closes, train, train_at_once
+from ..support.harness import ROOT, Run, ledger_closes, train
 
 STEPS = 2
 TRAINED = {"own_data_in_two_turns": ("data_set", "reward", "agent_loop"), "judge_and_tools": ("judged_reward", "tools")}
@@ -37,40 +37,33 @@ def judge() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def runs(assets: Assets, judge: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    data = tmp_path_factory.mktemp("data")
-    subprocess.run([sys.executable, str(ROOT / "examples" / "data_set" / "make_data.py"), str(data)], check=True)
-    starts = [
-        partial(
-            train,
-            assets,
-            tmp_path_factory.mktemp(name),
-            steps=STEPS,
-            strategy="partial",
-            overrides=[word for example in examples for word in overrides_of(example, data)],
-        )
-        for name, examples in TRAINED.items()
-    ]
-    return dict(zip(TRAINED, train_at_once(*starts), strict=True))
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    subprocess.run([sys.executable, str(ROOT / "examples" / "data_set" / "make_data.py"), str(folder)], check=True)
+    return folder
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_given_the_options_of_an_examples_command_when_trained_then_no_group_fails(
-    runs: dict[str, Run], name: str
-) -> None:
-    run = runs[name]
+def trained(name: str, assets: Assets, data: Path, folder: Path) -> Run:
+    overrides = [word for example in TRAINED[name] for word in overrides_of(example, data)]
+    run = train(assets, folder, steps=STEPS, strategy="partial", overrides=overrides)
     assert len(run.steps) == STEPS and all(map(ledger_closes, run.steps))
     assert sum(run.metric("async_dapo/failure/groups")) == 0
+    return run
 
 
-def test_given_two_turns_when_trained_then_our_question_is_not_trained_on(runs: dict[str, Run]) -> None:
-    [first, *_] = runs["own_data_in_two_turns"].inspections
-    assert first["unsampled_tok"] > 0
-    assert runs["judge_and_tools"].inspections[0]["unsampled_tok"] == 0
+def test_given_the_examples_of_data_reward_and_two_turns_when_trained_then_our_question_is_not_trained_on(
+    assets: Assets, data: Path, tmp_path: Path
+) -> None:
+    assert trained("own_data_in_two_turns", assets, data, tmp_path / "run").inspections[0]["unsampled_tok"] > 0
 
 
-def test_given_a_judge_when_trained_then_its_verdicts_are_the_rewards(runs: dict[str, Run]) -> None:
-    assert all(0 < reward < 1 for reward in runs["judge_and_tools"].metric("critic/score/mean"))
+@pytest.mark.nightly
+def test_given_the_examples_of_a_judge_and_tools_when_trained_then_its_verdicts_are_the_rewards(
+    assets: Assets, data: Path, judge: None, tmp_path: Path
+) -> None:
+    run = trained("judge_and_tools", assets, data, tmp_path / "run")
+    assert run.inspections[0]["unsampled_tok"] == 0
+    assert all(0 < reward < 1 for reward in run.metric("critic/score/mean"))
 
 
 def test_every_example_is_trained_on() -> None:
