@@ -122,7 +122,7 @@ def test_given_a_checkpoint_of_a_recipe_under_another_name_when_its_folder_was_m
 ) -> None:
     trajectory, records = elsewhere("core.trajectory"), elsewhere("core.pool_records")
     state, folder = elsewhere("training.rollout_state"), tmp_path / "global_step_4"
-    packed = elsewhere("store").PackedOutput(
+    packed = elsewhere("packed_output").PackedOutput(
         rest=AgentLoopOutput(prompt_ids=[], response_ids=[], response_mask=[], metrics=AgentLoopMetrics()),
         stamps=((3, 1),),
         prompt_ids=array("i", [1]),
