@@ -110,6 +110,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/selection.md": {
         "training frequency": table(selection.frequency_table),
         "reference": table(selection.reference_table),
+        "measured": table_of(selection.read_runs, selection.runs_table),
     },
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},

@@ -62,7 +62,7 @@ def reference_table() -> pd.DataFrame:
     return pd.read_csv(FOLDER / "reference.csv")
 
 
-def read_runs(folder: Path) -> pd.DataFrame:
+def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
     return pd.read_csv(folder / "runs.csv")
 
 
