@@ -10,6 +10,7 @@ import pandas as pd
 from benchmarks.between_rounds import summary as between_rounds
 from benchmarks.control_plane import summary as control_plane
 from benchmarks.corrections import summary as corrections
+from benchmarks.defaults import draw as defaults
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
 from benchmarks.plan import summary as plan
@@ -121,6 +122,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "control plane growth": table_of(control_plane.read_runs, control_plane.growth_table),
         "control plane comparison": table_of(control_plane.read_runs, control_plane.comparison_table),
         "between rounds": table_of(between_rounds.read_runs, between_rounds.between_table),
+        "defaults": table(defaults.results_table),
         "engine bound": table_of(engine_bound.read_runs, engine_bound.engine_bound_table),
         "front end": table(front_end),
         "side by side seconds": table_of(side_by_side.read_runs, side_by_side.seconds_table),
