@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the locked packages, then runs linters, type checker and tests; ends with pytest's summary.
 # usage: run_tests.sh [--fast | --nightly] [PYTEST_ARGUMENT ...]
-#   --fast     decisions, coroutines, planner, report and contracts: nothing starts Ray
+#   --fast     decisions, coroutines, planner, report and contracts, in 90 s: nothing starts Ray
 #   --nightly  all tests, and those that are too slow for every change
 # for example: run_tests.sh tests/e2e/test_partial_rollout.py
 set -euo pipefail
@@ -19,7 +19,7 @@ shellcheck "${scripts[@]}"
 
 in_two_processes=(--numprocesses 2 --dist loadfile --no-loadscope-reorder) # files of one long test not last
 case ${1:-} in
-  --fast) pytest "${in_two_processes[@]}" -m "core or coroutines or plan or report or contract" "${@:2}" ;;
+  --fast) pytest "${in_two_processes[@]}" -m "not slow" tests/{core,coroutines,plan,report,contract} "${@:2}" ;;
   "" | --nightly)
     pytest "${in_two_processes[@]}" -m "not e2e" "$@"
     pytest "${in_two_processes[@]}" -m "e2e and not alone" "$@" # most trainings take 7 GB of memory

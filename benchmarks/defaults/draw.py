@@ -29,13 +29,25 @@ TITLES = {
     "of_tuned_same": "Of best tuned partial",
     "of_tuned": "Of best tuned of any strategy",
     "of_bound": "Bound of rollout",
+    "bound_of_sync": "Bound, of sync",
+    "bound_of_colocate": "Bound, of colocate_async",
     "off_policy": "Off-policy",
     "off_policy_colocate": "Off-policy, colocate_async",
     "capped_of_colocate": "Capped, of colocate_async",
     "off_policy_capped": "Off-policy, capped",
     "stale_kv_s": "Default, stale KV [s]",
 }
-RATIOS = ["of_sync", "of_colocate", "of_baseline", "of_tuned_same", "of_tuned", "of_bound", "capped_of_colocate"]
+RATIOS = [
+    "of_sync",
+    "of_colocate",
+    "of_baseline",
+    "of_tuned_same",
+    "of_tuned",
+    "of_bound",
+    "bound_of_sync",
+    "bound_of_colocate",
+    "capped_of_colocate",
+]
 
 
 def summary(folder: Path) -> pd.DataFrame:
@@ -52,6 +64,7 @@ def summary(folder: Path) -> pd.DataFrame:
         default, seconds = own.loc[DEFAULT], own["per_batch_s"]
         same = tuned[tuned["strategy"] == "partial"]
         bound = bound_of(setting.scenario())
+        bound_s = bound.rollout_s + (default["step_s"] - default["rollout_s"]) / default["length_bias"]
         lines.append(
             {
                 "setting": str(setting),
@@ -67,6 +80,8 @@ def summary(folder: Path) -> pd.DataFrame:
                 "tuned": tuned["per_batch_s"].idxmin() if len(tuned) else "",
                 "of_tuned": seconds[DEFAULT] / tuned["per_batch_s"].min(),
                 "of_bound": bound.rollout_s / (default["rollout_s"] / default["length_bias"]),
+                "bound_of_sync": bound_s / seconds[SYNC],
+                "bound_of_colocate": bound_s / seconds[COLOCATE],
                 "off_policy": default["off_policy"],
                 "off_policy_colocate": own.loc[COLOCATE, "off_policy"],
                 "capped_of_colocate": seconds.get(CAPPED, float("nan")) / seconds[COLOCATE],

@@ -72,5 +72,6 @@ def check_snapshots(dtype: torch.dtype) -> None:
     assert snapshots.kept_bytes == 2 * trained * dtype.itemsize
 
 
+@pytest.mark.slow
 def test_a_version_computes_what_it_did_and_the_newest_comes_back_bit_by_bit(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(check_rank, args=(str(tmp_path),), nprocs=RANKS)

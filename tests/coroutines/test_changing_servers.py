@@ -49,6 +49,7 @@ def cluster(monkeypatch):
     started.close()
 
 
+@pytest.mark.slow
 def test_given_a_server_that_becomes_half_as_fast_then_two_rounds_later_it_has_half_and_later_all_again(cluster):
     assert cluster.shares(3) == pytest.approx([1.0] * SERVERS, abs=0.1)
     cluster.emulated[0].change_cost(SCENARIO.step_cost().at_speed(0.5))

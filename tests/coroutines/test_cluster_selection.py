@@ -65,6 +65,7 @@ def filtered_per_trained(cluster: Revisited, *, warmup: int, steps: int) -> floa
     return filtered / trained
 
 
+@pytest.mark.slow
 def test_given_a_data_set_visited_again_then_at_most_half_as_many_groups_are_filtered_and_every_prompt_is_drawn(start):
     uniform = start(UNIFORM)
     without = filtered_per_trained(uniform, warmup=12, steps=30)

@@ -44,6 +44,7 @@ def clusters() -> Iterator[list[EmulatedCluster]]:
         cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_what_the_planner_says(
     monkeypatch, clusters, name

@@ -55,6 +55,7 @@ def growth(strategy: str, rounds: int) -> float:
     return (fmean(used[LOOKS * 3 // 4 :]) - fmean(used[LOOKS // 2 : LOOKS * 3 // 4])) / (rounds / 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["discard", "partial", "partial_stale_kv", "consistent"])
 def test_given_twelve_hundred_rounds_when_simulated_then_memory_is_flat(strategy):
     assert growth(strategy, 1200) < MOST_GROWTH

@@ -33,6 +33,7 @@ def uniform_share(n: int) -> float:
     return right + wrong
 
 
+@pytest.mark.slow
 def test_the_reference_row_saves_what_the_distribution_of_pass_rates_says() -> None:
     """By hand: k answers of a screened-out group, n of another; a group is trained if its first k are mixed."""
     screened_out = uniform_share(SAMPLES)

@@ -54,6 +54,7 @@ def test_the_steps_of_verl_are_simulated_with_the_lengths_of_the_run(tmp_path: P
     assert long.gpu_hours == pytest.approx(8 * 6 * sum(steady) / len(steady) / 3600)
 
 
+@pytest.mark.slow
 def test_the_page_says_that_it_is_an_estimate_and_only_where_nothing_was_measured(tmp_path: Path) -> None:
     run = record(tmp_path / "run", LONG_TAIL)
     alone = write_report([run.folder]).read_text()

@@ -140,6 +140,7 @@ def test_a_share_that_is_always_zero_has_no_axis_below_zero() -> None:
     assert "\u2212" not in chart.svg()
 
 
+@pytest.mark.slow
 def test_a_long_run_makes_no_long_page(tmp_path: Path) -> None:
     short = write_report([write_recipe_run(tmp_path / "short", steps=60)]).stat().st_size
     long = write_report([write_recipe_run(tmp_path / "long", steps=3000)]).stat().st_size
