@@ -8,8 +8,8 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,23 +101,9 @@ def _make(assets: Assets, *, seed: int, on_progress: Callable[[float], None]) ->
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed=seed)
-    with _one_thread():
-        warm_start(model, tokenizer, seed=seed, shape=assets.shape, on_progress=on_progress)
+    warm_start(model, tokenizer, seed=seed, shape=assets.shape, on_progress=on_progress)
     tokenizer.save_pretrained(assets.model)
     model.save_pretrained(assets.model)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """For layers this small a second thread costs more than it brings, most of all on a busy machine."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def main() -> None:
