@@ -108,7 +108,7 @@ _ENGINES_KILLED = {
 }
 
 MATRIX = {
-    Stack.EMULATED: _cells(Stack.EMULATED, KILL, _KILLED) + _cells(Stack.EMULATED, STOP, _STOPPED),
+    Stack.EMULATED: _cells(Stack.EMULATED, STOP, _STOPPED) + _cells(Stack.EMULATED, KILL, _KILLED),
     Stack.VLLM: _cells(Stack.VLLM, STOP, _ENGINES_STOPPED) + _cells(Stack.VLLM, KILL, _ENGINES_KILLED),
 }
 # What the tests play: a start, one after each of the two kills, and no pause to speak of.

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +137,13 @@ class Chain:
     def _row(self, cell: Cell, *, outcome: str, seconds: float, life: Life | None = None) -> Row:
         row: Row = cell.name | {"delay_s": round(cell.delay_s(self._seed), 3), "outcome": outcome}
         row |= {"seconds": round(seconds, 1), "named": "", "cause": ""}
-        left: dict[str, Any] = dict.fromkeys(("processes", "sockets", "shared_memory", "folders"), "")
+        left: dict[str, Any] = dict.fromkeys(("processes", "sockets", "shared_memory", "folders", "still_there"), "")
         if life is not None:
             if outcome == "hung":
                 life.end()
             since = time.monotonic()
             found = life.await_processes()
-            left = {name: getattr(found, name) for name in left}
+            left = asdict(found) | {"processes": len(found.processes), "still_there": ", ".join(found.processes)[:300]}
             line = life.last_line()
             row["cause"] = line.removeprefix("async_dapo: ")[:300]
             if cell.who == DRIVER and cell.how == KILL:  # nobody is left to name anything

@@ -8,7 +8,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from recipe.async_dapo.cpu.supervision import TrainingProcess
 
 from .cells import KILL, Cell, Moment
 from .variables import LIFE, NOTES, SOCKET, STACK
-from .victims import find
+from .victims import find, title_of
 
 ROOT = Path(__file__).resolve().parents[2]
 APPEARS_S = 60.0  # a process that is being started, on a busy machine
@@ -46,7 +46,7 @@ class Strike:
 class LeftOver:
     """After the end of a run."""
 
-    processes: int
+    processes: tuple[str, ...]  # their titles
     sockets: int  # files
     shared_memory: int
     folders: int
@@ -121,10 +121,10 @@ class Life:
 
     def await_processes(self) -> LeftOver:
         """What is left when the driver has ended, and its processes have had some time to follow."""
-        psutil.wait_procs(self.processes, timeout=GRACE_S)
+        processes = still_there(lambda: self.processes, after_s=GRACE_S)
         left = [path for path in self._temporary.rglob("*") if not path.is_relative_to(self._ray)]
         return LeftOver(
-            processes=len(self.processes),
+            processes=processes,
             sockets=sum(stat.S_ISSOCK(path.lstat().st_mode) for path in left),
             shared_memory=sum(segment.exists() for segment in self._process.segments),
             folders=sum(path.is_dir() and path.parent == self._temporary for path in left),
@@ -164,6 +164,14 @@ class Life:
         else:
             _send(victims, signal.SIGSTOP)
             threading.Timer(cell.stop_s, _go_on, args=(victims, strike)).start()
+
+
+def still_there(look: Callable[[], list[psutil.Process]], *, after_s: float) -> tuple[str, ...]:
+    """The titles of those that have not ended by then: a look may miss processes while their parent ends."""
+    deadline = time.monotonic() + after_s
+    while (processes := look()) and (left_s := deadline - time.monotonic()) > 0:
+        psutil.wait_procs(processes, timeout=left_s)
+    return tuple(title for process in processes if (title := title_of(process)))
 
 
 def _go_on(victims: Sequence[psutil.Process], strike: Strike) -> None:

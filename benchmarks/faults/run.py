@@ -11,19 +11,18 @@ the file ends. Both stacks run at a time. Writes `runs.csv`; the project's own r
 
 import argparse
 import shutil
-import signal
-import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 from benchmarks.support.runs_file import RunsFile
+from recipe.async_dapo.cpu.supervision import exit_on_signals
 
 from .cells import MATRIX, Cell, Stack
 from .chain import Chain
@@ -33,7 +32,7 @@ from .soak import soak
 
 def play(stack: Stack, cells: list[Cell], runs: Path, logs: Path, *, seed: int) -> None:
     """Those cells that have no row yet."""
-    _end_on_sigterm()
+    exit_on_signals()
     lock = FileLock(logs / "runs.lock")
     with lock:
         left = [cell for cell in cells if not RunsFile(runs).has(**cell.name, seed=seed)]
@@ -49,13 +48,8 @@ def _add(runs: Path, lock: FileLock, seed: int, row: Mapping[str, Any]) -> None:
     print(dict(row), flush=True)
 
 
-def _end_on_sigterm() -> None:
-    """As on Ctrl-C: with everything that has been started."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-
-
 def main() -> None:
-    _end_on_sigterm()
+    exit_on_signals()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=Stack, choices=list(Stack), help="one stack; default: both, at a time")
     parser.add_argument("--limit", type=int, help="so many cells of each stack; default: all")
@@ -77,5 +71,10 @@ def main() -> None:
             pool.submit(play, stack, MATRIX[stack][: options.limit], output / "runs.csv", logs, seed=options.seed)
             for stack in stacks
         ]
-        for each in played:
-            each.result()
+        try:
+            for each in played:
+                each.result()
+        except (KeyboardInterrupt, SystemExit):
+            for process in active_children():
+                process.terminate()
+            raise

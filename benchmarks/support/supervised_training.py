@@ -13,7 +13,7 @@ from recipe.async_dapo.cpu.activation import run_environment
 from recipe.async_dapo.cpu.model_and_data import Assets
 from recipe.async_dapo.cpu.overrides import RunSettings, verl_overrides
 from recipe.async_dapo.cpu.run_metrics import RunMetrics
-from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
+from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess, exit_on_signals
 from recipe.async_dapo.cpu.task import TaskShape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def _command(process: psutil.Process) -> list[str]:
 def train(
     entry: Sequence[str], assets: Assets, folder: Path, *, steps: int, seed: int, engines: int = 1
 ) -> tuple[RunMetrics, EngineLoad]:
-    """One run, from its start: validated before, at half and at the end.
+    """One run, from its start: validated before, at half and at the end. SIGTERM ends it, as Ctrl-C does.
 
     Args:
         entry: the module to run, and overrides beside those that fit verl to this machine.
@@ -85,6 +85,7 @@ def train(
     Raises:
         RuntimeError: when training fails; the log is in `folder`.
     """
+    exit_on_signals()
     folder.mkdir(parents=True, exist_ok=True)
     metrics, load = RunMetrics(file=folder / "metrics.jsonl"), EngineLoad(count=engines)
     metrics.file.unlink(missing_ok=True)

@@ -16,15 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from .collector import look_rarely
 from .config import ConfigError
 from .logs import STARTED_VARIABLE
+from .own_ray import end_agents_with_this_process
+from .staging import staging_folder
 
 RECIPE_DIR = Path(__file__).resolve().parent
-_STAGING = "async_dapo_"  # and the driver's process id
 CPU_PLUGIN_DIR = RECIPE_DIR / "cpu" / "plugin"
 
 # Python files that verl loads by path, on any node. They become modules of `USER_PACKAGE`.
@@ -86,9 +86,7 @@ def shipped(config: DictConfig) -> Iterator[Callable[[Any], "Unstaging"]]:
     Raises:
         ConfigError: for a file that does not exist.
     """
-    _remove_stale(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"{_STAGING}{os.getpid()}_") as folder:
-        staging = Path(folder)
+    with staging_folder(Path(tempfile.gettempdir())) as staging:
         _make_absolute(config)
         modules = [_stage_recipe(staging), *_cpu_plugin()]
         _ship_user_files(config, staging / USER_PACKAGE)
@@ -99,8 +97,8 @@ def shipped(config: DictConfig) -> Iterator[Callable[[Any], "Unstaging"]]:
 
 
 class Unstaging:
-    """An actor class whose first actor is made when Ray has started, and has its copy of the staging. That goes: a
-    driver that is killed leaves nothing.
+    """An actor class whose first actor is made when Ray has started, and has its copy of the staging. That goes, and
+    Ray's agents are tied to this process: a driver that is killed leaves nothing.
     """
 
     def __init__(self, staging: Path, actor_class: Any) -> None:
@@ -111,15 +109,8 @@ class Unstaging:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         shutil.rmtree(self._staging)
+        end_agents_with_this_process()
         return self._actor_class.remote(*args, **kwargs)
-
-
-def _remove_stale(parent: Path) -> None:
-    """What drivers that were killed while Ray started have left of their staging."""
-    for folder in parent.glob(f"{_STAGING}*_*"):
-        pid = folder.name.removeprefix(_STAGING).split("_")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def localise(config: DictConfig) -> None:

@@ -95,3 +95,35 @@ def test_given_a_segment_of_another_run_when_a_run_ends_then_it_stays(tmp_path):
     finally:
         other.kill()
         other.wait()
+
+
+# A benchmark's training, which says that it has begun, and goes on.
+ENDLESS = """
+import os, sys, time
+with open(sys.argv[-1] + ".part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(sys.argv[-1] + ".part", sys.argv[-1])
+time.sleep(600)
+"""
+BENCHMARK = """
+import sys
+from pathlib import Path
+from benchmarks.support.supervised_training import train
+from recipe.async_dapo.cpu.model_and_data import Assets
+folder = Path(sys.argv[1])
+train(["endless", str(folder / "started")], Assets(folder=folder), folder, steps=1, seed=0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_given_a_benchmark_when_it_is_terminated_then_its_training_ends_with_it(tmp_path, number):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    benchmark = subprocess.Popen(
+        [sys.executable, "-c", BENCHMARK, str(tmp_path)],
+        cwd=HERE.parents[1],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    training = int(wait_for_file(tmp_path / "started"))
+    benchmark.send_signal(number)
+    assert benchmark.wait(timeout=60) == 128 + number
+    assert not psutil.pid_exists(training)

@@ -1,11 +1,14 @@
 """A chain of lives tells a driver that was killed from a run that ended by itself."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
+
 from benchmarks.faults.cells import Cell, Moment, Stack
 from benchmarks.faults.chain import Chain
-from benchmarks.faults.life import LeftOver, Strike
+from benchmarks.faults.life import LeftOver, Strike, still_there
 
 CELL = Cell(stack=Stack.EMULATED, who="driver", when=Moment.SAVE)
 
@@ -24,7 +27,7 @@ class EndingLife:
         self.strike, self.has_ended = self._strike, True
 
     def await_processes(self) -> LeftOver:
-        return LeftOver(processes=0, sockets=0, shared_memory=0, folders=0)
+        return LeftOver(processes=(), sockets=0, shared_memory=0, folders=0)
 
     def last_line(self) -> str:
         return ""
@@ -42,3 +45,21 @@ def test_given_a_strike_that_ends_the_run_between_two_looks_then_the_cell_has_en
 def test_given_a_run_that_ends_by_itself_then_the_cell_was_not_struck(tmp_path: Path) -> None:
     assert outcome(EndingLife(None), tmp_path) == "not struck"
     assert outcome(EndingLife(Strike(cell=CELL, pids=[])), tmp_path) == "not struck"
+
+
+def test_given_a_process_that_is_seen_when_another_has_ended_then_it_is_waited_for_too() -> None:
+    first, second = (start(f"time.sleep({seconds})") for seconds in (0.1, 0.5))
+    looks = iter([[first], [second], []])
+    assert still_there(lambda: next(looks), after_s=60.0) == ()
+    assert not second.is_running()
+
+
+def test_given_a_process_that_stays_then_it_is_named() -> None:
+    staying = start("time.sleep(600)")
+    assert ["time.sleep(600)" in title for title in still_there(lambda: [staying], after_s=0.2)] == [True]
+    staying.kill()
+    staying.wait()
+
+
+def start(code: str) -> psutil.Popen:
+    return psutil.Popen([sys.executable, "-c", f"import time; {code}"])

@@ -10,7 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.shipping import USER_PACKAGE, _remove_stale, localise, shipped
+from recipe.async_dapo.shipping import USER_PACKAGE, localise, shipped
+from recipe.async_dapo.staging import staging_folder
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +59,34 @@ def test_given_a_ray_that_has_the_code_when_the_first_actor_is_made_then_the_sta
             assert not staging.exists()
 
 
-def test_given_a_driver_that_was_killed_when_the_next_one_starts_then_its_staging_is_removed(tmp_path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    stale, ours = tmp_path / f"async_dapo_{ended.pid}_x", tmp_path / f"async_dapo_{os.getpid()}_y"
-    stale.mkdir()
-    ours.mkdir()
-    _remove_stale(tmp_path)
-    assert ours.exists() and not stale.exists()
+DRIVER = """
+import sys, time
+from pathlib import Path
+from recipe.async_dapo.staging import staging_folder
+with staging_folder(Path(sys.argv[1])) as folder:
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_given_drivers_that_live_and_one_that_was_killed_when_the_next_one_starts_then_that_ones_staging_is_removed(
+    tmp_path,
+) -> None:
+    drivers = [
+        subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        living, killed = (Path(driver.stdout.readline().strip()) for driver in drivers)
+        drivers[1].kill()
+        drivers[1].wait()
+        with staging_folder(tmp_path) as own:
+            assert set(tmp_path.iterdir()) == {living, own} and killed != own
+        assert set(tmp_path.iterdir()) == {living}
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.communicate()
 
 
 def test_given_a_node_without_the_repository_when_shipped_then_it_can_import_the_recipe(run, tmp_path):

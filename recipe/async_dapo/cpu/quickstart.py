@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -36,7 +36,7 @@ from .overrides import (
 from .progress import Progress
 from .report import failures, summarise, write_report
 from .run_metrics import RunMetrics
-from .supervision import RayFolder, TrainingProcess
+from .supervision import RayFolder, TrainingProcess, exit_on_signals
 from .train_log import TrainLog
 
 STOP_RULES = ("first_completed", "fifo", "drain")
@@ -74,8 +74,7 @@ class QuickStartFailed(Exception):
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit_on_signal)
+    exit_on_signals()
     try:
         _run(options)
     except QuickStartFailed as failure:
@@ -235,10 +234,6 @@ def _show_log_tail(log: Path) -> None:
     if log.exists():
         lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
         console.print(f"last lines of {log}:", *lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
-
-
-def _exit_on_signal(number: int, _frame: object) -> NoReturn:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import psutil
 
@@ -18,6 +19,16 @@ _SHARED_MEMORY = Path("/dev/shm")
 _SEGMENT_PREFIXES = ("psm_", "verl_weights_")  # of `multiprocessing.shared_memory`, of verl's weight transfer
 _PR_SET_CHILD_SUBREAPER = 36
 _INSPECTION_S = 1.0  # one takes some 15 ms: too much for every look at the metrics
+
+
+def exit_on_signals() -> None:
+    """SIGTERM and SIGHUP leave all contexts, as Ctrl-C does: who has started a `TrainingProcess` ends it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit)
+
+
+def _exit(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 class TrainingProcess:

@@ -7,14 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from ..cpu.activation import run_environment
 from ..cpu.run_metrics import RunMetrics
-from ..cpu.supervision import RayFolder, TrainingProcess
+from ..cpu.supervision import RayFolder, TrainingProcess, exit_on_signals
 from .cpu_share import CpuMeter
 from .figure import draw_timeline
 from .options import RehearsalOptions
@@ -44,8 +43,7 @@ class Ended:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     overrides = list(sys.argv[1:] if arguments is None else arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit_on_signal)
+    exit_on_signals()
     try:
         rehearsal = rehearse(overrides)
     except RehearsalFailed as failure:
@@ -115,7 +113,3 @@ def cause_of_failure(log: Path) -> str:
     refusals = [number for number, line in enumerate(lines) if line.startswith("async_dapo: ")]
     shown = lines[refusals[-1] :] if refusals else [f"the rehearsal failed; last lines of {log}:"]
     return "\n".join(shown if refusals else shown + lines[-_LOG_TAIL_LINES:])
-
-
-def _exit_on_signal(number: int, _frame: object) -> NoReturn:
-    sys.exit(128 + number)

@@ -1,0 +1,49 @@
+"""A Ray cluster that a run has started for itself ends with it, however that ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DRIVER = """
+import sys, time
+from pathlib import Path
+from recipe.async_dapo.own_ray import end_agents_with_this_process, prepare_own_ray
+prepare_own_ray()
+import ray
+ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=100_000_000, _temp_dir=sys.argv[1])
+end_agents_with_this_process()
+Path(sys.argv[2]).touch()
+time.sleep(600)
+"""
+# In a process of its own, because it adopts orphans from then on.
+SUPERVISOR = """
+import os, signal, sys
+from pathlib import Path
+from benchmarks.faults.life import GRACE_S, still_there
+from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
+driver, started, log = sys.argv[1:]
+with RayFolder() as ray_folder:
+    command = [sys.executable, "-c", driver, str(ray_folder.path), started]
+    process = TrainingProcess(command, environment=os.environ, log_file=Path(log))
+    with process:
+        while not Path(started).exists() and process.exit_code is None:
+            process.watch(0.1)
+        agents = [one for one in process.descendants() if "Agent" in one.cmdline()[0]]
+        os.kill(process.pid, signal.SIGKILL)
+        print(len(agents), still_there(process.descendants, after_s=GRACE_S))
+"""
+
+
+def test_given_a_driver_that_is_killed_then_no_process_of_its_ray_is_left_10_s_later(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISOR, DRIVER, str(tmp_path / "started"), str(tmp_path / "log")],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split(maxsplit=1) == ["2", "()\n"]
