@@ -1,6 +1,6 @@
 """The defaults against every baseline and every hand-tuned row, in every setting of the grid:
 
-    python -m benchmarks.defaults [--jobs 2] [--folder outputs/defaults]
+    python -m benchmarks.defaults [--jobs 2] [--folder outputs/defaults] [--largest 128]
 
 Simulates what `systems.csv` in the folder does not have yet, then draws; see `draw.py`.
 """
@@ -12,13 +12,16 @@ from rich.console import Console
 
 from .draw import draw
 from .run import run
+from .settings import SETTINGS
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--jobs", type=int, default=1, help="processes")
 parser.add_argument("--folder", type=Path, default=Path("outputs/defaults"), help="of systems.csv and of what is drawn")
+parser.add_argument("--largest", type=int, help="settings with more servers are left out")
 
 if __name__ == "__main__":
     options = parser.parse_args()
     console = Console()
-    run(options.folder, jobs=options.jobs, say=console.print)
+    settings = [one for one in SETTINGS if one.servers <= (options.largest or one.servers)]
+    run(options.folder, settings, jobs=options.jobs, say=console.print)
     console.print(draw(options.folder))

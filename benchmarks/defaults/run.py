@@ -6,7 +6,7 @@ what fills the KV cache. `default, capped` has `max_partial_share` at the share 
 colocate_async has.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from recipe.async_dapo.plan.candidates import Candidate, baselines, default_conc
 from recipe.async_dapo.plan.sweep import simulate
 from recipe.async_dapo.plan.systems import recipe
 
-from .settings import SETTINGS, Setting
+from .settings import Setting
 
 KINDS = ("baseline", "default", "tuned")
 STALE_KV, COLOCATE = "default, stale KV", "verl colocate_async"
@@ -81,13 +81,13 @@ def measure(setting: Setting, kind: str, candidate: Candidate) -> dict[str, Any]
     }
 
 
-def run(folder: Path, *, jobs: int, say: Callable[[str], None]) -> None:
+def run(folder: Path, settings: Sequence[Setting], *, jobs: int, say: Callable[[str], None]) -> None:
     """Measure what the file does not have yet."""
     file = RunsFile(folder / "systems.csv")
     with ProcessPoolExecutor(max_workers=jobs) as pool:
         todo = {
             pool.submit(measure, setting, kind, candidate)
-            for setting in SETTINGS
+            for setting in settings
             for kind, candidate in candidates(setting)
             if not file.has(setting=str(setting), system=candidate.system.name)
         }
@@ -95,7 +95,7 @@ def run(folder: Path, *, jobs: int, say: Callable[[str], None]) -> None:
             _add(file, done.result(), say)
         capped = {
             pool.submit(measure, setting, "default", ours(CAPPED, max_partial_share=_share(file, setting)))
-            for setting in SETTINGS
+            for setting in settings
             if not file.has(setting=str(setting), system=CAPPED)
         }
         for done in as_completed(capped):
