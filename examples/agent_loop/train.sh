@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains in two turns, on this machine's CPU.
+# Trains in two turns, on this machine's CPU; with default_agent_loop=guessing or coding in the loops beside it.
 # usage: train.sh [HYDRA_OVERRIDE ...]
 set -euo pipefail
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextvars
+import functools
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -15,6 +17,8 @@ from .plain_values import AGENT_LOOP, read_extension, to_plain
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ext_hook=read_extension).decode
+
+Work = Callable[[], Coroutine[Any, Any, bytes]]
 
 
 class CallRunner:
@@ -48,19 +52,16 @@ class CallRunner:
             is_judged: its errors are the caller's to judge, they are raised as they are and never recorded; it has a
                 time limit of its own, and may be made again.
         """
+        if recorder.is_stopping and recorder.kept_loop is not None and not is_judged:
+            await recorder.kept_loop.next_round()
         try:
             plain = _encode(to_plain(arguments, source=AGENT_LOOP))
             call, is_new = recorder.begin_call(name, plain)
             recorder.calls.replayed += call.result is not None or call.pending is not None
-            if call.result is None and call.pending is not None:
-                call.result = await call.pending
-                call.pending = None
             if call.result is None:
-                _check_open(recorder, call, is_new)
-                if is_judged:
-                    await self._make(recorder, call, self._judged(call, make))
-                elif not await _is_settled(recorder, call, policy, is_new=is_new):
-                    await self._make(recorder, call, self._limited(call, make))
+                with nullcontext() if is_judged else recorder.waiting:
+                    work = functools.partial(self._judged if is_judged else self._limited, call, make)
+                    await self._obtain(recorder, call, work, is_new=is_new, policy=None if is_judged else policy)
             if recorder.trajectory.journal_bytes > self._limit_bytes:
                 what = f"{call.call_id} is more than async_dapo.calls.journal_limit_mb allows"
                 raise TrajectoryGivenUp("journal_full", what)
@@ -71,9 +72,18 @@ class CallRunner:
             raise asyncio.CancelledError(str(error)) from error  # loops turn other errors into text for the model
         assert call.result is not None
         answer = _decode(call.result)
+        recorder.calls_s += 0.0 if is_judged else answer.get("seconds", 0.0)
         if answer["error"] is not None:
             raise RecordedError(answer["error"])
         return answer["value"]
+
+    def carry(self, recorder: Recorder) -> None:
+        """The calls of a trajectory that is interrupted go on; whoever continues it can wait for them."""
+        for call, task in recorder.open_calls.values():
+            if call.pending is None and not task.done():
+                recorder.calls.carried += 1
+                self._promised[call.call_id] = task
+                call.pending = self._promise(call.call_id)
 
     async def result_of(self, call_id: str) -> bytes | None:
         """What a call that ran on came to; None if it has to be made again."""
@@ -81,29 +91,41 @@ class CallRunner:
         await asyncio.wait([task])
         return None if task.cancelled() or task.exception() is not None else task.result()
 
+    async def _obtain(self, recorder: Recorder, call: Call, work: Work, *, is_new: bool, policy: Policy | None) -> None:
+        """The result of a call that has none yet; without a policy it may always be made again."""
+        if call.pending is not None:
+            call.result = await call.pending
+            call.pending = None
+        if call.result is None:
+            _check_open(recorder, call, is_new)
+            if policy is None or not await _is_settled(recorder, call, policy, is_new=is_new):
+                await self._make(recorder, call, work())
+
     async def _make(self, recorder: Recorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
-        recorder.calls.made += 1
-        started_s = time.monotonic()
+        counts, started_s = recorder.calls, time.monotonic()
+        counts.made += 1
         context = contextvars.copy_context()
         context.run(current_recorder.set, None)
         context.run(running_call_id.set, call.call_id)
         task = asyncio.create_task(work, name=f"call {call.call_id}", context=context)
         self._running.add(task)
         task.add_done_callback(self._forget)
+        recorder.open_calls[call.call_id] = (call, task)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not recorder.is_stopping:
+            if recorder.is_stopping:
+                self.carry(recorder)
+            else:
                 task.cancel()  # the loop, or the whole group, has given the call up
-            elif not task.done():
-                recorder.calls.carried += 1
-                self._promised[call.call_id] = task
-                call.pending = self._promise(call.call_id)
             raise
-        recorder.calls.seconds += time.monotonic() - started_s
+        finally:
+            del recorder.open_calls[call.call_id]
+        counts.seconds += time.monotonic() - started_s
 
     async def _limited(self, call: Call, make: Callable[[], Any]) -> bytes:
         """What the call came to, an error included."""
+        started_s = time.monotonic()
         error: str | None = None
         value: Any = None
         limit = asyncio.timeout(self._timeout_s)
@@ -114,7 +136,7 @@ class CallRunner:
             raise
         except Exception as raised:  # a tool may raise anything: that is its answer
             error = f"no answer within {self._timeout_s} s" if limit.expired() else str(raised)
-        return _written(call, error, value)
+        return _written(call, error, value, seconds=time.monotonic() - started_s)
 
     async def _judged(self, call: Call, make: Callable[[], Any]) -> bytes:
         return _written(call, None, await value_of(make()))
@@ -125,8 +147,8 @@ class CallRunner:
             task.exception()  # whoever waits is told; nobody may be left
 
 
-def _written(call: Call, error: str | None, value: Any) -> bytes:
-    call.result = _encode(to_plain({"error": error, "value": value}, source=AGENT_LOOP))
+def _written(call: Call, error: str | None, value: Any, *, seconds: float = 0.0) -> bytes:
+    call.result = _encode(to_plain({"error": error, "value": value, "seconds": seconds}, source=AGENT_LOOP))
     return call.result
 
 

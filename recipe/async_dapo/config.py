@@ -57,6 +57,7 @@ class CallsConfig:
 
     timeout_s: float
     journal_limit_mb: int
+    kept_loops: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +226,7 @@ class AsyncDAPOConfig:
         carried_valid_groups: int,
         must_finish: frozenset[str],
         pool_size: int | None,
+        most_unfinished: int | None = None,
         valid_share: float,
     ) -> RoundSpec:
         """The training round of a step."""
@@ -237,6 +239,7 @@ class AsyncDAPOConfig:
             drains=self.drains,
             must_finish=must_finish,
             pool_size=pool_size,
+            most_unfinished=most_unfinished,
             valid_share=valid_share,
         )
 

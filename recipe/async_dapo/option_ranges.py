@@ -46,6 +46,7 @@ def _check_counts(options: "AsyncDAPOConfig") -> None:
     for key, count in {
         "async_dapo.reward.max_retries": options.reward.max_retries,
         "async_dapo.reward.processes": options.reward.processes,
+        "async_dapo.calls.kept_loops": options.calls.kept_loops,
     }.items():
         if count is not None and count < 0:
             raise ConfigError(key, count, "must be >= 0")

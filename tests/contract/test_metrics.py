@@ -64,7 +64,7 @@ def test_every_token_that_is_not_trained_counts_as_discarded_filtered_or_screene
         withheld_tok=30,
         settlement=SimpleNamespace(discarded_tok=5),
         dispatch=SimpleNamespace(retired_tok=4),
-        result=SimpleNamespace(diverged_tok=3, summary=SimpleNamespace(outcomes=outcomes)),
+        result=SimpleNamespace(workers=SimpleNamespace(diverged_tok=3), summary=SimpleNamespace(outcomes=outcomes)),
     )
     assert _tokens(record) == {
         "tokens/trained": 70,

@@ -1,5 +1,7 @@
 """A round under any interleaving: every group is in exactly one place, and the stop never reverts."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ def make_round(
     workers: int = 2,
     must_finish: tuple[str, ...] = (),
     pool_size: int | None = None,
+    most_unfinished: int | None = None,
 ) -> Round:
     return Round(
         RoundSpec(
@@ -31,6 +34,7 @@ def make_round(
             drains=name in (StopRuleName.DRAIN, None),
             must_finish=frozenset(must_finish),
             pool_size=pool_size,
+            most_unfinished=most_unfinished,
         )
     )
 
@@ -47,17 +51,25 @@ class RoundMachine(RuleBasedStateMachine):
         workers=st.integers(1, 3),
         num_must_finish=st.integers(0, 2),
         pool_size=st.none() | st.integers(1, 5),
+        most=st.none() | st.integers(5, 9),
     )
-    def open(self, name, enough, carried, workers, num_must_finish, pool_size) -> None:
-        self.name, self.target, self.carried, self.pool_size = name, enough, carried, pool_size
+    def open(self, name, enough, carried, workers, num_must_finish, pool_size, most) -> None:
+        self.name, self.target, self.carried, self.pool_size, self.most = name, enough, carried, pool_size, most
         must_finish = tuple(f"group-{k}" for k in range(num_must_finish if name else 0))
         self.round = make_round(
-            name, target=enough, carried=carried, workers=workers, must_finish=must_finish, pool_size=pool_size
+            name,
+            target=enough,
+            carried=carried,
+            workers=workers,
+            must_finish=must_finish,
+            pool_size=pool_size,
+            most_unfinished=most,
         )
         self.must_finish = set(must_finish)
         self.workers = workers
         self.waiting: list[str] = []
         self.running: dict[str, int] = {}
+        self.in_calls: Counter[str] = Counter()
         self.ended: list[GroupOutcome] = []
         self.start_order: list[str] = []
         self.num_added = self.num_ended_trajectories = 0
@@ -75,7 +87,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, 2))
     def take(self, worker: int) -> None:
-        halted, free = self.round.is_halted, self.pool_size is None or self.inflight < self.pool_size
+        halted, free = self.round.is_halted, self.has_place
         uid = self.round.take(worker % self.workers)
         assert (uid is not None) == (not halted and free and bool(self.waiting))
         if uid is not None:
@@ -88,6 +100,7 @@ class RoundMachine(RuleBasedStateMachine):
     def report(self, data: st.DataObject, verdict: Verdict) -> None:
         uid = data.draw(st.sampled_from(sorted(self.running)))
         unreported = self.running.pop(uid)
+        self.in_calls.pop(uid, None)
         if verdict in JUDGED:  # judged: all its trajectories have ended
             self.num_ended_trajectories += unreported
         self.must_finish.discard(uid)
@@ -98,9 +111,20 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_trajectory(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.running)))
+        if self.running[uid] and self.running[uid] == self.in_calls[uid]:
+            return  # all of them wait
         self.num_ended_trajectories += self.running[uid] > 0
         self.running[uid] = max(0, self.running[uid] - 1)
         self.round.end_trajectory(uid)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), begins=st.booleans())
+    def wait(self, data: st.DataObject, begins: bool) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.running)))
+        if self.in_calls[uid] < self.running[uid] if begins else self.in_calls[uid] > 0:
+            change = 1 if begins else -1
+            self.in_calls[uid] += change
+            self.round.note_waiting(uid, change)
 
     @rule(data=st.data(), verdict=VERDICTS)
     def report_what_is_not_running(self, data: st.DataObject, verdict: Verdict) -> None:
@@ -108,10 +132,18 @@ class RoundMachine(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(strays))
         self.round.report(outcome(uid, verdict))
         self.round.end_trajectory(uid)
+        self.round.note_waiting(uid, 1)
 
     @property
     def inflight(self) -> int:
         return sum(self.running.values())
+
+    @property
+    def has_place(self) -> bool:
+        generating = self.inflight - self.in_calls.total()
+        return (self.pool_size is None or generating < self.pool_size) and (
+            self.most is None or self.inflight < self.most
+        )
 
     @property
     def num_valid(self) -> int:
@@ -127,8 +159,7 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.round.wants_prompts == (
             self.name is not None and not self.round.is_halted and at_hand.expected_valid(1.0) < self.target
         )
-        has_place = self.pool_size is None or self.inflight < self.pool_size
-        assert self.round.may_start == (has_place and bool(self.waiting) and not self.round.is_halted)
+        assert self.round.may_start == (self.has_place and bool(self.waiting) and not self.round.is_halted)
 
     @invariant()
     def halt_and_stop_never_revert(self) -> None:

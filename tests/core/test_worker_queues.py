@@ -50,3 +50,11 @@ def test_given_uneven_queues_when_cleared_then_the_groups_come_in_the_order_they
 def test_given_no_worker_when_created_then_it_is_refused() -> None:
     with pytest.raises(ValueError, match="num_workers=0"):
         WorkerQueues(0)
+
+
+def test_given_groups_with_a_home_then_they_wait_there_and_others_take_them_last() -> None:
+    queues = WorkerQueues(3)
+    queues.extend(["at home", "also", "other", "a", "b"], {"at home": 1, "also": 1})
+    assert [queues.pop(1), queues.pop(2)] == ["at home", "other"]
+    assert [queues.pop(0), queues.pop(0), queues.pop(0)] == ["a", "b", "also"]
+    assert queues.pop(1) is None

@@ -66,6 +66,14 @@ def test_a_record_says_sizes_lengths_valid_share_and_speeds(folder):
     assert scenario.measured.outside_s == pytest.approx(8.0)
 
 
+def test_turns_and_seconds_in_tools_are_taken_from_the_record(folder):
+    steps = [{"step": k, "data": {"async_dapo/turns/mean": 3.0, "async_dapo/turns/calls_s": 8.0}} for k in (1, 2)]
+    with (folder / "steps.jsonl").open("a") as stream:
+        stream.writelines(json.dumps(step) + "\n" for step in steps)
+    inputs = Inputs.load(None, {}, recorded=RecordedRun.read(str(folder)).inputs)
+    assert (inputs.tool_calls, inputs.tool_median_s, inputs.tool_sigma) == (2, 4.0, 0.0)
+
+
 def test_a_plan_from_a_run_says_what_it_would_change(folder, capsys):
     arguments = ["--from-run", str(folder), "--jobs", "1", "--strategies", "partial", "--max-length-bias", "1"]
     assert main([*arguments, "--steps", "2", "--warmup", "1", "--no-baselines"]) == 0

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.async_dapo.config import ConfigError, RolloutStrategy
-from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.plan.costs import ServerConstants
 from recipe.async_dapo.plan.lengths import LogNormalLengths
 from recipe.async_dapo.plan.simulated_training import TrainingRun
@@ -20,7 +19,14 @@ from recipe.async_dapo.plan.systems import (
 )
 from recipe.async_dapo.plan.workload import ValidShare
 
-from ..support.plan_settings import mean_step, natural_len_tok, simulate, small_scenario
+from ..support.plan_settings import (
+    OPTIONS,
+    assert_nothing_vanished,
+    mean_step,
+    natural_len_tok,
+    simulate,
+    small_scenario,
+)
 
 OTHER_SYSTEMS = {
     "verl sync": verl_sync(groups=8),
@@ -30,27 +36,6 @@ OTHER_SYSTEMS = {
     "APRIL": april(over_sampling=16),
     "CoPRIS": copris(pool_size=24, over_sampling=32),
 }
-OPTIONS = st.fixed_dictionaries(
-    {
-        "rollout_strategy": st.sampled_from(list(RolloutStrategy)).map(str),
-        "stop_rule": st.sampled_from(list(StopRuleName)).map(str),
-        "rollout_pool_size": st.sampled_from([None, 5, 24, 100]),
-        "max_concurrent_prompts": st.integers(1, 4),
-        "max_loads_per_server": st.sampled_from([1, 8, 64]),
-        "over_sampling_batch_size": st.sampled_from(["auto", 3, 12, 40]),
-        "max_staleness": st.sampled_from([None, 0, 1, 4]),
-        "max_partial_share": st.sampled_from([None, 0.2]),
-    }
-)
-
-
-def assert_nothing_vanished(run: TrainingRun, steps: int) -> None:
-    """Generated = trained + filtered + thrown away + kept, and every lease but those of frozen requests is back."""
-    measures = [run.step() for _ in range(steps)]
-    spent = sum(step.trained_tok + step.filtered_tok + step.wasted_tok for step in measures)
-    assert sum(step.generated_tok for step in measures) == spent + measures[-1].buffered_tok
-    assert all(step.trained_trajectories == 8 * 4 for step in measures)
-    assert run.leases_out == len([a for group in run.pool.buffered for a in group.attachments()])
 
 
 @settings(max_examples=40)

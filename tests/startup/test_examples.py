@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.tools.function_tool import load_function_tools_from_path
 
-from examples.agent_loop import checked_answer, guessing
+from examples.agent_loop import checked_answer, guessing, sandbox
 from examples.data_set import make_data
 from examples.judged_reward import judge, judged_reward
 from examples.reward import reward
@@ -60,7 +60,7 @@ def test_the_reward_function_that_waits_passes_the_checks_at_start_up(run, judge
 def test_the_agent_loop_is_found_by_its_name(monkeypatch) -> None:
     for named, found in zip(
         OmegaConf.load(EXAMPLES / "agent_loop" / "agent_loops.yaml"),
-        (checked_answer.CheckedAnswer, guessing.Guessing),
+        (checked_answer.CheckedAnswer, guessing.Guessing, sandbox.Coding),
         strict=True,
     ):
         monkeypatch.setitem(_agent_loop_registry, named.name, named)

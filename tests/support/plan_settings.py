@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from hypothesis import strategies as st
+
+from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.plan.hardware import find_accelerator
 from recipe.async_dapo.plan.lengths import LogNormalLengths
 from recipe.async_dapo.plan.measures import StepMeasure, mean_of
@@ -10,6 +14,19 @@ from recipe.async_dapo.plan.scenario import Scenario
 from recipe.async_dapo.plan.simulated_training import TrainingRun
 from recipe.async_dapo.plan.systems import System
 from recipe.async_dapo.plan.workload import ValidShare
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "rollout_strategy": st.sampled_from(list(RolloutStrategy)).map(str),
+        "stop_rule": st.sampled_from(list(StopRuleName)).map(str),
+        "rollout_pool_size": st.sampled_from([None, 5, 24, 100]),
+        "max_concurrent_prompts": st.integers(1, 4),
+        "max_loads_per_server": st.sampled_from([1, 8, 64]),
+        "over_sampling_batch_size": st.sampled_from(["auto", 3, 12, 40]),
+        "max_staleness": st.sampled_from([None, 0, 1, 4]),
+        "max_partial_share": st.sampled_from([None, 0.2]),
+    }
+)
 
 
 def small_scenario(**changes: Any) -> Scenario:
@@ -40,3 +57,12 @@ def natural_len_tok(scenario: Scenario) -> float:
     workload = scenario.workload()
     workload.draw(8192, step=1)
     return workload.mean_drawn_tok
+
+
+def assert_nothing_vanished(run: TrainingRun, steps: int) -> None:
+    """Generated = trained + filtered + thrown away + kept, and every lease but those of frozen requests is back."""
+    measures = [run.step() for _ in range(steps)]
+    spent = sum(step.trained_tok + step.filtered_tok + step.wasted_tok for step in measures)
+    assert sum(step.generated_tok for step in measures) == spent + measures[-1].buffered_tok
+    assert all(step.trained_trajectories == 8 * 4 for step in measures)
+    assert run.leases_out == len([a for group in run.pool.buffered for a in group.attachments()])

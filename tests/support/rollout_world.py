@@ -14,7 +14,9 @@ from recipe.async_dapo.core.recording import Recorder, append_tokens, current_re
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
+from recipe.async_dapo.rollout.kept_loops import KeptLoops
 from recipe.async_dapo.rollout.reward import RewardScorer
+from recipe.async_dapo.rollout.running import Listeners
 
 from .fake_handle import FakeHandle
 from .scripted_reward import reward_options
@@ -98,7 +100,8 @@ def rollout(
     is_filtered: bool = True,
     keeps_failures: bool = False,
     screening: Screening = NO_SCREENING,
-    **hooks: Any,
+    kept: KeptLoops | None = None,
+    **listeners: Any,
 ) -> GroupRollout:
     reward = reward_options(on_error=on_error)
     options: Any = SimpleNamespace(reward=reward, filter=SimpleNamespace(metric="acc" if is_filtered else None))
@@ -107,9 +110,10 @@ def rollout(
         loop,
         scorer,
         calls=call_runner(),
+        kept=kept or KeptLoops(),
         reward=reward,
         is_filtered=is_filtered,
         screening=screening,
         keeps_failures=keeps_failures,
-        **hooks,
+        listeners=Listeners(**listeners),
     )

@@ -66,7 +66,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "importance_sampling": None,
         "snapshot_dtype": None,
         "reward": reward_options(),
-        "calls": CallsConfig(timeout_s=3600.0, journal_limit_mb=1),
+        "calls": CallsConfig(timeout_s=3600.0, journal_limit_mb=1, kept_loops=64),
         "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
         "screening": NO_SCREENING,
@@ -182,6 +182,8 @@ class Cluster:
         self.check_engines()
         self.buffer.pool.check_ledger()
         assert self._own_tasks() == set(), "a task of the round is left"
+        if self.task.keeps_state:
+            return  # its loops go on
         for worker in self.workers:
             assert not worker.active
             assert self.options.lanes_per_worker is None or worker.max_active_groups <= self.options.lanes_per_worker
@@ -266,7 +268,7 @@ class Cluster:
     def _own_tasks(self) -> set[str]:
         self.run_for(0.05)  # releases are not awaited by those who send them
         names = {task.get_name() for task in asyncio.all_tasks(self.loop)}
-        return {name for name in names if not name.startswith(("remote", "call "))}
+        return {name for name in names if not name.startswith(("remote", "call ", "kept loop "))}
 
     def _get(self, refs: Any, timeout: float | None = None) -> Any:
         async def resolve() -> Any:

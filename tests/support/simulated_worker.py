@@ -11,6 +11,7 @@ from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo import store
+from recipe.async_dapo.calls import recorded
 from recipe.async_dapo.config import AsyncDAPOConfig
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
@@ -27,6 +28,8 @@ class Task:
     length_of: Callable[[list[int]], int] = lambda prompt_ids: 1 + (7 * prompt_ids[0] + 3 * prompt_ids[1]) % 20
     metric_of: Callable[[list[int]], float | Exception] = lambda prompt_ids: float((prompt_ids[0] + prompt_ids[1]) % 2)
     scoring_s: float = 0.5
+    tool_s: float = 0.0  # a tool is asked first, where it takes any time
+    keeps_state: bool = False  # as the agent loop says of itself
 
 
 class SimulatedWorker(AsyncDAPOAgentLoopWorker):
@@ -41,6 +44,8 @@ class SimulatedWorker(AsyncDAPOAgentLoopWorker):
         self._options = options
         self._task = task
         self._agent_loops = self
+        self.keeps_state = task.keeps_state
+        self.loops_begun: list[tuple[str, int]] = []  # group, session
         self.active: dict[str, int] = {}  # running groups -> running trajectories
         self.max_active_groups = 0
         self.started: list[str] = []
@@ -52,11 +57,14 @@ class SimulatedWorker(AsyncDAPOAgentLoopWorker):
     async def run(
         self, sampling_params: dict[str, Any], *, uid: str, session_id: int, index: int, **prompt: Any
     ) -> AgentLoopOutput:
+        self.loops_begun.append((uid, session_id))
         if uid not in self.active:
             self.started.append(uid)
         self.active[uid] = self.active.get(uid, 0) + 1
         self.max_active_groups = max(self.max_active_groups, len(self.active))
         try:
+            if self._task.tool_s:
+                await recorded(asyncio.sleep, self._task.tool_s)
             return await self._generate(sampling_params, uid, [index, session_id])
         finally:
             self.active[uid] -= 1

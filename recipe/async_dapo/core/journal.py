@@ -40,13 +40,15 @@ class Call:
 
 @dataclass(slots=True)
 class CallCounts:
-    """What has become of a round's calls [count]."""
+    """What has become of a round's calls, and of the loops that made them [count]."""
 
     made: int = 0
     replayed: int = 0
     carried: int = 0  # ran on when the stop interrupted their trajectories
     unknown: int = 0
     diverged: int = 0  # recorded ones that the loop did not come to again
+    kept_loops: int = 0  # agent loops that rest in their workers over the stop
+    lost_loops: int = 0  # that could not be brought to where they were interrupted, and began anew
     seconds: float = 0.0  # of those that ended
 
     @classmethod

@@ -3,6 +3,7 @@
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -28,6 +29,9 @@ class Recorder:
     trajectory: Trajectory
     prompt_uid: str = ""
     runner: Any = None  # makes its calls; opaque to core
+    waiting: Any = field(default_factory=nullcontext)  # open while a call is under way; opaque to core
+    kept_loop: Any = None  # its loop, where that outlives the round; opaque to core
+    open_calls: dict[str, Any] = field(default_factory=dict)  # under way, by their ids; opaque to core
     next_turn: int = 0
     round_limit_tok: int | None = None  # tokens it may generate in this round
     generated_tok: int = 0  # tokens it has generated in this round
@@ -37,8 +41,16 @@ class Recorder:
     in_request: bool = False  # a request is out: it will come back by itself when the engines stop
     is_stopping: bool = False  # the round has stopped: no further step of the loop may start
     calls: CallCounts = field(default_factory=CallCounts)
+    calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
     given_up: Exception | None = None  # why the trajectory cannot go on, even if its loop swallows errors
     _same_calls: Counter[tuple[int, str, str]] = field(default_factory=Counter)  # asked for in this run of the loop
+
+    def begin_round(self, trajectory: Trajectory, *, runner: Any, limit_tok: int | None) -> None:
+        """A loop starts, or goes on where it was suspended, with the record that has come back."""
+        self.trajectory, self.runner, self.round_limit_tok = trajectory, runner, limit_tok
+        self.generated_tok, self.reprefilled_tok = 0, []
+        self.diverged_tok, self.diverged_attachments = 0, []
+        self.is_stopping, self.calls = False, CallCounts()
 
     def begin_turn(self, prompt_ids: Sequence[int]) -> Turn:
         """The turn of this request, recorded earlier or new."""
@@ -76,6 +88,7 @@ class Recorder:
 
     def start_anew(self) -> None:
         """Drop all that is recorded: its loop cannot be brought again to where it was."""
+        self.calls.lost_loops += 1
         self.next_turn = 0
         self.drop_rest()
         self.calls.diverged += len(self.trajectory.calls)

@@ -19,6 +19,7 @@ from .failures import EndedGroups
 from .outcome import JUDGED, CauseCounts, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
+from .unfinished import Unfinished
 from .worker_queues import WorkerQueues
 
 
@@ -38,8 +39,9 @@ class RoundSpec:
     num_workers: int
     drains: bool  # running groups are awaited after the rule is met, rather than interrupted
     must_finish: frozenset[str] = frozenset()  # too stale in the next step: the round does not halt before they ended
-    # N' of CoPRIS: a group starts while fewer trajectories are unfinished; None = only the lanes bound what runs
+    # N' of CoPRIS: a group starts while fewer trajectories generate; None = only the lanes bound what runs
     pool_size: int | None = None
+    most_unfinished: int | None = None  # and while fewer are unfinished, those included that wait for calls
     valid_share: float = 1.0  # of the groups whose verdict is open, that counts when prompts are asked for [0-1]
 
     def make_rule(self) -> StopRule | None:
@@ -63,6 +65,7 @@ class RoundSummary:
     never_started: tuple[str, ...]
     taken_unreported: tuple[str, ...]  # started, and neither ended nor set aside: interrupted
     ended_trajectories: int = 0
+    waiting_for_calls_max: int = 0  # trajectories at once
 
 
 class Round:
@@ -78,8 +81,7 @@ class Round:
         self._certain: set[str] = set()  # waiting and running groups that are sure to be valid
         self._sizes: dict[str, int] = {}  # trajectories to generate, of waiting groups
         self._held_back: dict[str, int] = {}  # trajectories that start when their group is certain
-        self._running: dict[str, int] = {}  # trajectories that are still to end, of running groups
-        self._inflight_trajectories = 0
+        self._running = Unfinished(pool_size=spec.pool_size, most=spec.most_unfinished)
         self._ended_trajectories = 0
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []
@@ -125,9 +127,7 @@ class Round:
     @property
     def may_start(self) -> bool:
         """Whether a waiting group may start now."""
-        pool_size = self._spec.pool_size
-        has_place = pool_size is None or self._inflight_trajectories < pool_size
-        return has_place and self.num_waiting > 0 and not self.is_halted
+        return self._running.has_place and self.num_waiting > 0 and not self.is_halted
 
     @property
     def ended_trajectories(self) -> int:
@@ -135,7 +135,11 @@ class Round:
         return self._ended_trajectories
 
     def add_groups(
-        self, sizes: Mapping[str, int], certain: Collection[str] = (), held_back: Mapping[str, int] | None = None
+        self,
+        sizes: Mapping[str, int],
+        certain: Collection[str] = (),
+        held_back: Mapping[str, int] | None = None,
+        homes: Mapping[str, int] | None = None,
     ) -> None:
         """Add waiting groups, in order of start.
 
@@ -143,11 +147,12 @@ class Round:
             sizes: uid -> trajectories that are still to be generated [count].
             certain: of these, groups that are known to be valid by what they generated in earlier rounds.
             held_back: uid -> further trajectories, which start when the group has become certain [count].
+            homes: uid -> the worker that should run it, as agent loops of it rest there.
         """
         self._sizes.update(sizes)
         self._held_back.update(held_back or {})
         self._certain.update(certain)
-        self._queues.extend(list(sizes))
+        self._queues.extend(list(sizes), homes or {})
         self._update()
 
     def take(self, worker: int) -> str | None:
@@ -156,8 +161,7 @@ class Round:
             return None
         uid = self._queues.pop(worker)
         if uid is not None:
-            self._running[uid] = self._sizes.pop(uid)
-            self._inflight_trajectories += self._running[uid]
+            self._running.add(uid, self._sizes.pop(uid))
             self._start_order.append(uid)
             if self._rule is not None:
                 self._rule.on_start(uid)
@@ -165,26 +169,24 @@ class Round:
 
     def end_trajectory(self, uid: str) -> None:
         """A trajectory of a running group has been generated to its end; its group may still run."""
-        if self._running.get(uid, 0) > 0:
-            self._running[uid] -= 1
-            self._inflight_trajectories -= 1
-            self._ended_trajectories += 1
+        self._ended_trajectories += self._running.end(uid)
+
+    def note_waiting(self, uid: str, change: int) -> None:
+        """So many more trajectories of a running group wait for calls and need no engine, or fewer."""
+        self._running.wait(uid, change)
 
     def mark_certain(self, uid: str) -> None:
         """Two trajectories of a running group differ: it will be valid, and what was held back of it starts."""
         if uid in self._running:
             self._certain.add(uid)
-            held_back = self._held_back.pop(uid, 0)
-            self._running[uid] += held_back
-            self._inflight_trajectories += held_back
+            self._running.add(uid, self._held_back.pop(uid, 0))
 
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
         these are still on their way. A second report of a group is ignored."""
         if outcome.prompt_uid in self._reported or outcome.prompt_uid not in self._running:
             return
-        unreported = self._running.pop(outcome.prompt_uid)
-        self._inflight_trajectories -= unreported
+        unreported = self._running.remove(outcome.prompt_uid)
         self._held_back.pop(outcome.prompt_uid, None)
         if outcome.verdict in JUDGED:
             self._ended_trajectories += unreported
@@ -219,8 +221,9 @@ class Round:
             outcomes=tuple(self._outcomes),
             start_order=tuple(self._start_order),
             never_started=tuple(self._queues.clear()),
-            taken_unreported=tuple(self._running),
+            taken_unreported=self._running.uids,
             ended_trajectories=self._ended_trajectories,
+            waiting_for_calls_max=self._running.waiting_max,
         )
 
     def _update(self) -> None:

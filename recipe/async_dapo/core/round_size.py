@@ -50,7 +50,7 @@ class RoundSize:
         return None if rounds is None else int(rounds * self.trajectories_per_batch / trained_share)
 
     def decide(self, places: int, trained_share: float) -> int:
-        """Trajectories that may be unfinished at once.
+        """Trajectories that may generate at once.
 
         Args:
             places: requests that the engines have room for.
@@ -58,6 +58,17 @@ class RoundSize:
         """
         bound = self.staleness_bound(trained_share)
         return max(1, places if bound is None else min(places, bound))
+
+    def most_unfinished(self, pool_size: int | None, trained_share: float) -> int | None:
+        """Trajectories that may be unfinished at once, those included that wait for calls and need no engine: they
+        grow old, too. None = as many as the groups that are held have.
+
+        Args:
+            pool_size: that may generate at once; None = no limit.
+            trained_share: of the trajectories that end, those of valid groups [0-1].
+        """
+        bound = self.staleness_bound(trained_share)
+        return None if bound is None or pool_size is None else max(bound, pool_size)
 
     def observe(self, outcomes: Iterable[GroupOutcome]) -> None:
         """Take in the groups that ended in a round."""

@@ -45,6 +45,14 @@ class Attachment:
     lease_id: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspension:
+    """Where the agent loop of an interrupted trajectory rests, alive."""
+
+    worker: int
+    loop: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Turn:
     """One request of an agent loop to the engines, whole or interrupted."""
@@ -79,6 +87,7 @@ class Trajectory:
     age: int = 0  # rounds it was carried over unfinished
     turns: list[Turn] = field(default_factory=list)
     calls: dict[str, Call] = field(default_factory=dict)  # by their ids, in order
+    suspension: Suspension | None = None  # not in checkpoints
     # From a checkpoint: calls after that may have happened and are not recorded here.
     is_restored: bool = field(default=False, compare=False)
     outputs: Any = None  # the agent loop's scored outputs once finished; opaque to core
@@ -113,6 +122,7 @@ class Trajectory:
         """Keep the scored outputs, which hold all tokens, in place of turns and calls."""
         self.finished_stamps = self.stamps
         self.turns, self.calls = [], {}
+        self.suspension = None
         self.outputs = outputs
 
     @property
@@ -132,6 +142,7 @@ class Trajectory:
         lost_tok = self.generated_tok
         self.turns, self.outputs, self.finished_stamps, self.age = [], None, (), 0
         self.calls, self.is_restored = {}, False
+        self.suspension = None
         return lost_tok
 
 
@@ -167,6 +178,10 @@ class PromptGroup:
     def versions(self) -> set[int]:
         """Policy versions that sampled any of its tokens."""
         return {version for trajectory in self.trajectories for version, _ in trajectory.stamps}
+
+    def suspensions(self) -> list[Suspension]:
+        """Its agent loops that are still alive."""
+        return [one.suspension for one in self.trajectories if one.suspension is not None]
 
     def attachments(self) -> list[Attachment]:
         """Its requests that are still in an engine."""

@@ -1,7 +1,7 @@
 """Which worker runs which waiting group: one FIFO queue a worker, and work stealing when one runs dry."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class WorkerQueues:
@@ -16,20 +16,31 @@ class WorkerQueues:
             raise ValueError(f"num_workers={num_workers}: must be >= 1")
         self._queues: list[deque[tuple[int, str]]] = [deque() for _ in range(num_workers)]  # (position dealt, uid)
         self._num_dealt = 0
+        self._at_home: set[str] = set()
 
     @property
     def num_waiting(self) -> int:
         return sum(len(queue) for queue in self._queues)
 
-    def extend(self, uids: Sequence[str]) -> None:
-        """Deal groups to the workers in turn, so that they start in nearly the given order."""
+    def extend(self, uids: Sequence[str], homes: Mapping[str, int] | None = None) -> None:
+        """Deal groups to the workers in turn, so that they start in nearly the given order; a home goes before that."""
+        homes = homes or {}
+        self._at_home.update(homes)
         for uid in uids:
-            self._queues[self._num_dealt % len(self._queues)].append((self._num_dealt, uid))
+            worker = homes.get(uid, self._num_dealt % len(self._queues))
+            self._queues[worker].append((self._num_dealt, uid))
             self._num_dealt += 1
 
     def pop(self, worker: int) -> str | None:
-        """The oldest group of this worker's queue, or of the fullest one when its own is empty."""
-        queue = self._queues[worker] or max(self._queues, key=len)
+        """The oldest group of this worker's queue; when that is empty, of the fullest one, those at home last."""
+        if self._queues[worker]:
+            return self._queues[worker].popleft()[1]
+        for queue in sorted(self._queues, key=len, reverse=True):
+            for entry in queue:
+                if entry[1] not in self._at_home:
+                    queue.remove(entry)
+                    return entry[1]
+        queue = max(self._queues, key=len)
         return queue.popleft()[1] if queue else None
 
     def clear(self) -> list[str]:

@@ -44,16 +44,19 @@ class AsyncDAPOLLMClient(LLMServerClient):
     ) -> TokenOutput:
         recorder = current_recorder.get() or Recorder(trajectory=Trajectory(session_id=0))
         prompt_ids = normalize_token_ids(prompt_ids)
-        turn = recorder.begin_turn(prompt_ids)
-        if turn.finish_reason is None:
-            options = {key: kwargs[key] for key in _SERVER_OPTIONS if kwargs.get(key) is not None}
-            recorder.in_request = True
+        if recorder.is_stopping and recorder.kept_loop is not None:
+            await recorder.kept_loop.next_round()
+        turn, number = recorder.begin_turn(prompt_ids), recorder.next_turn - 1
+        options = {key: kwargs[key] for key in _SERVER_OPTIONS if kwargs.get(key) is not None}
+        while True:
             try:
-                await self._finish_turn(recorder, turn, request_id, prompt_ids, sampling_params, options)
-            finally:
-                recorder.in_request = False
-        if recorder.is_stopping:
-            raise TrajectoryInterrupted("stopped after a turn")
+                await self._end_turn(recorder, turn, request_id, prompt_ids, sampling_params, options)
+                break
+            except TrajectoryInterrupted:
+                if recorder.kept_loop is None:
+                    raise
+                await recorder.kept_loop.next_round()
+                turn = recorder.trajectory.turns[number]  # the record has come back from the pool
         counts = dict(turn.counts)
         versions = [segment.policy_version for segment in turn.segments]
         return TokenOutput(
@@ -68,6 +71,20 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 **counts,
             },
         )
+
+    async def _end_turn(self, recorder: Recorder, turn: Turn, *request: Any) -> None:
+        """
+        Raises:
+            TrajectoryInterrupted: if the loop must not go on, whether or not the turn has ended.
+        """
+        if turn.finish_reason is None:
+            recorder.in_request = True
+            try:
+                await self._finish_turn(recorder, turn, *request)
+            finally:
+                recorder.in_request = False
+        if recorder.is_stopping:
+            raise TrajectoryInterrupted("stopped after a turn")
 
     async def _finish_turn(
         self,

@@ -4,12 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..config import ConfigError
 from ..run_files import LENGTHS_FILE, RUN_FILE, STEPS_FILE
 
 OPTION = "async_dapo."
+TURNS, CALLS_S = "async_dapo/turns/mean", "async_dapo/turns/calls_s"
 # The planner's input -> the setting in `run.json`.
 SETTINGS = {
     "train_batch_size": "data.train_batch_size",
@@ -51,6 +53,7 @@ class RecordedRun:
             "valid_share": max(sum(group["is_valid"] for group in groups), 1) / len(groups),
             "tensor_parallel_size": run["gpus"] // settings["engines"],
         }
+        inputs |= _tools(_read_json(place / STEPS_FILE))
         if Path(settings["model"], "config.json").is_file():
             inputs["model"] = settings["model"]
         strategy, stop_rule = run["system"].split(", ")
@@ -66,6 +69,19 @@ class RecordedRun:
             for key, value in self.options.items()
             if key in wanted and wanted[key] != value.replace("None", "null")
         ]
+
+
+def _tools(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Calls between the turns of a trajectory, all of which take the mean time."""
+    several = [step["data"] for step in steps if step["data"].get(TURNS, 1.0) > 1.0]
+    if not several:
+        return {}
+    calls = fmean(data[TURNS] for data in several) - 1
+    return {
+        "tool_calls": max(1, round(calls)),
+        "tool_median_s": fmean(data[CALLS_S] for data in several) / calls,
+        "tool_sigma": 0.0,
+    }
 
 
 def _read_json(path: Path) -> list[Any]:

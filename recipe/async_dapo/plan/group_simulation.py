@@ -19,7 +19,7 @@ from .fleet import Fleet
 from .request import Request
 from .scenario import Scenario
 from .systems import Habits
-from .workload import ANSWERS
+from .workload import ANSWERS, Answers
 
 
 @dataclass(slots=True)
@@ -37,6 +37,9 @@ class RoundEnds(Protocol):
 
     def on_generated(self, uid: str) -> None:
         """One of the group's trajectories has been generated to its end."""
+
+    def on_waiting(self, uid: str, change: int) -> None:
+        """So many more of its trajectories wait for tools, or fewer."""
 
     def on_certain(self, uid: str) -> None:
         """Two of its trajectories differ, and others still run."""
@@ -67,6 +70,8 @@ class GroupSimulation:
         self._clock = clock
         self._options = options
         self._scenario = scenario
+        self._tools = scenario.tools()
+        self._answered_at_s: dict[tuple[str, int], float] = {}  # (group, session) -> when its tool answers
         self._habits = habits
         self._policy_version = policy_version
         self._listener = listener
@@ -91,6 +96,8 @@ class GroupSimulation:
     def stop(self) -> list[PromptGroup]:
         """Stop all engines. Returns the groups that were running, with what they have generated."""
         self._is_stopped = True
+        for (uid, session), at_s in self._answered_at_s.items():
+            self._running[uid][0].prompt[ANSWERS].calls_left_s[session] = at_s - self._clock.now_s
         keep = self._options.keeps_kv
         for request in self._fleet.stop(keep=keep):
             out: _Out = request.owner
@@ -105,7 +112,7 @@ class GroupSimulation:
                 self._fleet.release(out.lease_id)
         return [group for group, _ in self._running.values()]
 
-    def _send(self, group: PromptGroup, trajectory: Trajectory) -> None:
+    def _send(self, group: PromptGroup, trajectory: Trajectory, *, is_cached: bool = False) -> None:
         if self._is_stopped:
             return
         if not trajectory.turns:
@@ -115,19 +122,28 @@ class GroupSimulation:
             self._reattach(group, trajectory, turn.attachment)
             return
         done_tok = turn.generated_tok
-        left_tok = group.prompt[ANSWERS].response_lens_tok[trajectory.session_id] - done_tok
+        answers: Answers = group.prompt[ANSWERS]
+        length_tok = answers.response_lens_tok[trajectory.session_id]
+        left_tok = length_tok - done_tok
         if left_tok == 0:  # it was waiting for its reward when the last round stopped
             self._after_generation(group, trajectory)
             return
+        left_s = answers.calls_left_s.pop(trajectory.session_id, 0.0)
+        if done_tok and left_s:
+            self._wait(group, trajectory, left_s)
+            return
         limit_tok = self._options.max_tokens_per_round
+        left_tok = self._tools.turn_left_tok(length_tok, done_tok)
         now_tok = left_tok if limit_tok is None else min(left_tok, limit_tok)
         context_tok = self._scenario.prompt_len_tok + done_tok
-        if done_tok:
+        if done_tok and not is_cached:
             self.reprefilled_tok += context_tok
         out = _Out(group, trajectory, self._fleet.new_lease_id(), is_set_aside=now_tok < left_tok)
         self._fleet.send(
             out.lease_id,
-            Request(owner=out, context_tok=context_tok, remaining_tok=now_tok, prefill_tok=context_tok),
+            Request(
+                owner=out, context_tok=context_tok, remaining_tok=now_tok, prefill_tok=0 if is_cached else context_tok
+            ),
             prompt_tok=self._scenario.prompt_len_tok,
         )
 
@@ -147,11 +163,34 @@ class GroupSimulation:
             return  # its group has not been taken yet: `_reattach` will find it
         if self._fleet.leases.server_of(out.lease_id) is None:
             return  # `_reattach` has found it, for another request that ended in the same step
-        self._fleet.release(out.lease_id, None if out.is_set_aside else out.trajectory.generated_tok)
+        length_tok = out.group.prompt[ANSWERS].response_lens_tok[out.trajectory.session_id]
+        has_ended = out.trajectory.generated_tok == length_tok
+        self._fleet.release(out.lease_id, length_tok if has_ended else None)
         if out.is_set_aside:
             self._come_to_rest(out.group)
         else:
-            self._after_generation(out.group, out.trajectory)
+            self._after_turn(out.group, out.trajectory)
+
+    def _after_turn(self, group: PromptGroup, trajectory: Trajectory) -> None:
+        answers, done_tok = group.prompt[ANSWERS], trajectory.generated_tok
+        if done_tok == answers.response_lens_tok[trajectory.session_id]:
+            self._after_generation(group, trajectory)
+        else:
+            self._wait(group, trajectory, self._tools.takes_s(answers.number, trajectory.session_id, done_tok))
+
+    def _wait(self, group: PromptGroup, trajectory: Trajectory, seconds: float) -> None:
+        """For a tool, which no stop interrupts; its seconds between two rounds are not counted."""
+        at_s = self._clock.now_s + seconds
+        self._answered_at_s[group.uid, trajectory.session_id] = at_s
+        self._clock.at(at_s, partial(self._go_on, group, trajectory))
+        self._listener.on_waiting(group.uid, 1)
+
+    def _go_on(self, group: PromptGroup, trajectory: Trajectory) -> None:
+        if self._is_stopped:
+            return
+        del self._answered_at_s[group.uid, trajectory.session_id]
+        self._listener.on_waiting(group.uid, -1)
+        self._send(group, trajectory, is_cached=True)
 
     def _after_generation(self, group: PromptGroup, trajectory: Trajectory) -> None:
         self._listener.on_generated(group.uid)

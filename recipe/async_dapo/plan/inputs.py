@@ -68,6 +68,9 @@ class Inputs:
         None
     )
     reward_s: Annotated[float, "from the end of a trajectory to its reward [s]"] = 0.0
+    tool_calls: Annotated[int, "calls of tools in a trajectory, evenly over its response [count]"] = 0
+    tool_median_s: Annotated[float, "of a call, log-normal [s]"] = 0.0
+    tool_sigma: Annotated[float, "of the logarithm"] = 1.0
     training_s: Annotated[float | None, "training and log-probs of a step [s]; null = from arithmetic"] = None
     training_flop_share: Annotated[float, "of peak that training reaches [0-1]"] = 0.35
     update_s: Annotated[float, "engines to sleep and back, with new weights [s]"] = 5.0

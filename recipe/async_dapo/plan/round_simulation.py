@@ -188,6 +188,11 @@ class RoundSimulation:
         if self._round.may_start:
             self._fill_lanes()
 
+    def on_waiting(self, uid: str, change: int) -> None:
+        self._round.note_waiting(uid, change)
+        if self._round.may_start:
+            self._fill_lanes()
+
     def on_certain(self, uid: str) -> None:
         self._round.mark_certain(uid)
 

@@ -8,6 +8,7 @@ from .costs import ServerConstants, StepCost, TrainingCost, step_cost
 from .hardware import Accelerator
 from .lengths import LengthModel
 from .model_shape import ModelShape
+from .tool_calls import ToolCalls
 from .workload import PassRates, Workload
 
 
@@ -28,6 +29,9 @@ class Scenario:
     lengths: LengthModel
     pass_rates: PassRates
     reward_s: float = 0.0
+    tool_calls: int = 0
+    tool_median_s: float = 0.0
+    tool_sigma: float = 0.0
     training_s: float | None = None  # None: by arithmetic
     training_flop_share: float = 0.35  # of peak, in training and in recomputing log-probs
     update_s: float = 5.0  # engines to sleep and back, and their new weights
@@ -56,6 +60,7 @@ class Scenario:
                 f"{self.model.kv_heads} KV heads or be divided by them: one of {', '.join(map(str, sizes))}",
             )
         self.step_cost()
+        self.tools()
 
     @property
     def num_gpus(self) -> int:
@@ -98,6 +103,9 @@ class Scenario:
         if self.measured is None or self.measured.outside_s is None:
             return None
         return max(0.0, self.measured.outside_s - self.weight_update_s)
+
+    def tools(self) -> ToolCalls:
+        return ToolCalls(count=self.tool_calls, median_s=self.tool_median_s, sigma=self.tool_sigma, seed=self.seed)
 
     def workload(self) -> Workload:
         return Workload(

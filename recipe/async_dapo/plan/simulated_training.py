@@ -119,6 +119,7 @@ class TrainingRun:
         return self.pool.dispatch(self._step)
 
     def _simulate(self, dispatch: Dispatch) -> SimulatedRound:
+        pool_size = self._pool_size
         simulation = RoundSimulation(
             self._fleet,
             self.options,
@@ -128,7 +129,8 @@ class TrainingRun:
                 step=self._step,
                 carried_valid_groups=self.pool.num_carried,
                 must_finish=dispatch.must_finish,
-                pool_size=self._pool_size,
+                pool_size=pool_size,
+                most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
                 valid_share=self._over_sampling.valid_share,
             ),
             scenario=self._scenario,

@@ -5,7 +5,7 @@ same data; a restarted group is answered anew.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ class Answers:
     response_lens_tok: list[int]
     metrics: list[float]
     attempt: int = 0
+    calls_left_s: dict[int, float] = field(default_factory=dict)  # session -> of a call that a stop interrupted
 
 
 class PassRates(Protocol):
@@ -122,6 +123,7 @@ class Workload:
     def answer_anew(self, answers: Answers) -> None:
         """Give a restarted prompt other answers, as long on average."""
         answers.attempt += 1
+        answers.calls_left_s = {}
         rng = np.random.default_rng((self._seed, answers.number, answers.attempt))
         answers.response_lens_tok = self._cut(np.full((1, 1), answers.level), rng)[0].tolist()
 

@@ -112,6 +112,12 @@ def _data(run: Run) -> Iterator[Chart]:
         ],
         note="one line: no length bias; trained below dispatched: short answers are preferred",
     )
+    if any(turns > 1 for _, turns in run.series(keys.TURNS)):
+        yield _one(run, "turns", "Turns of a trajectory", "turns", keys.TURNS, "of those that ended in the step")
+        yield _one(run, "turn-tokens", "Tokens of a turn", "tokens", keys.TURN_TOK, "what the model says at a time")
+    if run.total(keys.CALLS_S):
+        note = "of a trajectory that ended in the step, over all steps it took"
+        yield _one(run, "calls", "Seconds in tools", "s", keys.CALLS_S, note)
     if run.total(keys.FAILED_GROUPS):
         yield _one(run, "failed", "Failed groups", "groups", keys.FAILED_GROUPS, "see the causes above")
 

@@ -1,6 +1,5 @@
 """verl's agent loops, one per trajectory, made without reading their configuration again each time."""
 
-import asyncio
 import functools
 import platform
 from collections.abc import Callable
@@ -57,17 +56,19 @@ class AgentLoopFactory:
 
 
 async def run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
-    """Run an agent loop for the current trajectory. One that says `replayable = False` starts anew when it was
-    interrupted: what it had generated is thrown away, and counted as diverged.
+    """Run an agent loop for the current trajectory. One that says `replayable = False` cannot be brought to where it
+    was interrupted: what is recorded is thrown away, and counted as diverged.
     """
-    try:
-        output = await agent_loop.run(sampling_params, **sample)
-    except asyncio.CancelledError:
-        recorder = current_recorder.get()
-        if recorder is not None and not getattr(agent_loop, "replayable", True):
-            recorder.start_anew()
-        raise
+    recorder = current_recorder.get()
+    if recorder is not None and recorder.trajectory.has_started and not getattr(agent_loop, "replayable", True):
+        recorder.start_anew()
+    output = await agent_loop.run(sampling_params, **sample)
     return output if isinstance(output, list) else [output]
+
+
+def has_state(agent_loop: AgentLoopBase) -> bool:
+    """Whether it says that it has more to keep than its record."""
+    return getattr(agent_loop, "keeps_state", False) or not getattr(agent_loop, "replayable", True)
 
 
 def _cannot_be_made(name: str, error: Exception) -> ConfigError:

@@ -65,6 +65,7 @@ class EarlyStoppingCoordinator:
             {group.prompt_uid: group.unfinished for group in groups},
             [group.prompt_uid for group in groups if group.is_certain],
             {group.prompt_uid: group.held_back for group in groups if group.held_back},
+            {group.prompt_uid: group.home for group in groups if group.home is not None},
         )
         self._after_change(current)
 
@@ -98,6 +99,15 @@ class EarlyStoppingCoordinator:
             for prompt_uid in prompt_uids:
                 current.state.end_trajectory(prompt_uid)
             self._tell_progress(current)
+            current.wake_taker()
+
+    async def report_waiting(self, round_id: str, changes: Sequence[tuple[str, int]]) -> None:
+        """Trajectories that wait for calls, or go on after them, as (uid of the group, 1 or -1). The places of those
+        that wait are free for the next group."""
+        current = self._find(round_id)
+        if current is not None:
+            for prompt_uid, change in changes:
+                current.state.note_waiting(prompt_uid, change)
             current.wake_taker()
 
     async def report_certain(self, round_id: str, prompt_uids: Sequence[str]) -> None:

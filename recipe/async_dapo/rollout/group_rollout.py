@@ -4,9 +4,9 @@ With screening only the first samples run; the others start with the score that 
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import cast
 
 from ray.exceptions import RayActorError
@@ -21,11 +21,15 @@ from ..core.journal import CallCounts
 from ..core.outcome import GroupOutcome, Verdict
 from ..core.recording import Recorder, SampledTokens, current_recorder
 from ..core.screening import Screening
-from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory
+from ..core.trajectory import BrokenRecord, PromptGroup, Trajectory
+from ..core.turn_counts import TurnCounts
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from ..packed_output import PackedOutput
 from .causes import cause_of
+from .kept_loops import KeptLoops
 from .reward import RewardFailed, RewardScorer
+from .running import Listeners, RunningTrajectories
+from .waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -41,29 +45,6 @@ class TrajectoryFailed(Exception):
         self.cause = cause
 
 
-@dataclass(slots=True)
-class RunningTrajectories:
-    """The trajectory tasks of a round, so that the stop can end those that no engine will give back."""
-
-    is_stopping: bool = False
-    _recorders: dict[asyncio.Task, Recorder] = field(default_factory=dict)
-
-    def add(self, task: asyncio.Task, recorder: Recorder) -> None:
-        self._recorders[task] = recorder
-        task.add_done_callback(lambda done: self._recorders.pop(done))
-        if self.is_stopping:  # its group was handed out just before the stop
-            recorder.is_stopping = True
-            task.cancel()
-
-    def interrupt(self) -> None:
-        """No loop takes another step; a request that is out comes back by itself when the engines stop."""
-        self.is_stopping = True
-        for task, recorder in list(self._recorders.items()):
-            recorder.is_stopping = True
-            if not recorder.in_request:
-                task.cancel()
-
-
 class GroupRollout:
     """Runs groups with one agent loop runner and one scorer.
 
@@ -71,14 +52,13 @@ class GroupRollout:
         run_agent_loop: runs one trajectory to its end and returns its unscored outputs.
         scorer: scores outputs inline.
         calls: makes the calls of agent loops, and those of the scorer.
+        kept: agent loops that go on from round to round.
         reward: what to do when a reward fails for good.
         is_filtered: whether groups whose metric does not vary are dropped.
         screening: which trajectories of a group may run.
         keeps_failures: validation: a failed trajectory is left out, and its siblings go on.
         max_tokens_per_round: tokens a trajectory may generate before it is set aside until the next round; None = all.
-        on_generated: told the group's uid when one of its trajectories has been generated to its end.
-        on_certain: told the group's uid when two of its trajectories differ and others still run.
-        abandon: takes requests that nobody will continue out of their engines.
+        listeners: are told what becomes of the groups.
     """
 
     def __init__(
@@ -87,29 +67,28 @@ class GroupRollout:
         scorer: RewardScorer,
         *,
         calls: CallRunner,
+        kept: KeptLoops,
         reward: RewardConfig,
         is_filtered: bool,
         screening: Screening,
         keeps_failures: bool,
         max_tokens_per_round: int | None = None,
-        on_generated: Callable[[str], None] = lambda uid: None,
-        on_certain: Callable[[str], None] = lambda uid: None,
-        abandon: Callable[[list[Attachment]], None] = lambda attachments: None,
+        listeners: Listeners | None = None,
     ) -> None:
         self._run_agent_loop = run_agent_loop
         self._scorer = scorer
         self._calls = calls
+        self._kept = kept
         self._reward = reward
         self._is_filtered = is_filtered
         self._screening = screening
         self._keeps_failures = keeps_failures
         self._max_tokens_per_round = max_tokens_per_round
-        self._on_generated = on_generated
-        self._on_certain = on_certain
-        self._abandon = abandon
+        self._listeners = listeners or Listeners()
         self.running = RunningTrajectories()
         self._told: set[str] = set()
         self.calls: list[CallCounts] = []
+        self.turns: list[TurnCounts] = []
         self.diverged_tok = 0
         self.reprefilled_tok: list[int] = []
 
@@ -130,7 +109,7 @@ class GroupRollout:
             if failure.reason.startswith("reward") and self._reward.on_error is OnRewardError.RAISE:
                 raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
             logger.debug("prompt group %s dropped: %s", group.uid, failure)  # the coordinator tells each cause once
-            self._abandon(group.attachments())
+            self._listeners.abandon(group.attachments())
             return GroupOutcome.of(
                 group, Verdict.FAILED, reason=failure.reason, cause=failure.cause, failed=len(failures)
             )
@@ -144,20 +123,20 @@ class GroupRollout:
 
     def _start(self, group: PromptGroup, trajectories: Iterable[Trajectory], tasks: asyncio.TaskGroup) -> None:
         for trajectory in trajectories:
-            recorder = Recorder(
-                trajectory=trajectory,
-                prompt_uid=group.uid,
-                runner=self._calls,
-                round_limit_tok=self._max_tokens_per_round,
+            recorder = self._kept.recorder_of(trajectory) or Recorder(
+                trajectory=trajectory, prompt_uid=group.uid, waiting=Waiting()
             )
+            recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round)
+            recorder.waiting.begin_round(functools.partial(self._listeners.on_waiting, group.uid))
             self.running.add(tasks.create_task(self._run_trajectory(group, recorder, tasks)), recorder)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: Recorder, tasks: asyncio.TaskGroup) -> None:
         current_recorder.set(recorder)
         trajectory = recorder.trajectory
+        self._kept.claim(trajectory)
         try:
             outputs = await self._outputs_of(group, recorder)
-            self._on_generated(group.uid)
+            self._listeners.on_generated(group.uid)
             await self._scorer.score_once(outputs, group.prompt, recorder)
         except (RayActorError, EnginesUnavailable, ConfigError, BrokenRecord):
             raise  # a part of the system is gone or broken, or the options are wrong: training ends
@@ -166,16 +145,19 @@ class GroupRollout:
         except TrajectoryGivenUp as error:
             self._fail(group, error.reason, error.cause)
         except TrajectoryInterrupted:
+            recorder.is_stopping = True
             raise
         except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
             self._fail(group, "generation_error", cause_of(error))
         else:
             recorder.drop_rest()
             sampled = SampledTokens(trajectory.turns)
+            self.turns.append(TurnCounts.of(trajectory.turns, recorder.calls_s))
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
             self._note_certain(group, tasks)
         finally:
-            self._abandon(recorder.diverged_attachments)
+            await self._kept.settle(recorder)
+            self._listeners.abandon(recorder.diverged_attachments)
             self.calls.append(recorder.calls)
             self.diverged_tok += recorder.diverged_tok
             self.reprefilled_tok += recorder.reprefilled_tok
@@ -204,7 +186,7 @@ class GroupRollout:
         if RunningVerdict.of(self._metrics(group)).is_certain:
             held_back = self._screening.held_back(group)
             group.is_certain = True
-            self._on_certain(group.uid)
+            self._listeners.on_certain(group.uid)
             self._start(group, held_back, tasks)
 
     def _judge(self, group: PromptGroup) -> GroupOutcome:

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self
 from uuid import uuid4
@@ -19,19 +18,17 @@ from ..actor_limits import MAX_PENDING_CALLS
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.failures import EndedGroups
-from ..core.journal import CallCounts
 from ..core.over_sampling import AtHand
 from ..core.pool_records import Dispatch
-from ..core.round import RoundSpec, RoundSummary
+from ..core.round import RoundSpec
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, PromptGroup
-from ..engines.balancer_stats import LoadBalancerStats
 from ..engines.client import AsyncDAPOLLMClient
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
 from .prompts import make_group, prompt_rows
-from .reward import RewardCalls
-from .worker import AsyncDAPOAgentLoopWorker, RoundOrder, WorkerReport
+from .reports import RoundResult, WorkerReport
+from .worker import AsyncDAPOAgentLoopWorker, RoundOrder
 
 logger = logging.getLogger(__name__)
 
@@ -40,21 +37,6 @@ CONNECT_TIMEOUT_S = 600.0  # for a worker to import all it needs, on a busy node
 
 class RolloutError(RuntimeError):
     """A round cannot go on: a part of the system died, or a time limit was passed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundResult:
-    """A closed round, all workers' reports merged."""
-
-    summary: RoundSummary
-    unfinished: list[PromptGroup]
-    reward_calls: RewardCalls
-    calls: CallCounts
-    diverged_tok: int
-    reprefilled_tok: list[int]
-    rollout_s: float
-    stop_latency_s: float
-    balancer: LoadBalancerStats
 
 
 class AsyncDAPOAgentLoopManager(AgentLoopManager):
@@ -106,12 +88,14 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         step: int,
         carried_valid_groups: int,
         pool_size: int | None,
+        most_unfinished: int | None,
         valid_share: float,
     ) -> None:
         """Start a training round on all workers, without waiting.
 
         Args:
-            pool_size: trajectories that may be unfinished at once; None = only the lanes bound what runs.
+            pool_size: trajectories that may generate at once; None = only the lanes bound what runs.
+            most_unfinished: at once, with those that wait for calls; None = no limit.
             valid_share: of the groups whose verdict is open, that counts when prompts are asked for [0-1].
         """
         spec = self._options.round_spec(
@@ -119,9 +103,11 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             carried_valid_groups=carried_valid_groups,
             must_finish=dispatch.must_finish,
             pool_size=pool_size,
+            most_unfinished=most_unfinished,
             valid_share=valid_share,
         )
-        order = RoundOrder(round_id=spec.round_id, step=step, validate=False)
+        suspended = frozenset(one.loop for group in dispatch.groups for one in group.suspensions())
+        order = RoundOrder(round_id=spec.round_id, step=step, validate=False, suspended=suspended)
         self._open(spec, dispatch.groups, order)
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
@@ -170,20 +156,15 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         Raises:
             RolloutError: when a worker died, or has not reported within `async_dapo.stop_timeout_s`.
         """
-        reports: list[WorkerReport] = self._get(self._worker_refs, timeout_s=self._options.stop_timeout_s)
+        workers = WorkerReport.merged(self._get(self._worker_refs, timeout_s=self._options.stop_timeout_s))
         self._worker_refs = []
         summary, stop_latency_s = self._get(self._coordinator.close_round.remote(self._round_id))
-        unfinished = [group for report in reports for group in report.unfinished]
-        kept_lease_ids = [lease_id for group in unfinished for lease_id in _leases(group)]
+        kept_lease_ids = [lease_id for group in workers.unfinished for lease_id in _leases(group)]
         kept_lease_ids += [lease_id for uid in summary.never_started for lease_id in self._frozen[uid]]
         self._get(self._balancer.all_returned.remote(kept_lease_ids))
         return RoundResult(
             summary=summary,
-            unfinished=unfinished,
-            reward_calls=RewardCalls.total(report.reward_calls for report in reports),
-            calls=CallCounts.total(report.calls for report in reports),
-            diverged_tok=sum(report.diverged_tok for report in reports),
-            reprefilled_tok=[length for report in reports for length in report.reprefilled_tok],
+            workers=workers,
             rollout_s=time.monotonic() - self._started,
             stop_latency_s=stop_latency_s,
             balancer=self._get(self._balancer.take_stats.remote()),

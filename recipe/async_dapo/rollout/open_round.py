@@ -23,6 +23,7 @@ class Ticket:
     content: bytes | ray.ObjectRef  # the pickled PromptGroup, or where it is parked
     ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
     is_attached: bool = False  # requests of its that were frozen in their engines are still there
+    home: int | None = None  # the worker where agent loops of it rest
 
 
 class OpenRound:

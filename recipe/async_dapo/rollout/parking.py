@@ -42,6 +42,7 @@ def ticket_of(group: PromptGroup, screening: Screening) -> Ticket:
         content=group.parked if is_parked else pickle.dumps(group, protocol=5),
         ages=_ages(group) if is_parked else (),
         is_attached=bool(group.attachments()),
+        home=next((suspension.worker for suspension in group.suspensions()), None),
     )
 
 

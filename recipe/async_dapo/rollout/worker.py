@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
@@ -18,16 +19,20 @@ from ..core.journal import CallCounts
 from ..core.outcome import Verdict
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import PromptGroup, Trajectory
+from ..core.turn_counts import TurnCounts
 from ..data_plane import join_queue
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import show_logs
 from ..shipping import localise
 from ..verl_version import check_versions
-from .agent_loops import AgentLoopFactory, run_loop
+from .agent_loops import AgentLoopFactory
 from .group_rollout import GroupRollout, leaves
+from .kept_loops import KeptLoops
 from .open_round import Ticket
 from .parking import group_of, park
-from .reward import RewardCalls, RewardScorer
+from .reports import WorkerReport
+from .reward import RewardScorer
+from .running import Listeners
 from .tools import recorded_tools
 
 logger = logging.getLogger(__name__)
@@ -42,23 +47,13 @@ class RoundOrder:
     round_id: str
     step: int
     validate: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class WorkerReport:
-    """What a worker has to say after a round."""
-
-    unfinished: list[PromptGroup] = field(default_factory=list)
-    reward_calls: RewardCalls = field(default_factory=RewardCalls)
-    calls: CallCounts = field(default_factory=CallCounts)
-    diverged_tok: int = 0
-    reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
+    suspended: frozenset[str] | None = None  # agent loops that rest in their workers and are wanted; None = all
 
 
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     """Takes groups from the coordinator as fast as it hands them out; with `rollout_pool_size=null` one lane takes the
     next group when its last one has ended. When `run_round` returns, every task of the round is over; calls that
-    were interrupted go on, see `calls.py`.
+    were interrupted go on, see `calls.py`, and so may agent loops, see `kept_loops.py`.
 
     Starts before there is an engine, so that its imports take no time of their own; see `connect`.
     """
@@ -80,6 +75,8 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             journal_limit_bytes=self._options.calls.journal_limit_mb * 2**20,
             promise=lambda call_id: myself.result_of.remote(call_id),
         )
+        most = self._options.calls.kept_loops if self._options.keeps_tokens else 0
+        self._kept_loops = KeptLoops(worker=worker, most=most)
 
     async def result_of(self, call_id: str) -> bytes | None:
         """What a call came to whose trajectory was interrupted here; whoever continues that waits for it."""
@@ -109,21 +106,30 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             ConfigError: when the reward function does not return the metric that groups are filtered by.
         """
         report = WorkerReport()
+        if order.suspended is not None:
+            await self._kept_loops.end_others(order.suspended)
         generated = TurnBatch[str](lambda uids: self._coordinator.report_trajectories.remote(order.round_id, uids))
         certain = TurnBatch[str](lambda uids: self._coordinator.report_certain.remote(order.round_id, uids))
+        waiting = TurnBatch[tuple[str, int]](
+            lambda changes: self._coordinator.report_waiting.remote(order.round_id, changes)
+        )
         scorer = RewardScorer(self._compute_score, options=self._options)
         rollout = GroupRollout(
             self._loop_runner(order),
             scorer,
             calls=self._calls,
+            kept=self._kept_loops,
             reward=self._options.reward,
             is_filtered=self._options.filter.metric is not None,
             screening=NO_SCREENING if order.validate else self._options.screening,
             keeps_failures=order.validate,
             max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
-            on_generated=generated.add,
-            on_certain=certain.add,
-            abandon=self.llm_client.abandon,
+            listeners=Listeners(
+                on_generated=generated.add,
+                on_certain=certain.add,
+                on_waiting=lambda uid, change: waiting.add((uid, change)),
+                abandon=self.llm_client.abandon,
+            ),
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -139,6 +145,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             raise RuntimeError(f"agent loop worker {self._worker}: {error}") from error
         report.reward_calls = scorer.calls
         report.calls = CallCounts.total(rollout.calls)
+        report.turns = TurnCounts.total(rollout.turns)
         report.diverged_tok = rollout.diverged_tok
         report.reprefilled_tok = rollout.reprefilled_tok
         return report
@@ -186,8 +193,8 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
         async def run(group: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
             prompt = {"agent_name": rollout.agent.default_agent_loop} | group.prompt
-            agent_loop = self._agent_loops.make(prompt.pop("agent_name"))
+            make = partial(self._agent_loops.make, prompt.pop("agent_name"))
             names = {"uid": group.uid, "session_id": trajectory.session_id}
-            return await run_loop(agent_loop, dict(sampling_params), **names, **prompt)
+            return await self._kept_loops.run(make, dict(sampling_params), **names, **prompt)
 
         return run

@@ -61,7 +61,17 @@ METRICS: dict[str, str] = {
     "calls/carried": "calls that ran on when this step's stop interrupted their trajectories [count]",
     "calls/unknown": "recorded calls of which nobody knew whether they had happened [count]",
     "calls/diverged": "recorded calls dropped because an agent loop, when resumed, took another way [count]",
+    "calls/kept_loops": "agent loops with a state that stayed alive over this step's stop [count]",
+    "calls/lost_loops": "agent loops with replayable = False that were gone when they had to go on: begun anew [count]",
+    "calls/waiting_max": "most trajectories that waited for calls at once, and left their places to others "
+    "[trajectories]",
     "calls/seconds": "mean time of the calls that ended within this step [s]",
+    "turns/mean": "turns of the model in a trajectory, of those that ended in this step [count]",
+    "turns/max": "most turns of one of them [count]",
+    "turns/tokens/mean": "tokens of a turn [tokens]",
+    "turns/tokens/max": "tokens of the longest turn [tokens]",
+    "turns/calls_s": "time that a trajectory spent in calls of tools, over all its steps, mean of those that ended in "
+    "this one [s]",
     "load_balancer/requests": "leases granted in this step [requests]",
     "load_balancer/servers": "servers that generate, at the end of the round [servers]",
     "load_balancer/lost_servers": "servers that died, or were ended because they did not answer, since the start of "
@@ -70,7 +80,7 @@ METRICS: dict[str, str] = {
     "load_balancer/wait_s/max": "longest time a request waited for a server [s]",
     "load_balancer/inflight/max": "most requests in flight at once [requests]",
     "load_balancer/idle_ratio": "share of request slots left empty over the round, of the most in flight at once [0-1]",
-    "concurrency/pool_size": "trajectories that could be unfinished at once in this step; 0 = lanes bound them "
+    "concurrency/pool_size": "trajectories that could generate at once in this step; 0 = lanes bound them "
     "[trajectories]",
     "concurrency/places": "requests that the engines have room for, in the next step [requests]",
     "concurrency/staleness_bound": "trajectories in flight that max_staleness allows, in the next step; 0 = no limit "

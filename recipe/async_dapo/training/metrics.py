@@ -14,7 +14,7 @@ from ..core.version_shares import VersionShares
 from .metric_names import FAILURE_REASONS, PREFIX, STALENESS_BUCKETS
 
 if TYPE_CHECKING:
-    from ..rollout.manager import RoundResult
+    from ..rollout.reports import RoundResult
 
 BYTES_PER_KEPT_TOKEN = 9  # id, log-prob, mask
 
@@ -47,7 +47,9 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
     values: dict[str, float] = {f"ledger/{term}": count for term, count in record.ledger.items()}
     for part in (_round, _stop, _screening, _failures, _load, _concurrency, _tokens, _partial, _versions, _lengths):
         values |= part(record)
-    values |= {f"calls/{name}": value for name, value in record.result.calls.figures().items()}
+    values |= {f"calls/{name}": value for name, value in record.result.workers.calls.figures().items()}
+    values["calls/waiting_max"] = record.result.summary.waiting_for_calls_max
+    values |= {f"turns/{name}": value for name, value in record.result.workers.turns.figures().items()}
     return {PREFIX + name: float(value) for name, value in values.items()}
 
 
@@ -95,9 +97,9 @@ def _failures(record: RoundRecord) -> dict[str, float]:
     return {
         "failure/groups": sum(failed.values()),
         **{f"failure/{reason}": failed.get(reason, 0) for reason in FAILURE_REASONS},
-        "failure/reward_retries": record.result.reward_calls.retries,
-        "failure/reward_timeouts": record.result.reward_calls.timeouts,
-        "failure/killed_reward_processes": record.result.reward_calls.killed_processes,
+        "failure/reward_retries": record.result.workers.reward_calls.retries,
+        "failure/reward_timeouts": record.result.workers.reward_calls.timeouts,
+        "failure/killed_reward_processes": record.result.workers.reward_calls.killed_processes,
     }
 
 
@@ -136,7 +138,7 @@ def _tokens(record: RoundRecord) -> dict[str, float]:
         ended[outcome.verdict] += sum(outcome.response_lens_tok)
     trained = record.versions.tokens.total() - record.withheld_tok
     interrupted, retired = record.settlement.discarded_tok, record.dispatch.retired_tok
-    discarded = interrupted + retired + record.withheld_tok + record.result.diverged_tok + ended[Verdict.FAILED]
+    discarded = interrupted + retired + record.withheld_tok + record.result.workers.diverged_tok + ended[Verdict.FAILED]
     return {
         "tokens/trained": trained,
         "tokens/discarded": discarded,
@@ -147,7 +149,7 @@ def _tokens(record: RoundRecord) -> dict[str, float]:
 
 
 def _partial(record: RoundRecord) -> dict[str, float]:
-    ages, reprefilled = record.versions.ages, record.result.reprefilled_tok
+    ages, reprefilled = record.versions.ages, record.result.workers.reprefilled_tok
     again, once = sum(n * n for n in reprefilled), sum(n * n for n in record.seq_lens_tok)
     resumed = {group.uid for group in record.dispatch.groups[: record.dispatch.resumed]}
     kept_tok = sum(group.generated_tok for group in record.buffered)
@@ -159,7 +161,7 @@ def _partial(record: RoundRecord) -> dict[str, float]:
         "partial/withheld_tokens": record.withheld_tok,
         "partial/reprefilled_tokens": sum(reprefilled),
         "partial/reprefill_attention_ratio": _ratio(again, again + once),
-        "partial/diverged_tokens": record.result.diverged_tok,
+        "partial/diverged_tokens": record.result.workers.diverged_tok,
         "partial/buffer_tokens": kept_tok,
         "partial/buffer_bytes": kept_tok * BYTES_PER_KEPT_TOKEN,
     }

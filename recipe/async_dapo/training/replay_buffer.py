@@ -25,7 +25,8 @@ from ..core.trajectory import PromptGroup
 from ..core.version_shares import VersionShares
 from ..report.lengths import LengthsFile
 from ..rollout.coordinator import RoundEvent
-from ..rollout.manager import AsyncDAPOAgentLoopManager, RoundResult
+from ..rollout.manager import AsyncDAPOAgentLoopManager
+from ..rollout.reports import RoundResult
 from .metrics import RoundRecord, concurrency_line, round_line, round_metrics
 from .rollout_state import RolloutState
 from .run_news import RunNews
@@ -89,11 +90,13 @@ class RoundReplayBuffer(ReplayBuffer):
             self._add_prompts(missing, step)
             self._num_gen_batches += 1
         self._dispatched = dispatch.extended(self.pool.dispatch(step))
+        pool_size = self._pool_size()
         self.manager.open_round(
             self._dispatched,
             step=step,
             carried_valid_groups=self.pool.num_carried,
-            pool_size=self._pool_size(),
+            pool_size=pool_size,
+            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
             valid_share=self._over_sampling.valid_share,
         )
 
@@ -108,10 +111,10 @@ class RoundReplayBuffer(ReplayBuffer):
         while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
             self._refill(global_steps)
         result = self.manager.close_round()
-        self._lengths.observe(result.summary.outcomes, result.unfinished)
+        self._lengths.observe(result.summary.outcomes, result.workers.unfinished)
         self._remember(result)
         self._lengths_file.add(result.summary.outcomes, step=global_steps)
-        settlement = self.pool.settle(result.summary, result.unfinished)
+        settlement = self.pool.settle(result.summary, result.workers.unfinished)
         self._lengths.mark_trained(settlement.trained_uids)
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
         batch = store.batch_of(sorted(settlement.trained_uids), partition_id=store.TRAIN)
@@ -184,7 +187,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self.manager.abandon(self.pool.detach())
 
     def _pool_size(self) -> int | None:
-        """Trajectories that the next round may have unfinished at once; None = only the lanes bound what runs."""
+        """Trajectories that may generate at once in the next round; None = only the lanes bound what runs."""
         if self._options.rollout_pool_size is Auto.AUTO:
             self._last_pool_size = self._round_size.decide(self.manager.places, self._over_sampling.trained_share)
         else:

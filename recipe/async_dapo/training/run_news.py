@@ -13,7 +13,7 @@ from ..core.outcome import CauseCounts
 from ..core.spans import Spans
 from ..report.responses import SAMPLED, SampledResponse, pieces_of
 from ..report.timeline import StepTimeline
-from ..rollout.manager import RoundResult
+from ..rollout.reports import RoundResult
 
 
 class RunNews:

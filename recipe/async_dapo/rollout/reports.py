@@ -1,0 +1,46 @@
+"""What the workers have to say after a round, each by itself and together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from ..core.journal import CallCounts
+from ..core.round import RoundSummary
+from ..core.trajectory import PromptGroup
+from ..core.turn_counts import TurnCounts
+from ..engines.balancer_stats import LoadBalancerStats
+from .reward import RewardCalls
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerReport:
+    """Of one worker."""
+
+    unfinished: list[PromptGroup] = field(default_factory=list)
+    reward_calls: RewardCalls = field(default_factory=RewardCalls)
+    calls: CallCounts = field(default_factory=CallCounts)
+    turns: TurnCounts = field(default_factory=TurnCounts)
+    diverged_tok: int = 0
+    reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
+
+    @classmethod
+    def merged(cls, reports: Sequence["WorkerReport"]) -> Self:
+        return cls(
+            unfinished=[group for report in reports for group in report.unfinished],
+            reward_calls=RewardCalls.total(report.reward_calls for report in reports),
+            calls=CallCounts.total(report.calls for report in reports),
+            turns=TurnCounts.total(report.turns for report in reports),
+            diverged_tok=sum(report.diverged_tok for report in reports),
+            reprefilled_tok=[length for report in reports for length in report.reprefilled_tok],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """A closed round."""
+
+    summary: RoundSummary
+    workers: WorkerReport  # of all of them
+    rollout_s: float
+    stop_latency_s: float
+    balancer: LoadBalancerStats

@@ -1,0 +1,46 @@
+"""Whether a trajectory waits for a call of its own, and so leaves its place among those that generate to another."""
+
+import asyncio
+from collections.abc import Callable
+
+SHORT_S = 1.0  # a call that takes no longer is not worth the telling
+
+
+class Waiting:
+    """Open while a call is under way; those of one trajectory may overlap, and outlive the round."""
+
+    def __init__(self) -> None:
+        self._tell: Callable[[int], None] = lambda change: None
+        self._open = 0
+        self._is_told = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin_round(self, tell: Callable[[int], None]) -> None:
+        """From now on `tell` is given 1 when the trajectory has waited for `SHORT_S`, and -1 when it goes on."""
+        self._tell, self._is_told = tell, False
+        if self._open:
+            self._start()
+
+    def __enter__(self) -> None:
+        self._open += 1
+        if self._open == 1:
+            self._start()
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
+        if self._open:
+            return
+        assert self._timer is not None
+        self._timer.cancel()
+        if self._is_told:
+            self._is_told = False
+            self._tell(-1)
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(SHORT_S, self._begin)
+
+    def _begin(self) -> None:
+        self._is_told = True
+        self._tell(1)

@@ -1,0 +1,75 @@
+"""Agent loops with a state, on virtual time: they go on from round to round, or run again, and no token is lost."""
+
+from dataclasses import replace
+
+import pytest
+
+from recipe.async_dapo.config import CallsConfig, RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
+
+from ..support.simulated_cluster import options
+from ..support.simulated_worker import random_task
+
+KEEPING = pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])
+
+
+def opts(strategy: RolloutStrategy, *, most: int, workers: int = 1, **changes):
+    return options(
+        rollout_strategy=strategy,
+        stop_rule=StopRuleName.FIRST_COMPLETED,
+        num_workers=workers,
+        rollout_pool_size=9,
+        calls=CallsConfig(timeout_s=3600.0, journal_limit_mb=1, kept_loops=most),
+        **changes,
+    )
+
+
+@KEEPING
+@pytest.mark.parametrize("seed", range(4))
+def test_given_room_for_all_when_rounds_stop_then_every_loop_is_begun_once(start, strategy, seed: int) -> None:
+    cluster = start(opts(strategy, most=64), task=replace(random_task(seed), tool_s=3.0, keeps_state=True))
+    metrics = [cluster.step() for _ in range(8)]
+    [worker] = cluster.workers
+    assert len(worker.loops_begun) == len(set(worker.loops_begun)) > len(cluster.trained)
+    assert sum(step["async_dapo/calls/kept_loops"] for step in metrics) > 0
+    assert sum(step["async_dapo/partial/diverged_tokens"] for step in metrics) == 0
+
+
+@KEEPING
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("most", [0, 2])
+def test_given_no_room_for_some_when_rounds_stop_then_those_run_again(start, strategy, most: int, seed: int) -> None:
+    cluster = start(opts(strategy, most=most, workers=2), task=replace(random_task(seed), tool_s=3.0, keeps_state=True))
+    metrics = [cluster.step() for _ in range(8)]
+    begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
+    assert len(begun) > len(set(begun))
+    assert max(step["async_dapo/calls/kept_loops"] for step in metrics) <= 2 * most
+
+
+@KEEPING
+def test_given_several_workers_when_a_group_is_continued_then_the_worker_with_its_loops_takes_it(
+    start, strategy
+) -> None:
+    """But for some, which workers take that have nothing else to do."""
+
+    def begun_again(most: int) -> int:
+        task = replace(random_task(0), tool_s=3.0, keeps_state=True)
+        cluster = start(opts(strategy, most=most, workers=3), task=task)
+        for _ in range(8):
+            cluster.step()
+        begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
+        return len(begun) - len(set(begun))
+
+    assert begun_again(64) <= begun_again(0) / 2
+
+
+@KEEPING
+def test_given_groups_that_become_too_stale_then_their_loops_end(start, strategy) -> None:
+    changes = {"max_staleness": 1, "over_sampling_batch_size": 9}
+    task = replace(random_task(3), tool_s=3.0, keeps_state=True)
+    cluster = start(opts(strategy, most=64, **changes), task=task)
+    retired = sum(cluster.step()["async_dapo/partial/retired_groups"] for _ in range(12))
+    assert retired > 0
+    [worker] = cluster.workers
+    waiting = {one.loop for group in cluster.buffer.pool.buffered for one in group.suspensions()}
+    assert set(worker._kept_loops._resting) == waiting

@@ -1,0 +1,81 @@
+"""Thousands of trajectories of one worker that wait for tools at once, on a real event loop."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+from verl.experimental.agent_loop import AgentLoopOutput
+from verl.tools.function_tool import FunctionTool
+from verl.tools.schemas import OpenAIFunctionToolSchema
+
+from recipe.async_dapo.calls import recorded
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.rollout.tools import TOOL_THREADS, recorded_tools
+
+from ..support.rollout_world import Loop, finished, group, outcome_of, rollout, scores
+
+MANY = 2000
+PARAMETERS = {"type": "object", "properties": {}}
+SCHEMA = {"type": "function", "function": {"name": "tool", "description": "Waits.", "parameters": PARAMETERS}}
+
+
+def tool(function: Any, *, is_async: bool) -> Any:
+    made = FunctionTool(name="tool", fn=function, tool_schema=OpenAIFunctionToolSchema(**SCHEMA), is_async=is_async)
+    return recorded_tools([made])[0]
+
+
+async def run_all(loop: Loop) -> None:
+    """All trajectories at once, in groups, as a worker does."""
+    running = rollout(loop, scores(*[0.0, 1.0] * MANY))
+    groups = [replace(group(), uid=f"group-{number}") for number in range(MANY // len(group().trajectories))]
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        for one in groups:
+            tasks.create_task(outcome_of(running, one))
+
+
+def test_given_thousands_of_trajectories_in_calls_at_once_then_none_takes_a_thread() -> None:
+    inside, threads = 0, []
+
+    async def main() -> None:
+        all_inside = asyncio.Event()
+
+        async def wait() -> str:
+            nonlocal inside
+            inside += 1
+            if inside == MANY:
+                threads.append(threading.active_count())
+                all_inside.set()
+            await all_inside.wait()
+            return "done"
+
+        waiting = tool(wait, is_async=True)
+
+        async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+            answer = await (recorded(wait) if trajectory.session_id % 2 else waiting.call({}))
+            assert answer == "done"
+            return finished(trajectory)
+
+        before = threading.active_count()
+        await run_all(loop)
+        assert threads == [before]
+
+    asyncio.run(main())
+
+
+def test_given_thousands_of_calls_of_a_plain_function_then_they_share_a_bounded_number_of_threads() -> None:
+    names = []
+
+    def look() -> str:
+        names.append(threading.current_thread().name)
+        return "done"
+
+    plain = tool(look, is_async=False)
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        assert await plain.call({}) == "done"
+        return finished(trajectory)
+
+    asyncio.run(run_all(loop))
+    assert len(names) == MANY and len(set(names)) <= TOOL_THREADS
+    assert all(name.startswith("tool") for name in names)

@@ -1,0 +1,108 @@
+"""A stateful environment in a real process: kept over rounds, and built again after a kill."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from verl.experimental.agent_loop import AgentLoopOutput
+
+from examples.agent_loop.sandbox import Sandbox
+from recipe.async_dapo.calls import recorded
+from recipe.async_dapo.core.outcome import Verdict
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.rollout.kept_loops import KeptLoops
+from recipe.async_dapo.training.group_records import group_of, record_of
+
+from ..support.rollout_world import Loop, finished, group, outcome_of, rollout
+
+STEPS = 4
+Step = tuple[asyncio.subprocess.Process | None, str]  # where a step was made, and what it printed
+Told = asyncio.Queue[Step]
+
+
+class Counting:
+    """Counts in its sandbox, one call a step, and says where it is."""
+
+    def __init__(self, told: Told, **said: Any) -> None:
+        self.told = told
+        self.__dict__ |= said
+
+    async def run(self, sampling_params: dict[str, Any], *, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        sandbox = Sandbox()
+        try:
+            for _ in range(STEPS):
+                sandbox.code.append("count = globals().get('count', 0) + 1; print(count)")
+                printed = await recorded(sandbox.output)
+                self.told.put_nowait((sandbox.process, printed.strip()))
+                await asyncio.sleep(0.01)
+            return finished(trajectory)
+        finally:
+            await sandbox.close()
+
+
+def one() -> PromptGroup:
+    return replace(group(), trajectories=[Trajectory(session_id=0)])
+
+
+def counting(kept: KeptLoops, told: Told, **said: Any) -> Loop:
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        return await kept.run(lambda: Counting(told, **said), {}, trajectory=trajectory)
+
+    return loop
+
+
+async def rounds(held: PromptGroup, kept: KeptLoops, told: Told, count: int, **said: Any) -> list[Step]:
+    """Each is stopped as soon as a step has been made; a loop that runs again says the earlier ones anew."""
+    steps = []
+    for number in range(1, count + 1):
+        running = rollout(counting(kept, told, **said), is_filtered=False, kept=kept)
+        task = asyncio.create_task(running.run(held))
+        while (step := await told.get())[1] != str(number):
+            pass
+        steps.append(step)
+        running.running.interrupt()
+        assert await task is None
+    return steps
+
+
+@pytest.mark.parametrize("said", [{"keeps_state": True}, {"replayable": False}])
+def test_given_a_loop_that_is_kept_when_rounds_stop_then_its_process_goes_on_and_a_kill_ends_it(said: Any) -> None:
+    async def main() -> None:
+        told: Told = asyncio.Queue()
+        held, kept = one(), KeptLoops(most=1)
+        steps = await rounds(held, kept, told, 3, **said)
+        assert told.empty(), "no step was made or told twice"
+        [process] = {process for process, _ in steps}
+        assert process is not None
+        saved = group_of(record_of(held))
+        await kept.end_others(frozenset())
+        await asyncio.wait_for(process.wait(), 10)
+
+        again = KeptLoops(most=1)
+        running = rollout(counting(again, told, **said), is_filtered=False, kept=again)
+        assert (await outcome_of(running, saved)).verdict is Verdict.VALID
+        steps = [told.get_nowait() for _ in range(told.qsize())]
+        assert [printed for _, printed in steps] == ["1", "2", "3", "4"]
+        made = sum(counts.made for counts in running.calls)
+        lost = sum(counts.lost_loops for counts in running.calls)
+        if "replayable" in said:
+            assert (made, lost) == (4 + 1, 1), "it begins anew; the reward is a call, too"
+        else:
+            assert (made, lost) == (1 + 1, 0), "another process has run all code before its first answer"
+        assert steps[-1][0] not in (None, process)
+
+    asyncio.run(main())
+
+
+def test_given_no_room_when_rounds_stop_then_the_loop_runs_again_and_each_answer_is_the_same() -> None:
+    async def main() -> None:
+        told: Told = asyncio.Queue()
+        held, kept = one(), KeptLoops(most=0)
+        await rounds(held, kept, told, 3, keeps_state=True)
+        running = rollout(counting(kept, told), is_filtered=False, kept=kept)
+        assert (await outcome_of(running, held)).verdict is Verdict.VALID
+        steps = [told.get_nowait() for _ in range(told.qsize())]
+        assert [printed for _, printed in steps[-STEPS:]] == ["1", "2", "3", "4"]
+
+    asyncio.run(main())
