@@ -100,7 +100,9 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
     "docs/reliability.md": {"fault matrix": fault_matrix},
-    "docs/corrections.md": {"exact": table(corrections.exact_table)},
+    "docs/corrections.md": {
+        "exact": table(corrections.exact_table),
+    },
     "docs/planner.md": {
         "reference setting": table(plan.reference_table),
         "validation": table(plan.published_table),

@@ -3,13 +3,19 @@
 import pandas as pd
 
 from benchmarks.corrections.exact import FOLDER
+from recipe.async_dapo.cpu.overrides import RESPONSES_PER_PROMPT
 
+ON_POLICY = "on-policy"
+PROMPTS_PER_STEP = 4  # few, so that what is unfinished lasts for several steps
+TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
 MEASURES = {
-    "accuracy_after": "Accuracy after",
     "staleness": "Staleness",
+    "accuracy_late": "Accuracy",
+    "off": "Less on-policy's",
     "ess_ratio": "ESS ratio",
-    "step_s": "Step, median [s]",
-    "log_probs_s": "Older versions' log-probs [s]",
+    "mixture_share": "Tokens with a mixture",
+    "passes": "Log-prob passes a step",
+    "cpu_s": "Step, CPU [s]",
 }
 _TITLES = {"relative_bias": "Bias", "variance_ratio": "Variance", "error_ratio": "Error"}
 
@@ -27,8 +33,25 @@ def exact_table() -> pd.DataFrame:
     return table.reset_index().rename(columns={"correction": "Correction"})
 
 
+def read_runs() -> pd.DataFrame:
+    return pd.read_csv(FOLDER / "runs.csv")
+
+
 def learning_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds of every task, strategy, correction and pool."""
+    """Means over seeds of every task, strategy, correction and pool; accuracies beside those of the same seeds'
+    on-policy runs."""
+    runs = runs.assign(
+        # Over the batch: once for old log-probs, but for bypass; the rest by earlier weights.
+        passes=(runs["correction"] != "bypass") + runs["scored_again"].fillna(0) / TRAJECTORIES_PER_STEP,
+        off=runs["accuracy_late"] - _on_policy(runs),
+    )
     groups = runs.groupby(["task", "pool", "strategy", "correction"], sort=False)
     columns = {"Seeds": groups.size()} | {title: groups[column].mean() for column, title in MEASURES.items()}
     return pd.DataFrame(columns).reset_index()
+
+
+def _on_policy(runs: pd.DataFrame) -> pd.Series:
+    """Accuracy of the on-policy run with the same task, seed and steps."""
+    job = ["task", "seed", "steps"]
+    reference = runs[runs["strategy"] == ON_POLICY][[*job, "accuracy_late"]]
+    return runs[job].merge(reference, how="left", on=job)["accuracy_late"].set_axis(runs.index)

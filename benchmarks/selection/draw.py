@@ -37,7 +37,7 @@ def draw_frequencies() -> None:
 
 
 def draw_curves(folder: Path) -> None:
-    """Mean accuracy over seeds, by step and by seconds; one line a row of the benchmark, one line of panels a job."""
+    """Mean accuracy over seeds, by step and by generated tokens: a line for each row, a line of panels for each job."""
     runs = summary.read_runs(folder)
     jobs = runs.groupby(summary.JOB, sort=False)
     figure, axes = plt.subplots(len(jobs), 2, figsize=(10, 3.6 * len(jobs)), layout="constrained", squeeze=False)
@@ -47,7 +47,7 @@ def draw_curves(folder: Path) -> None:
                 folder / RunsFile.folder_name(cell) for cell in cells[summary.CELL].astype(str).to_dict("records")
             ]
             curve = summary.mean_curve(folders)
-            for axis, column in zip(line, ("step", "seconds"), strict=True):
+            for axis, column in zip(line, ("step", "tokens"), strict=True):
                 axis.plot(curve[column], curve["accuracy"], label=name)
                 axis.set_xlabel(column)
         line[0].set_title(", ".join(map(str, job)))

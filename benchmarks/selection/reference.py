@@ -1,15 +1,13 @@
-"""The planner's reference setting, simulated with and without screening, beside the same computed by hand.
+"""The planner's reference setting, simulated with and without screening and history, beside the same computed by hand.
 
 python -m benchmarks.selection.reference
 
 Pass rates are Beta(0.2, 0.6): half of the groups of 16 are all right or all wrong. Writes `assets/selection`.
 """
 
-from dataclasses import replace
-
 import pandas as pd
 
-from benchmarks.selection.summary import FOLDER, SAMPLES, N, answers_by_hand
+from benchmarks.selection.summary import FOLDER, SAMPLES, N, answers_by_hand, history_by_hand
 from recipe.async_dapo.plan.inputs import Inputs
 from recipe.async_dapo.plan.simulated_training import TrainingRun
 from recipe.async_dapo.plan.systems import System, recipe
@@ -19,6 +17,8 @@ STEPS = 4
 # Everything that is drawn is finished: no answer is in a buffer when the steps are over.
 WHOLE = recipe("whole groups", stop_rule="drain", rollout_strategy="discard")
 SCREENED = WHOLE.with_overrides({"async_dapo.screening.samples": SAMPLES, "async_dapo.screening.keep_share": 0.0})
+EXPLORATION = 0.1
+HISTORY = WHOLE.with_overrides({"async_dapo.selection.by": "history", "async_dapo.selection.exploration": EXPLORATION})
 
 
 def simulated(system: System) -> float:
@@ -30,12 +30,14 @@ def simulated(system: System) -> float:
 
 
 def main() -> None:
-    by_hand = answers_by_hand(None, A, B), answers_by_hand(SAMPLES, A, B)
-    planned = simulated(WHOLE), simulated(replace(SCREENED, name=f"k={SAMPLES}"))
+    by_hand = answers_by_hand(None, A, B), answers_by_hand(SAMPLES, A, B), history_by_hand(A, B, EXPLORATION)
+    planned = simulated(WHOLE), simulated(SCREENED), simulated(HISTORY)
     rows = [
         ("Answers a trained group, whole groups", by_hand[0], planned[0]),
         (f"Answers a trained group, k={SAMPLES}", by_hand[1], planned[1]),
+        ("Answers a trained group, history at the second visit", by_hand[2], planned[2]),
         ("With screening over without", by_hand[1] / by_hand[0], planned[1] / planned[0]),
+        ("With history over without", by_hand[2] / by_hand[0], planned[2] / planned[0]),
     ]
     table = pd.DataFrame(rows, columns=["n=16, Beta(0.2, 0.6)", "By hand", "Planner"]).round(3)
     table["Planner over by hand"] = (table["Planner"] / table["By hand"]).round(3)

@@ -9,6 +9,7 @@ Writes `runs.csv`, one row a run, and beside each run's log its learning curve a
 
 import argparse
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ import msgspec
 import pandas as pd
 
 from benchmarks.strategies.run import TASKS
+from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, train
 from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
-from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, recipe_overrides
+from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT, recipe_overrides
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 from recipe.async_dapo.history_file import HistoryFile
 
@@ -29,6 +31,7 @@ SAMPLES = 3
 ROWS: dict[str, list[str]] = {
     "without": [],
     "screening": [f"async_dapo.screening.samples={SAMPLES}"],
+    "screening, k=2": ["async_dapo.screening.samples=2"],
     "history": ["async_dapo.selection.by=history"],
     "screening, history": [f"async_dapo.screening.samples={SAMPLES}", "async_dapo.selection.by=history"],
 }
@@ -36,13 +39,20 @@ GENERATED = ("trained", "discarded", "filtered", "screened")
 PASS_RATES = [0.0, 0.05, 0.2, 0.8, 0.95, 1.0]
 
 
+def generated_tok(steps: Sequence[dict[str, float]]) -> float:
+    """Tokens generated in a run's first steps, what is in the buffer included."""
+    if not steps:
+        return 0.0
+    ended = sum(step[f"async_dapo/tokens/{name}"] for step in steps for name in GENERATED)
+    return ended + steps[-1]["async_dapo/partial/buffer_tokens"]
+
+
 def generated_per_group(steps: Sequence[dict[str, float]]) -> float:
-    """Tokens generated in a run's first steps, over groups trained."""
-    generated = sum(step[f"async_dapo/tokens/{name}"] for step in steps for name in GENERATED)
-    return (generated + steps[-1]["async_dapo/partial/buffer_tokens"]) / (PROMPTS_PER_STEP * len(steps))
+    """The same over groups trained."""
+    return generated_tok(steps) / (PROMPTS_PER_STEP * len(steps))
 
 
-def figures(metrics: RunMetrics) -> dict[str, float]:
+def figures(metrics: RunMetrics) -> dict[str, float | str]:
     """Times are medians over the steps after the warm-up."""
     steps = metrics.steps
     warm, last = steps[WARM_UP_STEPS:], steps[-len(steps) // 3 :]
@@ -52,6 +62,9 @@ def figures(metrics: RunMetrics) -> dict[str, float]:
         "accuracy_after": accuracies[-1],
         "tok_per_group_start": round(generated_per_group(steps[:START_STEPS]), 1),
         "tok_per_group": round(generated_per_group(steps), 1),
+        "validations": learning_curve.written(
+            (generated_tok(steps[:step]), accuracy) for step, accuracy in metrics.series(ACCURACY)
+        ),
         "saved_tok_share": round(_share(steps, "screening/saved_tokens"), 4),
         "rollout_s": round(statistics.median(step["async_dapo/round/rollout_s"] for step in warm), 3),
         "step_s": round(statistics.median(step[STEP_S] for step in warm), 3),
@@ -65,10 +78,13 @@ def figures(metrics: RunMetrics) -> dict[str, float]:
 
 
 def curve(metrics: RunMetrics) -> pd.DataFrame:
-    """Accuracy by step, and by seconds of training."""
+    """Accuracy by step, by seconds of training and by generated tokens."""
     seconds = dict(zip(range(1, len(metrics.steps) + 1), _cumulated(metrics), strict=True)) | {0: 0.0}
-    rows = [(step, round(seconds[int(step)], 2), accuracy) for step, accuracy in metrics.series(ACCURACY)]
-    return pd.DataFrame(rows, columns=["step", "seconds", "accuracy"])
+    rows = [
+        (step, round(seconds[step], 2), generated_tok(metrics.steps[:step]), accuracy)
+        for step, accuracy in metrics.series(ACCURACY)
+    ]
+    return pd.DataFrame(rows, columns=["step", "seconds", "tokens", "accuracy"])
 
 
 def visits(file: Path) -> pd.DataFrame:
@@ -79,7 +95,14 @@ def visits(file: Path) -> pd.DataFrame:
     return groups.agg(["count", "mean", "min"]).reset_index()
 
 
-def run(name: str, assets: Assets, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, float]:
+def right_answers(file: Path) -> str:
+    """Of the prompts that were answered once, how many had so many right answers: `right:prompts`."""
+    counts = msgspec.json.decode(file.read_bytes(), type=HistoryFile).prompts.values()
+    once = Counter(round(c.right) for c in counts if c.visits == 1 and round(c.right + c.wrong) == RESPONSES_PER_PROMPT)
+    return " ".join(f"{right}:{prompts}" for right, prompts in sorted(once.items()))
+
+
+def run(name: str, assets: Assets, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, float | str]:
     """One run's columns."""
     history = folder / "history.json"
     history.unlink(missing_ok=True)
@@ -96,7 +119,7 @@ def run(name: str, assets: Assets, folder: Path, options: argparse.Namespace, se
     metrics, _ = train(entry, assets, folder, steps=options.steps, seed=seed)
     curve(metrics).to_csv(folder / "curve.csv", index=False)
     visits(history).to_csv(folder / "visits.csv", index=False)
-    return figures(metrics)
+    return figures(metrics) | {"right": right_answers(history)}
 
 
 def _share(steps: Sequence[dict[str, float]], name: str) -> float:

@@ -1,15 +1,19 @@
 """Exact figures of what screening does to the data, and a simulated reference beside what is computed by hand."""
 
-from math import prod
+from collections import Counter
+from math import comb, exp, lgamma, prod
 from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.support import learning_curve
+from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
+from recipe.async_dapo.cpu.overrides import RESPONSES_PER_PROMPT
 from recipe.async_dapo.plan.training_frequency import answers, trained_share, update_weight
 
 FOLDER = Path(__file__).parents[2] / "assets" / "selection"
-N, SAMPLES = 16, 4
+N, SAMPLES = 16, 4  # of the reference setting
 SCREENINGS = {
     "whole groups": NO_SCREENING,
     "k=4, kept 0 %": Screening(samples=SAMPLES, keep_share=0.0),
@@ -22,10 +26,11 @@ JOB = ["task", "prompts", "steps"]
 MEASURES = {
     "tok_per_group_start": "tokens a trained group, first steps",
     "tok_per_group": "tokens a trained group",
-    "step_s": "step [s]",
+    "midway_tok": "tokens to midway",
     "accuracy_after": "accuracy after",
     "filtered_per_trained_last_third": "filtered a trained group, last third",
 }
+MEASURED_N, KEEP_SHARE = RESPONSES_PER_PROMPT, 0.05  # of the measured runs
 SHOWN_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # the table's; 1 - p is as p
 
 
@@ -58,17 +63,86 @@ def answers_by_hand(samples: int | None, a: float, b: float) -> float:
     return N / mixed if samples is None else (samples * (1 - mixed) + N * mixed) / mixed
 
 
+def history_by_hand(a: float, b: float, exploration: float) -> float:
+    """Answers for each trained group at the second visit to prompts with pass rates of Beta(a, b).
+
+    Of a prompt, right + wrong = N answers are known; it is drawn with 1 - (1 - exploration) U(right).
+    """
+    drawn, valid = 1.0, 1 - uniform_share(N, a, b)
+    for right in range(N + 1):
+        skipped = (1 - exploration) * PassCount(right=right, wrong=N - right, visits=1).alike_share(N)
+        seen = [a + right, b + N - right]
+        of_all = comb(N, right) * _beta(*seen) / _beta(a, b)
+        mixed = of_all - comb(N, right) * (_beta(seen[0] + N, seen[1]) + _beta(seen[0], seen[1] + N)) / _beta(a, b)
+        drawn, valid = drawn - skipped * of_all, valid - skipped * mixed
+    return N * drawn / valid
+
+
+def _beta(a: float, b: float) -> float:
+    return exp(lgamma(a) + lgamma(b) - lgamma(a + b))
+
+
 def reference_table() -> pd.DataFrame:
     return pd.read_csv(FOLDER / "reference.csv")
 
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
-    return pd.read_csv(folder / "runs.csv")
+    """A row a run; `midway_tok` are the tokens until halfway between the first and last accuracies of runs without."""
+    runs = pd.read_csv(folder / "runs.csv")
+    known = runs[runs["validations"].notna()]
+    midways = known[known["row"] == "without"].groupby(JOB)["validations"].agg(learning_curve.midway)
+    runs = runs.join(midways.rename("midway"), on=JOB)
+    runs["midway_tok"] = [
+        None if pd.isna(curve) or pd.isna(target) else learning_curve.cost_to(target, curve)
+        for target, curve in zip(runs["midway"], runs["validations"], strict=True)
+    ]
+    return runs
+
+
+def right_answers(runs: pd.DataFrame) -> dict[str, Counter[int]]:
+    """Of the prompts that were answered once, how many had so many right answers of `MEASURED_N`; by task, over all
+    runs without screening or history."""
+    counts: dict[str, Counter[int]] = {}
+    for task, text in runs[(runs["row"] == "without") & runs["right"].notna()][["task", "right"]].itertuples(
+        index=False
+    ):
+        pairs = (pair.split(":") for pair in text.split())
+        counts.setdefault(task, Counter()).update({int(right): int(prompts) for right, prompts in pairs})
+    return counts
+
+
+def answers_over_whole(right: Counter[int], k: int, keep_share: float) -> float:
+    """Answers a trained group with screening, over those without, by counts of prompts with so many right answers.
+
+    Of the n answers to a prompt, any k might have been its samples: so the chance that they differ is known without
+    knowing the pass rate.
+    """
+    n, prompts = MEASURED_N, right.total()
+    ways = comb(n, k)
+    valid = sum(count for r, count in right.items() if 0 < r < n) / prompts
+    mixed = sum(count * (1 - (comb(r, k) + comb(n - r, k)) / ways) for r, count in right.items()) / prompts
+    goes_on = (1 - keep_share) * mixed + keep_share
+    trained = (1 - keep_share) * mixed + keep_share * valid
+    return (k + (n - k) * goes_on) / trained / (n / valid)
+
+
+def best_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """What each number of samples can save with the measured pass rates; and what no screening can pass: a group that
+    is known to be uniform before its first answer."""
+    rows = []
+    for task, right in right_answers(runs).items():
+        uniform = (right[0] + right[MEASURED_N]) / right.total()
+        by_k = {f"k={k}": answers_over_whole(right, k, KEEP_SHARE) for k in range(2, MEASURED_N)}
+        rows.append({"Task": task, "Prompts": right.total(), "Uniform": uniform} | by_k | {"Foreseen": 1 - uniform})
+    return pd.DataFrame(rows)
 
 
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds, and tokens over those without."""
-    means = runs.groupby([*JOB, "row"], sort=False)[list(MEASURES)].mean().reset_index()
+    """Means over seeds, and tokens over those without; tokens to midway are missing where not all runs reached it."""
+    groups = runs.groupby([*JOB, "row"], sort=False)
+    means = groups[list(MEASURES)].mean()
+    means["midway_tok"] = means["midway_tok"].where(groups["midway_tok"].count() == groups.size())
+    means = means.reset_index()
     without = means[means["row"] == "without"]
     for column in ("tok_per_group_start", "tok_per_group"):
         reference = means[JOB].merge(without[[*JOB, column]], how="left", on=JOB)[column]

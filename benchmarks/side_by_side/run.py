@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.full_engines.run import measure_all
+from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
-from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, EngineLoad, train
+from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, RunLoad, train
 from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import (
     PROMPTS_PER_STEP,
@@ -98,7 +99,7 @@ SYSTEMS = {
 }
 
 
-def figures(metrics: RunMetrics, load: EngineLoad) -> dict[str, float | str]:
+def figures(metrics: RunMetrics, load: RunLoad) -> dict[str, float | str]:
     """Over the steps after the warm-up, but for those after a validation, during which some systems generate."""
     every = {step: values for step, values in metrics.by_step.items() if STEP_S in values}
     validated = {step for step, _ in metrics.series(ACCURACY)}
@@ -117,8 +118,8 @@ def figures(metrics: RunMetrics, load: EngineLoad) -> dict[str, float | str]:
         "staleness": round(statistics.mean(values[STALENESS] for values in warm), 3),
         **(recipe_figures(warm, trained_tok) if TRAINED_TOK in warm[0] else verl_figures(warm)),
         # Training seconds so far and accuracy, at every validation.
-        "validations": " ".join(
-            f"{sum(values[STEP_S] for at, values in every.items() if at <= step):.1f}:{accuracy:.4f}"
+        "validations": learning_curve.written(
+            (sum(values[STEP_S] for at, values in every.items() if at <= step), accuracy)
             for step, accuracy in metrics.series(ACCURACY)
         ),
     }

@@ -4,11 +4,11 @@ Seconds of a run are means over its steps: some systems train on two steps' grou
 median would see one kind of step only. Seconds of a system are medians over its runs.
 """
 
-from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.support import learning_curve
 from benchmarks.support.tables import spread
 
 FOLDER = Path(__file__).parents[2] / "assets" / "side_by_side"
@@ -25,10 +25,11 @@ def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
     bounds = pd.read_csv(folder / "bound.csv").rename(columns={"tok_per_s": "bound_tok_per_s"})
     runs = runs.merge(bounds.drop(columns="commit"), how="left", on=[*CELL, "repetition"])
     runs["of_bound"] = share_of_bound(runs)
-    runs["accuracy_after"] = runs["validations"].map(lambda text: accuracies(text)[-1][1])
-    midways = runs[runs["system"] == SYNC].groupby(CELL)["validations"].agg(midway).rename("midway")
+    runs["accuracy_after"] = runs["validations"].map(lambda text: learning_curve.read(text)[-1][1])
+    midways = runs[runs["system"] == SYNC].groupby(CELL)["validations"].agg(learning_curve.midway).rename("midway")
     runs = runs.join(midways, on=CELL)
-    runs["midway_s"] = [seconds_to(*pair) for pair in zip(runs["midway"], runs["validations"], strict=True)]
+    pairs = zip(runs["midway"], runs["validations"], strict=True)
+    runs["midway_s"] = [learning_curve.cost_to(*pair) for pair in pairs]
     runs["system"] = pd.Categorical(runs["system"], sorted(runs["system"].unique(), key=order_of), ordered=True)
     return runs.sort_values([*CELL, "system", "repetition"], ignore_index=True)
 
@@ -48,28 +49,6 @@ def share_of_bound(runs: pd.DataFrame) -> pd.Series:
     useful_tok = runs["generated_tok"] - trained_tok * runs["waste"] / (1 - runs["waste"])
     outside_s = runs["step_s_mean"] - runs["rollout_s_mean"]
     return (outside_s + useful_tok / runs["bound_tok_per_s"]) / runs["step_s_mean"]
-
-
-def accuracies(validations: str) -> list[tuple[float, float]]:
-    """(training seconds so far, accuracy) at every validation."""
-    points = (point.split(":") for point in validations.split())
-    return [(float(seconds), float(accuracy)) for seconds, accuracy in points]
-
-
-def midway(validations: pd.Series) -> float:
-    """Halfway between the mean accuracy of the runs' first validations and that of their last."""
-    ends = [accuracies(text)[place][1] for text in validations for place in (0, -1)]
-    return sum(ends) / len(ends)
-
-
-def seconds_to(target: float, validations: str) -> float | None:
-    """Training seconds until the accuracy is reached, on straight lines between validations; None if it is not."""
-    for (before_s, before), (after_s, after) in pairwise(accuracies(validations)):
-        if before >= target:
-            return before_s
-        if after >= target:
-            return before_s + (after_s - before_s) * (target - before) / (after - before)
-    return None
 
 
 def ratios(runs: pd.DataFrame) -> pd.DataFrame:

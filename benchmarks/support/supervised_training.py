@@ -32,50 +32,64 @@ TAILS = {
 
 
 @dataclass(slots=True)
-class EngineLoad:
-    """CPU seconds of the engines' processes, step by step.
+class RunLoad:
+    """CPU seconds of a run's processes, step by step.
 
     Args:
-        count: engines of the run; others must not run on this machine.
+        engines: of this run.
     """
 
-    count: int
-    _engines: list[psutil.Process] = field(default_factory=list)
-    _at_step: dict[int, tuple[float, float]] = field(default_factory=dict)  # (time, CPU seconds) when its line came
+    process: TrainingProcess
+    engines: int
+    _cpu_s: dict[psutil.Process, float] = field(default_factory=dict)  # of every process seen, ended ones included
+    _engines: set[psutil.Process] = field(default_factory=set)
+    _at_step: dict[int, "_Moment"] = field(default_factory=dict)
 
     def note(self, new_steps: list[int]) -> None:
         """Call when lines of the metrics file have come."""
-        if new_steps and not self._engines:
-            self._engines = [p for p in psutil.process_iter() if _ENGINE_PROCESS in " ".join(_command(p))]
-            if len(self._engines) != self.count:
-                raise RuntimeError(f"{len(self._engines)} engines run on this machine, of {self.count} of this run")
-        try:
-            times = [engine.cpu_times() for engine in self._engines]
-        except psutil.NoSuchProcess:  # the run is over: its last step was validated and is left out anyway
+        if not new_steps:
             return
-        for step in new_steps:
-            self._at_step[step] = time.monotonic(), sum(t.user + t.system for t in times)
+        for process in self.process.descendants():
+            try:
+                with process.oneshot():
+                    command, times = " ".join(process.cmdline()), process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            self._cpu_s[process] = times.user + times.system
+            if _ENGINE_PROCESS in command:
+                self._engines.add(process)
+        if len(self._engines) != self.engines:
+            raise RuntimeError(f"{len(self._engines)} engines of {self.engines} were found")
+        engines_s = sum(self._cpu_s[engine] for engine in self._engines)
+        moment = _Moment(at_s=time.monotonic(), engines_cpu_s=engines_s, cpu_s=sum(self._cpu_s.values()))
+        self._at_step |= dict.fromkeys(new_steps, moment)
 
     def idle_share(self, steps: Iterable[int]) -> float:
         """Share of the given steps in which an engine computes nothing, on average over engines."""
         wall_s = cpu_s = 0.0
         for step in steps:
-            (began, cpu_before), (ended, cpu_after) = self._at_step[step - 1], self._at_step[step]
-            wall_s += ended - began
-            cpu_s += cpu_after - cpu_before
-        return 1.0 - cpu_s / wall_s / len(self._engines)
+            began, ended = self._at_step[step - 1], self._at_step[step]
+            wall_s += ended.at_s - began.at_s
+            cpu_s += ended.engines_cpu_s - began.engines_cpu_s
+        return 1.0 - cpu_s / wall_s / self.engines
+
+    def step_cpu_s(self, steps: Iterable[int]) -> list[float]:
+        """CPU seconds of all processes in each of the given steps."""
+        return [self._at_step[step].cpu_s - self._at_step[step - 1].cpu_s for step in steps]
 
 
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moment:
+    """When a step's line came."""
+
+    at_s: float
+    engines_cpu_s: float
+    cpu_s: float
 
 
 def train(
     entry: Sequence[str], assets: Assets, folder: Path, *, steps: int, seed: int, engines: int = 1
-) -> tuple[RunMetrics, EngineLoad]:
+) -> tuple[RunMetrics, RunLoad]:
     """One run, from its start: validated before, at half and at the end. SIGTERM ends it, as Ctrl-C does.
 
     Args:
@@ -87,7 +101,7 @@ def train(
     """
     exit_on_signals()
     folder.mkdir(parents=True, exist_ok=True)
-    metrics, load = RunMetrics(file=folder / "metrics.jsonl"), EngineLoad(count=engines)
+    metrics = RunMetrics(file=folder / "metrics.jsonl")
     metrics.file.unlink(missing_ok=True)
     with RayFolder() as ray_folder:
         settings = RunSettings(
@@ -97,6 +111,7 @@ def train(
         command = [sys.executable, "-m", module, *verl_overrides(settings), *options]
         environment = run_environment(os.environ, code_path=ROOT, output=folder, ray_folder=ray_folder.path)
         process = TrainingProcess(command, environment=environment, log_file=folder / "train.log")
+        load = RunLoad(process=process, engines=engines)
         with process:
             while process.exit_code is None:
                 process.watch(_SAMPLING_S)

@@ -1,16 +1,23 @@
-"""What the side-by-side benchmark makes of a run, and of runs, on figures made by hand."""
+"""What benchmarks make of a run, and of runs, on figures made by hand."""
 
+from collections import Counter
+from math import comb
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
+from benchmarks.corrections import summary as corrections
+from benchmarks.selection import summary as selection
 from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
+from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.tables import markdown
+from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
+from recipe.async_dapo.plan.training_frequency import answers_per_trained_group
 
 
 def run_of(steps: dict[int, dict[str, float]]) -> RunMetrics:
@@ -84,11 +91,11 @@ def test_a_ratio_of_medians_comes_with_those_within_its_repetitions() -> None:
     assert ratio([]) == []
 
 
-def test_seconds_to_an_accuracy_are_interpolated_between_validations() -> None:
+def test_the_cost_of_an_accuracy_is_interpolated_between_validations() -> None:
     validations = "0.0:0.20 50.0:0.30 100.0:0.50"
-    assert summary.seconds_to(0.40, validations) == pytest.approx(75.0)
-    assert summary.seconds_to(0.60, validations) is None
-    assert summary.midway(pd.Series([validations])) == pytest.approx(0.35)
+    assert learning_curve.cost_to(0.40, validations) == pytest.approx(75.0)
+    assert learning_curve.cost_to(0.60, validations) is None
+    assert learning_curve.midway(pd.Series([validations])) == pytest.approx(0.35)
 
 
 def test_seconds_to_midway_are_missing_where_a_run_did_not_reach_it() -> None:
@@ -121,3 +128,35 @@ def test_a_runs_file_keeps_older_rows_when_columns_are_added(tmp_path: Path) -> 
     assert older == {"tail": "8", "step_s": "1.5", "staleness": "", "commit": ""}
     assert newer["staleness"] == "0.5" and newer["commit"]
     assert (last["tail"], last["step_s"], last["staleness"]) == ("2", "4.5", "")
+
+
+@pytest.mark.parametrize(("k", "keep_share"), [(2, 0.0), (3, 0.05), (7, 0.5)])
+def test_what_screening_can_save_needs_right_answers_alone(k: int, keep_share: float) -> None:
+    """Beside the enumeration that knows the pass rates."""
+    n, rates = selection.MEASURED_N, [0.02, 0.3, 0.5, 0.9]
+    right = Counter({r: sum(comb(n, r) * p**r * (1 - p) ** (n - r) for p in rates) for r in range(n + 1)})
+    screened = answers_per_trained_group(rates, n, Screening(samples=k, keep_share=keep_share))
+    expected = screened / answers_per_trained_group(rates, n, NO_SCREENING)
+    assert selection.answers_over_whole(right, k, keep_share) == pytest.approx(expected)
+
+
+def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
+    def row(strategy: str, correction: str, seed: int, accuracy: float, scored: float | None) -> dict[str, object]:
+        cell = {"task": "t", "steps": 9, "pool": 0, "strategy": strategy, "correction": correction, "seed": seed}
+        return cell | {"accuracy_late": accuracy, "scored_again": scored}
+
+    runs = pd.DataFrame(
+        [
+            row("partial", "balance", 0, 0.7, 32.0),
+            row("partial", "balance", 1, 0.9, 96.0),
+            row("partial", "bypass", 0, 0.6, None),
+            row("on-policy", "none", 0, 0.8, None),
+            row("on-policy", "none", 1, 0.9, None),
+        ]
+    )
+    runs = runs.reindex(columns=[*runs.columns, *corrections.MEASURES.keys() - {*runs.columns, "passes", "off"}])
+    table = corrections.learning_table(runs).set_index("correction")
+    assert table.loc["balance", ["Seeds", "Accuracy", "Less on-policy's"]].tolist() == pytest.approx([2, 0.8, -0.05])
+    assert table.loc["balance", "Log-prob passes a step"] == 1 + 64 / corrections.TRAJECTORIES_PER_STEP
+    assert table.loc["bypass", "Log-prob passes a step"] == 0
+    assert table.loc["none", "Less on-policy's"] == 0

@@ -17,7 +17,8 @@ from benchmarks.corrections.softmax_sequence_model import (
     scheduled_log_probs,
     trajectory_probs,
 )
-from recipe.async_dapo.training.version_mixture import group_mixture, group_schedules, plan_mixtures
+from recipe.async_dapo.core.version_mixture import plan_mixtures
+from recipe.async_dapo.training.version_mixture import group_mixture, group_schedules, segments_of
 
 derandomized = settings(max_examples=60, deadline=None, derandomize=True)
 group_sizes = st.lists(st.integers(1, 4), min_size=2, max_size=3)
@@ -126,20 +127,33 @@ def test_schedules_go_on_with_their_last_version_and_are_counted() -> None:
 
 def test_only_groups_that_mix_versions_take_passes_and_only_over_themselves() -> None:
     versions = [longs(7, 7), longs(7), longs(5), longs(7), longs(6, 7), longs(6, 6), longs(3), longs(7), longs()]
+    segments = [segments_of(own) for own in versions]
     groups = {"all newest": [0, 1], "two": [2, 3], "partial": [4, 5, 8], "one of it has gone": [6, 7]}
-    plan = plan_mixtures(versions, groups, at_hand={5, 6, 7})
+    plan = plan_mixtures(segments, groups.values(), at_hand={5, 6, 7})
     assert plan.groups == [[2, 3], [4, 5]]
     assert plan.passes == {5: [2, 3], 6: [4, 5], 7: [2, 3, 4, 5]}
+    assert plan.passes_before(7) == {5: [2, 3], 6: [4, 5]}
     assert plan.mixed_tok == 6
     assert plan.unknown_tok == 2
     assert plan.extended_share == 0.0
 
 
 def test_terms_beyond_a_member_s_end_are_counted_as_assumed() -> None:
-    plan = plan_mixtures([longs(5, 6, 6, 6), longs(6)], {"": [0, 1]}, at_hand={5, 6})
+    plan = plan_mixtures([[(5, 1), (6, 3)], [(6, 1)]], [[0, 1]], at_hand={5, 6})
     assert plan.extended_share == pytest.approx(3 / 10)  # the second's schedule, over the first one's last three tokens
 
 
 def test_a_group_of_one_version_is_left_alone_whichever_it_is() -> None:
-    plan = plan_mixtures([longs(2, 2), longs(2)], {"": [0, 1]}, at_hand={9})
+    plan = plan_mixtures([[(2, 2)], [(2, 1)]], [[0, 1]], at_hand={9})
     assert not plan.groups and not plan.passes and not plan.unknown_tok
+
+
+VERSIONS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=5).map(sorted), min_size=1, max_size=3)
+
+
+@derandomized
+@given(VERSIONS)
+def test_a_group_is_mixed_where_its_members_schedules_differ(versions: list[list[int]]) -> None:
+    members = [longs(*own) for own in versions]
+    plan = plan_mixtures([segments_of(own) for own in members], [range(len(members))], at_hand={1, 2, 3})
+    assert bool(plan.groups) == (len(group_schedules(members)[0]) > 1)

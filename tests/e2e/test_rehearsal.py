@@ -26,6 +26,7 @@ OPTIONS = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
     "actor_rollout_ref.actor.use_dynamic_bsz=True",
+    "async_dapo.importance_sampling=balance",
     "trainer.val_before_train=False",
     "trainer.test_freq=-1",
     "trainer.save_freq=3",
@@ -54,6 +55,7 @@ def test_given_a_gpu_configuration_when_rehearsed_then_it_trains_and_says_how_fa
         ledger = {term: step[f"async_dapo/ledger/{term}"] for term in ("drawn", *terms)}
         assert ledger["drawn"] == sum(ledger[term] for term in terms) and ledger["failed"] == 0
     assert lines[-1]["response_length/max"] <= 4096
+    assert sum(step["async_dapo/mixture/scored_trajectories"] for step in lines) > 0, "no group mixed versions"
     assert lines[-1]["async_dapo/concurrency/slowest_speed"] == pytest.approx(0.5, abs=0.1)
     samples = [json.loads(line) for line in (folder / "engines.jsonl").read_text().splitlines()]
     assert any(min(sample["running"]) > 0 for sample in samples if len(sample["running"]) == 8), "an engine had no work"

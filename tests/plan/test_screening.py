@@ -8,15 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.prompt_history import PromptHistory, SelectBy, Selection
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.plan.candidates import recipe_candidates
+from recipe.async_dapo.plan.data_advice import history_advice, screening_advice
 from recipe.async_dapo.plan.recommend import recommend
-from recipe.async_dapo.plan.screening_advice import screening_advice
 from recipe.async_dapo.plan.sweep import sweep
 from recipe.async_dapo.plan.systems import recipe
-from recipe.async_dapo.plan.training_frequency import answers, answers_per_trained_group, trained_share, update_weight
+from recipe.async_dapo.plan.training_frequency import (
+    answers,
+    answers_per_trained_group,
+    answers_per_trained_group_by_history,
+    drawn_share,
+    trained_share,
+    update_weight,
+)
 from recipe.async_dapo.plan.workload import BetaPassRates
 
 from ..support.plan_settings import mean_step, simulate, small_scenario
@@ -125,17 +133,46 @@ def test_given_pass_rates_then_a_row_shows_screening_and_it_is_advised_with_its_
     scenario = small_scenario(rollout_n=8, pass_rates=BetaPassRates(A, B))
     strategies, rules = [RolloutStrategy.PARTIAL], [StopRuleName.FIRST_COMPLETED]
     candidates = recipe_candidates(scenario, strategies=strategies, stop_rules=rules, concurrency=[2])
-    assert [candidate.changes_data for candidate in candidates].count(True) == 1
+    assert [candidate.changes_data for candidate in candidates].count(True) == 2
     rows = sweep(scenario, candidates, steps=6, warmup=2)
     chosen = recommend(rows, max_length_bias=1.0, max_off_policy=1.0, kv_room=1).to_paste
     assert chosen is not None and not chosen.row.candidate.changes_data
     advice = screening_advice(rows, chosen.row, scenario)
     assert advice is not None and "async_dapo.screening.samples=2" in advice
     assert "of a prompt's groups it trains" in advice
+    at_second_visit = history_advice(rows, chosen.row, scenario)
+    assert at_second_visit is not None and "at that visit it draws" in at_second_visit
     [whole] = [row for row in rows if row.candidate.system.name == "partial first_completed auto"]
     [small] = [row for row in rows if row.candidate.concurrency == 2]
     assert small.mean.step_s > 1.5 * whole.mean.step_s, "a pool of two leaves the engines empty"
     assert screening_advice(rows, small, scenario) == screening_advice(rows, whole, scenario) == advice
+
+
+def test_history_at_the_second_visit_saves_what_the_distribution_of_pass_rates_says() -> None:
+    """By enumeration of what the first visit may have shown, for each pass rate."""
+    rates = np.random.default_rng(0).beta(A, B, size=4000).tolist()
+    by_hand = answers_per_trained_group_by_history(rates, N, 0.1) / answers_per_trained_group(rates, N, NO_SCREENING)
+    scenario = small_scenario(rollout_n=N, train_batch_size=64, num_servers=8, pass_rates=BetaPassRates(A, B))
+    drains = recipe("drain", stop_rule="drain", rollout_strategy="discard").with_overrides(UNLIMITED)
+    history = drains.with_overrides({"async_dapo.selection.by": "history", "async_dapo.selection.exploration": 0.1})
+    whole, selected = (simulate(scenario, one, steps=24) for one in (drains, history))
+    predicted = _answers_per_valid_group(selected) / _answers_per_valid_group(whole)
+    assert by_hand < 0.8 and predicted == pytest.approx(by_hand, rel=0.03)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.4, 0.95])
+def test_how_often_history_draws_a_prompt_is_what_the_class_that_decides_does(rate: float) -> None:
+    n, prompts = 8, 4000
+    selection = Selection(by=SelectBy.HISTORY, history_file=None, forgetting=0.5, exploration=0.2, defer_steps=9)
+    history = PromptHistory(selection.forgetting)
+    earlier = (np.random.default_rng(0).random((prompts, n)) < rate).astype(float)
+    skipped = 0
+    for i, metrics in enumerate(earlier.tolist()):
+        trajectories = [Trajectory(session_id=member) for member in range(n)]
+        group = PromptGroup(uid=f"uid-{i}", key=f"{i}", prompt={}, drawn_at_step=1, trajectories=trajectories)
+        history.observe(group.key, metrics)
+        skipped += selection.skips(group, history)
+    assert 1 - skipped / prompts == pytest.approx(drawn_share(rate, n, selection.exploration), abs=0.025)
 
 
 def test_given_only_a_share_of_valid_groups_then_no_row_claims_to_know_what_screening_saves() -> None:

@@ -1,15 +1,18 @@
 """A rehearsal takes what training takes: the same configuration, the same refusals, and options that act."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.plan.model_shape import load_model
 from recipe.async_dapo.rehearsal.emulation import check_rehearsable, emulate, use_stand_in
 from recipe.async_dapo.rehearsal.options import RehearsalOptions, SpeedChange
 from recipe.async_dapo.rehearsal.supervisor import cause_of_failure
+from recipe.async_dapo.rehearsal.timed_ranks import TimedRanks
 from recipe.async_dapo.rehearsal.words import RIGHT, WRONG, compute_score, vocabulary_of
 from recipe.async_dapo.startup.preflight import check_all
 
@@ -129,3 +132,22 @@ def test_given_a_log_with_a_refusal_then_it_alone_is_shown_else_the_end_of_the_l
     log.write_text("\n".join(f"line {number}" for number in range(100)))
     assert cause_of_failure(log).splitlines()[1:] == [f"line {number}" for number in range(60, 100)]
     assert str(log) in cause_of_failure(log)
+
+
+def test_given_passes_over_a_batch_then_whoever_asks_waits_for_each_of_them() -> None:
+    asked: list[str] = []
+    spent: list[float] = []
+    tags = [{"seq_len": 3}, {"seq_len": 4}, {"seq_len": 9, "is_padding": True}]
+    batch = KVBatchMeta(partition_id="train", keys=["a", "b", "pad"], tags=tags)
+    workers = SimpleNamespace(
+        compute_log_prob=lambda _: asked.append("log-probs"),
+        update_actor=lambda _: asked.append("training"),
+        load_weights=lambda version: asked.append(f"version {version}"),
+    )
+    cost = SimpleNamespace(log_prob_s=lambda tokens, squares: tokens, train_s=lambda tokens, squares: squares)
+    ranks = TimedRanks(workers, SimpleNamespace(spend=spent.append), cost)
+    ranks.compute_log_prob(batch)
+    ranks.load_weights(3)
+    ranks.compute_log_prob(batch)
+    ranks.update_actor(batch)
+    assert asked == ["log-probs", "version 3", "log-probs", "training"] and spent == [7, 7, 25]

@@ -7,7 +7,7 @@ never visited is not skipped. What is skipped is deferred: at each visit of the 
 and after a stated number of steps it is, whatever its history says.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
@@ -113,6 +113,24 @@ class Selection:
             return False
         drawn = int.from_bytes(blake2b(group.uid.encode(), digest_size=8, person=b"selection").digest())
         return drawn < (1 - self.exploration) * known.alike_share(len(group.trajectories)) * 2**64
+
+    def draw(
+        self, fetch: Callable[[int], Sequence[PromptGroup]], history: PromptHistory, *, count: int, step: int
+    ) -> Iterator[tuple[list[PromptGroup], list[PromptGroup]]]:
+        """Draw `count` prompts, and defer what is skipped on the way.
+
+        Args:
+            fetch: returns so many of the data loader's next prompts.
+
+        Yields:
+            Drawn and deferred ones of each fetch.
+        """
+        left = self.most_looked_at(count)
+        while count:
+            groups = fetch(count)
+            drawn, deferred = self.split(groups, history, count=count, left=left, step=step)
+            yield drawn, deferred
+            count, left = count - len(drawn), left - len(groups)
 
     def split(
         self, groups: Iterable[PromptGroup], history: PromptHistory, *, count: int, left: int, step: int

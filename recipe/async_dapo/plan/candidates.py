@@ -11,7 +11,12 @@ from .scenario import Scenario
 from .systems import System, april, async_dapo_2025, copris, dynamic_sampling, recipe, verl_colocate_async, verl_sync
 from .workload import KnownPassRates
 
-BYPASSES = (RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV)
+# Corrections beside the default one, as rows of their own.
+CORRECTIONS = {
+    RolloutStrategy.PARTIAL: (ImportanceSampling.BYPASS, ImportanceSampling.BALANCE),
+    RolloutStrategy.PARTIAL_STALE_KV: (ImportanceSampling.BYPASS,),
+    RolloutStrategy.CONSISTENT: (ImportanceSampling.BALANCE,),
+}
 VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
 
 
@@ -71,25 +76,29 @@ def recipe_candidates(
                     options |= pool_options(scenario, pool_size)
                 system = recipe(f"{strategy} {rule} {pool_size or 'auto'}", **options)
                 rows.append(Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=pool_size))
-            if strategy in BYPASSES and rule is StopRuleName.FIRST_COMPLETED:
-                rows.append(_bypass(strategy, rule))
-            samples = screening_samples(scenario)
-            if samples is not None:
-                rows.append(_screened(strategy, rule, samples))
+            if rule is StopRuleName.FIRST_COMPLETED:
+                rows += [_corrected(strategy, rule, one) for one in CORRECTIONS.get(strategy, ())]
+            rows += [_choosing(strategy, rule, *choice) for choice in data_choices(scenario).items()]
     return rows
 
 
-def screening_samples(scenario: Scenario) -> int | None:
-    """A quarter of a group; None where pass rates are not known, or a group is too small to be screened."""
+def data_choices(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Overrides that choose which prompts are trained, by the end of their rows' names; none where pass rates are not
+    known. Screening takes a quarter of a group as samples; history is that of a second visit to every prompt."""
+    if not isinstance(scenario.pass_rates, KnownPassRates):
+        return {}
+    choices: dict[str, dict[str, Any]] = {"history": {"async_dapo.selection.by": "history"}}
     samples = max(2, scenario.rollout_n // 4)
-    return samples if isinstance(scenario.pass_rates, KnownPassRates) and samples < scenario.rollout_n else None
+    if samples < scenario.rollout_n:
+        choices = {"screened": {"async_dapo.screening.samples": samples}} | choices
+    return choices
 
 
-def _screened(strategy: RolloutStrategy, rule: StopRuleName, samples: int) -> Candidate:
+def _choosing(strategy: RolloutStrategy, rule: StopRuleName, name: str, overrides: dict[str, Any]) -> Candidate:
     options = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
-    system = recipe(f"{strategy} {rule} auto, screened", **options)
+    system = recipe(f"{strategy} {rule} auto, {name}", **options)
     return Candidate(
-        system=system.with_overrides({"async_dapo.screening.samples": samples}),
+        system=system.with_overrides(overrides),
         strategy=strategy,
         stop_rule=rule,
         concurrency=None,
@@ -97,13 +106,14 @@ def _screened(strategy: RolloutStrategy, rule: StopRuleName, samples: int) -> Ca
     )
 
 
-def _bypass(strategy: RolloutStrategy, rule: StopRuleName) -> Candidate:
-    """Without the pass that recomputes old log-probs: the ratio's denominator is what the engines gave."""
+def _corrected(strategy: RolloutStrategy, rule: StopRuleName, correction: ImportanceSampling) -> Candidate:
+    """Another correction: `bypass` saves the pass that recomputes old log-probs, `balance` adds one for each older
+    version of a group that mixes versions."""
     system = recipe(
-        f"{strategy} {rule} auto, bypass",
+        f"{strategy} {rule} auto, {correction}",
         rollout_strategy=strategy.value,
         stop_rule=rule.value,
-        importance_sampling=ImportanceSampling.BYPASS.value,
+        importance_sampling=correction.value,
     )
     return Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=None, changes_loss=True)
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from .data_advice import history_advice, screening_advice
 from .inputs import Inputs
 from .recommend import Advice
 from .scenario import Scenario
-from .screening_advice import screening_advice
 from .sweep import Row
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
@@ -91,8 +91,8 @@ def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row], scenario: Scen
     lines += [f"warning: {warning}" for warning in advice.warnings]
     overrides = " \\\n    ".join(advice.to_paste.overrides)
     lines.append(f"Recommended ({advice.name_to_paste}):\n    {overrides}")
-    screening = screening_advice(rows, advice.to_paste.row, scenario)
-    return "\n".join([*lines, *([screening] if screening else [])])
+    lines += filter(None, (about(rows, advice.to_paste.row, scenario) for about in (screening_advice, history_advice)))
+    return "\n".join(lines)
 
 
 def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Advice) -> str:

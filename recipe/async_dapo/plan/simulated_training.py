@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..actor_limits import server_calls
-from ..config import Auto, ImportanceSampling
+from ..config import Auto
 from ..core.outcome import GroupOutcome, Verdict
 from ..core.pool import PromptPool
 from ..core.pool_records import Dispatch, Settlement
+from ..core.prompt_history import PromptHistory
 from ..core.screening import Screened
 from ..core.staleness import StalenessLimit
 from ..core.trajectory import PromptGroup
@@ -20,6 +21,7 @@ from .round_simulation import RoundSimulation, SimulatedRound
 from .scenario import Scenario
 from .systems import System
 from .thrown_away import throw_away
+from .trainer_passes import TrainerPasses
 from .workload import ANSWERS
 
 MEAN_OF = 512  # groups
@@ -45,10 +47,11 @@ class TrainingRun:
         )
         self._fleet.balance.open(self._fleet.loads)
         self._workload = scenario.workload()
-        self._training = scenario.training_cost()
+        self._trainer = TrainerPasses(scenario, system.habits, self.options)
         self._over_sampling = self.options.over_sampling()
         self._round_size = self.options.round_size()
         self._staleness = StalenessLimit(max_staleness=self.options.max_staleness)
+        self._history = PromptHistory(self.options.selection.forgetting)
         self._retries = 0
         self.pool = PromptPool(
             over_sampling=self._over_sampling,
@@ -115,8 +118,17 @@ class TrainingRun:
         return dispatch.extended(self._draw(missing)) if missing else dispatch
 
     def _draw(self, count: int) -> Dispatch:
-        self.pool.add_drawn(self._workload.draw(count, self._step))
+        for drawn, deferred in self.options.selection.draw(self._fetch, self._history, count=count, step=self._step):
+            self.pool.add_drawn(drawn, deferred)
         return self.pool.dispatch(self._step)
+
+    def _fetch(self, count: int) -> list[PromptGroup]:
+        """The data loader's next prompts. Where a history is kept, each was visited once before."""
+        groups = self._workload.draw(count, self._step)
+        if self.options.selection.records:
+            for group in groups:
+                self._history.observe(group.key, group.prompt[ANSWERS].earlier_metrics)
+        return groups
 
     def _simulate(self, dispatch: Dispatch) -> SimulatedRound:
         pool_size = self._pool_size
@@ -176,7 +188,7 @@ class TrainingRun:
         ended = self._learn(outcomes, versions)
         screened = Screened.of(outcomes, self.options.rollout_n)
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
-        log_prob_s, train_s = self._training_s([_length([tag]) for tag in batch], buffered_tok)
+        log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok, step=self._step)
         done = self._fleet.counters() - before
         rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
         return StepMeasure(
@@ -218,18 +230,6 @@ class TrainingRun:
         )
         self._round_size.observe(outcomes)
         return ended
-
-    def _training_s(self, batch_tok: Sequence[int], buffered_tok: Sequence[int]) -> tuple[float, float]:
-        """Seconds to recompute log-probs, and to train."""
-        scores_batch = self._habits.scores_batch and self.options.importance_sampling is not ImportanceSampling.BYPASS
-        scored = list(batch_tok) if scores_batch else []
-        scored += [n for n in buffered_tok if n] if self._habits.scores_buffer else []
-        return self._training.log_prob_s(*self._sums(scored)), self._training.train_s(*self._sums(batch_tok))
-
-    def _sums(self, lens_tok: Sequence[int]) -> tuple[float, float]:
-        """Sum of the sequences' lengths, prompt included, and of their squares."""
-        whole = [self._scenario.prompt_len_tok + n for n in lens_tok]
-        return sum(whole), sum(n * n for n in whole)
 
 
 def _length(tags: Sequence[VersionTag]) -> int:

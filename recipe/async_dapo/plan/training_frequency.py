@@ -1,5 +1,5 @@
-"""What screening does to the data, exactly: how often a prompt's groups are trained, by its pass rate, and what a
-trained group costs. Rewards are right or wrong; answers to a prompt are independent.
+"""What screening and history do to the data, exactly: how often a prompt's groups are trained, by its pass rate, and
+what a trained group costs. Rewards are right or wrong; answers to a prompt are independent.
 
 Given m right answers of n, the expected update is sqrt(m (n - m)) / n times the difference of the mean gradients of
 right and wrong answers: the advantages are (r - mean) / std, averaged over n.
@@ -8,6 +8,7 @@ right and wrong answers: the advantages are (r - mean) / std, averaged over n.
 from collections.abc import Sequence
 from math import comb, sqrt
 
+from ..core.prompt_history import PassCount
 from ..core.screening import Screening
 
 
@@ -56,3 +57,21 @@ def _trained_given(right: int, n: int, screening: Screening) -> float:
         return 1.0
     alike = (comb(n - k, right - k) if right >= k else 0) + (comb(n - k, right) if n - right >= k else 0)
     return 1 - (1 - screening.keep_share) * alike / comb(n, right)
+
+
+def drawn_share(pass_rate: float, n: int, exploration: float) -> float:
+    """Probability that selection by history draws a prompt at its second visit [0-1], by enumeration of the right
+    answers of the first."""
+    skipped = 0.0
+    for right in range(n + 1):
+        probability = comb(n, right) * pass_rate**right * (1 - pass_rate) ** (n - right)
+        known = PassCount(right=right, wrong=n - right, visits=1)
+        skipped += probability * (1 - exploration) * known.alike_share(n)
+    return 1 - skipped
+
+
+def answers_per_trained_group_by_history(pass_rates: Sequence[float], n: int, exploration: float) -> float:
+    """The same with selection by history, at the second visit to the prompts [count]."""
+    drawn = [drawn_share(rate, n, exploration) for rate in pass_rates]
+    trained = sum(share * mixed_share(rate, n) for share, rate in zip(drawn, pass_rates, strict=True))
+    return n * sum(drawn) / trained

@@ -26,6 +26,7 @@ class Answers:
     level: float  # normal score of the prompt's length, common to its trajectories
     response_lens_tok: list[int]
     metrics: list[float]
+    earlier_metrics: list[float]  # of an earlier visit to the same prompt, at the same pass rate
     attempt: int = 0
     calls_left_s: dict[int, float] = field(default_factory=dict)  # session -> of a call that a stop interrupted
 
@@ -113,6 +114,7 @@ class Workload:
             groups.append(
                 PromptGroup(
                     uid=f"prompt-{answers.number}",
+                    key=f"prompt-{answers.number}",
                     prompt={ANSWERS: answers},
                     drawn_at_step=step,
                     trajectories=[Trajectory(session_id=i) for i in range(self._n)],
@@ -136,8 +138,10 @@ class Workload:
         rng = np.random.default_rng((self._seed, block))
         levels = rng.standard_normal((BLOCK, 1))
         lens_tok = self._cut(levels, rng).tolist()
-        metrics = self._pass_rates.draw(rng, BLOCK, self._n).tolist()
-        return [Answers(block * BLOCK + i, float(levels[i, 0]), lens_tok[i], metrics[i]) for i in range(BLOCK)]
+        metrics = self._pass_rates.draw(rng, BLOCK, 2 * self._n)
+        now, earlier = metrics[:, : self._n].tolist(), metrics[:, self._n :].tolist()
+        first = block * BLOCK
+        return [Answers(first + i, float(levels[i, 0]), lens_tok[i], now[i], earlier[i]) for i in range(BLOCK)]
 
     def _cut(self, levels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Lengths of n responses for each level, at least 1 token and at most the limit."""

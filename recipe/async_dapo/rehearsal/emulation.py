@@ -4,7 +4,7 @@ import time
 
 from omegaconf import DictConfig, open_dict
 
-from ..config import ConfigError, ImportanceSampling
+from ..config import ConfigError
 from . import words
 from .options import RehearsalOptions, RewardSource
 from .stand_in import make_stand_in
@@ -38,11 +38,6 @@ def check_rehearsable(config: DictConfig) -> None:
         ("distillation.enabled", config.distillation.enabled, "teachers"),
         ("actor_rollout_ref.rollout.name", config.actor_rollout_ref.rollout.name != "vllm", "engines but vLLM"),
         ("trainer.use_v1", not config.trainer.use_v1, "trainers but verl's V1"),
-        (
-            "async_dapo.importance_sampling",
-            config.async_dapo.importance_sampling == ImportanceSampling.BALANCE,
-            "earlier versions of weights",
-        ),
         ("algorithm.adv_estimator", config.algorithm.adv_estimator == "gae", "critics"),
     ):
         if is_used:

@@ -26,6 +26,7 @@ from .host_actor import start_host
 from .options import RehearsalOptions, make_clock
 from .schedule import TrainingSchedule
 from .servers import EmulatedReplica
+from .timed_ranks import TimedRanks
 from .worker import EmulatedRank
 
 _SHORTEST_POLL_S = 0.02  # a look at TransferQueue takes some milliseconds of this machine [real s]
@@ -55,6 +56,8 @@ class EmulatedTraining(PPOTrainer):
 
     _enable_hybrid_replicas = False
     _is_recipe = False
+    actor_rollout_wg: Any
+    ref_policy_wg: Any
 
     def __init__(self, config: DictConfig) -> None:
         self._rehearsal = RehearsalOptions.from_hydra(config)
@@ -93,7 +96,19 @@ class EmulatedTraining(PPOTrainer):
         self.checkpoint_manager.schedule = self._schedule
         self.checkpoint_manager.update_s = self._scenario.weight_update_s
         self.checkpoint_manager.sleep_replicas()
+        self._time_ranks()
         self._schedule.begin()
+
+    def _time_ranks(self) -> None:
+        """Whoever asks the ranks for a pass over a batch waits for its seconds. One worker group may have two names."""
+        workers = self.actor_rollout_wg
+        self.actor_rollout_wg = self._timed(workers)
+        if self.use_reference_policy:
+            is_shared = self.ref_policy_wg is workers
+            self.ref_policy_wg = self.actor_rollout_wg if is_shared else self._timed(self.ref_policy_wg)
+
+    def _timed(self, workers: Any) -> TimedRanks:
+        return TimedRanks(workers, self._schedule, self._training_cost)
 
     def fit(self, agent_loop_manager: Any) -> None:
         super().fit(agent_loop_manager)
@@ -110,22 +125,9 @@ class EmulatedTraining(PPOTrainer):
         self._schedule.begin()
         self._note("log_prob")
 
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        batch = super()._compute_old_log_prob(batch, metrics)
-        if not self.config.algorithm.rollout_correction.bypass_mode:
-            self._schedule.spend(self._training_cost.log_prob_s(*_sums(batch)))
-        return batch
-
-    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        batch = super()._compute_ref_log_prob(batch, metrics)
-        self._schedule.spend(self._training_cost.log_prob_s(*_sums(batch)))
-        return batch
-
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._note("train")
-        batch = super()._update_actor(batch, metrics)
-        self._schedule.spend(self._training_cost.train_s(*_sums(batch)))
-        return batch
+        return super()._update_actor(batch, metrics)
 
     def on_step_end(self) -> None:
         self._note("update")
@@ -163,9 +165,3 @@ VERL_MODES: dict[str, type[EmulatedTraining]] = {"sync": RehearsedSync, "colocat
 
 def _emulated_replica() -> type[RolloutReplica]:
     return EmulatedReplica
-
-
-def _sums(batch: KVBatchMeta) -> tuple[float, float]:
-    """Sum of the sequences' lengths, prompt included, and of their squares [tokens]."""
-    lens_tok = [tag["seq_len"] for tag in batch.tags if not tag.get("is_padding", False)]
-    return float(sum(lens_tok)), float(sum(n * n for n in lens_tok))

@@ -11,6 +11,7 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 
+from ..weights.snapshots import SnapshotRoom
 from .outputs import LOG_PROB
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ ENTROPY = 0.5  # of every token [nats]
 class EmulatedRank(Worker):
     """Stands for all ranks of verl's `ActorRolloutRefWorker`: its calls, with constant results, at once.
 
-    The seconds that they would take are waited for by the trainer (`training.EmulatedTraining`).
+    The seconds that they would take are waited for in the trainer (`timed_ranks.py`).
     """
 
     def __init__(self, config: Any, role: str, **_: Any) -> None:
@@ -54,6 +55,22 @@ class EmulatedRank(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, *_: Any, **__: Any) -> None: ...
+
+    # Earlier versions of the weights, for `async_dapo.importance_sampling=balance`.
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def begin_snapshots(self, *_: Any) -> SnapshotRoom:
+        return SnapshotRoom(node="rehearsed", snapshot_bytes=0, newest_bytes=0, available_bytes=0)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep_weights(self, *_: Any) -> int:
+        return 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_weights(self, *_: Any) -> None: ...
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_newest_weights(self) -> None: ...
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_profile(self, **_: Any) -> None: ...

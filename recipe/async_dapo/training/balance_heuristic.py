@@ -17,9 +17,10 @@ from transfer_queue import KVBatchMeta
 from .. import store
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.staleness import StalenessLimit
+from ..core.version_mixture import plan_mixtures
 from ..weights.snapshots import SnapshotRoom
 from .importance_metrics import mixture_metrics
-from .version_mixture import group_mixture, plan_mixtures
+from .version_mixture import group_mixture, segments_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +56,9 @@ class BalanceHeuristic:
         sampled = [versions_T >= 0 for versions_T in rows["policy_versions"]]
         versions = _compressed(rows["policy_versions"], sampled)
         groups = members_by_group(batch)
-        plan = plan_mixtures(versions, groups, self._at_hand | {step - 1})
+        plan = plan_mixtures([*map(segments_of, versions)], groups.values(), self._at_hand | {step - 1})
         scored = {step - 1: dict(enumerate(rows["old_log_probs"]))}
-        older = {version: members for version, members in plan.passes.items() if version != step - 1}
+        older = plan.passes_before(step - 1)
         for version, members in older.items():
             self._workers.load_weights(version)
             scored[version] = self._score(batch, members)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from ..core.version_mixture import MixturePlan
 from .importance_sampling import version_statistics
 from .metric_names import PREFIX, STALENESS_BUCKETS
-from .version_mixture import MixturePlan
 
 
 def importance_metrics(log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor, *, step: int) -> dict[str, float]:

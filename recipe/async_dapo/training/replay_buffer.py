@@ -227,14 +227,9 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def _add_prompts(self, count: int, step: int) -> None:
         """Draw so many prompts, and defer what is skipped on the way."""
-        selection = self._options.selection
-        left = selection.most_looked_at(count)
-        while count:
-            groups = self._draw(count)
-            drawn, deferred = selection.split(groups, self.history, count=count, left=left, step=step)
+        for drawn, deferred in self._options.selection.draw(self._draw, self.history, count=count, step=step):
             self.pool.add_drawn(drawn, deferred)
             self._skipped += len(deferred)
-            count, left = count - len(drawn), left - len(groups)
 
     def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:
         self.manager.next_event()

@@ -1,65 +1,25 @@
-"""The balance heuristic over the members of a prompt group: which log-probs it needs, and what comes of them.
+"""The balance heuristic over the members of a prompt group: what the mixture of a group makes of its tokens' log-probs.
 
-The schedule of a trajectory says which policy version sampled each of its tokens. The mixture of a group is the mean of
-its members' schedules, as if each member could have come from any of them; where trajectories keep one version, that is
-sum_j alpha_j pi_j with alpha_j = n_j / n. Mixtures are those of groups, not of the batch: old versions hold more of the
-long, hard prompts, and shares of the whole batch would be wrong for every one of them (`importance_sampling.py`).
+The mixture of a group is the mean of its members' schedules, as if each member could have come from any of them; where
+trajectories keep one version, that is sum_j alpha_j pi_j with alpha_j = n_j / n. Mixtures are those of groups, not of
+the batch: old versions hold more of the long, hard prompts, and shares of the whole batch would be wrong for every one
+of them (`importance_sampling.py`). Which forward passes that takes is decided in `core/version_mixture.py`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ..core.version_mixture import Segments
 from .importance_sampling import mixture_token_log_probs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixturePlan:
-    """Which trajectories of a batch get a mixture, and which forward passes that takes."""
-
-    groups: list[list[int]]  # members of each mixed group
-    passes: dict[int, list[int]]  # policy version -> trajectories to be scored by it, ascending
-    mixed_tok: int  # of these groups
-    unknown_tok: int  # of groups that mix versions, some of which are not at hand: left as they are
-    extended_share: float  # of the mixtures' terms, those beyond the end of the member whose schedule it is [0-1]
-
-
-def plan_mixtures(versions: Sequence[Tensor], groups: Mapping[str, list[int]], at_hand: Collection[int]) -> MixturePlan:
-    """Groups whose members have different schedules; the others' mixture is what sampled them.
-
-    Args:
-        versions: of each trajectory's sampled tokens, [T] integer; empty for one that is left out.
-        groups: members by any label.
-        at_hand: versions whose log-probs can be computed.
-    """
-    mixed: list[list[int]] = []
-    passes: dict[int, set[int]] = {}
-    mixed_tok = unknown_tok = terms = extended = 0
-    for rows in groups.values():
-        members = [row for row in rows if len(versions[row])]
-        lens_tok = [len(versions[row]) for row in members]
-        if not members or len(schedules := group_schedules([versions[row] for row in members])[0]) < 2:
-            continue
-        present = set(torch.unique(schedules).tolist())
-        if not present <= set(at_hand):
-            unknown_tok += sum(lens_tok)
-            continue
-        mixed.append(members)
-        mixed_tok += sum(lens_tok)
-        for version in present:
-            passes.setdefault(version, set()).update(members)
-        terms += len(members) * sum(lens_tok)
-        extended += sum(max(0, own - other) for own in lens_tok for other in lens_tok)
-    return MixturePlan(
-        groups=mixed,
-        passes={version: sorted(rows) for version, rows in sorted(passes.items())},
-        mixed_tok=mixed_tok,
-        unknown_tok=unknown_tok,
-        extended_share=extended / terms if terms else 0.0,
-    )
+def segments_of(versions_T: Tensor) -> Segments:
+    """Of the versions that sampled a trajectory's tokens, [T] integer."""
+    versions, counts = torch.unique_consecutive(versions_T, return_counts=True)
+    return list(zip(versions.tolist(), counts.tolist(), strict=True))
 
 
 def group_schedules(versions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
