@@ -20,6 +20,8 @@ OWN_RAY_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "RAY_task_events_max_num_task_in_gcs": "10000",  # calls of actors; for `ray list tasks` alone. Ray keeps 100,000
 }
+# A process id may belong to somebody else by then.
+_KILL_AGENTS = 'read over; for pid; do grep -aqi agent "/proc/$pid/cmdline" && kill -9 "$pid"; done 2>/dev/null'
 _AGENT = re.compile(r"ray::\w+Agent|\S*python.*/agent(/main)?\.py ")
 
 
@@ -37,7 +39,7 @@ def end_agents_with_this_process() -> None:
     """
     if agents := [str(agent.pid) for agent in _agents()]:
         reads, _ = os.pipe()  # the other end is closed when this process ends
-        subprocess.Popen(["sh", "-c", 'read over; kill -9 "$@"', "sh", *agents], stdin=reads, start_new_session=True)
+        subprocess.Popen(["sh", "-c", _KILL_AGENTS, "sh", *agents], stdin=reads, start_new_session=True)
         os.close(reads)
 
 
