@@ -86,3 +86,6 @@ def test_given_trajectories_that_wait_for_tools_then_others_take_their_places_as
     assert metrics["async_dapo/calls/waiting_max"] == most
     assert metrics["async_dapo/load_balancer/inflight/max"] == 3
     assert metrics["async_dapo/round/rollout_s"] < 150, "one group after another would take twice the tool's time"
+    turns = {name: metrics[f"async_dapo/turns/{name}"] for name in ("mean", "max", "tokens/mean", "tokens/max")}
+    assert turns == {"mean": 1, "max": 1, "tokens/mean": 10, "tokens/max": 10}
+    assert metrics["async_dapo/turns/calls_s"] == pytest.approx(100)

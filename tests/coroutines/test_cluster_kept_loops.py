@@ -46,6 +46,16 @@ def test_given_no_room_for_some_when_rounds_stop_then_those_run_again(start, str
     assert max(step["async_dapo/calls/kept_loops"] for step in metrics) <= 2 * most
 
 
+def test_given_a_limit_of_tokens_a_round_then_loops_rest_while_the_round_goes_on(start) -> None:
+    changes = {"max_tokens_per_round": 10, "max_concurrent_prompts": 4}
+    task = replace(random_task(1), tool_s=3.0, keeps_state=True)
+    cluster = start(opts(RolloutStrategy.PARTIAL, most=64, **changes), task=task)
+    metrics = [cluster.step() for _ in range(8)]
+    [worker] = cluster.workers
+    assert len(worker.loops_begun) == len(set(worker.loops_begun))
+    assert sum(step["async_dapo/partial/resumed_groups"] for step in metrics) > 0
+
+
 @KEEPING
 def test_given_several_workers_when_a_group_is_continued_then_the_worker_with_its_loops_takes_it(
     start, strategy

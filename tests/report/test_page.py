@@ -1,5 +1,6 @@
 """The report: one valid HTML file with every figure, in words first, and nothing from elsewhere."""
 
+import json
 import logging
 import re
 from html.parser import HTMLParser
@@ -138,6 +139,19 @@ def test_a_share_that_is_always_zero_has_no_axis_below_zero() -> None:
         name="waste", title="Waste", unit="share", note="", series=[Series(name="waste", points=[(1, 0.0), (2, 0.0)])]
     )
     assert "\u2212" not in chart.svg()
+
+
+def test_turns_and_seconds_in_tools_are_shown_where_there_are_any(tmp_path: Path) -> None:
+    def names(folder: Path) -> set[str]:
+        return {chart.name for chart in charts_of(Run.load(folder), "run")}
+
+    folder = write_recipe_run(tmp_path / "agents", steps=3)
+    shown = {"run-turns", "run-turn-tokens", "run-calls"}
+    assert not names(folder) & shown
+    data = {keys.STEP_S: 1.0, keys.TURNS: 3.0, keys.TURN_TOK: 100.0, keys.CALLS_S: 8.0}
+    with (folder / "steps.jsonl").open("a") as stream:
+        stream.write(json.dumps({"step": 4, "time_s": 1.0, "data": data, "causes": {}}) + "\n")
+    assert shown < names(folder)
 
 
 @pytest.mark.slow
