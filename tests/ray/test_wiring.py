@@ -19,13 +19,14 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from benchmarks.support.router import router_options
+from recipe.async_dapo.actor_watch import ActorDied, watched
 from recipe.async_dapo.aio import await_all, resolve
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import Turn
-from recipe.async_dapo.data_plane import QueueDied, queue_watched, start_queue
+from recipe.async_dapo.data_plane import queue_watched, start_queue
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
 from recipe.async_dapo.rollout import manager as manager_module
@@ -335,10 +336,22 @@ def test_given_a_queue_that_dies_when_the_trainer_waits_for_anything_then_it_end
         "TransferQueueStorageUnit#0": actor.options(name="TransferQueueStorageUnit#0").remote(),
     }
     ray.get([one.__ray_ready__.remote() for one in held.values()])
-    with pytest.raises(QueueDied, match=f"TransferQueue's actor {dies} died"):
+    with pytest.raises(ActorDied, match=f"TransferQueue's actor {dies} died"):
         wait_for_ever(waits_in, held[dies])
     for one in held.values():
         ray.kill(one)
+
+
+class BrokenWorker:
+    def __init__(self) -> None:
+        raise ValueError("no such tool")
+
+
+def test_given_a_worker_that_cannot_be_made_when_engines_start_then_the_start_ends_and_says_why() -> None:
+    worker = ray.remote(num_cpus=0)(BrokenWorker).remote()
+    died = pytest.raises(ActorDied, match=r"(?s)agent loop worker 0 died: .*no such tool")
+    with died, watched({"agent loop worker 0": worker}):
+        threading.Event().wait(PATIENCE_S)
 
 
 def test_given_another_run_on_the_cluster_when_a_queue_is_opened_then_it_is_refused_and_the_other_goes_on() -> None:

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
 from ..actor_limits import server_calls
+from ..actor_watch import watched
 from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Auto
 from ..data_plane import end_queue, queue_watched
 from ..engines.load_balancer import GlobalLoadBalancer
@@ -41,7 +42,9 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
         with queue_watched(config.transfer_queue):
             trainer = trainer_cls(config=config)
             manager = AsyncDAPOAgentLoopManager.start(config)
-            trainer.init()
+            workers = {f"agent loop worker {index}": worker for index, worker in enumerate(manager.agent_loop_workers)}
+            with watched(workers):  # nobody else calls them while engines start
+                trainer.init()
             manager.connect(trainer.get_llm_client(), trainer.get_reward_handles())
             trainer.fit(manager)
         succeeded = True
