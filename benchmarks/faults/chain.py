@@ -143,7 +143,9 @@ class Chain:
                 life.end()
             since = time.monotonic()
             found = life.await_processes()
-            left = asdict(found) | {"processes": len(found.processes), "still_there": ", ".join(found.processes)[:300]}
+            names = [*found.processes, *found.shared_memory]
+            left = asdict(found) | {"processes": len(found.processes), "shared_memory": len(found.shared_memory)}
+            left["still_there"] = ", ".join(names)[:300]
             line = life.last_line()
             row["cause"] = line.removeprefix("async_dapo: ")[:300]
             if cell.who == DRIVER and cell.how == KILL:  # nobody is left to name anything

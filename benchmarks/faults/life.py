@@ -48,7 +48,7 @@ class LeftOver:
 
     processes: tuple[str, ...]  # their titles
     sockets: int  # files
-    shared_memory: int
+    shared_memory: tuple[str, ...]  # their names
     folders: int
 
 
@@ -126,7 +126,7 @@ class Life:
         return LeftOver(
             processes=processes,
             sockets=sum(stat.S_ISSOCK(path.lstat().st_mode) for path in left),
-            shared_memory=sum(segment.exists() for segment in self._process.segments),
+            shared_memory=tuple(segment.name for segment in self._process.segments if segment.exists()),
             folders=sum(path.is_dir() and path.parent == self._temporary for path in left),
         )
 

@@ -28,6 +28,8 @@ def test_of_a_dead_actor_its_part_and_its_place_are_left() -> None:
     line = last_line("RolloutError", DEAD)
     assert line.startswith("RolloutError: AsyncDAPOAgentLoopWorker (node 10.0.0.7, pid 4321) died; ")
     assert "resume from the last checkpoint" in line
+    verls = DEAD.replace("AsyncDAPOAgentLoopWorker", "create_colocated_worker_cls.<locals>.WorkerDict")
+    assert last_line("ActorDiedError", verls).startswith("ActorDiedError: WorkerDict (node 10.0.0.7, pid 4321) died; ")
     unborn = "The actor died because of an error raised in its creation task.\n\tclass_name: RewardLoopWorker\n"
     assert last_line("ActorDiedError", unborn).startswith("ActorDiedError: RewardLoopWorker")
 

@@ -27,7 +27,7 @@ class EndingLife:
         self.strike, self.has_ended = self._strike, True
 
     def await_processes(self) -> LeftOver:
-        return LeftOver(processes=(), sockets=0, shared_memory=0, folders=0)
+        return LeftOver(processes=(), sockets=0, shared_memory=(), folders=0)
 
     def last_line(self) -> str:
         return ""

@@ -17,7 +17,7 @@ REMEDIES = (
     (re.compile(r"No space left on device"), "free some space, or set trainer.default_local_dir to another disk"),
 )
 # What Ray says of an actor that is dead, in lines of their own.
-_DEAD = re.compile(r"class_name: (?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(.*?\bip: (?P<ip>[\w.:]+))?", re.DOTALL)
+_DEAD = re.compile(r"class_name: (\S+\.)?(?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(.*?\bip: (?P<ip>[\w.:]+))?", re.DOTALL)
 LOOK_ABOVE = "the traceback above says where; with trainer.resume_mode=auto the same command goes on"
 
 
