@@ -127,3 +127,23 @@ def test_given_a_benchmark_when_it_is_terminated_then_its_training_ends_with_it(
     benchmark.send_signal(number)
     assert benchmark.wait(timeout=60) == 128 + number
     assert not psutil.pid_exists(training)
+
+
+# Is told to end once more while it ends what it has started.
+TOLD_TWICE = """
+import os, signal
+from recipe.async_dapo.cpu.supervision import exit_on_signals
+exit_on_signals()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+finally:
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("ended")
+"""
+
+
+def test_given_a_second_signal_while_a_run_is_ended_then_it_is_ended_all_the_same():
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD_TWICE], cwd=HERE.parents[1], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "ended\n")

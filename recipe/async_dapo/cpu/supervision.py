@@ -18,16 +18,21 @@ import psutil
 _SHARED_MEMORY = Path("/dev/shm")
 _SEGMENT_PREFIXES = ("psm_", "verl_weights_")  # of `multiprocessing.shared_memory`, of verl's weight transfer
 _PR_SET_CHILD_SUBREAPER = 36
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 _INSPECTION_S = 1.0  # one takes some 15 ms: too much for every look at the metrics
 
 
 def exit_on_signals() -> None:
-    """SIGTERM and SIGHUP leave all contexts, as Ctrl-C does: who has started a `TrainingProcess` ends it."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    """SIGTERM and SIGHUP leave all contexts, as Ctrl-C does: who has started a `TrainingProcess` ends it. The first one
+    counts: another would cut that short.
+    """
+    for number in _ENDING:
         signal.signal(number, _exit)
 
 
 def _exit(number: int, _frame: object) -> NoReturn:
+    for any_number in _ENDING:
+        signal.signal(any_number, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
