@@ -10,9 +10,10 @@ import pytest
 import torch
 import zmq
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+from vllm.utils.network_utils import get_open_zmq_ipc_path
 
 from recipe.async_dapo.core.weight_stamp import WeightsMismatch
-from recipe.async_dapo.weights.sockets import private_handle
+from recipe.async_dapo.weights.sockets import private_handle, use_for_engine
 from recipe.async_dapo.weights.stream import STAMP, StampReader, stamped
 
 from ..support.weight_ends import NAMES, Run
@@ -125,3 +126,13 @@ def test_given_jobs_of_one_cluster_when_they_transfer_then_each_has_its_own_sock
 def test_given_a_folder_too_long_for_a_socket_when_it_is_asked_for_then_the_error_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="temp-dir"):
         private_handle("ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock", Path("/" + "x" * 100))
+
+
+def test_given_a_short_and_a_long_folder_when_an_engine_starts_then_vllm_uses_the_short_one_only(monkeypatch):
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "as it was before")
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH")
+    use_for_engine(Path("/" + "x" * 70))
+    assert "VLLM_RPC_BASE_PATH" not in os.environ
+    use_for_engine(Path("/" + "x" * 69))
+    path = get_open_zmq_ipc_path().removeprefix("ipc://")
+    assert path.startswith("/xxx") and len(path) == 107

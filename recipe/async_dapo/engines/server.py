@@ -20,7 +20,7 @@ from ..core.concurrency import EngineLoad
 from ..logs import show_logs
 from ..verl_version import check_versions
 from ..weights.receiver import WeightReceiver
-from ..weights.sockets import FOLDER_VARIABLE, sockets_folder
+from ..weights.sockets import FOLDER_VARIABLE, sockets_folder, use_for_engine
 from .load_meter import LoadMeter, Meter
 from .processes import EngineProcesses
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, counts_of, make_output
@@ -55,7 +55,8 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._meter: Meter | None = None
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
-        os.environ[FOLDER_VARIABLE] = str(sockets_folder())
+        os.environ[FOLDER_VARIABLE] = str(folder := sockets_folder())
+        use_for_engine(folder)
         await super().launch_server(*args, **kwargs)
 
     def _get_worker_extension_cls(self) -> str:

@@ -5,6 +5,7 @@ machine would take each other's weights. Ray's folder is the cluster's own on ea
 files are, and the job's id, which stays in the name, tells the jobs of one cluster apart.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import ray
 
 FOLDER_VARIABLE = "ASYNC_DAPO_SOCKETS"  # tells the folder to engine processes, which know nothing of Ray
 
+_VLLMS_FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
+_VLLMS_NAME_BYTES = 37  # a slash and a UUID
 _LONGEST_PATH = 107  # of a Unix socket, in bytes
 _VERLS_HANDLE = re.compile(r"ipc:///tmp/rl-colocate-zmq-(\w+)-replica-(\d+)-rank-(\d+)\.sock")
 
@@ -21,6 +24,15 @@ def sockets_folder() -> Path:
     node_id = ray.get_runtime_context().get_node_id()
     [node] = [node for node in ray.nodes() if node["NodeID"] == node_id]
     return Path(node["ObjectStoreSocketName"]).parent
+
+
+def use_for_engine(folder: Path) -> None:
+    """For a process that is about to start an engine: vLLM puts its sockets there, if their paths are short enough.
+
+    In the temporary folder those of an engine that is killed would stay.
+    """
+    if len(str(folder).encode()) + _VLLMS_NAME_BYTES <= _LONGEST_PATH:
+        os.environ.setdefault(_VLLMS_FOLDER_VARIABLE, str(folder))
 
 
 def run_name(folder: Path) -> str:
