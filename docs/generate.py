@@ -102,6 +102,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/reliability.md": {"fault matrix": fault_matrix},
     "docs/corrections.md": {
         "exact": table(corrections.exact_table),
+        "learned": table_of(corrections.read_runs, corrections.learning_table),
     },
     "docs/planner.md": {
         "reference setting": table(plan.reference_table),
@@ -114,6 +115,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "training frequency": table(selection.frequency_table),
         "reference": table(selection.reference_table),
         "measured": table_of(selection.read_runs, selection.runs_table),
+        "best": table(selection.best_table),
     },
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},

@@ -45,13 +45,13 @@ def learning_table(runs: pd.DataFrame) -> pd.DataFrame:
         passes=(runs["correction"] != "bypass") + runs["scored_again"].fillna(0) / TRAJECTORIES_PER_STEP,
         off=runs["accuracy_late"] - _on_policy(runs),
     )
-    groups = runs.groupby(["task", "pool", "strategy", "correction"], sort=False)
+    groups = runs.groupby(["task", "learning_rate", "pool", "strategy", "correction"], sort=False)
     columns = {"Seeds": groups.size()} | {title: groups[column].mean() for column, title in MEASURES.items()}
     return pd.DataFrame(columns).reset_index()
 
 
 def _on_policy(runs: pd.DataFrame) -> pd.Series:
-    """Accuracy of the on-policy run with the same task, seed and steps."""
-    job = ["task", "seed", "steps"]
+    """Accuracy of the on-policy run with the same task, seed, steps and learning rate."""
+    job = ["task", "seed", "steps", "learning_rate"]
     reference = runs[runs["strategy"] == ON_POLICY][[*job, "accuracy_late"]]
     return runs[job].merge(reference, how="left", on=job)["accuracy_late"].set_axis(runs.index)

@@ -9,7 +9,6 @@ Writes `runs.csv`, one row a run, and beside each run's log its learning curve a
 
 import argparse
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, train
 from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
-from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT, recipe_overrides
+from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, recipe_overrides
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 from recipe.async_dapo.history_file import HistoryFile
 
@@ -95,13 +94,6 @@ def visits(file: Path) -> pd.DataFrame:
     return groups.agg(["count", "mean", "min"]).reset_index()
 
 
-def right_answers(file: Path) -> str:
-    """Of the prompts that were answered once, how many had so many right answers: `right:prompts`."""
-    counts = msgspec.json.decode(file.read_bytes(), type=HistoryFile).prompts.values()
-    once = Counter(round(c.right) for c in counts if c.visits == 1 and round(c.right + c.wrong) == RESPONSES_PER_PROMPT)
-    return " ".join(f"{right}:{prompts}" for right, prompts in sorted(once.items()))
-
-
 def run(name: str, assets: Assets, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, float | str]:
     """One run's columns."""
     history = folder / "history.json"
@@ -119,7 +111,7 @@ def run(name: str, assets: Assets, folder: Path, options: argparse.Namespace, se
     metrics, _ = train(entry, assets, folder, steps=options.steps, seed=seed)
     curve(metrics).to_csv(folder / "curve.csv", index=False)
     visits(history).to_csv(folder / "visits.csv", index=False)
-    return figures(metrics) | {"right": right_answers(history)}
+    return figures(metrics)
 
 
 def _share(steps: Sequence[dict[str, float]], name: str) -> float:

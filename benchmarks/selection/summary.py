@@ -1,6 +1,7 @@
 """Exact figures of what screening does to the data, and a simulated reference beside what is computed by hand."""
 
 from collections import Counter
+from collections.abc import Callable
 from math import comb, exp, lgamma, prod
 from pathlib import Path
 
@@ -99,41 +100,48 @@ def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
     return runs
 
 
-def right_answers(runs: pd.DataFrame) -> dict[str, Counter[int]]:
-    """Of the prompts that were answered once, how many had so many right answers of `MEASURED_N`; by task, over all
-    runs without screening or history."""
+def right_answers() -> dict[str, Counter[int]]:
+    """By task: prompts by their number of right answers of `MEASURED_N`, of the model that training starts with."""
     counts: dict[str, Counter[int]] = {}
-    for task, text in runs[(runs["row"] == "without") & runs["right"].notna()][["task", "right"]].itertuples(
-        index=False
-    ):
-        pairs = (pair.split(":") for pair in text.split())
-        counts.setdefault(task, Counter()).update({int(right): int(prompts) for right, prompts in pairs})
+    for task, right, prompts in pd.read_csv(FOLDER / "pass_rates.csv").itertuples(index=False):
+        counts.setdefault(task, Counter())[right] = prompts
     return counts
 
 
-def answers_over_whole(right: Counter[int], k: int, keep_share: float) -> float:
+def answers_over_whole(right: Counter[int], limits: tuple[int, int], keep_share: float) -> float:
     """Answers a trained group with screening, over those without, by counts of prompts with so many right answers.
 
-    Of the n answers to a prompt, any k might have been its samples: so the chance that they differ is known without
+    Of the n answers to a prompt, any might have been the first: so the chance that those are alike is known without
     knowing the pass rate.
+
+    Args:
+        limits: a group is given up when its first so many answers are all right, or its first so many all wrong.
     """
     n, prompts = MEASURED_N, right.total()
-    ways = comb(n, k)
-    valid = sum(count for r, count in right.items() if 0 < r < n) / prompts
-    mixed = sum(count * (1 - (comb(r, k) + comb(n - r, k)) / ways) for r, count in right.items()) / prompts
-    goes_on = (1 - keep_share) * mixed + keep_share
-    trained = (1 - keep_share) * mixed + keep_share * valid
-    return (k + (n - k) * goes_on) / trained / (n / valid)
+
+    def share(chance: Callable[[int], float]) -> float:
+        return sum(count * chance(r) for r, count in right.items()) / prompts
+
+    valid = share(lambda r: 0 < r < n)
+    all_right = (1 - keep_share) * share(lambda r: comb(r, limits[0]) / comb(n, limits[0]))
+    all_wrong = (1 - keep_share) * share(lambda r: comb(n - r, limits[1]) / comb(n, limits[1]))
+    answered = limits[0] * all_right + limits[1] * all_wrong + n * (1 - all_right - all_wrong)
+    trained = 1 - all_right - all_wrong - keep_share * (1 - valid)
+    return answered / trained / (n / valid)
 
 
-def best_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """What each number of samples can save with the measured pass rates; and what no screening can pass: a group that
-    is known to be uniform before its first answer."""
+def best_table() -> pd.DataFrame:
+    """What each number of samples can save with the measured pass rates; the best pair of limits, with no group kept;
+    and what is left if a group is known to be uniform before its first answer."""
     rows = []
-    for task, right in right_answers(runs).items():
+    for task, right in right_answers().items():
         uniform = (right[0] + right[MEASURED_N]) / right.total()
-        by_k = {f"k={k}": answers_over_whole(right, k, KEEP_SHARE) for k in range(2, MEASURED_N)}
-        rows.append({"Task": task, "Prompts": right.total(), "Uniform": uniform} | by_k | {"Foreseen": 1 - uniform})
+        by_k = {f"k={k}": answers_over_whole(right, (k, k), KEEP_SHARE) for k in range(2, MEASURED_N)}
+        several = range(2, MEASURED_N)
+        pairs = [(if_right, if_wrong) for if_right in several for if_wrong in several]
+        best, limits = min((answers_over_whole(right, pair, 0.0), pair) for pair in pairs)
+        two = {"Best limits, right and wrong": "{} and {}".format(*limits), "With these": best}
+        rows.append({"Task": task, "Uniform": uniform} | by_k | two | {"Foreseen": 1 - uniform})
     return pd.DataFrame(rows)
 
 

@@ -137,13 +137,13 @@ def test_what_screening_can_save_needs_right_answers_alone(k: int, keep_share: f
     right = Counter({r: sum(comb(n, r) * p**r * (1 - p) ** (n - r) for p in rates) for r in range(n + 1)})
     screened = answers_per_trained_group(rates, n, Screening(samples=k, keep_share=keep_share))
     expected = screened / answers_per_trained_group(rates, n, NO_SCREENING)
-    assert selection.answers_over_whole(right, k, keep_share) == pytest.approx(expected)
+    assert selection.answers_over_whole(right, (k, k), keep_share) == pytest.approx(expected)
 
 
 def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
     def row(strategy: str, correction: str, seed: int, accuracy: float, scored: float | None) -> dict[str, object]:
         cell = {"task": "t", "steps": 9, "pool": 0, "strategy": strategy, "correction": correction, "seed": seed}
-        return cell | {"accuracy_late": accuracy, "scored_again": scored}
+        return cell | {"learning_rate": 1e-3, "accuracy_late": accuracy, "scored_again": scored}
 
     runs = pd.DataFrame(
         [
