@@ -33,14 +33,17 @@ OPTIONS = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rehearsal") / "run"
-    command = [sys.executable, "-m", "recipe.async_dapo.rehearse", *OPTIONS, f"rehearsal.output={folder}"]
+def rehearse(folder: Path, *overrides: str) -> Path:
+    command = [sys.executable, "-m", "recipe.async_dapo.rehearse", *OPTIONS, *overrides, f"rehearsal.output={folder}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "of bound" in done.stdout and "Bound:" in done.stdout
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rehearse(tmp_path_factory.mktemp("rehearsal") / "run")
 
 
 def test_given_a_gpu_configuration_when_rehearsed_then_it_trains_and_says_how_fast_it_would_be(folder) -> None:
@@ -71,3 +74,26 @@ def test_given_a_rehearsal_then_its_checkpoint_and_its_picture_are_there_and_no_
         if str(folder) in " ".join(process.info["cmdline"] or [])
     ]
     assert not left
+
+
+@pytest.mark.nightly
+def test_given_verls_separate_mode_then_its_engines_go_on_over_updates_with_requests_of_older_weights(tmp_path) -> None:
+    folder = rehearse(
+        tmp_path / "run",
+        "rehearsal.speed_changes=[]",
+        "rehearsal.steps=4",
+        "trainer.save_freq=-1",
+        "trainer.n_gpus_per_node=2",
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.hybrid_engine=False",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=6",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+    )
+    document = json.loads((folder / "rehearsal.json").read_text())
+    assert [step["step"] for step in document["steps"]] == [1, 2, 3, 4] and document["num_gpus"] == 8
+    assert document["mean"]["staleness"] > 0
+    samples = [json.loads(line) for line in (folder / "engines.jsonl").read_text().splitlines()]
+    assert {len(sample["running"]) for sample in samples} <= set(range(7))

@@ -9,8 +9,8 @@ from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.plan.model_shape import load_model
-from recipe.async_dapo.rehearsal.emulation import check_rehearsable, emulate, use_stand_in
-from recipe.async_dapo.rehearsal.options import RehearsalOptions, SpeedChange
+from recipe.async_dapo.rehearsal.emulation import NO_TRANSFER, check_rehearsable, emulate, use_stand_in
+from recipe.async_dapo.rehearsal.options import RehearsalOptions, SpeedChange, gpus_of
 from recipe.async_dapo.rehearsal.supervisor import cause_of_failure
 from recipe.async_dapo.rehearsal.timed_ranks import TimedRanks
 from recipe.async_dapo.rehearsal.words import RIGHT, WRONG, compute_score, vocabulary_of
@@ -80,6 +80,10 @@ def test_given_options_that_training_refuses_then_a_rehearsal_refuses_them_with_
         ("rehearsal.valid_share=0", r"valid_share=0\.0: must be in 0\.\.1"),
         ("trainer.n_gpus_per_node=3", r"trainer\.n_gpus_per_node=3: 3 GPUs are no whole number of servers of 2"),
         ("reward.reward_model.enable=True", r"reward\.reward_model\.enable=True: reward models are not rehearsed"),
+        (
+            "trainer.v1.trainer_mode=separate_async",
+            r"hybrid_engine=True: engines on the GPUs of a separate",
+        ),
     ],
 )
 def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, message) -> None:
@@ -90,6 +94,21 @@ def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, m
 
     with pytest.raises(ConfigError, match=message):
         check()
+
+
+def test_given_engines_with_gpus_of_their_own_then_all_gpus_count_and_none_changes_hands(stand_in_run) -> None:
+    config = stand_in_run(
+        "trainer.v1.trainer_mode=separate_async",
+        "actor_rollout_ref.hybrid_engine=False",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=4",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+    )
+    options = RehearsalOptions.from_hydra(config)
+    check_rehearsable(config)
+    emulate(config, options)
+    assert gpus_of(config) == (8, 4) and options.scenario(config).num_gpus == 12
+    assert config.actor_rollout_ref.rollout.checkpoint_engine.backend == NO_TRANSFER
 
 
 def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run) -> None:

@@ -166,6 +166,7 @@ READ = {
     SERVER + "vLLMHttpServer.abort_all_requests": "e10b77b9884b",  # rehearsal: waits for admissions
     "verl.trainer.ppo.v1.trainer_colocate_async:PPOTrainerColocateAsync": "047577914dbc",  # rehearsal: its hooks
     "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync": "1ccd7c9d6c9c",  # rehearsal: its hooks
+    "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync": "c4490c213941",  # rehearsal: its hooks
     "transfer_queue:init": "54b6c5609763",  # joins a controller that it finds
     TRAINER + "PPOTrainer._setup": "6c83ae2ee734",  # makes the checkpoint manager that ours takes the place of
     "verl.checkpoint_engine:CheckpointEngineManager.update_weights": "b24b01a64e65",  # one call of all ranks

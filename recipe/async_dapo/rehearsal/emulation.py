@@ -2,15 +2,16 @@
 
 import time
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..config import ConfigError
 from . import words
-from .options import RehearsalOptions, RewardSource
+from .options import SEPARATE, RehearsalOptions, RewardSource
 from .stand_in import make_stand_in
 
 _LOGICAL_CPUS = 16  # Ray's are logical: they have to suffice for the actors' shares, not to exist
 _OBJECT_STORE_BYTES = 500_000_000
+NO_TRANSFER = "rehearsed"  # checkpoint engine: verl asks for one where weights go from GPU to GPU
 
 
 def use_stand_in(config: DictConfig, options: RehearsalOptions) -> None:
@@ -38,10 +39,15 @@ def check_rehearsable(config: DictConfig) -> None:
         ("distillation.enabled", config.distillation.enabled, "teachers"),
         ("actor_rollout_ref.rollout.name", config.actor_rollout_ref.rollout.name != "vllm", "engines but vLLM"),
         ("trainer.use_v1", not config.trainer.use_v1, "trainers but verl's V1"),
+        (
+            "actor_rollout_ref.hybrid_engine",
+            config.trainer.v1.trainer_mode == SEPARATE and config.actor_rollout_ref.hybrid_engine,
+            "engines on the GPUs of a separate trainer",
+        ),
         ("algorithm.adv_estimator", config.algorithm.adv_estimator == "gae", "critics"),
     ):
         if is_used:
-            raise ConfigError(key, True if "enable" in key else "set so", f"{what} are not rehearsed; do without")
+            raise ConfigError(key, OmegaConf.select(config, key), f"{what} are not rehearsed; do without")
 
 
 def emulate(config: DictConfig, options: RehearsalOptions) -> None:
@@ -57,7 +63,10 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         trainer.resume_mode = "disable"
         config.async_dapo.report_dir = None  # seconds of its clock are not seconds
         trainer.total_training_steps = min(options.steps, trainer.total_training_steps or options.steps)
-        rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
+        if trainer.v1.trainer_mode != SEPARATE:
+            rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
+        elif rollout.checkpoint_engine.backend != "naive":  # which verl refuses
+            rollout.checkpoint_engine.backend = NO_TRANSFER
         _share_workers(config, options)
         config.reward.num_workers = 1
         config.data.dataloader_num_workers = 0

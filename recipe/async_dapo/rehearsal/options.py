@@ -14,6 +14,7 @@ from ..plan.scenario import Scenario
 from .clock import CompressedClock
 
 NODE = "rehearsal."
+SEPARATE = "separate_async"  # verl's mode with GPUs of their own for trainer and engines
 
 
 class RewardSource(StrEnum):
@@ -87,7 +88,7 @@ class RehearsalOptions:
         per_server = (
             rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
         )
-        gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        gpus = sum(gpus_of(config))
         if gpus % per_server:
             raise ConfigError(
                 "trainer.n_gpus_per_node", config.trainer.n_gpus_per_node, f"{gpus} GPUs are no whole number of "
@@ -121,6 +122,13 @@ class RehearsalOptions:
                 raise ConfigError(f"{NODE}speed_changes.{number}.speed", change.speed, "must be > 0")
         if self.warmup >= self.steps:
             raise ConfigError(NODE + "warmup", self.warmup, f"must be below {NODE}steps={self.steps}")
+
+
+def gpus_of(config: DictConfig) -> tuple[int, int]:
+    """GPUs of the trainer, and those that only engines have."""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    own = rollout.nnodes * rollout.n_gpus_per_node if trainer.v1.trainer_mode == SEPARATE else 0
+    return trainer.nnodes * trainer.n_gpus_per_node, own
 
 
 def make_clock(config: DictConfig) -> CompressedClock:

@@ -57,7 +57,8 @@ class RehearsalTaskRunner:
 
         with queue_starts(config):
             from ..training.run import train
-            from .training import VERL_MODES, RehearsedAsyncDAPO
+            from .training import RehearsedAsyncDAPO
+            from .verl_modes import VERL_MODES
         mode = config.trainer.v1.trainer_mode
         if mode == RECIPE_MODE:
             train(config, RehearsedAsyncDAPO)
@@ -94,7 +95,7 @@ def _check_verl_mode(config: DictConfig) -> None:
     from verl.utils.config import validate_config
 
     from ..config import ConfigError
-    from .training import VERL_MODES
+    from .verl_modes import VERL_MODES
 
     mode = config.trainer.v1.trainer_mode
     if mode not in VERL_MODES:

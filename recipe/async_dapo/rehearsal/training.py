@@ -11,17 +11,14 @@ from verl.checkpoint_engine import CheckpointEngineManager
 from verl.single_controller.ray import ResourcePoolManager
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.ray_utils import auto_await
 from verl.utils.tracking import Tracking
-from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
+from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from ..training.tracking import CONSOLE, StepLines
 from ..training.trainer import AsyncDAPOTrainer
-from .client import ContinuingClient
 from .host_actor import start_host
 from .options import RehearsalOptions, make_clock
 from .schedule import TrainingSchedule
@@ -40,11 +37,14 @@ class EmulatedWeightSync(CheckpointEngineManager):
 
     @auto_await
     async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
+        await self.install_weights(global_steps)
+        return {}
+
+    async def install_weights(self, global_steps: int | None) -> None:
         await asyncio.to_thread(self.schedule.spend, self.update_s)
         async with asyncio.TaskGroup() as group:
             for replica in self.replicas:
                 group.create_task(replica.install_weights(global_steps))
-        return {}
 
 
 class EmulatedTraining(PPOTrainer):
@@ -87,17 +87,23 @@ class EmulatedTraining(PPOTrainer):
         RolloutReplicaRegistry.register("vllm", _emulated_replica)
         self._host = start_host(self.config, is_recipe=self._is_recipe, num_servers=self._scenario.num_servers)
         super()._setup()
-        self.llm_server_manager = LLMServerManager.create(config=self.config)
-        self.checkpoint_manager = EmulatedWeightSync(
-            config=omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine),
-            actor_wg=self.actor_rollout_wg,
-            replicas=self.llm_server_manager.get_replicas(),
-        )
-        self.checkpoint_manager.schedule = self._schedule
-        self.checkpoint_manager.update_s = self._scenario.weight_update_s
-        self.checkpoint_manager.sleep_replicas()
+        self._start_engines()
         self._time_ranks()
         self._schedule.begin()
+
+    def _start_engines(self) -> None:
+        self.llm_server_manager = LLMServerManager.create(config=self.config)
+        self.checkpoint_manager = self._weight_sync(EmulatedWeightSync, self.llm_server_manager)
+        self.checkpoint_manager.sleep_replicas()
+
+    def _weight_sync(self, kind: type[EmulatedWeightSync], manager: LLMServerManager) -> EmulatedWeightSync:
+        sync = kind(
+            config=omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine),
+            actor_wg=self.actor_rollout_wg,
+            replicas=manager.get_replicas(),
+        )
+        sync.schedule, sync.update_s = self._schedule, self._scenario.weight_update_s
+        return sync
 
     def _time_ranks(self) -> None:
         """Whoever asks the ranks for a pass over a batch waits for its seconds. One worker group may have two names."""
@@ -147,20 +153,6 @@ class RehearsedAsyncDAPO(EmulatedTraining, AsyncDAPOTrainer):
         """The line a step is in virtual seconds, as the result is."""
         super()._extend(tracking)
         tracking.logger[CONSOLE] = StepLines(self._clock.speedup)
-
-
-class RehearsedSync(EmulatedTraining, PPOTrainerSync):
-    """verl's mode `sync`."""
-
-
-class RehearsedColocateAsync(EmulatedTraining, PPOTrainerColocateAsync):
-    """verl's mode `colocate_async`."""
-
-    def get_llm_client(self) -> LLMServerClient:
-        return self.llm_server_manager.get_client(client_cls=ContinuingClient, speedup=self._rehearsal.speedup)
-
-
-VERL_MODES: dict[str, type[EmulatedTraining]] = {"sync": RehearsedSync, "colocate_async": RehearsedColocateAsync}
 
 
 def _emulated_replica() -> type[RolloutReplica]:
