@@ -13,7 +13,9 @@ from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
+from benchmarks.null_test import summary as null_test
 from benchmarks.plan import summary as plan
+from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.strategies import summary as strategies
@@ -110,6 +112,11 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "orders": table(plan.orders_table),
         "calibration": table(plan.calibration_table),
         "scale": table(plan.scale_table),
+    },
+    "docs/rehearsal.md": {
+        "null test": table_of(null_test.read_runs, null_test.null_table),
+        "speed-ups": table_of(engine_bound.read_all, engine_bound.speedups_table),
+        "published": table_of(published.read_runs, published.published_table),
     },
     "docs/selection.md": {
         "training frequency": table(selection.frequency_table),

@@ -7,7 +7,8 @@ import pandas as pd
 from benchmarks.engine_bound.systems import SETTINGS
 
 FOLDER = Path(__file__).parents[2] / "assets" / "engine_bound"
-BASE = "verl colocate_async, 0.05 s poll"
+HEADLINE = "2 servers, B=16, n=8, 16K"
+SYNC, BASE = "verl sync", "verl colocate_async, 0.05 s poll"
 MEASURES = {
     "step_s": "Step [s]",
     "bound_share": "Of the bound",
@@ -24,8 +25,13 @@ MEASURES = {
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
     """The runs with their setting's own speed-up: the others show whether the speed-up matters. verl's modes first."""
+    runs = read_all(folder)
+    return runs[runs["speedup"] == runs["setting"].map({name: one.speedup for name, one in SETTINGS.items()})]
+
+
+def read_all(folder: Path = FOLDER) -> pd.DataFrame:
+    """Every run, verl's modes first."""
     runs = pd.read_csv(folder / "runs.csv")
-    runs = runs[runs["speedup"] == runs["setting"].map({name: one.speedup for name, one in SETTINGS.items()})]
     return runs.sort_values("system", key=lambda names: ~names.str.startswith("verl"), kind="stable")
 
 
@@ -40,8 +46,27 @@ def engine_bound_table(runs: pd.DataFrame) -> pd.DataFrame:
     return frame.rename(columns={"setting": "Setting", "system": "System"} | MEASURES)
 
 
+def speedups_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Does the compression of time matter? A system's step over verl sync's at each speed-up, and what that ratio is
+    over the one at the smallest speed-up; settings and systems that were run at several."""
+    keys = ["setting", "system"]
+    runs = runs[runs.groupby(keys)["speedup"].transform("nunique") > 1]
+    groups = runs.groupby([*keys, "speedup"], sort=False)
+    frame = groups["step_s"].median().reset_index()
+    frame["Valid"] = ["yes" if all_valid else "no" for all_valid in groups["is_valid"].all()]
+    sync = frame[frame["system"] == SYNC].rename(columns={"step_s": "sync_s"})
+    frame = frame.merge(sync[["setting", "speedup", "sync_s"]], on=["setting", "speedup"])
+    frame["ratio"] = frame["step_s"] / frame.pop("sync_s")
+    slowest = frame.sort_values("speedup").drop_duplicates(keys).rename(columns={"ratio": "slowest"})
+    frame = frame.merge(slowest[[*keys, "slowest"]], on=keys)
+    frame["Changed"] = (frame["ratio"] / frame.pop("slowest") - 1).map("{:+.1%}".format)
+    titles = {"setting": "Setting", "system": "System", "speedup": "Speed-up", "ratio": "Of verl sync"}
+    return frame.rename(columns=titles | MEASURES)
+
+
 def headline_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """What a reader looks for first: the step, and its share of verl's sync mode and of the bound."""
+    """What a reader looks for first, of one setting: the step, and its share of verl's sync mode and of the bound."""
+    runs = runs[runs["setting"] == HEADLINE]
     median = runs.groupby("system", sort=False)[["step_s", "bound_share", "waste", "off_policy"]].median().reset_index()
-    median.insert(2, "Over verl sync", median["step_s"] / median.set_index("system")["step_s"]["verl sync"])
+    median.insert(2, "Over verl sync", median["step_s"] / median.set_index("system")["step_s"][SYNC])
     return median.rename(columns={"system": "System"} | MEASURES)

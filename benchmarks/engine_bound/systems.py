@@ -1,8 +1,12 @@
 """What is compared where the engines are the bottleneck: settings, systems, and the planner's name for each."""
 
 from dataclasses import dataclass, replace
+from math import nan
 
+from benchmarks.support.rehearsed import verl_overrides
+from recipe.async_dapo.plan.bound import bound_of
 from recipe.async_dapo.plan.candidates import Candidate, default_concurrency, pool_options
+from recipe.async_dapo.plan.inputs import Inputs
 from recipe.async_dapo.plan.scenario import Scenario
 from recipe.async_dapo.plan.sweep import simulate
 from recipe.async_dapo.plan.systems import System, recipe, verl_colocate_async, verl_sync
@@ -10,7 +14,6 @@ from recipe.async_dapo.plan.systems import System, recipe, verl_colocate_async, 
 PROMPT_TOK = 188  # of the stand-in prompts
 SHORT_POLL_S = 0.05
 PLANNED_STEPS, PLANNED_WARMUP = 10, 5
-SLACK_TOK = 1024  # beyond the longest trajectory, in a micro batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,34 +29,26 @@ class Setting:
     sigma: float
     speedup: float  # that two cores can follow
 
-    def overrides(self) -> list[str]:
-        return [
-            "rehearsal.stand_in=True",
-            f"rehearsal.speedup={self.speedup}",
-            f"rehearsal.length_median_tok={self.median_tok}",
-            f"rehearsal.length_sigma={self.sigma}",
-            f"rehearsal.prompt_len_tok={PROMPT_TOK}",
-            "trainer.nnodes=1",
-            f"trainer.n_gpus_per_node={self.servers}",
-            f"data.train_batch_size={self.batch_groups}",
-            "data.max_prompt_length=256",
-            f"data.max_response_length={self.limit_tok}",
-            "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-            "actor_rollout_ref.rollout.gpu_memory_utilization=0.85",
-            "actor_rollout_ref.rollout.max_num_seqs=256",
-            f"actor_rollout_ref.rollout.n={self.n}",
-            "actor_rollout_ref.actor.use_dynamic_bsz=True",
-            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={self.limit_tok + SLACK_TOK}",
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={self.batch_groups}",
-            "trainer.val_before_train=False",
-            "trainer.test_freq=-1",
-            "trainer.save_freq=-1",
-        ]
+    def scenario(self) -> Scenario:
+        values = {
+            "servers": self.servers,
+            "train_batch_size": self.batch_groups,
+            "rollout_n": self.n,
+            "max_response_length": self.limit_tok,
+            "prompt_len_tok": PROMPT_TOK,
+            "length_median_tok": self.median_tok,
+            "length_sigma": self.sigma,
+        }
+        return Inputs.load(None, values).scenario()
 
 
 SETTINGS = {
     setting.name: setting
     for setting in (
+        Setting(
+            name="2 servers, B=8, n=8, 8K",
+            servers=2, batch_groups=8, n=8, limit_tok=8192, median_tok=2000, sigma=0.9, speedup=16,
+        ),
         Setting(
             name="2 servers, B=16, n=8, 16K",
             servers=2, batch_groups=16, n=8, limit_tok=16_384, median_tok=4000, sigma=0.9, speedup=15,
@@ -79,7 +74,7 @@ class Row:
     """One system: how it is rehearsed, and how the planner simulates it."""
 
     overrides: tuple[str, ...]
-    planned: System
+    planned: System | None  # None: the planner has no such system
 
 
 def rows(scenario: Scenario) -> dict[str, Row]:
@@ -87,10 +82,12 @@ def rows(scenario: Scenario) -> dict[str, Row]:
     groups = scenario.train_batch_size
     asynchronous = verl_colocate_async(groups=groups)
     short = replace(asynchronous, habits=replace(asynchronous.habits, poll_s=SHORT_POLL_S))
+    short_overrides = verl_overrides("colocate_async", poll_s=SHORT_POLL_S)
     result = {
-        "verl sync": Row(overrides=_verl("sync", poll_s=2.0), planned=verl_sync(groups=groups)),
-        "verl colocate_async": Row(overrides=_verl("colocate_async", poll_s=2.0), planned=asynchronous),
-        "verl colocate_async, 0.05 s poll": Row(overrides=_verl("colocate_async", poll_s=SHORT_POLL_S), planned=short),
+        "verl sync": Row(overrides=verl_overrides("sync", poll_s=2.0), planned=verl_sync(groups=groups)),
+        "verl colocate_async": Row(overrides=verl_overrides("colocate_async", poll_s=2.0), planned=asynchronous),
+        "verl colocate_async, 0.05 s poll": Row(overrides=short_overrides, planned=short),
+        "verl separate_async, 0.05 s poll": Row(overrides=_separate(scenario), planned=None),
         "partial, defaults": _recipe(rollout_strategy="partial"),
     }
     for strategy in ("discard", "partial", "partial_stale_kv", "consistent"):
@@ -101,14 +98,28 @@ def rows(scenario: Scenario) -> dict[str, Row]:
 
 
 def planned_step_s(scenario: Scenario, row: Row) -> float:
-    """What the planner predicts for a system [s]."""
+    """What the planner predicts for a system [s]; not a number if it does not know it."""
+    if row.planned is None:
+        return nan
     candidate = Candidate(system=row.planned, strategy="", stop_rule="", concurrency=None)
     mean, _ = simulate(scenario, candidate, steps=PLANNED_STEPS, warmup=PLANNED_WARMUP)
     return mean.step_s
 
 
-def _verl(mode: str, *, poll_s: float) -> tuple[str, ...]:
-    return f"trainer.v1.trainer_mode={mode}", f"rehearsal.poll_s={poll_s}"
+def _separate(scenario: Scenario) -> tuple[str, ...]:
+    """The same GPUs, split so that trainer and engines would be done at the same time if neither waited."""
+    bound, gpus = bound_of(scenario), scenario.num_gpus
+    training_s = bound.log_prob_s + bound.train_s
+    trainer = max(1, min(gpus - 1, round(gpus * training_s / (training_s + bound.rollout_s))))
+    return (
+        *verl_overrides("separate_async", poll_s=SHORT_POLL_S),
+        f"trainer.n_gpus_per_node={trainer}",
+        "trainer.v1.separate_async.parameter_sync_step=1",
+        "actor_rollout_ref.hybrid_engine=False",
+        "actor_rollout_ref.rollout.nnodes=1",
+        f"actor_rollout_ref.rollout.n_gpus_per_node={gpus - trainer}",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+    )
 
 
 def _recipe(**options: object) -> Row:

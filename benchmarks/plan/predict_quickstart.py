@@ -9,20 +9,18 @@ table.
 """
 
 import argparse
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.support.recorded_run import keep_lengths, keep_record, valid_share
 from benchmarks.support.runs_file import RunsFile
-from benchmarks.support.supervised_training import WARM_UP_STEPS
 from recipe.async_dapo.cpu.overrides import (
     PROMPTS_PER_STEP,
     REQUESTS_IN_FLIGHT,
     RESPONSES_PER_PROMPT,
 )
-from recipe.async_dapo.cpu.task import MAX_PROMPT_TOK, QUICK_START, TOK_PER_ADDITION
+from recipe.async_dapo.cpu.task import MAX_PROMPT_TOK, QUICK_START
 from recipe.async_dapo.plan.inputs import Inputs
 from recipe.async_dapo.plan.measures import mean_of
 from recipe.async_dapo.plan.simulated_training import TrainingRun
@@ -42,38 +40,12 @@ STRATEGIES = {
     "partial_stale_kv": {"rollout_strategy": "partial_stale_kv"},
     "consistent": {"rollout_strategy": "consistent"},
 }
-KEYS = (
-    "timing_s/step",
-    "async_dapo/round/rollout_s",
-    "async_dapo/tokens/trained",
-    "async_dapo/tokens/filtered",
-    "async_dapo/tokens/discarded",
-    "async_dapo/partial/buffer_tokens",
-    "async_dapo/load_balancer/inflight/max",
-    "async_dapo/load_balancer/idle_ratio",
-    "async_dapo/load_balancer/requests",
-    "async_dapo/ledger/trained",
-    "async_dapo/ledger/filtered",
-)
-
-
-def steps_of(folder: Path) -> Iterator[dict[str, float]]:
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        data = json.loads(line)["data"]
-        if "timing_s/step" in data:
-            yield data
 
 
 def record(runs: Path) -> None:
     """Keep of the calibration run and its task what the prediction needs."""
-    import pyarrow.parquet
-
-    steps = list(steps_of(runs / RunsFile.folder_name(CALIBRATION_RUN)))[WARM_UP_STEPS:]
-    lines = [json.dumps({"data": {key: round(step[key], 5) for key in KEYS}}) for step in steps]
-    RECORD.write_text("\n".join(lines) + "\n")
-    problems = pyarrow.parquet.read_table(next(runs.glob("assets-*/train.parquet"))).to_pylist()
-    lens_tok = [TOK_PER_ADDITION * problem["extra_info"]["additions"] for problem in problems[:2000]]
-    LENGTHS.write_text("\n".join(map(str, lens_tok)) + "\n")
+    keep_record(runs / RunsFile.folder_name(CALIBRATION_RUN), RECORD)
+    keep_lengths(next(runs.glob("assets-*/train.parquet")), LENGTHS)
 
 
 def measured() -> pd.DataFrame:
@@ -85,8 +57,6 @@ def measured() -> pd.DataFrame:
 
 def predict() -> dict[str, float]:
     """Mean rollout seconds of a step, by strategy."""
-    last = json.loads(RECORD.read_text().splitlines()[-1])["data"]
-    trained, filtered = last["async_dapo/ledger/trained"], last["async_dapo/ledger/filtered"]
     scenario = Inputs.load(
         None,
         {
@@ -98,7 +68,7 @@ def predict() -> dict[str, float]:
             "max_response_length": QUICK_START.max_response_tok,
             "lengths": str(LENGTHS),
             "length_correlation": 1.0,
-            "valid_share": trained / (trained + filtered),
+            "valid_share": valid_share(RECORD),
             "calibrate": str(RECORD),
         },
     ).scenario()

@@ -9,6 +9,9 @@ import pandas as pd
 import pytest
 
 from benchmarks.corrections import summary as corrections
+from benchmarks.engine_bound import summary as engine_bound
+from benchmarks.null_test import summary as null_test
+from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
 from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
@@ -160,3 +163,42 @@ def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
     assert table.loc["balance", "Log-prob passes a step"] == 1 + 64 / corrections.TRAJECTORIES_PER_STEP
     assert table.loc["bypass", "Log-prob passes a step"] == 0
     assert table.loc["none", "Less on-policy's"] == 0
+
+
+def test_a_speed_up_is_compared_with_the_smallest_one_of_the_same_system() -> None:
+    seconds = {("verl sync", 16): 100.0, ("verl sync", 4): 80.0, ("partial", 16): 50.0, ("partial", 4): 48.0}
+    rows = [
+        {"setting": "small", "system": system, "speedup": speedup, "step_s": step_s, "is_valid": speedup == 4}
+        for (system, speedup), step_s in seconds.items()
+    ]
+    alone = {"setting": "large", "system": "partial", "speedup": 5, "step_s": 9.0, "is_valid": True}
+
+    table = engine_bound.speedups_table(pd.DataFrame([*rows, alone]))
+
+    partial = table[table["System"] == "partial"].set_index("Speed-up")
+    assert partial["Of verl sync"].to_dict() == pytest.approx({16: 0.5, 4: 0.6})
+    assert partial["Changed"].to_dict() == {16: "-16.7%", 4: "+0.0%"}
+    assert partial["Valid"].to_dict() == {16: "no", 4: "yes"}
+    assert set(table["Setting"]) == {"small"}
+
+
+def test_a_published_number_is_rehearsed_where_all_its_systems_are() -> None:
+    run = {"step_s": 100.0, "rollout_s": 50.0, "tok_per_s_per_gpu": 10.0, "scored_s": 0.0, "is_valid": True}
+    runs = [{"case": "1.5b sync"}, {"case": "1.5b copris 1024", "step_s": 60.0, "scored_s": 20.0}, {"case": "april"}]
+
+    table = published.published_table(pd.DataFrame([run | own for own in runs]))
+
+    assert table["What"].tolist() == ["R1-1.5B, 16 A800: step, sync / CoPRIS"]
+    assert table["Rehearsed"].tolist() == pytest.approx([100 / 80])
+    assert published.published_table(published.read_runs(Path("nowhere"))).empty
+
+
+def test_the_null_test_sets_rehearsed_beside_measured_ratios() -> None:
+    seconds = {"verl sync": 10.0, "partial": 5.0}
+    rows = [{"tail": 8, "system": name, "step_s": step_s, "is_valid": True} for name, step_s in seconds.items()]
+
+    table = null_test.null_table(pd.DataFrame(rows))
+
+    assert table["System"].tolist() == ["partial"] and table["Rehearsed, of verl sync"].tolist() == [0.5]
+    assert 0.3 < table["Measured, of verl sync"].item() < 0.8
+    assert null_test.null_table(null_test.read_runs(Path("nowhere"))).empty

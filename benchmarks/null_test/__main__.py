@@ -1,0 +1,3 @@
+from benchmarks.null_test.run import main
+
+main()

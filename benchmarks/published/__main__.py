@@ -1,0 +1,3 @@
+from benchmarks.published.run import main
+
+main()
