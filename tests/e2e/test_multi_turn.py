@@ -1,24 +1,28 @@
-"""verl's tool agent loop on the real stack: interrupted between and within turns and tool calls, and resumed.
+"""verl's tool agent loop and a custom one on the real stack: interrupted in turns, in calls and between, and resumed.
 
-Under `partial`, CoPRIS's fixed concurrency and the limit of tokens a round act as well, and the run is killed once.
+Under `partial`, CoPRIS's fixed concurrency and the limit of tokens a round act as well, the run is killed once, and the
+learning rate is 0: what is greedy must come out as in the validation, which nothing interrupts.
 """
 
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from recipe.async_dapo.cpu.model_and_data import Assets
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP
 
-from ..support import next_problem
+from ..support import next_problem, till
 from ..support.harness import Run, ledger_closes, train, train_at_once
 
 STEPS = 4
 KILLED_STEP = 3
 POOL_SIZE = 48  # trajectories at once
 ROUND_LIMIT_TOK = 250  # a third of the trajectories is longer
+PROMPTS = 40  # few, so that all that are trained have been validated
 TOLERANCE = 1e-4  # nats, float32
 
 LIMITS: dict[str, tuple[str, ...]] = {
@@ -26,9 +30,16 @@ LIMITS: dict[str, tuple[str, ...]] = {
         f"async_dapo.rollout_pool_size={POOL_SIZE}",
         f"async_dapo.max_tokens_per_round={ROUND_LIMIT_TOK}",
         "async_dapo.max_partial_share=0.5",
+        "actor_rollout_ref.actor.optim.lr=0",
+        "async_dapo.calls.kept_loops=8",
     ),
-    "partial_stale_kv": (),
+    "partial_stale_kv": ("async_dapo.calls.kept_loops=0",),
 }
+VALIDATED = (
+    "trainer.val_before_train=True",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample=False",
+    "actor_rollout_ref.rollout.val_kwargs.temperature=0",
+)
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     score = float(sum(map(ord, solution_str)) % 2)  # half of the answers are right: most groups are valid
@@ -59,34 +70,35 @@ def run(request, runs) -> Run:
 def start(assets: Assets, folder: Path, strategy: str) -> Run:
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text(AGENT_LOOPS)
+    pd.read_parquet(assets.train_file).head(PROMPTS).to_parquet(folder / "prompts.parquet")
     rollout = "actor_rollout_ref.rollout"
-    run = partial(
-        train,
-        assets,
-        folder,
-        steps=STEPS,
-        strategy=strategy,
-        environment={next_problem.LEDGER: str(folder / "till.jsonl")},
-        overrides=(
-            "trainer.save_freq=1",
-            "trainer.resume_mode=auto",
-            "async_dapo.importance_sampling=decoupled",
-            f"reward.custom_reward_function.path={folder}/reward.py",
-            f"{rollout}.agent.agent_loop_config_path={folder}/loops.yaml",
-            f"{rollout}.agent.default_agent_loop=next_problem_loop",
-            f"{rollout}.multi_turn.function_tool_path={Path(next_problem.__file__)}",
-            f"{rollout}.multi_turn.format=every_response_calls",
-            f"{rollout}.multi_turn.max_assistant_turns=3",
-            *LIMITS[strategy],
-        ),
+    overrides = (
+        "trainer.save_freq=1",
+        "trainer.resume_mode=auto",
+        "async_dapo.importance_sampling=decoupled",
+        f"data.train_files={folder}/prompts.parquet",
+        f"data.val_files={folder}/prompts.parquet",
+        f"reward.custom_reward_function.path={folder}/reward.py",
+        f"{rollout}.agent.agent_loop_config_path={folder}/loops.yaml",
+        f"{rollout}.agent.default_agent_loop=next_problem_loop",
+        f"{rollout}.multi_turn.function_tool_path={Path(next_problem.__file__)}",
+        f"{rollout}.multi_turn.format=every_response_calls",
+        f"{rollout}.multi_turn.max_assistant_turns=3",
+        *LIMITS[strategy],
     )
+    run = partial(train, assets, folder, steps=STEPS, strategy=strategy, environment={till.FOLDER: str(folder)})
     if strategy == "partial":
-        killed = run(kill_when=lambda it: len(it.inspections) >= KILLED_STEP)
+        killed = run(overrides=(*overrides, *VALIDATED), kill_when=lambda it: len(it.inspections) >= KILLED_STEP)
         assert killed.exit_code == -9, "the run ended before it could be killed"
-    return run()
+    return run(overrides=overrides)
 
 
-def test_given_a_tool_loop_when_it_is_interrupted_then_it_goes_on_and_nothing_is_thrown_away(run: Run):
+def loops(run: Run) -> list[dict[str, Any]]:
+    """How the agent loops of a run were interrupted, and what they came to, in order."""
+    return till.lines(run.folder / till.DIARY)
+
+
+def test_given_two_loops_when_they_are_interrupted_then_they_go_on_and_nothing_is_thrown_away(run: Run):
     assert sum(run.metric("async_dapo/partial/resumed_groups")) > 0
     assert sum(run.metric("async_dapo/tokens/discarded")) == sum(run.metric("async_dapo/partial/diverged_tokens")) == 0
     assert sum(run.metric("async_dapo/failure/groups")) == 0
@@ -102,13 +114,41 @@ def test_given_several_turns_when_trained_then_the_tool_s_tokens_are_masked_and_
     assert all(record["max_diff_newest"] < TOLERANCE for record in comparable)
 
 
-def test_given_a_tool_that_takes_money_when_rounds_stop_under_its_calls_then_each_is_paid_once(run: Run):
-    """Over a kill, too: what nobody knew of after it was asked of the tool."""
-    paid = Counter(charge["call"] for charge in next_problem.charges(run.folder / "till.jsonl"))
-    assert len(paid) > PROMPTS_PER_STEP and set(paid.values()) == {1}
+def test_given_calls_that_take_money_when_rounds_stop_under_them_then_each_is_paid_once(run: Run):
+    """Over a kill, too: what nobody knew of after it was asked of the tool. A server that died under a call took money
+    for it, and the loop was told of the error."""
+    charges = till.lines(run.folder / till.LEDGER)
+    paid = Counter(charge["call"] for charge in charges)
+    assert set(paid.values()) == {1}
+    by_function = Counter(call.split("/")[3] for call in paid)
+    assert by_function.keys() == {"next_problem", "pay"} and min(by_function.values()) > PROMPTS_PER_STEP
+    assert any(charge["died"] for charge in charges), "no call has killed the server"
     assert sum(run.metric("async_dapo/calls/carried")) > 0, "no call outlived its round"
     assert sum(run.metric("async_dapo/calls/replayed")) > 0, "no call was answered from the record"
     assert sum(run.metric("async_dapo/calls/diverged")) == 0
+
+
+def test_given_both_runs_then_their_loops_were_interrupted_more_than_a_hundred_times(runs: dict[str, Run]):
+    interrupted = Counter(loop["is_own"] for run in runs.values() for loop in loops(run) if not loop["is_end"])
+    assert interrupted.total() > 100 and min(interrupted[True], interrupted[False]) > 20
+
+
+@pytest.mark.parametrize("run", ["partial"], indirect=True)
+def test_given_one_policy_at_temperature_0_when_interrupted_then_every_token_is_as_if_nothing_had_happened(run: Run):
+    interrupted = {(loop["uid"], loop["session"]) for loop in loops(run) if not loop["is_end"]}
+    ended = [loop for loop in loops(run) if loop["is_end"] and loop["is_own"]]
+    validated, trained = ended[:PROMPTS], ended[PROMPTS:]
+    expected = {tuple(loop["prompt"]): loop["response"] for loop in validated}
+    assert not interrupted & {(loop["uid"], loop["session"]) for loop in validated}
+    assert [loop for loop in trained if loop["response"] != expected[tuple(loop["prompt"])]] == []
+    resumed = [loop for loop in trained if (loop["uid"], loop["session"]) in interrupted]
+    assert len(resumed) > 10
+
+
+@pytest.mark.parametrize("run", ["partial"], indirect=True)
+def test_given_room_for_some_loops_when_rounds_stop_then_those_stay_alive(run: Run):
+    kept = run.metric("async_dapo/calls/kept_loops")
+    assert max(kept) == 8 and sum(run.metric("async_dapo/calls/lost_loops")) == 0
 
 
 @pytest.mark.parametrize("run", ["partial_stale_kv"], indirect=True)

@@ -1,0 +1,80 @@
+"""Takes money for every call, in this process or through a tool server that some calls kill."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from recipe.async_dapo.calls import call_id, unknown_calls
+
+from . import till_server
+
+FOLDER = "TILL_FOLDER"  # names the folder of the ledgers
+LEDGER = "till.jsonl"  # of every charge, a line
+DIARY = "loops.jsonl"  # of every interruption and every end of an agent loop
+
+
+SLOW_S = 20.0  # longer than a round
+
+
+class ServerDied(RuntimeError):
+    pass
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """The lines so far, in order."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def note(**fields: object) -> None:
+    till_server.write_line(str(_folder() / DIARY), **fields)
+
+
+def recover(call: str) -> str:
+    """The answer that was paid for in a process that is gone."""
+    return {charge["call"]: charge["answer"] for charge in lines(_folder() / LEDGER)}[call]
+
+
+@unknown_calls("fail_trajectory", recover)
+async def pay(length: int, takes_s: float) -> str:
+    """Here."""
+    answer = till_server.answer_to(length)
+    till_server.write_line(str(_folder() / LEDGER), call=call_id(), answer=answer, died=False)
+    await asyncio.sleep(takes_s)
+    return answer
+
+
+class Server:
+    """The server process, started when it is asked and again when it has died."""
+
+    def __init__(self) -> None:
+        self._socket = Path(tempfile.mkdtemp(prefix="till"), "socket")
+        self._process: subprocess.Popen[str] | None = None
+
+    async def pay(self, length: int) -> str:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self._socket))
+            writer.write((json.dumps({"call": call_id(), "length": length}) + "\n").encode())
+            answer = await reader.read()
+            writer.close()
+        except OSError as error:
+            raise ServerDied("cannot be reached") from error
+        if not answer:
+            raise ServerDied("no answer")
+        return answer.decode()
+
+    def _start(self) -> None:
+        self._socket.unlink(missing_ok=True)
+        command = [sys.executable, "-I", till_server.__file__, str(self._socket), str(_folder() / LEDGER)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None and self._process.stdout.readline() == "ready\n"
+
+
+def _folder() -> Path:
+    return Path(os.environ[FOLDER])
