@@ -51,7 +51,7 @@ def test_given_all_servers_dead_then_the_step_ends_with_an_error_at_once(start, 
             handle.kill()
 
     message, waited_s = error_of_a_step(cluster, kill, after_s=after_s)
-    assert "No available servers" in message and waited_s < 2
+    assert "no engine is left, lost were server-0" in message and waited_s < 2
 
 
 @pytest.mark.parametrize("part", ["coordinator_handle", "balancer_handle", "worker"])

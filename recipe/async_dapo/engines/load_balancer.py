@@ -50,7 +50,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         self._table = self._balance.leases
         self._loads: dict[str, EngineLoad] = {}
         self._pause_mode = options["pause_mode"]
-        self._lost = 0
+        self._lost: list[str] = []
         self._handles = dict(servers)
         self._calls = ServerCalls(self._handles, timeout_s=options["engine_timeout_s"], remove=self.remove_servers)
         self._table.add_servers(servers)
@@ -76,7 +76,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         if not self._is_open:
             return None
         if not self._handles:
-            raise RuntimeError(NO_SERVERS)
+            raise self._nobody_left()
         started = time.monotonic()
         waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._meter.note(self._table.total_inflight)
@@ -172,7 +172,8 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
 
     async def remove_servers(self, server_ids: list[str]) -> None:
         for server_id in server_ids:
-            self._lost += self._handles.pop(server_id, None) is not None
+            if self._handles.pop(server_id, None) is not None:
+                self._lost.append(server_id)
         self._meter.note(self._table.total_inflight)
         for server_id in server_ids:
             self._deliver(self._balance.leave(server_id))
@@ -180,13 +181,16 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         if not self._handles:
             for lease_id in self._table.withdraw_waiting():
                 if not self._waiters[lease_id].done():
-                    self._waiters[lease_id].set_exception(RuntimeError(NO_SERVERS))
+                    self._waiters[lease_id].set_exception(self._nobody_left())
+
+    def _nobody_left(self) -> RuntimeError:
+        return RuntimeError(f"{NO_SERVERS}: no engine is left, lost were {', '.join(self._lost) or 'none'}")
 
     async def take_stats(self) -> LoadBalancerStats:
         self._meter.note(self._table.total_inflight)
         stats = LoadBalancerStats(
             servers=len(self._handles),
-            lost_servers=self._lost,
+            lost_servers=len(self._lost),
             acquired=self._meter.acquired,
             wait_s_sum=self._meter.wait_s_sum,
             wait_s_max=self._meter.wait_s_max,
