@@ -43,3 +43,4 @@ def test_what_is_known_has_its_remedy() -> None:
     assert "gpu_memory_utilization" in last_line("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB")
     assert "worker-*.err" in last_line("ActorDiedError", "The actor died unexpectedly before finishing this task.")
     assert "default_local_dir" in last_line("OSError", "[Errno 28] No space left on device: 'model.pt'")
+    assert "Ray node" in last_line("ActorUnavailableError", "The actor 1f2e is unavailable: Socket closed")

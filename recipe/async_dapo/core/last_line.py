@@ -14,6 +14,11 @@ REMEDIES = (
         "a process was killed, often for want of memory: its own log is in Ray's session folder (logs/worker-*.err); "
         "start the command again to resume from the last checkpoint",
     ),
+    (
+        re.compile(r"ActorUnavailable"),
+        "the Ray node that it was on died or cannot be reached; start the command again to resume from the last "
+        "checkpoint",
+    ),
     (re.compile(r"No space left on device"), "free some space, or set trainer.default_local_dir to another disk"),
 )
 # What Ray says of an actor that is dead, in lines of their own.
