@@ -12,10 +12,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from benchmarks.side_by_side.run import VERL_DISCARDS
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.version_mixture import plan_mixtures
 from recipe.async_dapo.training.importance_metrics import importance_metrics, mixture_metrics
 from recipe.async_dapo.training.metric_names import METRICS, PREFIX, STALENESS_BUCKETS
 from recipe.async_dapo.training.metrics import _tokens
-from recipe.async_dapo.training.version_mixture import plan_mixtures
 
 from ..support.simulated_cluster import Cluster, options
 from ..support.simulated_worker import random_task

@@ -67,9 +67,16 @@ def test_given_the_same_seed_when_started_twice_then_the_weights_are_equal(short
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(2))
-def test_given_a_task_of_middling_tail_when_started_then_the_model_has_learned_what_its_teacher_does(seed: int):
+def test_given_a_task_of_middling_tail_when_started_then_the_model_has_learned_what_its_teacher_does():
+    """With this seed the first learning rate fails on some machines."""
     tokenizer = build_tokenizer()
     shape = TaskShape(shortest=6, longest=99, tail_exponent=1.4, carelessness=0.45)
-    loss = warm_start_module.warm_start(build_model(tokenizer, seed=seed), tokenizer, seed=seed, shape=shape)
-    assert loss < 0.045  # the teacher's own entropy is 0.039 nats a token, a batch differs by 0.003
+    ratio = warm_start_module.warm_start(build_model(tokenizer, seed=0), tokenizer, seed=0, shape=shape)
+    assert 0.95 < ratio < 1.05
+
+
+def test_given_a_model_that_has_not_learned_its_teachers_ways_then_it_goes_on_with_a_lower_rate(short_warm_start):
+    tokenizer, told = build_tokenizer(), []
+    ratio = warm_start_module.warm_start(build_model(tokenizer, seed=0), tokenizer, seed=0, on_progress=told.append)
+    assert ratio > 1.15
+    assert told == [1 / 3, 2 / 3, 1.0] * 2

@@ -68,6 +68,11 @@ class Problem:
         return self._working(lambda: False)
 
     @property
+    def carries(self) -> int:
+        """Where the teacher may err."""
+        return (self.start % 10 + ADDEND * self.additions) // 10
+
+    @property
     def is_held_out(self) -> bool:
         """Whether the problem is kept for validation: one in four, independent of its length."""
         return zlib.crc32(self.question.encode()) % _HELD_OUT_ONE_IN == 0
