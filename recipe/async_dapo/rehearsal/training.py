@@ -17,6 +17,7 @@ from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
+from ..aio import await_all
 from ..training.tracking import CONSOLE, StepLines
 from ..training.trainer import AsyncDAPOTrainer
 from .host_actor import start_host
@@ -42,9 +43,7 @@ class EmulatedWeightSync(CheckpointEngineManager):
 
     async def install_weights(self, global_steps: int | None) -> None:
         await asyncio.to_thread(self.schedule.spend, self.update_s)
-        async with asyncio.TaskGroup() as group:
-            for replica in self.replicas:
-                group.create_task(replica.install_weights(global_steps))
+        await await_all(replica.install_weights(global_steps) for replica in self.replicas)
 
 
 class EmulatedTraining(PPOTrainer):
