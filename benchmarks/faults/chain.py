@@ -3,6 +3,7 @@
 A cell's row is complete when the run has finished a step after it: in the same life, or in the next one.
 """
 
+import re
 import shutil
 import tempfile
 import time
@@ -145,7 +146,7 @@ class Chain:
             found = life.await_processes()
             names = [*found.processes, *found.shared_memory]
             left = asdict(found) | {"processes": len(found.processes), "shared_memory": len(found.shared_memory)}
-            left["still_there"] = ", ".join(names)[:300]
+            left["still_there"] = re.sub(r"\S*/", "", ", ".join(names))[:300]  # without this machine's folders
             line = life.last_line()
             row["cause"] = line.removeprefix("async_dapo: ")[:300]
             if cell.who == DRIVER and cell.how == KILL:  # nobody is left to name anything
