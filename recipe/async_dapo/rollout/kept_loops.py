@@ -9,6 +9,7 @@ The record is the truth in either case: what is in it, and nothing else, is in a
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any
@@ -19,6 +20,8 @@ from ..core.recording import Recorder, current_recorder
 from ..core.trajectory import Suspension, Trajectory
 from ..engines.engine_requests import TrajectoryInterrupted
 from .agent_loops import has_state, run_loop
+
+logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 60.0  # for a loop to clean up
 
@@ -72,7 +75,10 @@ class KeptLoop:
     async def end(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task], timeout=END_TIMEOUT_S)
-        if self._task.done() and not self._task.cancelled():
+        if not self._task.done():
+            name = self.recorder.prompt_uid
+            logger.warning("an agent loop of prompt %s has not ended in %.0f s of being cancelled", name, END_TIMEOUT_S)
+        elif not self._task.cancelled():
             self._task.exception()  # whoever continues its trajectory will come to it again
 
 
