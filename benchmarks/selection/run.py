@@ -19,7 +19,7 @@ import pandas as pd
 from benchmarks.strategies.run import TASKS
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
-from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, train
+from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, RunLoad, train
 from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, recipe_overrides
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
@@ -51,7 +51,7 @@ def generated_per_group(steps: Sequence[dict[str, float]]) -> float:
     return generated_tok(steps) / (PROMPTS_PER_STEP * len(steps))
 
 
-def figures(metrics: RunMetrics) -> dict[str, float | str]:
+def figures(metrics: RunMetrics, load: RunLoad) -> dict[str, float | str]:
     """Times are medians over the steps after the warm-up."""
     steps = metrics.steps
     warm, last = steps[WARM_UP_STEPS:], steps[-len(steps) // 3 :]
@@ -63,6 +63,9 @@ def figures(metrics: RunMetrics) -> dict[str, float | str]:
         "tok_per_group": round(generated_per_group(steps), 1),
         "validations": learning_curve.written(
             (generated_tok(steps[:step]), accuracy) for step, accuracy in metrics.series(ACCURACY)
+        ),
+        "validations_cpu": learning_curve.written(
+            (load.cpu_s_until(step), accuracy) for step, accuracy in metrics.series(ACCURACY)
         ),
         "saved_tok_share": round(_share(steps, "screening/saved_tokens"), 4),
         "rollout_s": round(statistics.median(step["async_dapo/round/rollout_s"] for step in warm), 3),
@@ -108,10 +111,10 @@ def run(name: str, assets: Assets, folder: Path, options: argparse.Namespace, se
         *([] if options.prompts is None else [f"data.train_max_samples={options.prompts}"]),
         *options.overrides,
     ]
-    metrics, _ = train(entry, assets, folder, steps=options.steps, seed=seed)
+    metrics, load = train(entry, assets, folder, steps=options.steps, seed=seed)
     curve(metrics).to_csv(folder / "curve.csv", index=False)
     visits(history).to_csv(folder / "visits.csv", index=False)
-    return figures(metrics)
+    return figures(metrics, load)
 
 
 def _share(steps: Sequence[dict[str, float]], name: str) -> float:

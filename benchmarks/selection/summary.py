@@ -28,6 +28,7 @@ MEASURES = {
     "tok_per_group_start": "tokens a trained group, first steps",
     "tok_per_group": "tokens a trained group",
     "midway_tok": "tokens to midway",
+    "midway_cpu_s": "CPU seconds to midway",
     "accuracy_after": "accuracy after",
     "filtered_per_trained_last_third": "filtered a trained group, last third",
 }
@@ -88,15 +89,18 @@ def reference_table() -> pd.DataFrame:
 
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
-    """A row a run; `midway_tok` are the tokens until halfway between the first and last accuracies of runs without."""
+    """A row a run; `midway_tok` and `midway_cpu_s` are the tokens and the CPU seconds of all processes until halfway
+    between the first and last accuracies of runs without."""
     runs = pd.read_csv(folder / "runs.csv")
     known = runs[runs["validations"].notna()]
     midways = known[known["row"] == "without"].groupby(JOB)["validations"].agg(learning_curve.midway)
     runs = runs.join(midways.rename("midway"), on=JOB)
-    runs["midway_tok"] = [
-        None if pd.isna(curve) or pd.isna(target) else learning_curve.cost_to(target, curve)
-        for target, curve in zip(runs["midway"], runs["validations"], strict=True)
-    ]
+    for cost, column in (("midway_tok", "validations"), ("midway_cpu_s", "validations_cpu")):
+        curves = zip(runs["midway"], runs[column], strict=True)
+        runs[cost] = [
+            None if pd.isna(curve) or pd.isna(target) else learning_curve.cost_to(target, curve)
+            for target, curve in curves
+        ]
     return runs
 
 
@@ -146,13 +150,14 @@ def best_table() -> pd.DataFrame:
 
 
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds, and tokens over those without; tokens to midway are missing where not all runs reached it."""
+    """Means over seeds, and tokens over those without; costs to midway are missing where not all runs reached it."""
     groups = runs.groupby([*JOB, "row"], sort=False)
     means = groups[list(MEASURES)].mean()
-    means["midway_tok"] = means["midway_tok"].where(groups["midway_tok"].count() == groups.size())
+    for column in ("midway_tok", "midway_cpu_s"):
+        means[column] = means[column].where(groups[column].count() == groups.size())
     means = means.reset_index()
     without = means[means["row"] == "without"]
-    for column in ("tok_per_group_start", "tok_per_group"):
+    for column in ("tok_per_group_start", "tok_per_group", "midway_tok", "midway_cpu_s"):
         reference = means[JOB].merge(without[[*JOB, column]], how="left", on=JOB)[column]
         means[f"{MEASURES[column]}, over without"] = means[column] / reference
     return means.round(3).rename(columns=MEASURES)
