@@ -24,8 +24,10 @@ MEASURES = {
 
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
-    """The runs with their setting's own speed-up: the others show whether the speed-up matters. verl's modes first."""
+    """Settings that verl's asynchronous mode was run on, with their own speed-up: the others show whether the speed-up
+    matters. verl's modes first."""
     runs = read_all(folder)
+    runs = runs[runs["setting"].isin(runs.loc[runs["system"] == BASE, "setting"])]
     return runs[runs["speedup"] == runs["setting"].map({name: one.speedup for name, one in SETTINGS.items()})]
 
 

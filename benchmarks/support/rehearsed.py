@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from recipe.async_dapo.cpu.supervision import exit_on_signals
 from recipe.async_dapo.plan.lengths import LogNormalLengths
 from recipe.async_dapo.plan.scenario import Scenario
 from recipe.async_dapo.plan.workload import ValidShare
@@ -64,7 +65,8 @@ def verl_overrides(mode: str, *, poll_s: float) -> tuple[str, ...]:
 def measure(
     overrides: Sequence[str], folder: Path, *, steps: int, warmup: int, speedup: float
 ) -> dict[str, float | str]:
-    """Columns of a rehearsal; times are virtual seconds."""
+    """Columns of a rehearsal; times are virtual seconds. SIGTERM ends it, as Ctrl-C does."""
+    exit_on_signals()
     rehearsal = rehearse(
         [
             *overrides,
