@@ -103,7 +103,7 @@ _STOPPED = {
 _ENGINES_STOPPED = {"server": (_M.ROUND, _M.UPDATE), "engine core": (_M.TRAINING,)}
 _ENGINES_KILLED = {
     "server": (_M.ROUND, _M.UPDATE),
-    "engine core": (_M.TRAINING, _M.ROUND),
+    "engine core": (_M.TRAINING, _M.ROUND, _M.START),
     "training worker": (_M.UPDATE,),
 }
 

@@ -26,14 +26,14 @@ VICTIMS = (*TITLES, DRIVER)
 # What an error that names the part says, in the last line of the run.
 NAMES = {
     "agent loop worker": r"AgentLoopWorker|agent loop worker",
-    "coordinator": r"Coordinator",
+    "coordinator": r"[Cc]oordinator",
     "load balancer": r"LoadBalancer|load balancer",
     "reward worker": r"RewardLoopWorker|reward worker",
     "TransferQueue controller": r"TransferQueue",
     "TransferQueue storage": r"TransferQueue",
     "all servers": r"HostActor|rehearsed_servers|no engine is left",
     "server": r"no engine is left",
-    "engine core": r"no engine is left",
+    "engine core": r"no engine is left|[Ee]ngine core",
     "training worker": r"WorkerDict|EmulatedRank|training (worker|rank)",
     "task runner": r"TaskRunner",
     "Ray node": r"raylet|node",

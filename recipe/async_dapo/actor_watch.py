@@ -10,6 +10,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from .core.last_line import place_of
+
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0  # between two looks
@@ -65,7 +67,8 @@ def _death(answer: ray.ObjectRef) -> str | None:
     except ActorUnavailableError:  # only the connection broke
         return None
     except RayActorError as error:
-        return str(error) if error.actor_init_failed else str(error).split("\n", 1)[0]
+        text = str(error)
+        return text if error.actor_init_failed else text.split("\n", 1)[0] + place_of(text)
     return None
 
 

@@ -8,7 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from pathlib import Path
+from subprocess import DEVNULL
 
 import psutil
 
@@ -20,9 +21,9 @@ OWN_RAY_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "RAY_task_events_max_num_task_in_gcs": "10000",  # calls of actors; for `ray list tasks` alone. Ray keeps 100,000
 }
-# A process id may belong to somebody else by then.
-_KILL_AGENTS = 'read over; for pid; do grep -aqi agent "/proc/$pid/cmdline" && kill -9 "$pid"; done 2>/dev/null'
+_RAYLET = re.compile(r"\S*/raylet ")
 _AGENT = re.compile(r"ray::\w+Agent|\S*python.*/agent(/main)?\.py ")
+_GUARD = Path(__file__).with_name("ray_guard.py")
 
 
 def prepare_own_ray() -> None:
@@ -32,18 +33,15 @@ def prepare_own_ray() -> None:
         os.environ.setdefault(name, value)
 
 
-def end_agents_with_this_process() -> None:
-    """For a driver that has started Ray: Ray's two agents of the node end when it does, even if it is killed.
-
-    They would try for a minute to tell the GCS, which has gone with its driver, that the raylet has gone.
-    """
-    if agents := [str(agent.pid) for agent in _agents()]:
+def end_ray_with_this_process() -> None:
+    """For a driver that has started Ray: what is left of it ends when this process does, even if that is killed."""
+    for raylet in _children(psutil.Process(), _RAYLET):
+        agents = [str(agent.pid) for agent in _children(raylet, _AGENT)]
         reads, _ = os.pipe()  # the other end is closed when this process ends
-        subprocess.Popen(["sh", "-c", _KILL_AGENTS, "sh", *agents], stdin=reads, start_new_session=True)
+        command = [sys.executable, "-I", "-S", str(_GUARD), str(raylet.pid), *agents]
+        subprocess.Popen(command, stdin=reads, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
         os.close(reads)
 
 
-def _agents() -> Iterator[psutil.Process]:
-    """Children of the raylet, which is a child of the driver that has started it."""
-    for child in psutil.Process().children():
-        yield from (process for process in child.children() if _AGENT.match(" ".join(process.cmdline())))
+def _children(process: psutil.Process, title: re.Pattern[str]) -> list[psutil.Process]:
+    return [child for child in process.children() if title.match(" ".join(child.cmdline()))]

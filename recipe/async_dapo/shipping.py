@@ -21,7 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from .collector import look_rarely
 from .config import ConfigError
 from .logs import STARTED_VARIABLE
-from .own_ray import end_agents_with_this_process
+from .own_ray import end_ray_with_this_process
 from .staging import staging_folder
 
 RECIPE_DIR = Path(__file__).resolve().parent
@@ -98,7 +98,7 @@ def shipped(config: DictConfig) -> Iterator[Callable[[Any], "Unstaging"]]:
 
 class Unstaging:
     """An actor class whose first actor is made when Ray has started, and has its copy of the staging. That goes, and
-    Ray's agents are tied to this process: a driver that is killed leaves nothing.
+    what is left of Ray is tied to this process: a driver that is killed leaves nothing.
     """
 
     def __init__(self, staging: Path, actor_class: Any) -> None:
@@ -109,7 +109,7 @@ class Unstaging:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         shutil.rmtree(self._staging)
-        end_agents_with_this_process()
+        end_ray_with_this_process()
         return self._actor_class.remote(*args, **kwargs)
 
 

@@ -112,6 +112,13 @@ def test_every_option_and_metric_has_a_meaning() -> None:
         assert len(rows) > 15 and all(cell.strip() for row in rows for cell in row.strip("|").split(" | "))
 
 
+def test_every_wait_names_its_test() -> None:
+    table = page("docs/reliability.md").text.partition("## Every wait\n\n")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) > 20
+    assert not [row for row in rows if len(row) != 5 or not re.search(r"`[\w/]*test_\w+\.py`", row[-1])]
+
+
 def test_messages_in_the_troubleshooting_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `(.*?)` \|", page("docs/troubleshooting.md").text, re.MULTILINE)
     assert len(rows) > 20

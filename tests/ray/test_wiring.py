@@ -17,6 +17,7 @@ import ray
 from omegaconf import OmegaConf
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from benchmarks.support.router import router_options
 from recipe.async_dapo.actor_watch import ActorDied, watched
@@ -33,6 +34,7 @@ from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
 from recipe.async_dapo.rollout.open_round import Ticket
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.dying_server import DyingServer
 from ..support.ray_cluster import local_ray
@@ -340,6 +342,24 @@ def test_given_a_queue_that_dies_when_the_trainer_waits_for_anything_then_it_end
         wait_for_ever(waits_in, held[dies])
     for one in held.values():
         ray.kill(one)
+
+
+@pytest.mark.parametrize("dies", ["coordinator", "load balancer", "agent loop worker 0", "reward worker 0"])
+def test_given_an_actor_that_dies_while_the_trainer_trains_then_the_run_ends_and_names_it(monkeypatch, dies) -> None:
+    def train(trainer: AsyncDAPOTrainer, manager: AsyncDAPOAgentLoopManager) -> None:
+        ray.kill(manager.named_actors[dies])
+        threading.Event().wait(PATIENCE_S)
+
+    monkeypatch.setattr(PPOTrainer, "fit", train)
+    servers = start_servers(3)
+    manager = waiting_manager(start_balancer({"server-0": servers["server-0"]}, capacity=1))
+    manager.agent_loop_workers, manager._reward_workers = [servers["server-1"]], [servers["server-2"]]
+    ray.get([actor.__ray_ready__.remote() for actor in manager.named_actors.values()])
+    trainer = object.__new__(AsyncDAPOTrainer)
+    buffer: Any = SimpleNamespace(attach=lambda manager: None)
+    trainer.replay_buffer = buffer
+    with pytest.raises(ActorDied, match=rf"{dies} died: .* \(node [\d.]+, pid \d+\)$"):
+        trainer.fit(manager)
 
 
 class BrokenWorker:

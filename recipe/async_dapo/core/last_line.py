@@ -36,7 +36,13 @@ def last_line(kind: str, text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     what = lines[-1] if lines else kind
     if dead := _DEAD.search(text):
-        what = f"{kind}: {dead['name']} (node {dead['ip']}, pid {dead['pid']}) died"
+        what = f"{kind}: {dead['name']}{place_of(text)} died"
     named = what if re.match(r"[\w.]*(Error|Exception|Died)\b", what) or not lines else f"{kind}: {what}"
     remedies = [remedy for pattern, remedy in REMEDIES if pattern.search(f"{kind} {text}")]
     return f"{named}; {remedies[0] if remedies else LOOK_ABOVE}"
+
+
+def place_of(text: str) -> str:
+    """Where an actor was, as Ray's words on its death have it; empty if they do not say."""
+    dead = _DEAD.search(text)
+    return f" (node {dead['ip']}, pid {dead['pid']})" if dead and dead["pid"] else ""

@@ -64,6 +64,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self.llm_client = llm_client
         self._balancer = llm_client._load_balancer
         self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer, self._options.stop_timeout_s)
+        self._reward_workers = reward_workers
         workers = list(enumerate(self.agent_loop_workers))
         connecting = [worker.connect.remote(llm_client, reward_workers) for _, worker in workers]
         connecting += [worker.attach.remote(self._coordinator, index, worker) for index, worker in workers]
@@ -72,6 +73,16 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             silent = sorted({connecting.index(call) % len(workers) for call in late})
             raise RolloutError(f"agent loop workers {silent} have not started within {CONNECT_TIMEOUT_S:.0f} s")
         self._get(connecting)
+
+    @property
+    def named_workers(self) -> dict[str, ActorHandle]:
+        return {f"agent loop worker {index}": worker for index, worker in enumerate(self.agent_loop_workers)}
+
+    @property
+    def named_actors(self) -> dict[str, ActorHandle]:
+        """Those whom every step needs. An engine may die."""
+        rewards = {f"reward worker {index}": worker for index, worker in enumerate(self._reward_workers)}
+        return {"coordinator": self._coordinator, "load balancer": self._balancer} | self.named_workers | rewards
 
     @property
     def places(self) -> int:

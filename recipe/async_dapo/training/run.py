@@ -42,8 +42,7 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
         with queue_watched(config.transfer_queue):
             trainer = trainer_cls(config=config)
             manager = AsyncDAPOAgentLoopManager.start(config)
-            workers = {f"agent loop worker {index}": worker for index, worker in enumerate(manager.agent_loop_workers)}
-            with watched(workers):  # nobody else calls them while engines start
+            with watched(manager.named_workers):  # nobody else calls them while engines start
                 trainer.init()
             manager.connect(trainer.get_llm_client(), trainer.get_reward_handles())
             trainer.fit(manager)

@@ -43,6 +43,7 @@ from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
+from ..actor_watch import watched
 from ..checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
 from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling, RolloutStrategy
 from ..core.ledger import LedgerError
@@ -112,7 +113,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         assert isinstance(agent_loop_manager, AsyncDAPOAgentLoopManager)
         self.replay_buffer.attach(agent_loop_manager)
-        super().fit(agent_loop_manager)
+        with watched(agent_loop_manager.named_actors):  # nobody calls them while the trainer trains
+            super().fit(agent_loop_manager)
 
     def on_init_end(self) -> None:
         if self.options.importance_sampling is ImportanceSampling.BALANCE:

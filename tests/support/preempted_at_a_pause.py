@@ -1,0 +1,83 @@
+"""vLLM without room for two requests to grow, and two of one prompt: one is preempted, and waits when generation is
+paused. What it and later requests find in the prefix cache under the next weights.
+
+python -m tests.support.preempted_at_a_pause MODEL
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from recipe.async_dapo.engines.protocol import MORE, PAUSED
+from recipe.async_dapo.engines.server import AsyncDAPOServer
+
+from .scripted_engine import start_server
+from .waiting_at_a_pause import BLOCK_TOK, ENGINE, PROMPT, AsyncEngineArgs, AsyncLLM, described
+
+ROOM_BLOCKS = 60  # either has room for itself
+PARAMS = {"max_tokens": 50 * BLOCK_TOK, "logprobs": True, "ignore_eos": True}
+
+
+class Preemptions:
+    """A stat logger: what vLLM's scheduler says of the requests that it took out and put in again."""
+
+    def __init__(self) -> None:
+        self.happened = asyncio.Event()
+        self.counts = {"prefilled_again": 0, "found_tok": 0}
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if iteration_stats is not None and iteration_stats.num_preempted_reqs:
+            self.happened.set()
+        if scheduler_stats is not None:
+            seen = scheduler_stats.prefix_cache_stats
+            self.counts = {
+                "prefilled_again": self.counts["prefilled_again"] + seen.preempted_requests,
+                "found_tok": self.counts["found_tok"] + seen.preempted_hits,
+            }
+
+    def log(self) -> None: ...
+
+
+async def to_its_end(server: AsyncDAPOServer, name: str, is_open: asyncio.Event) -> list[tuple[int, int]]:
+    """Its segments."""
+    output = await server.generate(PROMPT, dict(PARAMS), name)
+    segments = list(output.extra_fields["segments"])
+    while output.stop_reason in (MORE, PAUSED):
+        if output.stop_reason == PAUSED:
+            await is_open.wait()
+        output = await server.reattach(name)
+        segments += output.extra_fields["segments"]
+    return segments
+
+
+async def main(model: str) -> dict[str, Any]:
+    arguments = ENGINE | {"max_num_seqs": 2, "max_model_len": ROOM_BLOCKS * BLOCK_TOK}
+    arguments["num_gpu_blocks_override"] = ROOM_BLOCKS
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
+    engine.logger_manager.stat_loggers.append(preemptions := Preemptions())
+    server, is_open = start_server(pytest.MonkeyPatch(), engine, delivery_tok=BLOCK_TOK), asyncio.Event()
+    both = [asyncio.create_task(to_its_end(server, name, is_open)) for name in ("first", "second")]
+    await preemptions.happened.wait()
+    await server.stop_generation("keep")
+    before = preemptions.counts
+    await server.set_global_steps(1)
+    await server.allow_generation()
+    is_open.set()
+    segments = [await each for each in both]
+    later = [await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, name) for name in ("third", "fourth")]
+    engine.shutdown()
+    return {
+        "segments": segments,
+        "before": before,
+        "after": preemptions.counts,
+        "later": [described(output) for output in later],
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asyncio.run(main(sys.argv[1]))) + "\n")
