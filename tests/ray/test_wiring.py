@@ -344,21 +344,23 @@ def test_given_a_queue_that_dies_when_the_trainer_waits_for_anything_then_it_end
         ray.kill(one)
 
 
-@pytest.mark.parametrize("dies", ["coordinator", "load balancer", "agent loop worker 0", "reward worker 0"])
-def test_given_an_actor_that_dies_while_the_trainer_trains_then_the_run_ends_and_names_it(monkeypatch, dies) -> None:
+def test_given_a_coordinator_that_dies_while_the_trainer_trains_then_the_run_ends_and_names_it(monkeypatch) -> None:
     def train(trainer: AsyncDAPOTrainer, manager: AsyncDAPOAgentLoopManager) -> None:
-        ray.kill(manager.named_actors[dies])
+        ray.kill(manager._coordinator)
         threading.Event().wait(PATIENCE_S)
 
     monkeypatch.setattr(PPOTrainer, "fit", train)
-    servers = start_servers(3)
-    manager = waiting_manager(start_balancer({"server-0": servers["server-0"]}, capacity=1))
-    manager.agent_loop_workers, manager._reward_workers = [servers["server-1"]], [servers["server-2"]]
+    coordinator, balancer, worker, reward_worker = start_servers(4).values()
+    manager = object.__new__(AsyncDAPOAgentLoopManager)
+    manager._coordinator, manager._balancer = coordinator, balancer
+    manager.agent_loop_workers, manager._reward_workers = [worker], [reward_worker]
+    needed = {"coordinator", "load balancer", "agent loop worker 0", "reward worker 0"}
+    assert manager.named_actors.keys() == needed
     ray.get([actor.__ray_ready__.remote() for actor in manager.named_actors.values()])
     trainer = object.__new__(AsyncDAPOTrainer)
     buffer: Any = SimpleNamespace(attach=lambda manager: None)
     trainer.replay_buffer = buffer
-    with pytest.raises(ActorDied, match=rf"{dies} died: .* \(node [\d.]+, pid \d+\)$"):
+    with pytest.raises(ActorDied, match=r"coordinator died: .* \(node [\d.]+, pid \d+\)$"):
         trainer.fit(manager)
 
 

@@ -1,5 +1,6 @@
 """The file of prompts' histories is read where it is of this data set, and refused where it is not."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ def test_given_something_else_then_it_is_refused_with_the_remedy(run, tmp_path: 
     file = tmp_path / "history.json"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"is not what this recipe wrote .* delete it, or name another"):
+        read_history(str(file), run())
+
+
+def test_given_a_file_of_any_size_then_no_more_is_read_than_a_history_may_have(run, tmp_path: Path) -> None:
+    file = tmp_path / "history.json"
+    file.touch()
+    os.truncate(file, 2**40)
+    with pytest.raises(ConfigError, match=r"is not what this recipe wrote \(more than \d+ bytes\)"):
         read_history(str(file), run())
 
 
