@@ -1,8 +1,10 @@
 """The defaults against every baseline and every hand-tuned row, in every setting of the grid:
 
     python -m benchmarks.defaults [--jobs 2] [--folder outputs/defaults] [--largest 128]
+    python -m benchmarks.defaults --settings "8 x H200, B=64" --systems "verl separate_async" default
 
-Simulates what `systems.csv` in the folder does not have yet, then draws; see `draw.py`.
+Simulates what `systems.csv` in the folder does not have yet, then draws; see `draw.py`. A row takes seconds to minutes,
+and is in the file as soon as it is there.
 """
 
 import argparse
@@ -18,10 +20,14 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--jobs", type=int, default=1, help="processes")
 parser.add_argument("--folder", type=Path, default=Path("outputs/defaults"), help="of systems.csv and of what is drawn")
 parser.add_argument("--largest", type=int, help="settings with more servers are left out")
+BEGINS = "those whose names begin with one of these; default: all"
+parser.add_argument("--settings", nargs="+", default=[""], metavar="TEXT", help=BEGINS)
+parser.add_argument("--systems", nargs="+", default=[""], metavar="TEXT", help=BEGINS)
 
 if __name__ == "__main__":
     options = parser.parse_args()
     console = Console()
     settings = [one for one in SETTINGS if one.servers <= (options.largest or one.servers)]
-    run(options.folder, settings, jobs=options.jobs, say=console.print)
+    settings = [one for one in settings if str(one).startswith(tuple(options.settings))]
+    run(options.folder, settings, systems=options.systems, jobs=options.jobs, say=console.print)
     console.print(draw(options.folder))

@@ -16,15 +16,18 @@ from .run import CAPPED, COLOCATE, DEFAULT, STALE_KV
 from .settings import SETTINGS
 
 FOLDER = Path(__file__).parents[2] / "assets" / "defaults"
-SYNC = "verl sync"
+SYNC, SEPARATE = "verl sync", "verl separate_async, "
 TITLES = {
     "setting": "Setting",
     "sync_s": "verl sync [s]",
     "colocate_s": "verl colocate_async [s]",
+    "separate_s": "verl separate_async [s]",
+    "split": "Of its servers train",
     "baseline": "Best baseline",
     "default_s": "Default [s]",
     "of_sync": "Of sync",
     "of_colocate": "Of colocate_async",
+    "of_separate": "Of separate_async",
     "of_baseline": "Of best baseline",
     "of_tuned_same": "Of best tuned partial",
     "of_tuned": "Of best tuned of any strategy",
@@ -40,6 +43,7 @@ TITLES = {
 RATIOS = [
     "of_sync",
     "of_colocate",
+    "of_separate",
     "of_baseline",
     "of_tuned_same",
     "of_tuned",
@@ -60,6 +64,7 @@ def summary(folder: Path) -> pd.DataFrame:
         own = rows[rows["setting"] == str(setting)].set_index("system")
         if DEFAULT not in own.index:
             continue
+        separate = own[own.index.str.startswith(SEPARATE)]["per_batch_s"]
         base, tuned = own[own["kind"] == "baseline"], own[own["kind"] == "tuned"]
         default, seconds = own.loc[DEFAULT], own["per_batch_s"]
         same = tuned[tuned["strategy"] == "partial"]
@@ -70,11 +75,14 @@ def summary(folder: Path) -> pd.DataFrame:
                 "setting": str(setting),
                 "sync_s": seconds[SYNC],
                 "colocate_s": seconds[COLOCATE],
+                "separate_s": separate.min(),
+                "split": "" if separate.empty else separate.idxmin().removeprefix(SEPARATE).removesuffix(" train"),
                 "baseline": base["per_batch_s"].idxmin(),
                 "baseline_s": base["per_batch_s"].min(),
                 "default_s": seconds[DEFAULT],
                 "of_sync": seconds[DEFAULT] / seconds[SYNC],
                 "of_colocate": seconds[DEFAULT] / seconds[COLOCATE],
+                "of_separate": seconds[DEFAULT] / separate.min(),
                 "of_baseline": seconds[DEFAULT] / base["per_batch_s"].min(),
                 "of_tuned_same": seconds[DEFAULT] / same["per_batch_s"].min(),
                 "tuned": tuned["per_batch_s"].idxmin() if len(tuned) else "",

@@ -81,30 +81,47 @@ def measure(setting: Setting, kind: str, candidate: Candidate) -> dict[str, Any]
     }
 
 
-def run(folder: Path, settings: Sequence[Setting], *, jobs: int, say: Callable[[str], None]) -> None:
-    """Measure what the file does not have yet."""
+def run(
+    folder: Path, settings: Sequence[Setting], *, systems: Sequence[str], jobs: int, say: Callable[[str], None]
+) -> None:
+    """Measure what the file does not have yet.
+
+    Args:
+        systems: how the names begin of those that are measured.
+    """
     file = RunsFile(folder / "systems.csv")
+
+    def is_missing(setting: Setting, system: str) -> bool:
+        return system.startswith(tuple(systems)) and not file.has(setting=str(setting), system=system)
+
+    rows = [
+        (setting, kind, candidate)
+        for setting in settings
+        for kind, candidate in candidates(setting)
+        if is_missing(setting, candidate.system.name)
+    ]
+    _measure_all(file, rows, jobs=jobs, say=say)
+    capped = [
+        (setting, "default", ours(CAPPED, max_partial_share=_share(file, setting)))
+        for setting in settings
+        if is_missing(setting, CAPPED) and file.has(setting=str(setting), system=COLOCATE)
+    ]
+    _measure_all(file, capped, jobs=jobs, say=say)
+
+
+def _measure_all(
+    file: RunsFile, rows: Sequence[tuple[Setting, str, Candidate]], *, jobs: int, say: Callable[[str], None]
+) -> None:
+    """On several processes; what has been measured when it is interrupted is in the file."""
     with ProcessPoolExecutor(max_workers=jobs) as pool:
-        todo = {
-            pool.submit(measure, setting, kind, candidate)
-            for setting in settings
-            for kind, candidate in candidates(setting)
-            if not file.has(setting=str(setting), system=candidate.system.name)
-        }
-        for done in as_completed(todo):
-            _add(file, done.result(), say)
-        capped = {
-            pool.submit(measure, setting, "default", ours(CAPPED, max_partial_share=_share(file, setting)))
-            for setting in settings
-            if not file.has(setting=str(setting), system=CAPPED)
-        }
-        for done in as_completed(capped):
-            _add(file, done.result(), say)
-
-
-def _add(file: RunsFile, row: dict[str, Any], say: Callable[[str], None]) -> None:
-    file.add(row)
-    say(f"{row['setting']}: {row['system']} {row.get('step_s', row['refused'])} s")
+        try:
+            for done in as_completed([pool.submit(measure, *row) for row in rows]):
+                row = done.result()
+                file.add(row)
+                say(f"{row['setting']}: {row['system']} {row.get('step_s', row['refused'])} s")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _share(file: RunsFile, setting: Setting) -> float:

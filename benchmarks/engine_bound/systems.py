@@ -1,11 +1,9 @@
 """What is compared where the engines are the bottleneck: settings, systems, and the planner's name for each."""
 
 from dataclasses import dataclass, replace
-from math import nan
 
 from benchmarks.support.rehearsed import verl_overrides
-from recipe.async_dapo.plan.bound import bound_of
-from recipe.async_dapo.plan.candidates import Candidate, default_concurrency, pool_options
+from recipe.async_dapo.plan.candidates import Candidate, default_concurrency, pool_options, separate_splits
 from recipe.async_dapo.plan.inputs import Inputs
 from recipe.async_dapo.plan.scenario import Scenario
 from recipe.async_dapo.plan.sweep import simulate
@@ -74,20 +72,20 @@ class Row:
     """One system: how it is rehearsed, and how the planner simulates it."""
 
     overrides: tuple[str, ...]
-    planned: System | None  # None: the planner has no such system
+    planned: System
 
 
 def rows(scenario: Scenario) -> dict[str, Row]:
     """verl's modes as they are and with a short poll, and this recipe: as it is, and with the pool that is planned."""
     groups = scenario.train_batch_size
     asynchronous = verl_colocate_async(groups=groups)
-    short = replace(asynchronous, habits=replace(asynchronous.habits, poll_s=SHORT_POLL_S))
     short_overrides = verl_overrides("colocate_async", poll_s=SHORT_POLL_S)
+    splits = [_separate(scenario, with_short_poll(system)) for system in separate_splits(scenario)]
     result = {
         "verl sync": Row(overrides=verl_overrides("sync", poll_s=2.0), planned=verl_sync(groups=groups)),
         "verl colocate_async": Row(overrides=verl_overrides("colocate_async", poll_s=2.0), planned=asynchronous),
-        "verl colocate_async, 0.05 s poll": Row(overrides=short_overrides, planned=short),
-        "verl separate_async, 0.05 s poll": Row(overrides=_separate(scenario), planned=None),
+        "verl colocate_async, 0.05 s poll": Row(overrides=short_overrides, planned=with_short_poll(asynchronous)),
+        "verl separate_async, 0.05 s poll": min(splits, key=lambda row: planned_step_s(scenario, row)),
         "partial, defaults": _recipe(rollout_strategy="partial"),
     }
     for strategy in ("discard", "partial", "partial_stale_kv", "consistent"):
@@ -98,28 +96,31 @@ def rows(scenario: Scenario) -> dict[str, Row]:
 
 
 def planned_step_s(scenario: Scenario, row: Row) -> float:
-    """What the planner predicts for a system [s]; not a number if it does not know it."""
-    if row.planned is None:
-        return nan
+    """What the planner predicts for a system [s]."""
     candidate = Candidate(system=row.planned, strategy="", stop_rule="", concurrency=None)
     mean, _ = simulate(scenario, candidate, steps=PLANNED_STEPS, warmup=PLANNED_WARMUP)
     return mean.step_s
 
 
-def _separate(scenario: Scenario) -> tuple[str, ...]:
-    """The same GPUs, split so that trainer and engines would be done at the same time if neither waited."""
-    bound, gpus = bound_of(scenario), scenario.num_gpus
-    training_s = bound.log_prob_s + bound.train_s
-    trainer = max(1, min(gpus - 1, round(gpus * training_s / (training_s + bound.rollout_s))))
-    return (
-        *verl_overrides("separate_async", poll_s=SHORT_POLL_S),
-        f"trainer.n_gpus_per_node={trainer}",
-        "trainer.v1.separate_async.parameter_sync_step=1",
+def with_short_poll(system: System) -> System:
+    return replace(system, habits=replace(system.habits, poll_s=SHORT_POLL_S))
+
+
+def _separate(scenario: Scenario, system: System) -> Row:
+    """A split of the same GPUs."""
+    habits = system.habits
+    trainer_gpus = habits.trainer_servers * scenario.tensor_parallel_size
+    overrides = (
+        *verl_overrides("separate_async", poll_s=habits.poll_s),
+        f"trainer.n_gpus_per_node={trainer_gpus}",
+        f"trainer.v1.separate_async.parameter_sync_step={habits.parts}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={scenario.train_batch_size // habits.parts}",
         "actor_rollout_ref.hybrid_engine=False",
         "actor_rollout_ref.rollout.nnodes=1",
-        f"actor_rollout_ref.rollout.n_gpus_per_node={gpus - trainer}",
+        f"actor_rollout_ref.rollout.n_gpus_per_node={scenario.num_gpus - trainer_gpus}",
         "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
     )
+    return Row(overrides=overrides, planned=system)
 
 
 def _recipe(**options: object) -> Row:

@@ -7,8 +7,19 @@ import numpy as np
 
 from ..config import ImportanceSampling, RolloutStrategy
 from ..core.stop_rules import StopRuleName
+from .bound import bound_of
 from .scenario import Scenario
-from .systems import System, april, async_dapo_2025, copris, dynamic_sampling, recipe, verl_colocate_async, verl_sync
+from .systems import (
+    System,
+    april,
+    async_dapo_2025,
+    copris,
+    dynamic_sampling,
+    recipe,
+    verl_colocate_async,
+    verl_separate_async,
+    verl_sync,
+)
 from .workload import KnownPassRates
 
 # Corrections beside the default one, as rows of their own.
@@ -17,6 +28,7 @@ CORRECTIONS = {
     RolloutStrategy.PARTIAL_STALE_KV: (ImportanceSampling.BYPASS,),
     RolloutStrategy.CONSISTENT: (ImportanceSampling.BALANCE,),
 }
+SPLITS = (0.8, 0.9, 1.0)  # servers whose GPUs train, over those that would be done when the others are
 VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
 
 
@@ -45,6 +57,7 @@ def baselines(scenario: Scenario) -> list[Candidate]:
     pool_size = max(scenario.rollout_n, natural_concurrency(scenario))
     systems = [
         (verl_colocate_async(groups=groups), "partial", "first_completed"),
+        *((one, "partial", "first_completed") for one in separate_splits(scenario)),
         (dynamic_sampling(batch=groups), "discard", "drain"),
         (async_dapo_2025(over_sampling=2 * groups), "discard", "first_completed"),
         (april(over_sampling=2 * groups), "partial", "first_completed"),
@@ -57,6 +70,21 @@ def baselines(scenario: Scenario) -> list[Candidate]:
             for system, strategy, rule in systems
         ),
     ]
+
+
+def separate_splits(scenario: Scenario) -> list[System]:
+    """verl's separate_async on the same GPUs, with the splits that may be the best; none where there is one server.
+
+    Trainer and engines would be done at the same time if neither waited; as both do, a few GPUs fewer train.
+    """
+    bound, servers, groups = bound_of(scenario), scenario.num_servers, scenario.train_batch_size
+    training_s = bound.log_prob_s + bound.train_s
+    even = servers * training_s / (training_s + bound.rollout_s)
+    if servers == 1:
+        return []
+    counts = sorted({max(1, min(servers - 1, round(share * even))) for share in SPLITS})
+    parts = next(parts for parts in (4, 2, 1) if groups % parts == 0)
+    return [verl_separate_async(groups=groups, trainer_servers=count, servers=servers, parts=parts) for count in counts]
 
 
 def recipe_candidates(

@@ -28,6 +28,12 @@ class VirtualClock:
         callback()
         return True
 
+    def run_until(self, time_s: float) -> None:
+        """Run what is planned up to then, and be there."""
+        while self._planned and self._planned[0][0] <= time_s:
+            self.step()
+        self.now_s = time_s
+
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:

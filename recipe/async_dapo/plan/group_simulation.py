@@ -18,7 +18,6 @@ from .clock import VirtualClock
 from .fleet import Fleet
 from .request import Request
 from .scenario import Scenario
-from .systems import Habits
 from .workload import ANSWERS, Answers
 
 
@@ -52,6 +51,7 @@ class GroupSimulation:
     """The groups that run in one round.
 
     Args:
+        resume_delay_s: until a continued trajectory is sent [s].
         policy_version: of the engines' weights in this round.
     """
 
@@ -61,8 +61,8 @@ class GroupSimulation:
         clock: VirtualClock,
         options: AsyncDAPOConfig,
         scenario: Scenario,
-        habits: Habits,
         *,
+        resume_delay_s: float,
         policy_version: int,
         listener: RoundEnds,
     ) -> None:
@@ -72,7 +72,7 @@ class GroupSimulation:
         self._scenario = scenario
         self._tools = scenario.tools()
         self._answered_at_s: dict[tuple[str, int], float] = {}  # (group, session) -> when its tool answers
-        self._habits = habits
+        self._resume_delay_s = resume_delay_s
         self._policy_version = policy_version
         self._listener = listener
         self._running: dict[str, tuple[PromptGroup, int]] = {}  # with the trajectories that have not come to rest
@@ -83,7 +83,7 @@ class GroupSimulation:
     def start(self, group: PromptGroup) -> None:
         unfinished = self._options.screening.to_run(group)
         self._running[group.uid] = (group, len(unfinished))
-        delay_s = self._scenario.request_latency_s + (self._habits.resume_delay_s if group.has_started else 0.0)
+        delay_s = self._scenario.request_latency_s + (self._resume_delay_s if group.has_started else 0.0)
         self._send_all(group, unfinished, delay_s)
 
     def _send_all(self, group: PromptGroup, trajectories: Iterable[Trajectory], delay_s: float) -> None:

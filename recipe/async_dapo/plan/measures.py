@@ -12,7 +12,8 @@ class StepMeasure:
     """One step. Tokens are generated ones unless the name says otherwise."""
 
     step_s: float
-    rollout_s: float
+    rollout_s: float  # that the trainer waits for samples
+    generating_s: float  # in which engines may generate; the rollout, unless trainer and engines are separate
     log_prob_s: float
     train_s: float
     trained_tok: int
@@ -64,12 +65,12 @@ class StepMeasure:
     @property
     def idle_ratio(self) -> float:
         """As `async_dapo/load_balancer/idle_ratio`: empty places, of those used at the round's peak [0-1]."""
-        return max(0.0, 1 - _ratio(self.lease_s, self.inflight_max * self.rollout_s))
+        return max(0.0, 1 - _ratio(self.lease_s, self.inflight_max * self.generating_s))
 
     @property
     def server_idle_ratio(self) -> float:
         """Share of the rollout in which a server had no request at all [0-1]."""
-        return max(0.0, 1 - _ratio(self.server_busy_s, self.num_servers * self.rollout_s))
+        return max(0.0, 1 - _ratio(self.server_busy_s, self.num_servers * self.generating_s))
 
     @property
     def waste_ratio(self) -> float:

@@ -45,6 +45,7 @@ class RoundSimulation:
     Args:
         step: trains policy version `step - 1`, which the engines have.
         spec: the round to open.
+        since_stop_s: from the stop of the last round to the opening of this one [s].
         scenario: has the lengths of prompts and the seconds beside generation.
         over_sampling: says how many to draw when those at hand are not expected to reach B.
         draw: draws that many prompts and dispatches them.
@@ -59,6 +60,7 @@ class RoundSimulation:
         *,
         step: int,
         spec: RoundSpec,
+        since_stop_s: float,
         scenario: Scenario,
         over_sampling: OverSampling,
         draw: Callable[[int], Sequence[PromptGroup]],
@@ -77,7 +79,7 @@ class RoundSimulation:
             self._clock,
             options,
             scenario,
-            habits,
+            resume_delay_s=max(0.0, habits.resume_delay_s - since_stop_s),
             policy_version=step - 1,
             listener=self,
         )

@@ -9,7 +9,9 @@ from .hardware import Accelerator
 from .lengths import LengthModel
 from .model_shape import ModelShape
 from .tool_calls import ToolCalls
-from .workload import PassRates, Workload
+from .workload import ANSWERS, PassRates, Workload
+
+MEAN_OF = 512  # groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,13 @@ class Scenario:
 
     def tools(self) -> ToolCalls:
         return ToolCalls(count=self.tool_calls, median_s=self.tool_median_s, sigma=self.tool_sigma, seed=self.seed)
+
+    @property
+    def mean_len_tok(self) -> float:
+        """Of all responses, valid or not; from a sample of its own [tokens]."""
+        sample = self.workload().draw(MEAN_OF, step=0)
+        lens_tok = [length for group in sample for length in group.prompt[ANSWERS].response_lens_tok]
+        return sum(lens_tok) / len(lens_tok)
 
     def workload(self) -> Workload:
         return Workload(

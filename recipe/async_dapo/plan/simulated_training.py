@@ -24,8 +24,6 @@ from .thrown_away import throw_away
 from .trainer_passes import TrainerPasses
 from .workload import ANSWERS
 
-MEAN_OF = 512  # groups
-
 
 class TrainingRun:
     """One system in one scenario, step by step. Decisions are those of the recipe's own `core/`."""
@@ -62,6 +60,7 @@ class TrainingRun:
         )
         self._stored: dict[str, list[VersionTag]] = {}  # valid groups, as in the production store
         self._step = 0
+        self._since_stop_s = 0.0  # what the trainer does between two rounds
 
     @property
     def leases_out(self) -> int:
@@ -72,13 +71,6 @@ class TrainingRun:
     def first_pool_size(self) -> int:
         """Trajectories that the first round may have unfinished at once."""
         return self._pool_size or self.options.lanes_hold
-
-    @property
-    def mean_len_tok(self) -> float:
-        """Of all responses of this workload, valid or not; from a sample of its own [tokens]."""
-        sample = self._scenario.workload().draw(MEAN_OF, step=0)
-        lens_tok = [length for group in sample for length in group.prompt[ANSWERS].response_lens_tok]
-        return sum(lens_tok) / len(lens_tok)
 
     @property
     def natural_len_tok(self) -> float:
@@ -145,6 +137,7 @@ class TrainingRun:
                 most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
                 valid_share=self._over_sampling.valid_share,
             ),
+            since_stop_s=self._since_stop_s,
             scenario=self._scenario,
             over_sampling=self._over_sampling,
             draw=lambda count: self._draw(count).groups,
@@ -191,9 +184,11 @@ class TrainingRun:
         log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok, step=self._step)
         done = self._fleet.counters() - before
         rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
+        self._since_stop_s = log_prob_s + train_s + self._scenario.weight_update_s
         return StepMeasure(
-            step_s=rollout_s + log_prob_s + train_s + self._scenario.weight_update_s,
+            step_s=rollout_s + self._since_stop_s,
             rollout_s=rollout_s,
+            generating_s=rollout_s,
             log_prob_s=log_prob_s,
             train_s=train_s,
             **done.in_measure(),

@@ -9,7 +9,9 @@ from .bound import bound_of
 from .candidates import Candidate
 from .measures import StepMeasure, mean_of
 from .scenario import Scenario
+from .separate_training import SeparateRun
 from .simulated_training import TrainingRun
+from .systems import System
 
 TRAJECTORIES_TO_MEASURE = 16_000
 STEPS_TO_CONVERGE = 3  # of a pool that sizes itself
@@ -41,18 +43,25 @@ def simulate(
     scenario: Scenario, candidate: Candidate, *, steps: int | None, warmup: int | None
 ) -> tuple[StepMeasure, float]:
     """The mean step of a candidate, after its buffer has filled, and the natural length of its prompts [tokens]."""
-    run = TrainingRun(scenario, candidate.system)
+    run = start(scenario, candidate.system)
     batch = scenario.train_batch_size * scenario.rollout_n
     if steps is None:
         steps = min(40, max(2, ceil(TRAJECTORIES_TO_MEASURE / batch)))
     if warmup is None:
-        warmup = _steps_to_steady_state(run, candidate, batch)
+        warmup = _steps_to_steady_state(run, candidate, batch, scenario.mean_len_tok)
     for _ in range(warmup):
         run.step()
     return mean_of([run.step() for _ in range(steps)]), run.natural_len_tok
 
 
-def _steps_to_steady_state(run: TrainingRun, candidate: Candidate, batch: int) -> int:
+def start(scenario: Scenario, system: System) -> TrainingRun | SeparateRun:
+    """A run of a system, before its first step."""
+    return (SeparateRun if system.habits.trainer_servers else TrainingRun)(scenario, system)
+
+
+def _steps_to_steady_state(
+    run: TrainingRun | SeparateRun, candidate: Candidate, batch: int, mean_len_tok: float
+) -> int:
     """Steps until as many trajectories end in a step as begin, of every length; 0 for a system that keeps nothing.
 
     In the first steps of a large pool short responses end and long ones do not: it trains on short ones, and later on
@@ -64,7 +73,7 @@ def _steps_to_steady_state(run: TrainingRun, candidate: Candidate, batch: int) -
         return 0
     held = run.options.over_sampling().groups_to_hold * run.options.rollout_n
     rounds = min(candidate.concurrency or run.first_pool_size, held) / batch
-    longest = rounds * run.options.max_response_length / run.mean_len_tok
+    longest = rounds * run.options.max_response_length / mean_len_tok
     if run.options.max_staleness is not None:
         longest = min(longest, run.options.max_staleness + 1)
     least = 1 if candidate.concurrency else STEPS_TO_CONVERGE

@@ -28,7 +28,7 @@ class Habits:
     """Where a system behaves otherwise than this recipe, around the same scheduler."""
 
     poll_s: float = 0.0  # between two looks of the trainer at what has finished; 0 = it waits on events
-    resume_delay_s: float = 0.0  # until a continued trajectory is sent
+    resume_delay_s: float = 0.0  # from a stop until what it interrupted is sent again, if engines are open
     refill: Refill = Refill.ON_DEMAND
     refill_factor: int = 1  # prompts for each filtered one
     max_inflight_batches: int | None = None  # of B groups, for refills; None = no limit
@@ -36,6 +36,9 @@ class Habits:
     drops_interrupted: bool = False  # prompts that the stop cancelled are lost
     scores_buffer: bool = False  # log-probs of interrupted trajectories are recomputed by the trainer in every step
     scores_batch: bool = True  # old log-probs of the batch are recomputed by the trainer
+    trainer_servers: int = 0  # so many servers' GPUs only train, and the others only generate; 0 = all do both
+    parts: int = 1  # that a batch is trained in, each as soon as it is there; only of a separate trainer
+    max_versions: int | None = None  # that a group may span; only of a separate trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,20 @@ def verl_colocate_async(*, groups: int, warmup_batches: int = 1) -> System:
         name="verl colocate_async",
         overrides=_everything_at_once(in_flight, stop_rule="first_completed", rollout_strategy="partial"),
         habits=Habits(poll_s=2.0, resume_delay_s=1.0, refill=Refill.PER_FILTERED),
+    )
+
+
+def verl_separate_async(*, groups: int, trainer_servers: int, servers: int, parts: int = 4) -> System:
+    """verl 0.9's V1 trainer, mode separate_async, without engines on the trainer's GPUs; see `separate_training.py`.
+
+    Args:
+        trainer_servers: of the servers, those whose GPUs train [count].
+        parts: `trainer.v1.separate_async.parameter_sync_step`, with verl's default.
+    """
+    return System(
+        name=f"verl separate_async, {trainer_servers} of {servers} train",
+        overrides=_everything_at_once(2 * groups, stop_rule="first_completed", rollout_strategy="partial"),
+        habits=Habits(poll_s=2.0, resume_delay_s=1.0, trainer_servers=trainer_servers, parts=parts, max_versions=8),
     )
 
 

@@ -7,15 +7,22 @@ from ..config import AsyncDAPOConfig, ImportanceSampling
 from ..core.staleness import StalenessLimit
 from ..core.version_mixture import plan_mixtures
 from ..core.version_shares import VersionTag
+from .costs import TrainingCost
 from .scenario import Scenario
 from .systems import Habits
 
 
 class TrainerPasses:
-    """Seconds of a system's passes over a batch."""
+    """Seconds of a system's passes over a batch.
 
-    def __init__(self, scenario: Scenario, habits: Habits, options: AsyncDAPOConfig) -> None:
-        self._prompt_tok, self._cost = scenario.prompt_len_tok, scenario.training_cost()
+    Args:
+        cost: None = of a trainer that has all GPUs.
+    """
+
+    def __init__(
+        self, scenario: Scenario, habits: Habits, options: AsyncDAPOConfig, *, cost: TrainingCost | None = None
+    ) -> None:
+        self._prompt_tok, self._cost = scenario.prompt_len_tok, cost or scenario.training_cost()
         self._habits, self._correction, self._n = habits, options.importance_sampling, options.rollout_n
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
 

@@ -1,7 +1,6 @@
 """verl's own trainer modes, rehearsed."""
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig
@@ -53,8 +52,9 @@ class RehearsedSeparateAsync(EmulatedTraining, PPOTrainerSeparateAsync):
         # verl says at this level, with an argument that loggers refuse, that no engine is on the trainer's GPUs.
         logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
         super().__init__(config)
-        cost, (trainer_gpus, _) = self._training_cost, gpus_of(config)
-        self._training_cost = replace(cost, flop_per_s=cost.flop_per_s * trainer_gpus / self._scenario.num_gpus)
+        share = gpus_of(config)[0] / self._scenario.num_gpus
+        parts = config.trainer.v1.separate_async.parameter_sync_step
+        self._training_cost = self._training_cost.at(share, parts=parts)
 
     def _start_engines(self) -> None:
         """verl itself has started them, beside a manager of the colocated ones that it does without."""
