@@ -12,6 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from recipe.async_dapo.cpu.supervision import exit_on_signals
+
 from .draw import draw
 from .run import run
 from .settings import SETTINGS
@@ -26,6 +28,7 @@ parser.add_argument("--systems", nargs="+", default=[""], metavar="TEXT", help=B
 
 if __name__ == "__main__":
     options = parser.parse_args()
+    exit_on_signals()
     console = Console()
     settings = [one for one in SETTINGS if one.servers <= (options.largest or one.servers)]
     settings = [one for one in settings if str(one).startswith(tuple(options.settings))]

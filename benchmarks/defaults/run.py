@@ -7,7 +7,7 @@ colocate_async has.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
@@ -112,16 +112,15 @@ def run(
 def _measure_all(
     file: RunsFile, rows: Sequence[tuple[Setting, str, Candidate]], *, jobs: int, say: Callable[[str], None]
 ) -> None:
-    """On several processes; what has been measured when it is interrupted is in the file."""
-    with ProcessPoolExecutor(max_workers=jobs) as pool:
-        try:
-            for done in as_completed([pool.submit(measure, *row) for row in rows]):
-                row = done.result()
-                file.add(row)
-                say(f"{row['setting']}: {row['system']} {row.get('step_s', row['refused'])} s")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    """On several processes, which end when this one is interrupted; what has been measured then is in the file."""
+    with Pool(jobs) as pool:
+        for row in pool.imap_unordered(_measure_row, rows):
+            file.add(row)
+            say(f"{row['setting']}: {row['system']} {row.get('step_s', row['refused'])} s")
+
+
+def _measure_row(row: tuple[Setting, str, Candidate]) -> dict[str, Any]:
+    return measure(*row)
 
 
 def _share(file: RunsFile, setting: Setting) -> float:

@@ -50,6 +50,20 @@ def test_given_batches_all_alike_then_a_speed_stays_between_what_is_possible(wei
         assert 0.5 / RISE <= before["slow"] <= 0.8
 
 
+def test_given_batches_nearly_alike_and_a_short_step_by_chance_then_a_slow_server_does_not_seem_slower_still() -> None:
+    """Full batches' steps also hold what was admitted to them: the few others say nothing about what a request adds."""
+    by_chance = StepSums(
+        steps=52,
+        requests=50 * 16 + 2 * 12,
+        requests2=50 * 16**2 + 2 * 12**2,
+        seconds=50 * 0.0125 + 2 * 0.007,
+        request_s=50 * 16 * 0.0125 + 2 * 12 * 0.007,
+    )
+    slow = sums([8] * 50, weights_s=0.0105, each_s=0.0001, speed=0.5)
+    found = speeds({"a": by_chance, "b": by_chance, "slow": slow}, {"a": 1.0, "b": 1.0, "slow": 0.5})
+    assert found["slow"] == pytest.approx(0.55, abs=0.06)
+
+
 def test_given_nothing_that_ran_or_no_other_server_then_nothing_is_concluded() -> None:
     one = sums([4, 8], weights_s=0.01, each_s=0.001)
     assert speeds({"a": one, "idle": StepSums()}, {"a": 1.0, "idle": 1.0}) == {}

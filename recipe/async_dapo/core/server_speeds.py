@@ -9,7 +9,7 @@ tokens a second and more of each request: neither rate alone tells how fast it i
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-ALIKE = 0.02  # batches that vary by less, over their mean: they do not tell a from c
+ALIKE = 0.2  # standard deviation of batches over their mean: where it is less, they do not tell a from c
 RISE = 1.1
 
 

@@ -1,0 +1,77 @@
+"""Rounds that size themselves on modelled engines, closed loop: the production controller, leases and placement."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.concurrency import TOO_MANY
+from recipe.async_dapo.plan.lengths import LogNormalLengths
+from recipe.async_dapo.plan.scenario import Scenario
+from recipe.async_dapo.plan.simulated_training import TrainingRun
+from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo.plan.workload import ValidShare
+
+from ..support.plan_settings import small_scenario
+
+ROUNDS, CONVERGED = 8, 2
+DEFAULTS = recipe("defaults").with_overrides({"algorithm.filter_groups.max_num_gen_batches": 0})
+CLUSTERS = st.builds(
+    lambda median_tok, sigma, valid, **given: small_scenario(
+        lengths=LogNormalLengths(median_tok=median_tok, sigma=sigma, correlation=0.5),
+        pass_rates=ValidShare(valid),
+        **given,
+    ),
+    median_tok=st.sampled_from([100, 400, 1200]),
+    sigma=st.sampled_from([0.3, 0.9, 1.4]),
+    valid=st.sampled_from([0.3, 0.6, 1.0]),
+    num_servers=st.integers(1, 4),
+    gpu_memory_utilization=st.sampled_from([0.158, 0.17, 0.2, 0.4]),  # room for 6,000 to 240,000 tokens
+    train_batch_size=st.sampled_from([4, 8, 16]),
+    seed=st.integers(0, 99),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=10)
+@given(CLUSTERS)
+def test_given_any_cluster_then_its_rooms_are_not_passed_no_lease_is_lost_and_nothing_starves(scenario: Scenario):
+    run = TrainingRun(scenario, DEFAULTS)
+    generated_tok = recomputed_tok = 0
+    for number in range(ROUNDS):
+        places, drawn_before = run._fleet.balance.places, run.pool.ledger.drawn
+        step = run.step()
+        assert step.inflight_max <= places and run.leases_out == 0
+        assert all(engine.kv_peak_tok <= scenario.step_cost().kv_room_tok for engine in run._fleet.engines.values())
+        if number >= CONVERGED:
+            generated_tok, recomputed_tok = generated_tok + step.generated_tok, recomputed_tok + step.recomputed_tok
+        started = [one for group in run.pool.buffered for one in group.trajectories if one.has_started]
+        assert max((one.age for one in started), default=0) <= run.options.max_staleness, "one is never continued"
+        assert run.pool.ledger.drawn >= drawn_before
+    assert recomputed_tok <= TOO_MANY * generated_tok, "more is preempted than what is acted upon"
+
+
+@pytest.mark.slow
+@settings(max_examples=10)
+@given(speed=st.floats(0.35, 0.8), slow=st.integers(0, 3), seed=st.integers(0, 99))
+def test_given_one_slower_server_then_its_share_of_the_running_requests_is_that_of_its_speed(speed, slow, seed):
+    scenario = small_scenario(
+        num_servers=4,
+        train_batch_size=16,
+        max_num_seqs=16,
+        lengths=LogNormalLengths(median_tok=250, sigma=0.5, correlation=0.5),
+        max_response_length=900,
+        seed=seed,
+    )
+    run = TrainingRun(scenario, DEFAULTS)
+    engines = list(run._fleet.engines.values())
+    run.step()
+    engines[slow].change_cost(scenario.step_cost().at_speed(speed), run._fleet._clock.now_s)
+    for _ in range(3):
+        run.step()
+    before_s = [engine.counters.request_s for engine in engines]
+    for _ in range(6):
+        run.step()
+    ran_s = [engine.counters.request_s - since for engine, since in zip(engines, before_s, strict=True)]
+    others_s = sorted(own for number, own in enumerate(ran_s) if number != slow)
+    assert ran_s[slow] / (sum(others_s) / 3) == pytest.approx(speed, abs=0.15)
+    assert others_s[-1] <= 1.15 * others_s[0], "servers that are alike get unlike shares"
