@@ -50,6 +50,23 @@ def calibration_table() -> pd.DataFrame:
     return _judged(frame)
 
 
+def frontier_table() -> pd.DataFrame:
+    """Seconds of a step of natural length, over those of the defaults, with the off-policy share."""
+    frame = pd.read_csv(FOLDER / "frontier.csv")
+    defaults = frame[frame["variant"] == "defaults"].set_index("setting")["step_s"]
+    frame["ratio"] = frame["step_s"] / frame["setting"].map(defaults)
+    titles = {
+        "setting": "Setting",
+        "variant": "Variant",
+        "step_s": "Step [s]",
+        "ratio": "Over the defaults",
+        "off_policy": "Off-policy",
+        "staleness": "Staleness",
+        "prefill": "Prefill, of busy time",
+    }
+    return frame[list(titles)].rename(columns=titles)
+
+
 def scale_table() -> pd.DataFrame:
     titles = ["Servers", "Trajectories", "Events", "CPU of a step [s]", "Memory [GB]"]
     return pd.read_csv(FOLDER / "scale.csv", dtype={"events": float}).set_axis(titles, axis="columns")

@@ -89,3 +89,17 @@ def test_given_trajectories_that_wait_for_tools_then_others_take_their_places_as
     turns = {name: metrics[f"async_dapo/turns/{name}"] for name in ("mean", "max", "tokens/mean", "tokens/max")}
     assert turns == {"mean": 1, "max": 1, "tokens/mean": 10, "tokens/max": 10}
     assert metrics["async_dapo/turns/calls_s"] == pytest.approx(100)
+
+
+def test_given_rounds_then_a_line_says_what_may_run_next_and_why_and_is_shown_where_that_has_changed(
+    start, caplog
+) -> None:
+    cluster = start(options(**AUTO), task=Task(length_of=lambda prompt_ids: 40))
+    small_engines(cluster, places=5)
+    caplog.set_level("DEBUG", logger="recipe.async_dapo.training.run_news")
+    for _ in range(4):
+        cluster.step()
+    lines = [record for record in caplog.records if "in flight; next: room for" in record.message]
+    assert [record.message.split(":")[0] for record in lines] == [f"step {step}" for step in (1, 2, 3, 4)]
+    assert "10 in flight; next: room for 512 (places to spare" in lines[0].message
+    assert [record.levelname for record in lines] == ["INFO", "DEBUG", "DEBUG", "DEBUG"]

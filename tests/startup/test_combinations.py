@@ -69,6 +69,15 @@ BAD_COMBINATIONS = [
         "async_dapo.max_loads_per_server=2016: must be below 2016",
     ),
     (
+        [
+            "async_dapo.max_loads_per_server=4112",
+            "actor_rollout_ref.rollout.max_num_seqs=512",
+            "actor_rollout_ref.rollout.data_parallel_size=8",
+            "trainer.n_gpus_per_node=8",
+        ],
+        "async_dapo.max_loads_per_server=4112: must be below 4112",
+    ),
+    (
         ["reward.reward_kwargs.overlong_buffer_cfg.enable=True", "reward.reward_kwargs.overlong_buffer_cfg.len=0"],
         "reward.reward_kwargs.overlong_buffer_cfg.len=0: must be in 1..32; set overlong_buffer_cfg.enable=False",
     ),

@@ -9,8 +9,8 @@ tokens a second and more of each request: neither rate alone tells how fast it i
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-ALIKE = 0.2  # standard deviation of batches over their mean: where it is less, they do not tell a from c
-RISE = 1.1
+ALIKE = 0.1  # standard deviation of batches over their mean: where it is less, they do not tell a from c
+RISE = 1.25  # at most, from round to round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from .costs import ServerConstants
 from .hardware import PRESETS as ACCELERATORS
 from .hardware import Accelerator, find_accelerator
 from .input_values import converted, unit_of
-from .lengths import LengthModel, LogNormalLengths, load_lengths
+from .lengths import LengthModel, LogNormalLengths
+from .lengths_file import load_lengths
 from .model_shape import ModelShape, load_model
 from .scenario import Scenario
 from .workload import BetaPassRates, PassRates, ValidShare
@@ -59,7 +60,9 @@ class Inputs:
     rollout_n: Annotated[int, "n, actor_rollout_ref.rollout.n [trajectories per group]"] = 16
     max_response_length: Annotated[int, "data.max_response_length [tokens]"] = 16384
     prompt_len_tok: Annotated[int, "of a prompt, on average [tokens]"] = 200
-    lengths: Annotated[str | None, "JSONL or parquet file of measured response lengths; null = log-normal"] = None
+    lengths: Annotated[
+        str | None, "JSONL or parquet file of response lengths, or a run's metrics.jsonl; null = log-normal"
+    ] = None
     length_median_tok: Annotated[float, "of the log-normal [tokens]"] = 4000.0
     length_sigma: Annotated[float, "of the logarithm"] = 0.9
     length_correlation: Annotated[float, "of lengths within a group [0-1]; measured if a file names groups"] = 0.5

@@ -1,10 +1,8 @@
 """How long responses are: log-normal, or as measured. A standard normal number in, a length in tokens out."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,17 +57,16 @@ class MeasuredLengths:
         return np.quantile(self.sorted_tok, share)
 
 
-def load_lengths(path: str, *, default_correlation: float) -> MeasuredLengths:
-    """Measured lengths from a JSONL or parquet file.
+def measured_lengths(rows: Iterable[Mapping[str, Any]], *, path: str, default_correlation: float) -> MeasuredLengths:
+    """Measured lengths.
 
     A row has one response's length under `response_length`, `response_len_tok`, `length` or `num_tokens`, and may name
     its prompt group under `uid`; or it has a whole group's under `response_lens_tok`. With groups, the correlation
     within them is measured too.
 
     Raises:
-        ConfigError: when the file is missing, empty, or has no such column.
+        ConfigError: when there is none, or no such column.
     """
-    rows = _read_rows(Path(path))
     groups: dict[Any, list[float]] = {}
     for number, row in enumerate(rows):
         lengths, uid = _lengths_of(row, path, number)
@@ -110,33 +107,6 @@ def _lengths_of(row: Mapping[str, Any], path: str, number: int) -> tuple[list[fl
             f"row {number} has none of the columns {', '.join((*LENGTH_KEYS, LENGTHS_KEY))}; rename its column",
         )
     return [float(row[key])], uid
-
-
-def _read_rows(path: Path) -> Iterable[Mapping[str, Any]]:
-    if not path.is_file():
-        raise ConfigError("lengths", path, "no such file; give a JSONL or parquet file, or set length_median_tok")
-    if path.suffix == ".parquet":
-        import pyarrow.parquet  # only where a parquet file is read
-
-        try:
-            return pyarrow.parquet.read_table(path).to_pylist()
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            raise ConfigError("lengths", path, f"cannot be read as parquet ({error})") from error
-    try:
-        lines = path.read_text().splitlines()
-    except (UnicodeDecodeError, OSError) as error:
-        raise ConfigError("lengths", path, f"cannot be read as text ({error}); give a JSONL or parquet file") from error
-    rows = []
-    for number, line in enumerate(lines):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except ValueError as error:
-            raise ConfigError(
-                "lengths", path, f"line {number + 1} is not JSON ({error}); write one object per line"
-            ) from error
-        if row is not None:
-            rows.append(row if isinstance(row, dict) else {"length": row})
-    return rows
 
 
 def _normal_share(z: float) -> float:

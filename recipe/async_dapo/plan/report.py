@@ -18,6 +18,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "tok/s/GPU": lambda row: f"{row.mean.tokens_per_s_per_gpu:.0f}",
     "speed-up": lambda row: f"{row.speed_up:.2f}",
     "of bound": lambda row: f"{row.bound_share:.2f}",
+    "log-probs": lambda row: f"{row.mean.log_prob_s / row.mean.step_s:.2f}",
     "idle": lambda row: f"{row.mean.idle_ratio:.2f}",
     "preempted": lambda row: _short(row.mean.recomputed_tok),
     "re-prefilled": lambda row: _short(row.mean.reprefilled_tok),
@@ -29,10 +30,11 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 MEANINGS = """\
 tok/s/GPU: trained tokens over the whole step. speed-up: of it, over the first row. of bound: seconds that the needed
-tokens take at the engines' best throughput, plus training, over the row's. idle: empty engine places, of those used at
-the peak. preempted, re-prefilled: context tokens computed again in a step. waste: thrown-away over thrown-away plus
-trained tokens. staleness: mean/max of tokens in the loss, in versions. length bias: mean trained over mean
-natural length. Steps are those of the steady state; differences under 2 % are noise."""
+tokens take at the engines' best throughput, plus training, over the row's. log-probs: share of a step that recomputes
+them, which `bypass` saves. idle: empty engine places, of those used at the peak. preempted, re-prefilled: context
+tokens computed again in a step. waste: thrown-away over thrown-away plus trained tokens. staleness: mean/max of tokens
+in the loss, in versions. length bias: mean trained over mean natural length. Steps are those of the steady state;
+differences under 2 % are noise."""
 
 
 def describe(scenario: Scenario) -> str:

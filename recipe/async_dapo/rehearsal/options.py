@@ -99,7 +99,7 @@ class RehearsalOptions:
             "servers": gpus // per_server,
             "tensor_parallel_size": per_server,
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
-            "max_num_seqs": rollout.max_num_seqs,
+            "max_num_seqs": rollout.max_num_seqs * rollout.data_parallel_size,
             "train_batch_size": config.data.train_batch_size,
             "rollout_n": rollout.n,
             "max_response_length": config.data.max_response_length,

@@ -27,7 +27,7 @@ from ..report.lengths import LengthsFile
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reports import RoundResult
-from .metrics import RoundRecord, concurrency_line, round_line, round_metrics
+from .metrics import RoundRecord, round_line, round_metrics
 from .rollout_state import RolloutState
 from .run_news import RunNews
 from .too_few_groups import too_many_batches, too_many_failures
@@ -145,9 +145,8 @@ class RoundReplayBuffer(ReplayBuffer):
                 screened=Screened.of(result.summary.outcomes, self._options.rollout_n),
             )
         )
-        self.news.observe(result)
+        self.news.observe(global_steps, result, pool_size=self._last_pool_size)
         logger.debug(round_line(global_steps, result, metrics))
-        logger.debug(concurrency_line(global_steps, result, self._last_pool_size))
         return batch, metrics
 
     def state(self) -> RolloutState:

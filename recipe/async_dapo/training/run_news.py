@@ -1,5 +1,6 @@
 """What a run has to say beside its metrics: why groups failed, engines and trainer over time, a few responses."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -14,6 +15,11 @@ from ..core.spans import Spans
 from ..report.responses import SAMPLED, SampledResponse, pieces_of
 from ..report.timeline import StepTimeline
 from ..rollout.reports import RoundResult
+from .metrics import concurrency_line
+
+logger = logging.getLogger(__name__)
+
+TOLD_CHANGE = 0.1  # of the places in all engines
 
 
 class RunNews:
@@ -30,9 +36,18 @@ class RunNews:
         self._samples: dict[str, PackedSamples] = {}
         self._cause_counts = CauseCounts()
         self._causes: Counter[tuple[str, str]] = Counter()
+        self._told_places = 0.0
 
-    def observe(self, result: RoundResult) -> None:
-        """A round has closed."""
+    def observe(self, step: int, result: RoundResult, *, pool_size: int | None) -> None:
+        """A round has closed. A line says what may be in flight next, and why; it is shown where that has changed.
+
+        Args:
+            pool_size: of that round; None = lanes bounded it.
+        """
+        places = result.balancer.concurrency["places"]
+        is_news = abs(places - self._told_places) > TOLD_CHANGE * self._told_places
+        self._told_places = places if is_news else self._told_places
+        logger.log(logging.INFO if is_news else logging.DEBUG, concurrency_line(step, result, pool_size))
         self._samples = {server: load.samples for server, load in result.balancer.loads.items() if load.samples}
         self._causes.update(self._cause_counts.count(result.summary.outcomes))
 
