@@ -106,6 +106,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "exact": table(corrections.exact_table),
         "learned": table_of(corrections.read_runs, corrections.learning_table),
     },
+    "docs/concurrency.md": {"frontier": table(plan.frontier_table)},
     "docs/planner.md": {
         "reference setting": table(plan.reference_table),
         "validation": table(plan.published_table),

@@ -55,12 +55,17 @@ class Reordered(TrainingRun):
         return replace(dispatch, groups=[*sorted(resumed, key=self.order), *fresh])
 
 
-def variants() -> dict[str, tuple[System, Order | None]]:
+Variant = tuple[System, Order | None]
+
+
+def variants() -> dict[str, Variant]:
     """By name."""
-    caps = {f"at most {cap:g} off-policy": (recipe("capped", max_partial_share=cap), None) for cap in CAPS}
-    fresh = recipe("fresh", rollout_strategy="discard", stop_rule="drain")
-    orders = {name: (recipe("ordered"), order) for name, order in ORDERS.items()}
-    return {"defaults": (recipe("defaults"), None)} | caps | {"nothing kept": (fresh, None)} | orders
+    caps: dict[str, Variant] = {
+        f"at most {cap:g} off-policy": (recipe("capped", max_partial_share=cap), None) for cap in CAPS
+    }
+    fresh: Variant = (recipe("fresh", rollout_strategy="discard", stop_rule="drain"), None)
+    orders: dict[str, Variant] = {name: (recipe("ordered"), order) for name, order in ORDERS.items()}
+    return {"defaults": (recipe("defaults"), None)} | caps | {"nothing kept": fresh} | orders
 
 
 def measure(setting: Setting, system: System, order: Order | None) -> dict[str, float]:

@@ -46,11 +46,13 @@ class RunsFile:
         return "-".join(map(str, wanted.values())).replace(", ", "-").replace(" ", "_")
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a row, and write the file whole."""
+        """Append a row. Whenever this is interrupted, the file has all rows or all but this one."""
         new = pd.DataFrame([{key: str(value) for key, value in row.items()} | {"commit": _commit()}])
         self._rows = pd.concat([self._rows, new]).fillna("")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._rows.to_csv(self._path, index=False)
+        new_file = self._path.with_suffix(".new")
+        self._rows.to_csv(new_file, index=False)
+        new_file.replace(self._path)
 
     def _matching(self, wanted: Mapping[str, Any]) -> pd.DataFrame:
         if self._rows.empty:

@@ -1,12 +1,18 @@
 """A rehearsal of a GPU run, on this machine: real code on eight emulated engines."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from ..support.signals import as_in_the_foreground
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = (
@@ -33,8 +39,12 @@ OPTIONS = (
 )
 
 
+def command_of(folder: Path, *overrides: str) -> list[str]:
+    return [sys.executable, "-m", "recipe.async_dapo.rehearse", *OPTIONS, *overrides, f"rehearsal.output={folder}"]
+
+
 def rehearse(folder: Path, *overrides: str) -> Path:
-    command = [sys.executable, "-m", "recipe.async_dapo.rehearse", *OPTIONS, *overrides, f"rehearsal.output={folder}"]
+    command = command_of(folder, *overrides)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "of bound" in done.stdout and "Bound:" in done.stdout
@@ -97,3 +107,31 @@ def test_given_verls_separate_mode_then_its_engines_go_on_over_updates_with_requ
     assert document["mean"]["staleness"] > 0
     samples = [json.loads(line) for line in (folder / "engines.jsonl").read_text().splitlines()]
     assert {len(sample["running"]) for sample in samples} <= set(range(7))
+
+
+@pytest.mark.nightly
+def test_given_ctrl_c_while_it_trains_then_no_process_and_no_file_of_it_is_left(tmp_path) -> None:
+    with tempfile.TemporaryDirectory(prefix="r") as folder:  # short: sockets
+        process = subprocess.Popen(
+            command_of(tmp_path / "run", "rehearsal.steps=100"),
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": folder},
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=as_in_the_foreground,
+        )
+        while not (metrics := tmp_path / "run" / "metrics.jsonl").exists() or not metrics.read_text():
+            assert process.poll() is None
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+        assert (process.returncode, output) == (130, "interrupted; everything it started has been ended\n")
+        assert not [one for one in psutil.process_iter() if temporary_folder_of(one).startswith(folder)]
+        assert not list(Path(folder).iterdir())
+
+
+def temporary_folder_of(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("TMPDIR", "")
+    except psutil.Error:
+        return ""
