@@ -22,7 +22,7 @@ COMPLETE_FILE = "async_dapo_complete.json"
 STEP_FOLDER = "global_step_"  # verl's name
 PICKLED_POOL_FILE = "async_dapo_pool.pkl"  # of earlier versions
 
-FORMAT = 4
+FORMAT = 5
 MAX_COMPLETE_BYTES = 16 * 2**20
 MAX_FRAME_BYTES = 2**30  # a prompt group
 MAX_POOL_BYTES = 64 * 2**30

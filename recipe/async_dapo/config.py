@@ -56,6 +56,7 @@ class CallsConfig:
     """Calls of agent loops: `async_dapo.calls`."""
 
     timeout_s: float
+    short_s: float
     journal_limit_mb: int
     kept_loops: int
 

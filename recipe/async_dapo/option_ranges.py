@@ -56,6 +56,7 @@ def _check_seconds(options: "AsyncDAPOConfig") -> None:
     for key, seconds in {
         "async_dapo.reward.timeout_s": options.reward.timeout_s,
         "async_dapo.calls.timeout_s": options.calls.timeout_s,
+        "async_dapo.calls.short_s": options.calls.short_s,
         "async_dapo.round_timeout_s": options.round_timeout_s,
         "async_dapo.stop_timeout_s": options.stop_timeout_s,
         "async_dapo.engine_timeout_s": options.engine_timeout_s,

@@ -58,3 +58,12 @@ def test_given_groups_with_a_home_then_they_wait_there_and_others_take_them_last
     assert [queues.pop(1), queues.pop(2)] == ["at home", "other"]
     assert [queues.pop(0), queues.pop(0), queues.pop(0)] == ["a", "b", "also"]
     assert queues.pop(1) is None
+
+
+def test_given_groups_that_are_bound_to_their_home_then_nobody_else_takes_them_and_all_know() -> None:
+    queues = WorkerQueues(2)
+    queues.extend(["bound", "free"], {"bound": 1, "free": 1}, {"bound"})
+    assert queues.has_for(0) and queues.pop(0) == "free"
+    assert not queues.has_for(0) and queues.pop(0) is None
+    assert queues.has_for(1) and queues.pop(1) == "bound"
+    assert not queues.has_for(1) and queues.num_waiting == 0

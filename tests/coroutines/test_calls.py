@@ -17,8 +17,8 @@ from recipe.async_dapo.calls import RecordedError, call_id, recorded, unknown_ca
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.rollout.agent_loops import run_loop
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
+from recipe.async_dapo.rollout.kept_loops import KeptLoops
 from recipe.async_dapo.rollout.tools import recorded_tools
 from recipe.async_dapo.training.group_records import group_of, record_of
 
@@ -220,19 +220,21 @@ class Unrepeatable:
         return outputs
 
 
-def test_given_a_loop_that_cannot_be_repeated_when_it_is_interrupted_then_it_starts_anew_and_that_is_counted() -> None:
-    service = Service()
+def test_given_a_loop_that_cannot_be_repeated_when_it_is_gone_then_it_is_not_run_again() -> None:
+    """The pool retires its group before; see test_cluster_kept_loops.py."""
+    service, kept = Service(), KeptLoops(most=0)
 
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        return await run_loop(Unrepeatable(service), {}, trajectory=trajectory)
+        return await kept.run(lambda: Unrepeatable(service), {}, trajectory=trajectory)
 
     async def main() -> None:
-        held, again = group(), rollout(loop)
-        assert await stopped_at(rollout(loop), held, 15.0) is None
-        assert (await outcome_of(again, held)).verdict is Verdict.VALID
-        assert again.diverged_tok == 4 and sum(counts.diverged for counts in again.calls) == 8
-        assert sum(counts.lost_loops for counts in again.calls) == 4
-        assert service.charged.total() == 16
+        held = group()
+        assert await stopped_at(rollout(loop, kept=kept), held, 15.0) is None
+        assert held.lost_loops == 4 == resumed(held).lost_loops
+        outcome = await outcome_of(rollout(loop, kept=kept), held)
+        assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
+        assert service.is_charged_once
+        await asyncio.sleep(60)
 
     simulate(main())
 

@@ -2,17 +2,15 @@
 
 from collections import Counter
 from random import Random
-from typing import Any
 
 import pytest
 
-from recipe.async_dapo import store
 from recipe.async_dapo.config import Auto, FilterConfig, RolloutStrategy
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
-from ..support.simulated_cluster import STRATEGIES, Cluster, options
+from ..support.simulated_cluster import STRATEGIES, options, resumed
 from ..support.simulated_worker import Task, failing_task, random_task
 
 STOP_RULES = pytest.mark.parametrize("stop_rule", list(StopRuleName))
@@ -140,19 +138,6 @@ def test_given_calls_that_take_any_time_when_steps_are_run_then_all_invariants_h
     )
     for _ in range(5):
         cluster.step()
-
-
-def resumed(start: Any, crashed: Cluster) -> Cluster:
-    """A new cluster from a checkpoint of another; the engines are empty."""
-    saved = list(to_frames(crashed.buffer.state()))
-    cluster = start(crashed.options, task=crashed.task)
-    cluster.buffer.restore(from_frames(saved))
-    carried = cluster.buffer.pool.carried_uids
-    rows = crashed.store.rows[store.TRAIN]
-    cluster.store.rows[store.TRAIN] = {key: row for key, row in rows.items() if key.split("_")[0] in carried}
-    cluster.step_number, cluster.num_drawn, cluster.trained = crashed.step_number, crashed.num_drawn, crashed.trained
-    cluster.update_weights()
-    return cluster
 
 
 def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_again_then_it_is_trained_in_the_end(

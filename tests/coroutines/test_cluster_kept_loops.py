@@ -7,7 +7,7 @@ import pytest
 from recipe.async_dapo.config import CallsConfig, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
-from ..support.simulated_cluster import options
+from ..support.simulated_cluster import options, resumed
 from ..support.simulated_worker import random_task
 
 KEEPING = pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])
@@ -19,7 +19,7 @@ def opts(strategy: RolloutStrategy, *, most: int, workers: int = 1, **changes):
         stop_rule=StopRuleName.FIRST_COMPLETED,
         num_workers=workers,
         rollout_pool_size=9,
-        calls=CallsConfig(timeout_s=3600.0, journal_limit_mb=1, kept_loops=most),
+        calls=CallsConfig(timeout_s=3600.0, short_s=1.0, journal_limit_mb=1, kept_loops=most),
         **changes,
     )
 
@@ -83,3 +83,45 @@ def test_given_groups_that_become_too_stale_then_their_loops_end(start, strategy
     [worker] = cluster.workers
     waiting = {one.loop for group in cluster.buffer.pool.buffered for one in group.suspensions()}
     assert set(worker._kept_loops._resting) == waiting
+
+
+@KEEPING
+@pytest.mark.parametrize("seed", range(4))
+def test_given_loops_that_cannot_run_again_and_room_for_all_then_each_goes_on_in_its_worker_however_idle_others_are(
+    start, strategy, seed: int
+) -> None:
+    task = replace(random_task(seed), tool_s=3.0, replayable=False)
+    cluster = start(opts(strategy, most=64, workers=3), task=task)
+    metrics = [cluster.step() for _ in range(8)]
+    begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
+    assert len(begun) == len(set(begun))
+    assert sum(step["async_dapo/partial/resumed_groups"] for step in metrics) > 0
+    assert sum(step["async_dapo/calls/lost_loops"] for step in metrics) == 0
+
+
+@KEEPING
+@pytest.mark.parametrize("most", [0, 2])
+def test_given_loops_that_cannot_run_again_when_there_is_no_room_then_their_groups_are_retired_and_counted(
+    start, strategy, most: int
+) -> None:
+    cluster = start(opts(strategy, most=most), task=replace(random_task(0), tool_s=3.0, replayable=False))
+    metrics = [cluster.step() for _ in range(8)]
+    retired = sum(step["async_dapo/partial/retired_groups"] for step in metrics)
+    assert sum(step["async_dapo/calls/lost_loops"] for step in metrics) >= retired > 0
+    assert cluster.buffer.pool.ledger.retired == retired
+    [worker] = cluster.workers
+    assert len(worker.loops_begun) == len(set(worker.loops_begun)), "one has begun anew"
+
+
+@KEEPING
+def test_given_loops_that_cannot_run_again_when_the_run_is_resumed_then_their_groups_are_retired_and_counted(
+    start, strategy
+) -> None:
+    cluster = start(opts(strategy, most=64), task=replace(random_task(0), tool_s=3.0, replayable=False))
+    while not (kept := [group.uid for group in cluster.buffer.pool.buffered if group.suspensions()]):
+        cluster.step()
+    cluster = resumed(start, cluster)
+    metrics = cluster.step()
+    assert metrics["async_dapo/partial/retired_groups"] == len(kept)
+    assert metrics["async_dapo/calls/lost_loops"] >= len(kept)
+    assert {uid for uid, _ in cluster.workers[0].loops_begun}.isdisjoint(kept)

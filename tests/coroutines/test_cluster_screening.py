@@ -7,9 +7,8 @@ import pytest
 from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.core.screening import Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
-from ..support.simulated_cluster import STRATEGIES, Cluster, options
+from ..support.simulated_cluster import STRATEGIES, Cluster, options, resumed
 from ..support.simulated_worker import Task, random_task
 
 SCREENING = Screening(samples=2, keep_share=0.0)
@@ -27,17 +26,6 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]:
     monkeypatch.undo()
     for cluster in clusters:
         cluster.close()
-
-
-def restarted(start: Callable[..., Cluster], killed: Cluster) -> Cluster:
-    """From what the killed run would have saved after its last step; its store is gone but for carried groups."""
-    frames = list(to_frames(killed.buffer.state()))
-    cluster = start(killed.options, task=killed.task)
-    cluster.buffer.restore(from_frames(frames))
-    cluster.store.rows = killed.store.rows
-    cluster.step_number, cluster.num_drawn, cluster.trained = killed.step_number, killed.num_drawn, killed.trained
-    cluster.update_weights()
-    return cluster
 
 
 def half_screened(cluster: Cluster) -> int:
@@ -61,7 +49,7 @@ def test_given_screening_when_steps_are_run_killed_and_resumed_then_every_prompt
         totals = {name: total + metrics[f"async_dapo/{name}"] for name, total in totals.items()}
         most_half_screened = max(most_half_screened, half_screened(cluster))
         if step == 4:
-            cluster = restarted(start, cluster)
+            cluster = resumed(start, cluster)
     ledger = cluster.buffer.pool.check_ledger()
     assert ledger["screened"] == totals["screening/screened_groups"] > 0
     assert ledger["filtered"] == 0, "with two metrics, what is not screened out is certain"

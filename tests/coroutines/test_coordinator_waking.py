@@ -1,6 +1,7 @@
 """Lanes that wait at the coordinator: a free place wakes one of them, and none is lost."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -74,3 +75,20 @@ def test_given_many_waiting_lanes_when_places_come_free_then_only_those_that_get
 
     simulate(main())
     assert tried <= lanes + 2 * groups  # a place that comes free is reported twice
+
+
+def test_given_a_group_that_only_its_home_can_go_on_with_when_a_place_comes_free_then_its_home_is_woken() -> None:
+    async def main() -> None:
+        it = coordinator()
+        [bound] = [replace(ticket, home=1, is_bound=True) for ticket in tickets("bound")]
+        await it.open_round(spec(pool_size=1), [*tickets("a"), bound])
+        await it.take_group("step-1", 0)
+        other, home = (asyncio.create_task(take(it, worker=worker)) for worker in (0, 1))
+        await settle()
+        await it.report_trajectories("step-1", ["a"])
+        assert await home == "bound"
+        assert not other.done()
+        other.cancel()
+        await asyncio.wait([other])
+
+    simulate(main())

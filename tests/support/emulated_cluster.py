@@ -72,7 +72,7 @@ class EmulatedCluster(Cluster):
         actors: list[ServerActor] = []
         for _ in range(count):
             model = Engine(scenario.step_cost(), max_num_seqs=scenario.max_num_seqs)
-            self.emulated.append(EmulatedEngine(model, self.book, clock))
+            self.emulated.append(EmulatedEngine(model, self.book, clock, scenario.tools()))
             server = start_server(monkeypatch, self.emulated[-1])
             server.config.free_cache_engine = False
             actors.append(object.__new__(ServerActor))

@@ -115,5 +115,6 @@ def rollout(
         is_filtered=is_filtered,
         screening=screening,
         keeps_failures=keeps_failures,
+        short_call_s=1.0,
         listeners=Listeners(**listeners),
     )

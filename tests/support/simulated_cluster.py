@@ -32,6 +32,7 @@ from recipe.async_dapo.rollout.prompts import make_group
 from recipe.async_dapo.training import engine_manager as engine_manager_module
 from recipe.async_dapo.training.engine_manager import EngineManager
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
+from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer, log_prob_of, token_at
 from .object_store import StoredObject
@@ -66,7 +67,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "importance_sampling": None,
         "snapshot_dtype": None,
         "reward": reward_options(),
-        "calls": CallsConfig(timeout_s=3600.0, journal_limit_mb=1, kept_loops=64),
+        "calls": CallsConfig(timeout_s=3600.0, short_s=1.0, journal_limit_mb=1, kept_loops=64),
         "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
         "screening": NO_SCREENING,
@@ -182,7 +183,7 @@ class Cluster:
         self.check_engines()
         self.buffer.pool.check_ledger()
         assert self._own_tasks() == set(), "a task of the round is left"
-        if self.task.keeps_state:
+        if self.task.keeps_state or not self.task.replayable:
             return  # its loops go on
         for worker in self.workers:
             assert not worker.active
@@ -295,3 +296,16 @@ class Cluster:
         self.loop.run_until_complete(wait())
         ready = [ref for ref in refs if ref.is_done][:1]
         return ready, [ref for ref in refs if ref not in ready]
+
+
+def resumed(start: Any, crashed: Cluster) -> Cluster:
+    """A new cluster from a checkpoint of another; the engines are empty."""
+    saved = list(to_frames(crashed.buffer.state()))
+    cluster = start(crashed.options, task=crashed.task)
+    cluster.buffer.restore(from_frames(saved))
+    carried = cluster.buffer.pool.carried_uids
+    rows = crashed.store.rows[store.TRAIN]
+    cluster.store.rows[store.TRAIN] = {key: row for key, row in rows.items() if key.split("_")[0] in carried}
+    cluster.step_number, cluster.num_drawn, cluster.trained = crashed.step_number, crashed.num_drawn, crashed.trained
+    cluster.update_weights()
+    return cluster

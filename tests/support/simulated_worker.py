@@ -30,6 +30,7 @@ class Task:
     scoring_s: float = 0.5
     tool_s: float = 0.0  # a tool is asked first, where it takes any time
     keeps_state: bool = False  # as the agent loop says of itself
+    replayable: bool = True  # so, too
 
 
 class SimulatedWorker(AsyncDAPOAgentLoopWorker):
@@ -44,7 +45,7 @@ class SimulatedWorker(AsyncDAPOAgentLoopWorker):
         self._options = options
         self._task = task
         self._agent_loops = self
-        self.keeps_state = task.keeps_state
+        self.keeps_state, self.replayable = task.keeps_state, task.replayable
         self.loops_begun: list[tuple[str, int]] = []  # group, session
         self.active: dict[str, int] = {}  # running groups -> running trajectories
         self.max_active_groups = 0

@@ -48,7 +48,6 @@ class CallCounts:
     unknown: int = 0
     diverged: int = 0  # recorded ones that the loop did not come to again
     kept_loops: int = 0  # agent loops that rest in their workers over the stop
-    lost_loops: int = 0  # that could not be brought to where they were interrupted, and began anew
     seconds: float = 0.0  # of those that ended
 
     @classmethod

@@ -16,7 +16,7 @@ class Ledger:
     filtered: int = 0
     screened: int = 0  # ended after a few samples that were alike
     failed: int = 0
-    retired: int = 0  # given up because it would have become too stale; its prompt is drawn again under a new uid
+    retired: int = 0  # given up: too stale, or its agent loops gone; its prompt is drawn again under a new uid
 
     def check(self, *, waiting: int, buffered: int, deferred: int = 0) -> dict[str, int]:
         """All terms, if they close.

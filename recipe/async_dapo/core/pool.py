@@ -4,8 +4,8 @@
 
 `ended` are groups that were filtered, screened out or have failed. `carried` are valid groups beyond the B of a step:
 they are trained first in the next one. `buffered` are groups that were interrupted and keep their tokens. Everything
-else that was interrupted waits again, in front. A group that has become too stale is retired, and its prompt waits
-again under a new uid. Deferred prompts wait until their step.
+else that was interrupted waits again, in front. A group that has become too stale, or whose agent loops cannot go on,
+is retired, and its prompt waits again under a new uid. Deferred prompts wait until their step.
 """
 
 from collections import Counter, deque
@@ -99,7 +99,8 @@ class PromptPool:
 
     def dispatch(self, step: int) -> Dispatch:
         """All groups at hand in order of start: resumed ones first, oldest and then longest, then waiting ones."""
-        retired = self._too_stale(step)
+        retired = self._to_retire(step)
+        lost_loops = sum(group.lost_loops for group in retired)
         attachments = tuple(attachment for group in retired for attachment in group.attachments())
         retired_tok = self._retire(retired, step)
         self._waiting.extend(self._deferred.take_due(step))
@@ -116,6 +117,7 @@ class PromptPool:
             retired_uids=tuple(group.uid for group in retired),
             retired_tok=retired_tok,
             retired_attachments=attachments,
+            lost_loops=lost_loops,
             resumed=len(resumed),
         )
 
@@ -231,10 +233,12 @@ class PromptPool:
             trajectory.age += 1
         self._buffered.append(group)
 
-    def _too_stale(self, step: int) -> list[PromptGroup]:
-        """Groups of which no token could be trained on any more."""
+    def _to_retire(self, step: int) -> list[PromptGroup]:
+        """Groups of which no token could be trained on any more, or whose agent loops are gone."""
         limit = self._staleness
-        buffered = [g for g in self._buffered if limit.is_too_stale(max(g.versions(), default=None), step)]
+        buffered = [
+            g for g in self._buffered if g.lost_loops or limit.is_too_stale(max(g.versions(), default=None), step)
+        ]
         return self._carried.too_stale(limit, step) + buffered
 
     def _retire(self, groups: list[PromptGroup], step: int) -> int:

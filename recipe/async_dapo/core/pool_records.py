@@ -42,6 +42,7 @@ class Dispatch:
     retired_uids: tuple[str, ...] = ()
     retired_tok: int = 0
     retired_attachments: tuple[Attachment, ...] = ()  # to be taken out of their engines
+    lost_loops: int = 0  # agent loops of retired groups that could not go on
     resumed: int = 0
 
     def extended(self, later: "Dispatch") -> "Dispatch":
@@ -52,6 +53,7 @@ class Dispatch:
             retired_uids=self.retired_uids + later.retired_uids,
             retired_tok=self.retired_tok + later.retired_tok,
             retired_attachments=self.retired_attachments + later.retired_attachments,
+            lost_loops=self.lost_loops + later.lost_loops,
             resumed=self.resumed + later.resumed,
         )
 

@@ -86,14 +86,6 @@ class Recorder:
         self.diverged_tok += turn.generated_tok
         turn.segments = []
 
-    def start_anew(self) -> None:
-        """Drop all that is recorded: its loop cannot be brought again to where it was."""
-        self.calls.lost_loops += 1
-        self.next_turn = 0
-        self.drop_rest()
-        self.calls.diverged += len(self.trajectory.calls)
-        self.trajectory.calls = {}
-
     def drop_rest(self) -> None:
         """Drop what is recorded and the loop has not asked for: it takes another way, or has ended before it."""
         gone = [call_id for call_id, call in self.trajectory.calls.items() if call.turn > self.next_turn]

@@ -129,6 +129,10 @@ class Round:
         """Whether a waiting group may start now."""
         return self._running.has_place and self.num_waiting > 0 and not self.is_halted
 
+    def may_start_on(self, worker: int) -> bool:
+        """Whether this worker may take one."""
+        return self.may_start and self._queues.has_for(worker)
+
     @property
     def ended_trajectories(self) -> int:
         """Trajectories that have been generated to their end in this round, over all workers [count]."""
@@ -140,6 +144,7 @@ class Round:
         certain: Collection[str] = (),
         held_back: Mapping[str, int] | None = None,
         homes: Mapping[str, int] | None = None,
+        bound: Collection[str] = (),
     ) -> None:
         """Add waiting groups, in order of start.
 
@@ -148,11 +153,12 @@ class Round:
             certain: of these, groups that are known to be valid by what they generated in earlier rounds.
             held_back: uid -> further trajectories, which start when the group has become certain [count].
             homes: uid -> the worker that should run it, as agent loops of it rest there.
+            bound: of these, groups that no other worker can go on with.
         """
         self._sizes.update(sizes)
         self._held_back.update(held_back or {})
         self._certain.update(certain)
-        self._queues.extend(list(sizes), homes or {})
+        self._queues.extend(list(sizes), homes, bound)
         self._update()
 
     def take(self, worker: int) -> str | None:

@@ -88,6 +88,7 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     calls: dict[str, Call] = field(default_factory=dict)  # by their ids, in order
     suspension: Suspension | None = None  # not in checkpoints
+    is_replayable: bool = True  # else only its own loop, alive, can go on with what is recorded
     # From a checkpoint: calls after that may have happened and are not recorded here.
     is_restored: bool = field(default=False, compare=False)
     outputs: Any = None  # the agent loop's scored outputs once finished; opaque to core
@@ -100,6 +101,11 @@ class Trajectory:
     @property
     def has_started(self) -> bool:
         return self.is_finished or bool(self.turns) or bool(self.calls)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it cannot go on, as its loop is gone."""
+        return not self.is_replayable and self.has_started and not self.is_finished and self.suspension is None
 
     @property
     def stamps(self) -> tuple[tuple[int, int], ...]:
@@ -142,7 +148,7 @@ class Trajectory:
         lost_tok = self.generated_tok
         self.turns, self.outputs, self.finished_stamps, self.age = [], None, (), 0
         self.calls, self.is_restored = {}, False
-        self.suspension = None
+        self.suspension, self.is_replayable = None, True
         return lost_tok
 
 
@@ -182,6 +188,11 @@ class PromptGroup:
     def suspensions(self) -> list[Suspension]:
         """Its agent loops that are still alive."""
         return [one.suspension for one in self.trajectories if one.suspension is not None]
+
+    @property
+    def lost_loops(self) -> int:
+        """Trajectories that cannot go on [count]."""
+        return sum(trajectory.is_lost for trajectory in self.trajectories)
 
     def attachments(self) -> list[Attachment]:
         """Its requests that are still in an engine."""

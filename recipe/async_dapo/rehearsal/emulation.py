@@ -1,10 +1,13 @@
 """What a configuration must say otherwise to be rehearsed on this machine; everything else stays as it is."""
 
 import time
+from dataclasses import asdict
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..config import ConfigError
+from ..plan.tool_calls import ToolCalls
+from ..startup.agent_loop_check import loops_of_data
 from . import words
 from .options import SEPARATE, RehearsalOptions, RewardSource
 from .stand_in import make_stand_in
@@ -79,12 +82,26 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
             _script_rewards(config)
         if trainer.v1.trainer_mode == "async_dapo":
             config.async_dapo.round_timeout_s /= options.speedup
+            config.async_dapo.calls.timeout_s /= options.speedup
+            config.async_dapo.calls.short_s /= options.speedup
+        tools = options.scenario(config).tools()
+        if tools.count:
+            _call_tools(config, tools, options)
 
 
 def _script_rewards(config: DictConfig) -> None:
     function, groups = config.reward.custom_reward_function, config.algorithm.filter_groups
     function.path, function.name = f"pkg://{words.__name__}", words.compute_score.__name__
     function.reward_kwargs = {"metric": groups.metric if groups.enable else "acc"}
+
+
+def _call_tools(config: DictConfig, tools: ToolCalls, options: RehearsalOptions) -> None:
+    """The loop that calls tools takes the place of every one that the run has."""
+    agent = config.actor_rollout_ref.rollout.agent
+    loop = {"_target_": f"{__package__}.tool_loop.ToolCallingLoop", "speedup": options.speedup} | asdict(tools)
+    file = options.folder / "agent_loops.yaml"
+    OmegaConf.save([{"name": name} | loop for name in sorted({agent.default_agent_loop, *loops_of_data(config)})], file)
+    agent.agent_loop_config_path = str(file)
 
 
 def _share_workers(config: DictConfig, options: RehearsalOptions) -> None:

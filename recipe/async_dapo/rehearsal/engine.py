@@ -17,6 +17,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from ..plan.costs import StepCost
 from ..plan.engine import Engine
 from ..plan.request import Request
+from ..plan.tool_calls import ToolCalls
 from .answers import Answer, AnswerBook
 from .clock import CompressedClock
 from .outputs import output_of
@@ -29,12 +30,30 @@ class _Running:
     params: SamplingParams
     answer: Answer
     done_tok: int  # of the answer, before this request
+    turn_end_tok: int  # of the answer, when its turn ends
     request: Request = field(init=False)
     outputs: asyncio.Queue[RequestOutput] = field(default_factory=asyncio.Queue)
     is_over: bool = False
 
     def hand_out(self, token_ids: list[int], finish_reason: str | None) -> None:
         self.outputs.put_nowait(output_of(self.request_id, self.prompt_ids, self.params, token_ids, finish_reason))
+
+
+class PrefixCache:
+    """Contexts of answers that will go on, until the cache is reset; there is room for all."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Answer, int]] = {}  # the answer itself too: no other one gets its id
+
+    def keep(self, answer: Answer, context_tok: int) -> None:
+        self._kept[id(answer)] = (answer, context_tok)
+
+    def take(self, answer: Answer) -> int:
+        """Tokens of the answer's context that need no prefill."""
+        return self._kept.pop(id(answer), (answer, 0))[1]
+
+    def clear(self) -> None:
+        self._kept.clear()
 
 
 class EmulatedEngine:
@@ -44,12 +63,15 @@ class EmulatedEngine:
     Args:
         model: how long things take, in virtual time.
         book: what the requests are answered with.
+        tools: where an answer stops for a tool's.
     """
 
-    def __init__(self, model: Engine, book: AnswerBook, clock: CompressedClock) -> None:
+    def __init__(self, model: Engine, book: AnswerBook, clock: CompressedClock, tools: ToolCalls) -> None:
         self.model = model
         self._book = book
         self._clock = clock
+        self._tools = tools
+        self._prefixes = PrefixCache()
         self._running: dict[str, _Running] = {}
         self._unadmitted: set[_Running] = set()
         self._all_admitted = asyncio.Event()
@@ -70,12 +92,13 @@ class EmulatedEngine:
         """An empty chunk when the request is admitted to the batch, further ones when it is interrupted or ends."""
         prompt_ids = list(prompt["prompt_token_ids"])
         answer, done_tok = self._book.take(prompt_ids)
-        running = _Running(request_id, prompt_ids, sampling_params, answer, done_tok)
+        turn_tok = self._tools.turn_left_tok(answer.length_tok, done_tok)
+        running = _Running(request_id, prompt_ids, sampling_params, answer, done_tok, turn_end_tok=done_tok + turn_tok)
         running.request = Request(
             owner=running,
             context_tok=len(prompt_ids),
-            remaining_tok=min(answer.length_tok - done_tok, sampling_params.max_tokens or answer.length_tok),
-            prefill_tok=len(prompt_ids),
+            remaining_tok=min(turn_tok, sampling_params.max_tokens or turn_tok),
+            prefill_tok=len(prompt_ids) - self._prefixes.take(answer),
         )
         self._running[request_id] = running
         self._unadmitted.add(running)
@@ -142,6 +165,7 @@ class EmulatedEngine:
     async def is_sleeping(self) -> None: ...
 
     async def reset_prefix_cache(self, *_: Any, **__: Any) -> bool:
+        self._prefixes.clear()
         return True
 
     async def reset_mm_cache(self) -> None: ...
@@ -204,8 +228,10 @@ class EmulatedEngine:
         self._forget_admission(running)
         answer, done_tok = running.answer, running.done_tok + running.request.generated_tok
         if done_tok < answer.length_tok:
-            self._book.put_back(running.prompt_ids + answer.tokens(running.done_tok, done_tok), answer, done_tok)
-        is_whole = done_tok == answer.length_tok and not answer.is_cut
+            context_ids = running.prompt_ids + answer.tokens(running.done_tok, done_tok)
+            self._book.put_back(context_ids, answer, done_tok)
+            self._prefixes.keep(answer, len(context_ids))
+        is_whole = done_tok == running.turn_end_tok and not (done_tok == answer.length_tok and answer.is_cut)
         self._hand_out(running, finish_reason="abort" if is_aborted else "stop" if is_whole else "length")
 
     def _hand_out(self, running: _Running, *, finish_reason: str | None) -> None:

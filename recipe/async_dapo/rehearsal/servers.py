@@ -122,7 +122,7 @@ class ServerHost:
     async def launch(self, rank: int, **arguments: Any) -> None:
         """Start the server of a replica; `arguments` are those of verl's server class."""
         model = Engine(self._scenario.step_cost(), max_num_seqs=self._scenario.max_num_seqs)
-        engine = EmulatedEngine(model, self._book, self._clock)
+        engine = EmulatedEngine(model, self._book, self._clock, self._scenario.tools())
         arguments |= {"engine": engine, "model_config": self._model_config, "replica_rank": rank}
         if self._is_recipe:
             self._servers[rank] = EmulatedRecipeServer(**arguments)

@@ -18,7 +18,7 @@ LEDGER_WORDS = {
     "filtered": "filtered: no gradient",
     "screened": "screened out after a few samples",
     "failed": "failed",
-    "retired": "retired: too stale, drawn again",
+    "retired": "retired: too stale, or their agent loops gone; drawn again",
     "waiting": "waiting to be generated",
     "deferred": "deferred: their history promises nothing",
     "buffered": "kept for the next step",

@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
 from ..config import ConfigError
-from ..core.recording import current_recorder
 
 
 class AgentLoopFactory:
@@ -56,19 +55,18 @@ class AgentLoopFactory:
 
 
 async def run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
-    """Run an agent loop for the current trajectory. One that says `replayable = False` cannot be brought to where it
-    was interrupted: what is recorded is thrown away, and counted as diverged.
-    """
-    recorder = current_recorder.get()
-    if recorder is not None and recorder.trajectory.has_started and not getattr(agent_loop, "replayable", True):
-        recorder.start_anew()
     output = await agent_loop.run(sampling_params, **sample)
     return output if isinstance(output, list) else [output]
 
 
+def is_replayable(agent_loop: AgentLoopBase) -> bool:
+    """Whether it can be brought to where it was interrupted, by its record."""
+    return getattr(agent_loop, "replayable", True)
+
+
 def has_state(agent_loop: AgentLoopBase) -> bool:
     """Whether it says that it has more to keep than its record."""
-    return getattr(agent_loop, "keeps_state", False) or not getattr(agent_loop, "replayable", True)
+    return getattr(agent_loop, "keeps_state", False) or not is_replayable(agent_loop)
 
 
 def _cannot_be_made(name: str, error: Exception) -> ConfigError:

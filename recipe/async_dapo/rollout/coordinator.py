@@ -66,6 +66,7 @@ class EarlyStoppingCoordinator:
             [group.prompt_uid for group in groups if group.is_certain],
             {group.prompt_uid: group.held_back for group in groups if group.held_back},
             {group.prompt_uid: group.home for group in groups if group.home is not None},
+            [group.prompt_uid for group in groups if group.is_bound],
         )
         self._after_change(current)
 
@@ -76,7 +77,7 @@ class EarlyStoppingCoordinator:
             if uid is not None:
                 current.wake_taker()
                 return current.tickets.pop(uid)
-            await current.next_start()
+            await current.next_start(worker)
         return None
 
     async def report_completion(self, round_id: str, outcome: GroupOutcome) -> None:

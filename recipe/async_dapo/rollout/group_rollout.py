@@ -57,6 +57,7 @@ class GroupRollout:
         is_filtered: whether groups whose metric does not vary are dropped.
         screening: which trajectories of a group may run.
         keeps_failures: validation: a failed trajectory is left out, and its siblings go on.
+        short_call_s: calls that take longer are told to the listeners [s].
         max_tokens_per_round: tokens a trajectory may generate before it is set aside until the next round; None = all.
         listeners: are told what becomes of the groups.
     """
@@ -72,6 +73,7 @@ class GroupRollout:
         is_filtered: bool,
         screening: Screening,
         keeps_failures: bool,
+        short_call_s: float,
         max_tokens_per_round: int | None = None,
         listeners: Listeners | None = None,
     ) -> None:
@@ -84,6 +86,7 @@ class GroupRollout:
         self._screening = screening
         self._keeps_failures = keeps_failures
         self._max_tokens_per_round = max_tokens_per_round
+        self._short_call_s = short_call_s
         self._listeners = listeners or Listeners()
         self.running = RunningTrajectories()
         self._told: set[str] = set()
@@ -124,7 +127,7 @@ class GroupRollout:
     def _start(self, group: PromptGroup, trajectories: Iterable[Trajectory], tasks: asyncio.TaskGroup) -> None:
         for trajectory in trajectories:
             recorder = self._kept.recorder_of(trajectory) or Recorder(
-                trajectory=trajectory, prompt_uid=group.uid, waiting=Waiting()
+                trajectory=trajectory, prompt_uid=group.uid, waiting=Waiting(self._short_call_s)
             )
             recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round)
             recorder.waiting.begin_round(functools.partial(self._listeners.on_waiting, group.uid))

@@ -16,10 +16,11 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
+from ..calls import TrajectoryGivenUp
 from ..core.recording import Recorder, current_recorder
 from ..core.trajectory import Suspension, Trajectory
 from ..engines.engine_requests import TrajectoryInterrupted
-from .agent_loops import has_state, run_loop
+from .agent_loops import has_state, is_replayable, run_loop
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,9 @@ class KeptLoops:
         assert recorder is not None
         if recorder.kept_loop is None:
             agent_loop = make()
+            if recorder.trajectory.is_lost:
+                raise TrajectoryGivenUp("state_lost", "an agent loop that cannot run again is gone")
+            recorder.trajectory.is_replayable = is_replayable(agent_loop)
             outputs = run_loop(agent_loop, sampling_params, **sample)
             if not self._most or not has_state(agent_loop):
                 return await outputs

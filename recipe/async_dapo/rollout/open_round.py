@@ -24,6 +24,7 @@ class Ticket:
     ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
     is_attached: bool = False  # requests of its that were frozen in their engines are still there
     home: int | None = None  # the worker where agent loops of it rest
+    is_bound: bool = False  # some of those can only go on there
 
 
 class OpenRound:
@@ -38,14 +39,14 @@ class OpenRound:
         self.stopped = asyncio.Event()
         self.engines_idle: asyncio.Future[float] | None = None
         self.changed = asyncio.Event()
-        self._takers: deque[asyncio.Future[None]] = deque()
+        self._takers: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def next_start(self) -> None:
-        """Wait, in line, until a group may start or nothing more will."""
-        taker = asyncio.get_running_loop().create_future()
+    async def next_start(self, worker: int) -> None:
+        """Wait, in line, until this worker may start a group or nothing more will."""
+        taker = worker, asyncio.get_running_loop().create_future()
         self._takers.append(taker)
         try:
-            await taker
+            await taker[1]
         except asyncio.CancelledError:
             if taker in self._takers:
                 self._takers.remove(taker)
@@ -55,8 +56,13 @@ class OpenRound:
 
     def wake_taker(self) -> None:
         """A taker that finds a group wakes the next one: who waits in vain is left asleep, however many they are."""
-        if self.state.may_start:
-            self._wake(1)
+        for worker, future in self._takers:
+            if not self.state.may_start:
+                return
+            if not future.done() and self.state.may_start_on(worker):  # else it has been cancelled just now
+                self._takers.remove((worker, future))
+                future.set_result(None)
+                return
 
     def notify(self) -> None:
         """Wake the trainer, and takers; the event is replaced, so that nobody misses the next one."""
@@ -64,17 +70,16 @@ class OpenRound:
         self.changed = asyncio.Event()
         self.wake_taker()
         if self.state.is_halted:
-            self._wake(len(self._takers))
+            self._wake_all()
 
     def release(self) -> None:
         """Nobody waits in a round that is over."""
         self.stopped.set()
         self.changed.set()
-        self._wake(len(self._takers))
+        self._wake_all()
 
-    def _wake(self, count: int) -> None:
-        while self._takers and count > 0:
-            taker = self._takers.popleft()
-            if not taker.done():  # else it has been cancelled just now
-                taker.set_result(None)
-                count -= 1
+    def _wake_all(self) -> None:
+        while self._takers:
+            _, future = self._takers.popleft()
+            if not future.done():
+                future.set_result(None)

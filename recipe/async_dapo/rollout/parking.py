@@ -43,6 +43,7 @@ def ticket_of(group: PromptGroup, screening: Screening) -> Ticket:
         ages=_ages(group) if is_parked else (),
         is_attached=bool(group.attachments()),
         home=next((suspension.worker for suspension in group.suspensions()), None),
+        is_bound=any(one.suspension is not None and not one.is_replayable for one in group.trajectories),
     )
 
 

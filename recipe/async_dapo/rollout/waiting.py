@@ -3,20 +3,23 @@
 import asyncio
 from collections.abc import Callable
 
-SHORT_S = 1.0  # a call that takes no longer is not worth the telling
-
 
 class Waiting:
-    """Open while a call is under way; those of one trajectory may overlap, and outlive the round."""
+    """Open while a call is under way; those of one trajectory may overlap, and outlive the round.
 
-    def __init__(self) -> None:
+    Args:
+        short_s: a wait that takes no longer is not worth the telling [s].
+    """
+
+    def __init__(self, short_s: float) -> None:
+        self._short_s = short_s
         self._tell: Callable[[int], None] = lambda change: None
         self._open = 0
         self._is_told = False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin_round(self, tell: Callable[[int], None]) -> None:
-        """From now on `tell` is given 1 when the trajectory has waited for `SHORT_S`, and -1 when it goes on."""
+        """From now on `tell` is given 1 when the trajectory has waited for `short_s`, and -1 when it goes on."""
         self._tell, self._is_told = tell, False
         if self._open:
             self._start()
@@ -39,7 +42,7 @@ class Waiting:
     def _start(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(SHORT_S, self._begin)
+        self._timer = asyncio.get_running_loop().call_later(self._short_s, self._begin)
 
     def _begin(self) -> None:
         self._is_told = True

@@ -124,6 +124,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             screening=NO_SCREENING if order.validate else self._options.screening,
             keeps_failures=order.validate,
             max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
+            short_call_s=self._options.calls.short_s,
             listeners=Listeners(
                 on_generated=generated.add,
                 on_certain=certain.add,

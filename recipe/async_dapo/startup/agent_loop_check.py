@@ -34,7 +34,7 @@ def check_agent_loop(config: DictConfig) -> str:
         ConfigError: naming key, value and remedy.
     """
     agent, tools = config.actor_rollout_ref.rollout.agent, config.actor_rollout_ref.rollout.multi_turn
-    used = {agent.default_agent_loop: _LOOP} | _loops_of_data(config)
+    used = {agent.default_agent_loop: _LOOP} | loops_of_data(config)
     named = _named_loops(agent.agent_loop_config_path)
     if set(used) == {PLAIN_LOOP} and not (named or tools.tool_config_path or tools.function_tool_path):
         return PLAIN_LOOP  # verl's agent loops take seconds to import
@@ -53,7 +53,7 @@ def check_agent_loop(config: DictConfig) -> str:
     return ", ".join(sorted(used)) + (f"; tools {', '.join(loaded)}" if loaded else "")
 
 
-def _loops_of_data(config: DictConfig) -> dict[str, str]:
+def loops_of_data(config: DictConfig) -> dict[str, str]:
     """Agent loops that Parquet files name, with the option of the file; other formats are not looked at."""
     found: dict[str, str] = {}
     for key in ("data.train_files", "data.val_files"):

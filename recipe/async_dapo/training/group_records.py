@@ -54,6 +54,7 @@ class TrajectoryRecord(Record):
     age: Count
     turns: list[TurnRecord]
     calls: list[CallRecord]
+    is_replayable: bool
     outputs: list[OutputRecord] | None
     finished_stamps: Stamps
 
@@ -90,6 +91,7 @@ def _trajectory_record(trajectory: Trajectory) -> TrajectoryRecord:
             CallRecord(call_id=call.call_id, turn=call.turn, arguments=call.arguments, result=call.result)
             for call in trajectory.calls.values()
         ],
+        is_replayable=trajectory.is_replayable,
         outputs=None if outputs is None else [_output_record(packed) for packed in outputs],
         finished_stamps=trajectory.finished_stamps,
     )
@@ -148,6 +150,7 @@ def _trajectory(record: TrajectoryRecord) -> Trajectory:
             call.call_id: Call(call_id=call.call_id, turn=call.turn, arguments=call.arguments, result=call.result)
             for call in record.calls
         },
+        is_replayable=record.is_replayable,
         is_restored=record.outputs is None and bool(record.turns or record.calls),
         outputs=None if record.outputs is None else [_output(output) for output in record.outputs],
         finished_stamps=record.finished_stamps,

@@ -14,7 +14,7 @@ METRICS: dict[str, str] = {
     "ledger/filtered": "of these: dropped because their metric does not vary [groups]",
     "ledger/screened": "of these: ended after a few samples that were alike; 0 without async_dapo.screening [groups]",
     "ledger/failed": "of these: dropped because a trajectory failed for good [groups]",
-    "ledger/retired": "of these: given up because they would have become too stale; drawn again [groups]",
+    "ledger/retired": "of these: given up, too stale or with agent loops that are gone; drawn again [groups]",
     "ledger/waiting": "of these: waiting to be generated [groups]",
     "ledger/deferred": "of these: set aside for a later step because their prompts' history promises nothing [groups]",
     "ledger/buffered": "of these: kept with what they have generated [groups]",
@@ -62,7 +62,8 @@ METRICS: dict[str, str] = {
     "calls/unknown": "recorded calls of which nobody knew whether they had happened [count]",
     "calls/diverged": "recorded calls dropped because an agent loop, when resumed, took another way [count]",
     "calls/kept_loops": "agent loops with a state that stayed alive over this step's stop [count]",
-    "calls/lost_loops": "agent loops with replayable = False that were gone when they had to go on: begun anew [count]",
+    "calls/lost_loops": "agent loops with replayable = False that were gone before this step: their groups are retired "
+    "[count]",
     "calls/waiting_max": "most trajectories that waited for calls at once, and left their places to others "
     "[trajectories]",
     "calls/seconds": "mean time of the calls that ended within this step [s]",
@@ -102,7 +103,7 @@ METRICS: dict[str, str] = {
     "partial/off_policy_token_ratio": "share of the batch's tokens from older policy versions [0-1]",
     "partial/resumed_groups": "groups that were continued from earlier steps in this one [groups]",
     "partial/resumed_ratio": "share of the batch's trajectories that were carried over at least once [0-1]",
-    "partial/retired_groups": "groups given up in this step because they were too stale [groups]",
+    "partial/retired_groups": "groups given up before this step: too stale, or with agent loops that are gone [groups]",
     "partial/withheld_tokens": "too stale tokens taken out of this step's loss [tokens]",
     "partial/reprefilled_tokens": "context tokens computed again for continued requests in this step [tokens]",
     "partial/reprefill_attention_ratio": "their share of attention work: sum of squared contexts, re-prefilled over "

@@ -158,6 +158,7 @@ def _partial(record: RoundRecord) -> dict[str, float]:
         "partial/resumed_groups": len(resumed.intersection(record.result.summary.start_order)),
         "partial/resumed_ratio": _ratio(ages.total() - ages[0], ages.total()),
         "partial/retired_groups": len(record.dispatch.retired_uids),
+        "calls/lost_loops": record.dispatch.lost_loops,
         "partial/withheld_tokens": record.withheld_tok,
         "partial/reprefilled_tokens": sum(reprefilled),
         "partial/reprefill_attention_ratio": _ratio(again, again + once),
