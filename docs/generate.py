@@ -80,8 +80,9 @@ EXAMPLES = {
     "tools/tools.py": "python",
     "agent_loop/guessing.py": "python",
     "tools/booking.py": "python",
+    "tools/mcp_tool.py": "python",
 }
-AGENTS = ("agent_loop/guessing.py", "tools/booking.py")  # shown in docs/agents.md
+AGENTS = ("agent_loop/guessing.py", "tools/booking.py", "tools/mcp_tool.py")  # shown in docs/agents.md
 
 
 def example(name: str) -> str:

@@ -8,22 +8,29 @@ import asyncio
 import json
 import sys
 from typing import Any
-from uuid import uuid4
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from recipe.async_dapo.calls import recorded
+from recipe.async_dapo.dialogue import Dialogue
 
 TURNS = 4
 LIMIT_S = 10.0
 INTERPRETER = """
-import contextlib, io, json, sys
-names = {}
-for line in sys.stdin:
+import contextlib, io, json, os, queue, sys, threading
+
+def read():
+    for line in sys.stdin:
+        pieces.put(line)
+    os._exit(0)  # the worker is gone: this ends, too, whatever it runs
+
+names, pieces = {}, queue.SimpleQueue()
+threading.Thread(target=read, daemon=True).start()
+while True:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         try:
-            exec(json.loads(line), names)
+            exec(json.loads(pieces.get()), names)
         except Exception as error:
             print(repr(error))
     print(json.dumps(output.getvalue()), flush=True)
@@ -76,43 +83,12 @@ class Coding(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> AgentLoopOutput:
         sandbox = Sandbox()
+        dialogue = Dialogue(self, sample["raw_prompt"], sampling_params)
         try:
-            return await self._run(sandbox, sampling_params, list(sample["raw_prompt"]))
+            while True:
+                sandbox.code.append(await dialogue.ask())
+                if dialogue.turns == TURNS or dialogue.is_full:
+                    return dialogue.output()
+                await dialogue.tell(await recorded(sandbox.output))
         finally:
             await sandbox.close()
-
-    async def _run(
-        self, sandbox: Sandbox, sampling_params: dict[str, Any], messages: list[dict[str, str]]
-    ) -> AgentLoopOutput:
-        request_id = uuid4().hex
-        token_ids = await self.ct_build_initial_tokens(messages)
-        mask: list[int] = []
-        log_probs: list[float] = []
-        for turn in range(TURNS):
-            output = await self.server_manager.generate(
-                request_id=request_id, prompt_ids=token_ids, sampling_params=sampling_params
-            )
-            merged, mask, log_probs = await self.ct_merge_assistant_token(
-                token_ids, output.token_ids, mask, log_probs, assistant_logprobs=output.log_probs
-            )
-            token_ids = merged.token_ids
-            if turn == TURNS - 1 or len(mask) >= self.rollout_config.response_length:
-                break
-            answer = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
-            sandbox.code.append(answer)
-            printed = await recorded(sandbox.output)
-            before = [*messages, {"role": "assistant", "content": answer}]
-            messages = [*before, {"role": "user", "content": printed}]
-            merged, mask, log_probs = await self.ct_merge_context_msg(before, messages, token_ids, mask, log_probs)
-            token_ids = merged.token_ids
-        limit_tok = self.rollout_config.response_length
-        prompt_len_tok = len(token_ids) - len(mask)
-        return AgentLoopOutput(
-            prompt_ids=token_ids[:prompt_len_tok],
-            response_ids=token_ids[prompt_len_tok:][:limit_tok],
-            response_mask=mask[:limit_tok],
-            response_logprobs=log_probs[:limit_tok],
-            num_turns=2 * (turn + 1),
-            metrics=AgentLoopMetrics(),
-            extra_fields=output.extra_fields,
-        )

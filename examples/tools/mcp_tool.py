@@ -18,9 +18,9 @@ class MCPTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict]:
+        named: Any = {"call_id": call_id()}  # by which the server may know whether it has had this call
         async with Client(self.config["url"]) as client:
-            # The server may know by the id whether it has had this call.
-            result = await client.call_tool(self.name, parameters, meta={"call_id": call_id()})
+            result = await client.call_tool(self.name, parameters, meta=named)
         text = "\n".join(part.text for part in result.content if part.type == "text")
         if result.is_error:
             raise RuntimeError(text)

@@ -1,9 +1,13 @@
 """A stateful environment in a real process: kept over rounds, and built again after a kill."""
 
 import asyncio
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
 
@@ -17,6 +21,22 @@ from recipe.async_dapo.training.group_records import group_of, record_of
 from ..support.rollout_world import Loop, finished, group, outcome_of, rollout
 
 STEPS = 4
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = """
+import asyncio
+from examples.agent_loop.sandbox import Sandbox
+
+async def main():
+    sandbox = Sandbox()
+    sandbox.code = ["1", "while True: pass"]
+    call = asyncio.create_task(sandbox.output())
+    while sandbox.process is None:
+        await asyncio.sleep(0.01)
+    print(sandbox.process.pid, flush=True)
+    await call
+
+asyncio.run(main())
+"""
 Step = tuple[asyncio.subprocess.Process | None, str]  # where a step was made, and what it printed
 Told = asyncio.Queue[Step]
 
@@ -105,3 +125,12 @@ def test_given_no_room_when_rounds_stop_then_the_loop_runs_again_and_each_answer
         assert [printed for _, printed in steps[-STEPS:]] == ["1", "2", "3", "4"]
 
     asyncio.run(main())
+
+
+def test_given_code_that_never_ends_when_its_worker_is_killed_then_its_process_ends() -> None:
+    worker = subprocess.Popen([sys.executable, "-c", WORKER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    sandbox = psutil.Process(int(worker.stdout.readline()))
+    worker.kill()
+    worker.communicate()
+    sandbox.wait(20)

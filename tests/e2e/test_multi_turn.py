@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 
 from recipe.async_dapo.cpu.model_and_data import Assets
@@ -23,6 +24,7 @@ KILLED_STEP = 3
 POOL_SIZE = 48  # trajectories at once
 ROUND_LIMIT_TOK = 250  # a third of the trajectories is longer
 PROMPTS = 40  # few, so that all that are trained have been validated
+SANDBOX = "pieces.put(line)"  # in the command of a sandbox's process
 TOLERANCE = 1e-4  # nats, float32
 
 LIMITS: dict[str, tuple[str, ...]] = {
@@ -149,6 +151,19 @@ def test_given_one_policy_at_temperature_0_when_interrupted_then_every_token_is_
 def test_given_room_for_some_loops_when_rounds_stop_then_those_stay_alive(run: Run):
     kept = run.metric("async_dapo/calls/kept_loops")
     assert max(kept) == 8 and sum(run.metric("async_dapo/calls/lost_loops")) == 0
+
+
+def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_another_is_brought_to_where_it_was(
+    runs: dict[str, Run],
+) -> None:
+    """What one has lost would be a failure, see above; none outlives its worker, killed or not."""
+    told = {name: till.lines(run.folder / till.PROCESSES) for name, run in runs.items()}
+    began_with = {name: {one["pid"]: one["pieces"] for one in reversed(lines)} for name, lines in told.items()}
+    assert max(Counter(one["pid"] for one in told["partial"]).values()) > 1
+    assert max(began_with["partial_stale_kv"].values()) > 1, "none was kept there, and none had to be built again"
+    processes = psutil.process_iter(["cmdline"])
+    alive = {process.pid for process in processes if SANDBOX in " ".join(process.info["cmdline"] or [])}
+    assert alive.isdisjoint(pid for pids in began_with.values() for pid in pids)
 
 
 @pytest.mark.parametrize("run", ["partial_stale_kv"], indirect=True)

@@ -16,7 +16,7 @@ from . import till_server
 FOLDER = "TILL_FOLDER"  # names the folder of the ledgers
 LEDGER = "till.jsonl"  # of every charge, a line
 DIARY = "loops.jsonl"  # of every interruption and every end of an agent loop
-
+PROCESSES = "processes.jsonl"  # that loops have started
 
 SLOW_S = 20.0  # longer than a round
 
@@ -32,6 +32,11 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def note(**fields: object) -> None:
     till_server.write_line(str(_folder() / DIARY), **fields)
+
+
+def note_process(pid: int, pieces: int) -> None:
+    """A process that has run so many pieces of code."""
+    till_server.write_line(str(_folder() / PROCESSES), pid=pid, pieces=pieces)
 
 
 def recover(call: str) -> str:

@@ -2,17 +2,20 @@
 
 import asyncio
 from typing import Any
-from uuid import uuid4
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 
+from examples.agent_loop.sandbox import Sandbox
 from recipe.async_dapo.calls import recorded
+from recipe.async_dapo.dialogue import Dialogue
 
 from . import till
 
 TURNS = 3
+# A turn ends with one of these strings, but no sooner: over an interruption both act as in one whole request.
+GREEDY = {"temperature": 0.0, "stop": ["03:", "12:", "25:"], "min_tokens": 40, "seed": 7}
 
 
 @ToolParser.register("every_response_calls")
@@ -40,35 +43,38 @@ class NextProblemLoop(ToolAgentLoop):
         return output
 
     async def _run_greedy(self, sampling_params: dict[str, Any], **sample: Any) -> AgentLoopOutput:
-        messages = list(sample["raw_prompt"])
-        request_id = uuid4().hex
-        token_ids = await self.ct_build_initial_tokens(messages)
-        prompt_len_tok = len(token_ids)
-        mask: list[int] = []
-        log_probs: list[float] = []
-        for turn in range(TURNS):
-            output = await self.server_manager.generate(
-                request_id, prompt_ids=token_ids, sampling_params=sampling_params | {"temperature": 0.0}
-            )
-            merged, mask, log_probs = await self.ct_merge_assistant_token(
-                token_ids, output.token_ids, mask, log_probs, assistant_logprobs=output.log_probs
-            )
-            token_ids = merged.token_ids
-            if turn == TURNS - 1 or len(mask) >= self.response_length:
-                break
-            answer = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
-            is_slow = len(answer) % 5 == 0 and sampling_params["temperature"] > 0  # a validation is not kept waiting
-            problem = await recorded(till.pay, len(answer), till.SLOW_S if is_slow else 0.0)
-            before = [*messages, {"role": "assistant", "content": answer}]
-            messages = [*before, {"role": "user", "content": problem}]
-            merged, mask, log_probs = await self.ct_merge_context_msg(before, messages, token_ids, mask, log_probs)
-            token_ids = merged.token_ids
-        return AgentLoopOutput(
-            prompt_ids=token_ids[:prompt_len_tok],
-            response_ids=token_ids[prompt_len_tok:][: self.response_length],
-            response_mask=mask[: self.response_length],
-            response_logprobs=log_probs[: self.response_length],
-            num_turns=2 * (turn + 1),
-            metrics=AgentLoopMetrics(),
-            extra_fields=output.extra_fields,
-        )
+        is_training = sampling_params["temperature"] > 0
+        dialogue = Dialogue(self, sample["raw_prompt"], sampling_params | GREEDY)
+        total = Total() if is_training and sample["session_id"] == 0 else None
+        try:
+            while True:
+                answer = await dialogue.ask()
+                if dialogue.turns == TURNS or dialogue.is_full:
+                    return dialogue.output()
+                is_slow = is_training and len(answer) % 5 == 0  # a validation is not kept waiting
+                problem = await recorded(till.pay, len(answer), till.SLOW_S if is_slow else 0.0)
+                if total is not None:
+                    await total.add(len(answer))
+                await dialogue.tell(problem)
+        finally:
+            if total is not None:
+                await total.close()
+
+
+class Total:
+    """The state of a loop, in a process of its own: what it has lost of it is an error, which the run counts."""
+
+    def __init__(self) -> None:
+        self._sandbox = Sandbox()
+        self._expected = 0
+
+    async def add(self, length: int) -> None:
+        self._expected += length
+        self._sandbox.code.append(f"total = globals().get('total', 0) + {length}; print(total)")
+        printed = await recorded(self._sandbox.output)
+        if self._sandbox.process is not None:
+            till.note_process(self._sandbox.process.pid, pieces=len(self._sandbox.code))
+        assert int(printed) == self._expected
+
+    async def close(self) -> None:
+        await self._sandbox.close()

@@ -2,14 +2,24 @@
 
 The engine sees what was generated as part of the prompt. Temperature, top-p, top-k and the repetition penalty, which
 counts the prompt, too, do not mind. `min_tokens` and `seed` are moved on, `stop` strings over the seam are found here.
-What an engine counts or follows over the response alone starts anew, and so such a request is never continued.
+What an engine counts or follows over the response alone starts anew, and of `extra_args` nobody knows: such a request
+is never continued.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 _OFF: tuple[Any, ...] = (None, 0, 0.0, [], {}, "")
-_OVER_THE_RESPONSE = ("presence_penalty", "frequency_penalty", "structured_outputs", "guided_decoding", "bad_words")
+_OVER_THE_RESPONSE = (
+    "presence_penalty",
+    "frequency_penalty",
+    "structured_outputs",
+    "guided_decoding",
+    "bad_words",
+    "thinking_token_budget",
+    "repetition_detection",
+    "extra_args",
+)
 _MARGIN_TOK = 8  # before the seam, for text that starts in mid-token
 
 Decode = Callable[[Sequence[int]], str]
