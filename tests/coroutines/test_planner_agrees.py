@@ -1,12 +1,14 @@
 """The planner and the code that runs agree: the same options, on the same server model, take the same time."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from recipe.async_dapo.plan.lengths import LogNormalLengths
+from recipe.async_dapo.plan.scenario import Scenario
 from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo.plan.systems import System, recipe
 from recipe.async_dapo.plan.workload import ValidShare
 
 from ..support.emulated_cluster import EmulatedCluster
@@ -26,6 +28,7 @@ SCENARIO = small_scenario(
     lengths=LogNormalLengths(median_tok=250, sigma=0.8, correlation=0.5),
     pass_rates=ValidShare(0.6),
 )
+WITH_TOOLS = replace(SCENARIO, tool_calls=2, tool_median_s=2.0, tool_sigma=0.5)
 SYSTEMS = {
     "discard fifo": {"rollout_strategy": "discard", "over_sampling_batch_size": 16},
     "discard drain": {"rollout_strategy": "discard", "stop_rule": "drain", "over_sampling_batch_size": 16},
@@ -49,12 +52,42 @@ def clusters() -> Iterator[list[EmulatedCluster]]:
 def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_what_the_planner_says(
     monkeypatch, clusters, name
 ) -> None:
-    system = recipe(name, max_loads_per_server=16, **SYSTEMS[name])
-    planned = TrainingRun(SCENARIO, system)
-    steps = WARMUP + (LONGER if SYSTEMS[name]["rollout_strategy"] == "partial" else STEPS)
-    planned_s = [planned.step().rollout_s for _ in range(steps)][WARMUP:]
+    assert sum(rehearsed(SCENARIO, name, clusters, monkeypatch)) == pytest.approx(
+        sum(planned(SCENARIO, name)), rel=AGREEMENT
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["discard fifo", "partial, pool"])
+def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(
+    monkeypatch, clusters, name
+) -> None:
+    planned_s = sum(planned(WITH_TOOLS, name))
+    assert sum(rehearsed(WITH_TOOLS, name, clusters, monkeypatch)) == pytest.approx(planned_s, rel=AGREEMENT)
+    assert planned_s > 1.2 * sum(planned(SCENARIO, name)), "tools take no time here"
+
+
+def planned(scenario: Scenario, name: str) -> list[float]:
+    """Seconds of each rollout."""
+    run = TrainingRun(scenario, system(name))
+    return [run.step().rollout_s for _ in range(steps(name))][WARMUP:]
+
+
+def rehearsed(
+    scenario: Scenario, name: str, clusters: list[EmulatedCluster], monkeypatch: pytest.MonkeyPatch
+) -> list[float]:
+    """Seconds of each rollout."""
+    options = TrainingRun(scenario, system(name)).options
+    options = replace(options, calls=replace(options.calls, short_s=1e-3))  # as in the planner
     with monkeypatch.context() as patched:
-        cluster = EmulatedCluster(patched, planned.options, SCENARIO)
+        cluster = EmulatedCluster(patched, options, scenario)
         clusters.append(cluster)
-        rehearsed_s = [cluster.step()["async_dapo/round/rollout_s"] for _ in range(steps)][WARMUP:]
-    assert sum(rehearsed_s) == pytest.approx(sum(planned_s), rel=AGREEMENT)
+        return [cluster.step()["async_dapo/round/rollout_s"] for _ in range(steps(name))][WARMUP:]
+
+
+def system(name: str) -> System:
+    return recipe(name, max_loads_per_server=16, **SYSTEMS[name])
+
+
+def steps(name: str) -> int:
+    return WARMUP + (LONGER if SYSTEMS[name]["rollout_strategy"] == "partial" else STEPS)

@@ -63,7 +63,14 @@ class EmulatedCluster(Cluster):
             index, session = prompt_ids
             return self.book.planned[index].metrics[session]
 
-        task = Task(metric_of=metric_of, scoring_s=0.0)
+        def has_ended(tokens: list[int]) -> bool:
+            return tokens[-1] == WORDS.end_of_text or len(tokens) == scenario.max_response_length
+
+        def call_s(prompt_ids: list[int], done_tok: int) -> float:
+            index, session = prompt_ids
+            return scenario.tools().takes_s(index, session, done_tok)
+
+        task = Task(metric_of=metric_of, scoring_s=0.0, has_ended=has_ended, call_s=call_s)
         super().__init__(monkeypatch, opts, task=task, num_servers=scenario.num_servers, latency_s=LATENCY_S)
 
     def _make_servers(self, monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:

@@ -31,6 +31,10 @@ class Task:
     tool_s: float = 0.0  # a tool is asked first, where it takes any time
     keeps_state: bool = False  # as the agent loop says of itself
     replayable: bool = True  # so, too
+    has_ended: Callable[[list[int]], bool] = lambda response_ids: (
+        True
+    )  # else a tool is called, and another turn follows
+    call_s: Callable[[list[int], int], float] = lambda prompt_ids, done_tok: 0.0
 
 
 class SimulatedWorker(AsyncDAPOAgentLoopWorker):
@@ -73,14 +77,21 @@ class SimulatedWorker(AsyncDAPOAgentLoopWorker):
                 del self.active[uid]
 
     async def _generate(self, sampling_params: dict[str, Any], uid: str, prompt_ids: list[int]) -> AgentLoopOutput:
-        output = await self.llm_client.generate(
-            f"{uid}-{prompt_ids[1]}", prompt_ids=prompt_ids, sampling_params=sampling_params
-        )
+        response_ids: list[int] = []
+        log_probs: list[float] = []
+        while True:
+            output = await self.llm_client.generate(
+                f"{uid}-{prompt_ids[1]}", prompt_ids=prompt_ids + response_ids, sampling_params=sampling_params
+            )
+            response_ids, log_probs = response_ids + output.token_ids, log_probs + output.log_probs
+            if self._task.has_ended(response_ids):
+                break
+            await recorded(asyncio.sleep, self._task.call_s(prompt_ids, len(response_ids)))
         return AgentLoopOutput(
             prompt_ids=prompt_ids,
-            response_ids=output.token_ids,
-            response_mask=[1] * len(output.token_ids),
-            response_logprobs=output.log_probs,
+            response_ids=response_ids,
+            response_mask=[1] * len(response_ids),
+            response_logprobs=log_probs,
             metrics=AgentLoopMetrics(),
         )
 

@@ -23,6 +23,17 @@ SIGNATURES = {
         "mm_processor_kwargs=None, **kwargs)"
     ),
     CLIENT + "LLMServerManager.get_client": "(self, client_cls=None, **kwargs)",
+    # an agent loop's tokens
+    AGENT_LOOP + "AgentLoopBase.ct_build_initial_tokens": (
+        "(self, messages, tools=None, images=None, videos=None, audios=None, mm_inputs_out=None)"
+    ),
+    AGENT_LOOP + "AgentLoopBase.ct_merge_assistant_token": (
+        "(self, runtime_token_ids, assistant_token_ids, response_mask, response_logprobs=None, assistant_logprobs=None)"
+    ),
+    AGENT_LOOP + "AgentLoopBase.ct_merge_context_msg": (
+        "(self, previous_messages, updated_messages, runtime_token_ids, response_mask, response_logprobs=None, "
+        "tools=None)"
+    ),
     # tools
     "verl.tools.function_tool:FunctionTool.__init__": "(self, name, fn, tool_schema, is_async=False)",
     "verl.tools.function_tool:FunctionTool.call": "(self, parameters)",
