@@ -49,9 +49,10 @@ def test_given_a_stop_string_over_a_seam_then_the_turn_ends_where_a_whole_reques
 
 def test_given_parameters_of_a_whole_request_when_it_is_continued_then_they_are_moved_on() -> None:
     params = {"min_tokens": 5, "seed": 7, "temperature": 0.5}
-    assert continued(params, 3) == {"min_tokens": 2, "seed": 10, "temperature": 0.5}
-    assert continued(params, 9)["min_tokens"] == 0
-    assert continued({"temperature": 0.5}, 3) == {"temperature": 0.5}
+    assert continued(params, 3, 90) == {"max_tokens": 90, "min_tokens": 2, "seed": 10, "temperature": 0.5}
+    assert continued(params, 9, 90)["min_tokens"] == 0
+    assert continued(params, 1, 2)["min_tokens"] == 2, "a round's limit of tokens comes sooner, and engines compare"
+    assert continued({"temperature": 0.5}, 3, 90) == {"max_tokens": 90, "temperature": 0.5}
     assert not_continued({"presence_penalty": 0.0, "bad_words": [], "repetition_penalty": 1.2}) == []
     assert not_continued({"frequency_penalty": 0.1}) == ["frequency_penalty"]
 

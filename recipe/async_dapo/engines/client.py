@@ -127,7 +127,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
             is_seam = before_tok > 0 and turn.attachment is None
             if is_seam:
                 recorder.reprefilled_tok.append(len(prompt_ids) + before_tok)
-            asked = continued(params, before_tok) | {"max_tokens": limit_tok}
+            asked = continued(params, before_tok, limit_tok)
             try:
                 finish_reason = await self._requests.advance(
                     turn, request_id, prompt_ids + turn.raw_response_ids, asked, options

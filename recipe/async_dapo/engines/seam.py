@@ -30,11 +30,11 @@ def not_continued(params: dict[str, Any]) -> list[str]:
     return [name for name in _OVER_THE_RESPONSE if params.get(name) not in _OFF]
 
 
-def continued(params: dict[str, Any], generated_tok: int) -> dict[str, Any]:
-    """The parameters of a request that goes on after so many tokens."""
-    moved: dict[str, Any] = {}
-    if params.get("min_tokens"):
-        moved["min_tokens"] = max(0, params["min_tokens"] - generated_tok)
+def continued(params: dict[str, Any], generated_tok: int, limit_tok: int) -> dict[str, Any]:
+    """The parameters of a request that goes on after so many tokens, for so many further ones at most."""
+    moved: dict[str, Any] = {"max_tokens": limit_tok}
+    if params.get("min_tokens"):  # engines refuse one above the other; a request that reaches its limit has enough
+        moved["min_tokens"] = min(max(0, params["min_tokens"] - generated_tok), limit_tok)
     if params.get("seed") is not None:
         moved["seed"] = params["seed"] + generated_tok
     return params | moved
