@@ -102,6 +102,11 @@ def test_the_tool_passes_the_checks_at_start_up(run) -> None:
     check_all(run(f"{ROLLOUT}.agent.default_agent_loop=tool_agent", f"{ROLLOUT}.multi_turn.format=hermes", file))
 
 
+def test_the_tool_of_an_mcp_server_passes_the_checks_at_start_up(run) -> None:
+    file = f"{ROLLOUT}.multi_turn.tool_config_path={EXAMPLES}/tools/mcp_tools.yaml"
+    check_all(run(f"{ROLLOUT}.agent.default_agent_loop=tool_agent", f"{ROLLOUT}.multi_turn.format=hermes", file))
+
+
 # As the page says: options of a verl job, and what the message names in their place.
 OLD_OPTIONS = {
     "custom_reward_function.path=a.py": "set its successor under `reward`",
