@@ -136,6 +136,19 @@ def test_given_tool_times_then_a_loop_with_the_planner_s_takes_the_place_of_ever
     assert (calls.timeout_s, calls.short_s) == (360, 0.1)
 
 
+def test_given_engines_with_ranks_and_a_cache_of_their_own_then_they_are_emulated_so(stand_in_run) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    plain, wide = (
+        RehearsalOptions.from_hydra(config).scenario(config)
+        for config in (
+            stand_in_run(),
+            stand_in_run(f"{rollout}.data_parallel_size=2", f"++{rollout}.engine_kwargs.vllm.kv_cache_dtype=fp8_e4m3"),
+        )
+    )
+    assert (plain.num_servers, wide.num_servers) == (4, 2) and wide.max_num_seqs == 2 * plain.max_num_seqs
+    assert wide.model.kv_bytes_per_token == plain.model.kv_bytes_per_token / 2
+
+
 def test_given_servers_that_change_their_speed_then_each_is_read_and_a_standstill_refused(stand_in_run) -> None:
     config = stand_in_run("rehearsal.speed_changes=[{server:1,from_s:60,speed:0.5}]")
     assert RehearsalOptions.from_hydra(config).speed_changes == [SpeedChange(server=1, from_s=60, speed=0.5)]

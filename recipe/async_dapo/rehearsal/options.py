@@ -14,6 +14,7 @@ from ..plan.scenario import Scenario
 from .clock import CompressedClock
 
 NODE = "rehearsal."
+KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
 SEPARATE = "separate_async"  # verl's mode with GPUs of their own for trainer and engines
 
 
@@ -94,7 +95,9 @@ class RehearsalOptions:
                 "trainer.n_gpus_per_node", config.trainer.n_gpus_per_node, f"{gpus} GPUs are no whole number of "
                 f"servers of {per_server} (tensor x data x pipeline parallel size)"
             )  # fmt: skip
+        kv_cache_dtype = str(OmegaConf.select(rollout, KV_CACHE_DTYPE, default=None))
         given = {
+            "kv_cache_dtype": "fp8" if kv_cache_dtype.startswith("fp8") else "auto",
             "model": config.actor_rollout_ref.model.path,
             "servers": gpus // per_server,
             "tensor_parallel_size": per_server,
