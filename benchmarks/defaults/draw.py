@@ -55,14 +55,17 @@ RATIOS = [
 
 
 def summary(folder: Path) -> pd.DataFrame:
-    """A row a setting: seconds per trained batch of natural length, and ratios of them."""
+    """A row a setting: seconds per trained batch of natural length, and ratios of them.
+
+    Settings that have not been run far enough have none.
+    """
     rows = pd.read_csv(folder / "systems.csv")
     rows = rows[rows["step_s"].notna()]
     rows["per_batch_s"] = rows["step_s"] / rows["length_bias"]
     lines = []
     for setting in SETTINGS:
         own = rows[rows["setting"] == str(setting)].set_index("system")
-        if DEFAULT not in own.index:
+        if not {DEFAULT, SYNC, COLOCATE} <= set(own.index):
             continue
         separate = own[own.index.str.startswith(SEPARATE)]["per_batch_s"]
         base, tuned = own[own["kind"] == "baseline"], own[own["kind"] == "tuned"]

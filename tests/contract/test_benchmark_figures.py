@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 
 from benchmarks.corrections import summary as corrections
+from benchmarks.defaults import draw as defaults
+from benchmarks.defaults.settings import SETTINGS
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.null_test import summary as null_test
 from benchmarks.published import summary as published
@@ -202,3 +204,25 @@ def test_the_null_test_sets_rehearsed_beside_measured_ratios() -> None:
     assert table["System"].tolist() == ["partial"] and table["Rehearsed, of verl sync"].tolist() == [0.5]
     assert 0.3 < table["Measured, of verl sync"].item() < 0.8
     assert null_test.null_table(null_test.read_runs(Path("nowhere"))).empty
+
+
+def test_the_grid_compares_with_the_best_split_and_leaves_out_settings_that_lack_a_system(tmp_path: Path) -> None:
+    base = {"strategy": "partial", "rollout_s": 60.0, "length_bias": 1.0, "off_policy": 0.5}
+    seconds = {
+        "verl sync": ("baseline", 200.0),
+        "verl colocate_async": ("baseline", 125.0),
+        "verl separate_async, 2 of 8 train": ("baseline", 160.0),
+        "verl separate_async, 3 of 8 train": ("baseline", 120.0),
+        "default": ("default", 100.0),
+    }
+    rows = [
+        {"setting": str(setting), "system": system, "kind": kind, "step_s": step_s, **base}
+        for setting, systems in ((SETTINGS[2], list(seconds)), (SETTINGS[3], ["default", "verl sync"]))
+        for system, (kind, step_s) in seconds.items()
+        if system in systems
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "systems.csv", index=False)
+    [line] = defaults.summary(tmp_path).to_dict("records")
+    assert (line["separate_s"], line["split"]) == (120.0, "3 of 8")
+    assert line["of_separate"] == line["of_baseline"] == pytest.approx(100 / 120)
+    assert line["baseline"] == "verl separate_async, 3 of 8 train"
