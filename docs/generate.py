@@ -37,6 +37,12 @@ def rehearsed() -> str:
     return f"{markdown(engine_bound.headline_table(runs))}\nCommit: {commits}.\n"
 
 
+def soak() -> str:
+    runs = faults.read_soak()
+    commits = ", ".join(f"`{commit}`" for commit in runs["commit"].unique())
+    return f"{markdown(faults.soak_table(runs))}\n{markdown(faults.growth_table())}\nCommit: {commits}.\n"
+
+
 def fault_matrix() -> str:
     runs = faults.read_runs()
     commits = ", ".join(f"`{commit}`" for commit in runs["commit"].unique())
@@ -54,6 +60,11 @@ def stop_latency() -> pd.DataFrame:
 def front_end() -> pd.DataFrame:
     measured = pd.read_csv(ROOT / "assets" / "front_end" / "front_end.csv")
     return measured.set_axis(["Requests", "Tokens", "verl [us]", "This recipe [us]", "Ratio"], axis="columns")
+
+
+def pieces() -> pd.DataFrame:
+    measured = pd.read_csv(ROOT / "assets" / "front_end" / "pieces.csv")
+    return measured.set_axis(["Tokens", "Piece [tokens]", "CPU per token [us]"], axis="columns")
 
 
 def _titled(frame: pd.DataFrame) -> pd.DataFrame:
@@ -102,7 +113,11 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "verl's options": table(declared.verl_defaults),
     },
     "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
-    "docs/reliability.md": {"fault matrix": fault_matrix},
+    "docs/reliability.md": {
+        "fault matrix": fault_matrix,
+        "soak": soak,
+        "delivery in pieces": table(pieces),
+    },
     "docs/corrections.md": {
         "exact": table(corrections.exact_table),
         "learned": table_of(corrections.read_runs, corrections.learning_table),

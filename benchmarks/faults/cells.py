@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 KILL, STOP = "SIGKILL", "SIGSTOP"
+CUT, CUT_FOR_A_WHILE = "cut", "cut for 10 s"
+ENDS_A_RUN = (KILL, CUT)  # soon; after the others it goes on
 STOP_S = 30.0  # a stopped process goes on after that
 
 
 class Stack(StrEnum):
     EMULATED = "emulated"  # the rehearsal: all real but engines and training, on two servers
     VLLM = "vllm"  # the CPU stack, two engines
+    NODES = "two nodes"  # the rehearsal, on two Ray nodes with a cable between them
 
 
 class Moment(StrEnum):
@@ -110,6 +113,10 @@ _ENGINES_KILLED = {
 MATRIX = {
     Stack.EMULATED: _cells(Stack.EMULATED, STOP, _STOPPED) + _cells(Stack.EMULATED, KILL, _KILLED),
     Stack.VLLM: _cells(Stack.VLLM, STOP, _ENGINES_STOPPED) + _cells(Stack.VLLM, KILL, _ENGINES_KILLED),
+    Stack.NODES: [
+        Cell(stack=Stack.NODES, who="network", when=_M.ROUND, how=CUT_FOR_A_WHILE, stop_s=10.0),
+        Cell(stack=Stack.NODES, who="network", when=_M.ROUND, how=CUT),
+    ],
 }
 # What the tests play: a start, one after each of the two kills, and no pause to speak of.
 SAMPLE = [

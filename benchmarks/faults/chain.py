@@ -34,6 +34,7 @@ class Chain:
         folder: for logs and checkpoints.
         add: takes a complete row.
         before: called before each strike is prepared; may let time pass.
+        life: its kind.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class Chain:
         seed: int,
         add: Callable[[Mapping[str, Any]], None],
         before: Callable[[Life], None] = lambda life: None,
+        life: type[Life] = Life,
     ) -> None:
         self._stack, self._command, self._folder, self._seed, self._add = stack, command, folder, seed, add
-        self._before = before
+        self._before, self._kind = before, life
         self._notes = folder / "notes.jsonl"
         self._unresumed: list[Row] = []
         self._known = Audit(steps=0, trained=0, lost=0, twice=0)
@@ -65,7 +67,7 @@ class Chain:
         """Its log stays; its other files lie in a folder with a short path."""
         short = Path(tempfile.mkdtemp(prefix="f"))
         try:
-            with Life(
+            with self._kind(
                 self._command(self._folder), short, number=self._number, stack=self._stack, notes=self._notes
             ) as life:
                 yield life

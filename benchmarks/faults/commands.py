@@ -59,7 +59,7 @@ def vllm(assets: Assets, folder: Path) -> list[str]:
 
 def command_of(stack: Stack, output: Path) -> Callable[[Path], list[str]]:
     """Makes the overrides of a life, given the folder that all lives of a run share; model and data lie in `output`."""
-    if stack is Stack.EMULATED:
+    if stack is not Stack.VLLM:
         return emulated
     return partial(vllm, prepare_assets(output / "assets", seed=0, beside=vllm_inspects("Qwen3ForCausalLM")))
 

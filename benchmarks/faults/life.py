@@ -74,17 +74,17 @@ class Life:
             LIFE: str(number),
             STACK: stack,
         }
-        self._process = TrainingProcess(
-            [sys.executable, "-m", "benchmarks.faults.struck_run", *command, *self._own_overrides(folder)],
-            environment=environment,
-            log_file=self.log,
-        )
+        driver = [sys.executable, "-m", "benchmarks.faults.struck_run", *command, *self._own_overrides(folder)]
+        self._process = self._driver(driver, environment, self.log)
         self._armed: tuple[Cell, float] | None = None
         self._seen: set[Moment] = set()
         self.strike: Strike | None = None
 
     def _own_overrides(self, folder: Path) -> list[str]:
         return [f"hydra.run.dir={folder / 'hydra'}", f"++ray_kwargs.ray_init._temp_dir={self._ray}"]
+
+    def _driver(self, command: list[str], environment: dict[str, str], log: Path) -> TrainingProcess:
+        return TrainingProcess(command, environment=environment, log_file=log)
 
     def __enter__(self) -> Self:
         self.started = time.monotonic()

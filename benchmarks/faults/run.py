@@ -6,7 +6,8 @@ python -m benchmarks.faults --soak 60
 
 A run is struck, ends with the cause named or goes on, is started again, and is struck again; every prompt is accounted
 for over all of it. A row is written as soon as the run has finished a step after its strike; the command goes on where
-the file ends. Both stacks run at a time. Writes `runs.csv`; the project's own runs are in `assets/faults`.
+the file ends. All stacks run at a time; that of two nodes needs root, as it cuts a network between two namespaces.
+Writes `runs.csv`; the project's own runs are in `assets/faults`.
 """
 
 import argparse
@@ -27,7 +28,9 @@ from recipe.async_dapo.cpu.supervision import exit_on_signals
 from .cells import MATRIX, Cell, Stack
 from .chain import Chain
 from .commands import command_of
+from .life import Life
 from .soak import soak
+from .two_nodes import TwoNodeLife, may_cut
 
 
 def play(stack: Stack, cells: list[Cell], runs: Path, logs: Path, *, seed: int) -> None:
@@ -38,7 +41,8 @@ def play(stack: Stack, cells: list[Cell], runs: Path, logs: Path, *, seed: int) 
         left = [cell for cell in cells if not RunsFile(runs).has(**cell.name, seed=seed)]
     if left:
         own = Path(tempfile.mkdtemp(prefix=f"{stack}-", dir=logs))
-        Chain(stack, command_of(stack, logs), own, seed=seed, add=partial(_add, runs, lock, seed)).play(left)
+        kind = TwoNodeLife if stack is Stack.NODES else Life
+        Chain(stack, command_of(stack, logs), own, seed=seed, add=partial(_add, runs, lock, seed), life=kind).play(left)
         shutil.rmtree(own / "checkpoints", ignore_errors=True)
 
 
@@ -51,7 +55,7 @@ def _add(runs: Path, lock: FileLock, seed: int, row: Mapping[str, Any]) -> None:
 def main() -> None:
     exit_on_signals()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=Stack, choices=list(Stack), help="one stack; default: both, at a time")
+    parser.add_argument("--only", type=Stack, choices=list(Stack), help="one stack; default: all, at a time")
     parser.add_argument("--limit", type=int, help="so many cells of each stack; default: all")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="a random schedule of kills instead")
     parser.add_argument("--kills", type=int, default=20, help="of the soak")
@@ -65,7 +69,7 @@ def main() -> None:
     if options.soak:
         soak(output, logs, minutes=options.soak, kills=options.kills, seed=options.seed)
         return
-    stacks = [options.only] if options.only else list(Stack)
+    stacks = [options.only] if options.only else [stack for stack in Stack if stack is not Stack.NODES or may_cut()]
     with ProcessPoolExecutor(len(stacks), mp_context=get_context("spawn")) as pool:  # each adopts its own orphans
         played = [
             pool.submit(play, stack, MATRIX[stack][: options.limit], output / "runs.csv", logs, seed=options.seed)

@@ -21,13 +21,13 @@ class StruckTaskRunner:
         with queue_starts(config):
             from benchmarks.faults.announcing import StruckRehearsal, StruckTraining
             from recipe.async_dapo.training.run import train
-        train(config, StruckRehearsal if os.environ[STACK] == Stack.EMULATED else StruckTraining)
+        train(config, StruckRehearsal if os.environ[STACK] != Stack.VLLM else StruckTraining)
 
 
 @hydra.main(config_path="../../recipe/async_dapo/config", config_name="async_dapo_trainer", version_base=None)
 def _run(config: DictConfig) -> None:
     with explained():
-        if os.environ[STACK] == Stack.EMULATED:
+        if os.environ[STACK] != Stack.VLLM:
             _rehearse(config)
         else:
             check_all(config)
@@ -52,6 +52,8 @@ def _rehearse(config: DictConfig) -> None:
     with open_dict(config):  # unlike other rehearsals it goes on where the last life ended
         config.trainer.default_local_dir = str(folder)
         config.trainer.resume_mode = "auto"
+        if "RAY_ADDRESS" in os.environ:  # the cluster has been given these
+            config.ray_kwargs.ray_init.update(num_cpus=None, num_gpus=None, object_store_memory=None)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from .cells import ENDS_A_RUN
+
 FOLDER = Path(__file__).parents[2] / "assets" / "faults"
 MOMENTS = ["start", "before the first round", "in a round", "at the stop", "while training", "at a save",
            "in the weight update", "at a validation"]  # fmt: skip
@@ -20,7 +22,7 @@ def faults_of(row: pd.Series) -> list[str]:
     wrong = []
     if row["outcome"] not in ("continued", "ended"):
         wrong.append(row["outcome"])
-    if row["outcome"] == "ended" and row["how"] == "SIGKILL" and float(row["seconds"]) > END_S:
+    if row["outcome"] == "ended" and row["how"] in ENDS_A_RUN and float(row["seconds"]) > END_S:
         wrong.append("late")
     if row["named"] == "no":
         wrong.append("not named")
@@ -28,6 +30,47 @@ def faults_of(row: pd.Series) -> list[str]:
         wrong.append("not resumed")
     wrong += [f"{kind} {row[kind]}" for kind in ("lost", "twice") if int(row[kind])]
     return wrong + [f"{kind} left {row[kind]}" for kind in LEFT if row[kind] not in ("", 0, "0")]
+
+
+def read_soak(folder: Path = FOLDER) -> pd.DataFrame:
+    return pd.read_csv(folder / "soak.csv", keep_default_na=False, dtype={"resumed_s": str})
+
+
+def soak_table(soak: pd.DataFrame) -> pd.DataFrame:
+    """A row a soak."""
+    rows = []
+    for _, kills in soak.groupby(["seed", "minutes"]):
+        ended = kills[kills["outcome"] == "ended"]
+        rows.append(
+            {
+                "Minutes": round(kills["at_s"].max() / 60),
+                "Kills": (kills["outcome"] != "not struck").sum(),
+                "Ended, and started again": (ended["resumed_s"] != "never").sum(),
+                "Went on": (kills["outcome"] == "continued").sum(),
+                "Hung": (kills["outcome"] == "hung").sum(),
+                "Longest until the end [s]": f"{ended['seconds'].max():.0f}",
+                "Steps trained": kills["steps"].max(),
+                "Prompts lost": kills["lost"].sum(),
+                "Trained twice": kills["twice"].sum(),
+                "Left behind": sum(int(count) for kind in LEFT for count in ended[kind]),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def growth_table(folder: Path = FOLDER) -> pd.DataFrame:
+    growth = pd.read_csv(folder / "soak_growth.csv")
+    return growth.rename(
+        columns={
+            "part": "Part",
+            "processes": "Processes",
+            "seconds": "Watched [s]",
+            "mb": "Memory [MB]",
+            "mb_per_minute": "Growth [MB/min]",
+            "descriptors": "Descriptors",
+            "descriptors_per_minute": "Growth [1/min]",
+        }
+    )
 
 
 def matrix_table(runs: pd.DataFrame) -> pd.DataFrame:

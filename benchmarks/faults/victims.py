@@ -37,6 +37,7 @@ NAMES = {
     "training worker": r"WorkerDict|EmulatedRank|training (worker|rank)",
     "task runner": r"TaskRunner",
     "Ray node": r"raylet|node",
+    "network": r"node",
 }
 
 

@@ -34,6 +34,11 @@ def test_of_a_dead_actor_its_part_and_its_place_are_left() -> None:
     assert last_line("ActorDiedError", unborn).startswith("ActorDiedError: RewardLoopWorker")
 
 
+def test_of_an_actor_whose_node_is_gone_the_node_is_to_blame() -> None:
+    gone = DEAD.replace("its worker process has died.", "its node has died.")
+    assert "node that it was on died or cannot be reached" in last_line("ActorDiedError", gone)
+
+
 def test_a_plain_error_is_named() -> None:
     assert last_line("KeyError", "'acc'") == f"KeyError: 'acc'; {LOOK_ABOVE}"
     assert last_line("AssertionError", "") == f"AssertionError; {LOOK_ABOVE}"

@@ -10,14 +10,14 @@ REMEDIES = (
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu or the micro batch size if the trainer was at work",
     ),
     (
+        re.compile(r"ActorUnavailable|its node has died"),
+        "the Ray node that it was on died or cannot be reached; start the command again to resume from the last "
+        "checkpoint",
+    ),
+    (
         re.compile(r"worker died|ActorDiedError|actor died|WorkerCrashed", re.IGNORECASE),
         "a process was killed, often for want of memory: its own log is in Ray's session folder (logs/worker-*.err); "
         "start the command again to resume from the last checkpoint",
-    ),
-    (
-        re.compile(r"ActorUnavailable"),
-        "the Ray node that it was on died or cannot be reached; start the command again to resume from the last "
-        "checkpoint",
     ),
     (re.compile(r"No space left on device"), "free some space, or set trainer.default_local_dir to another disk"),
 )
