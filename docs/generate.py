@@ -139,6 +139,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "training frequency": table(selection.frequency_table),
         "reference": table(selection.reference_table),
         "measured": table_of(selection.read_runs, selection.runs_table),
+        "visits": table(selection.visits_table),
         "best": table(selection.best_table),
     },
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},

@@ -10,8 +10,10 @@ PROMPTS_PER_STEP = 4  # few, so that what is unfinished lasts for several steps
 TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
 MEASURES = {
     "staleness": "Staleness",
-    "accuracy_late": "Accuracy",
-    "off": "Less on-policy's",
+    "accuracy_after": "Accuracy at the end",
+    "off_after": "Less on-policy's at the end",
+    "accuracy_late": "Accuracy, mean",
+    "off_late": "Less on-policy's mean",
     "ess_ratio": "ESS ratio",
     "mixture_share": "Tokens with a mixture",
     "passes": "Log-prob passes a step",
@@ -43,15 +45,16 @@ def learning_table(runs: pd.DataFrame) -> pd.DataFrame:
     runs = runs.assign(
         # Over the batch: once for old log-probs, but for bypass; the rest by earlier weights.
         passes=(runs["correction"] != "bypass") + runs["scored_again"].fillna(0) / TRAJECTORIES_PER_STEP,
-        off=runs["accuracy_late"] - _on_policy(runs),
+        off_after=runs["accuracy_after"] - _on_policy(runs, "accuracy_after"),
+        off_late=runs["accuracy_late"] - _on_policy(runs, "accuracy_late"),
     )
     groups = runs.groupby(["task", "learning_rate", "pool", "strategy", "correction"], sort=False)
     columns = {"Seeds": groups.size()} | {title: groups[column].mean() for column, title in MEASURES.items()}
     return pd.DataFrame(columns).reset_index()
 
 
-def _on_policy(runs: pd.DataFrame) -> pd.Series:
-    """Accuracy of the on-policy run with the same task, seed, steps and learning rate."""
+def _on_policy(runs: pd.DataFrame, accuracy: str) -> pd.Series:
+    """That accuracy of the on-policy run with the same task, seed, steps and learning rate."""
     job = ["task", "seed", "steps", "learning_rate"]
-    reference = runs[runs["strategy"] == ON_POLICY][[*job, "accuracy_late"]]
-    return runs[job].merge(reference, how="left", on=job)["accuracy_late"].set_axis(runs.index)
+    reference = runs[runs["strategy"] == ON_POLICY][[*job, accuracy]]
+    return runs[job].merge(reference, how="left", on=job)[accuracy].set_axis(runs.index)

@@ -4,14 +4,17 @@ python -m benchmarks.selection --seeds 0 1 2                              # quic
 python -m benchmarks.selection --seeds 0 1 2 --task "tail 25"
 python -m benchmarks.selection --seeds 0 1 2 --prompts 96 --steps 48      # a data set that is visited again and again
 
-Writes `runs.csv`, one row a run, and beside each run's log its learning curve and its prompts' visits.
+Writes `runs.csv`, one row a run, `visits.csv`, how often prompts were answered in it, and beside each run's log its
+learning curve.
 """
 
 import argparse
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -93,27 +96,31 @@ def visits(file: Path) -> pd.DataFrame:
     """How often prompts were answered, by the pass rate that their history has."""
     counts = msgspec.json.decode(file.read_bytes(), type=HistoryFile).prompts.values()
     seen = pd.DataFrame({"rate": [c.right / (c.right + c.wrong) for c in counts], "visits": [c.visits for c in counts]})
-    groups = seen.groupby(pd.cut(seen["rate"], PASS_RATES, include_lowest=True), observed=False)["visits"]
+    names = [f"{above:g} to {most:g}" for above, most in pairwise(PASS_RATES)]
+    rates = pd.cut(seen["rate"], PASS_RATES, labels=names, include_lowest=True)
+    groups = seen.groupby(rates, observed=False)["visits"]
     return groups.agg(["count", "mean", "min"]).reset_index()
 
 
-def run(name: str, assets: Assets, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, float | str]:
-    """One run's columns."""
+def run(cell: dict[str, Any], assets: Assets, folder: Path, options: argparse.Namespace) -> dict[str, float | str]:
+    """One run's columns; its prompts' visits are added to their file."""
     history = folder / "history.json"
     history.unlink(missing_ok=True)
     entry = [
         RECIPE,
         *recipe_overrides(strategy="partial", stop_rule=None),
-        *ROWS[name],
+        *ROWS[cell["row"]],
         f"async_dapo.selection.history_file={history}",
         f"trainer.save_freq={options.steps}",
         f"trainer.test_freq={options.test_every}",
         *([] if options.prompts is None else [f"data.train_max_samples={options.prompts}"]),
         *options.overrides,
     ]
-    metrics, load = train(entry, assets, folder, steps=options.steps, seed=seed)
+    metrics, load = train(entry, assets, folder, steps=options.steps, seed=cell["seed"])
     curve(metrics).to_csv(folder / "curve.csv", index=False)
-    visits(history).to_csv(folder / "visits.csv", index=False)
+    file = options.output / "visits.csv"
+    rows = visits(history).assign(**cell)
+    rows.to_csv(file, mode="a", header=not file.exists(), index=False)
     return figures(metrics, load)
 
 
@@ -147,4 +154,4 @@ def main() -> None:
             cell = {"task": options.task, "prompts": prompts, "row": name, "seed": seed}
             setting = {"steps": options.steps, "overrides": " ".join(options.overrides)}
             folder = options.runs.absolute() / runs.folder_name(cell)
-            runs.measure(cell | setting, partial(run, name, assets, folder, options, seed))
+            runs.measure(cell | setting, partial(run, cell, assets, folder, options))

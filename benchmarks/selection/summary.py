@@ -104,6 +104,17 @@ def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
     return runs
 
 
+def visits_table() -> pd.DataFrame:
+    """Of prompts by the share of right answers that their history has: how many, and how often they were answered."""
+    seen = pd.read_csv(FOLDER / "visits.csv")
+    seen["visits"] = seen["mean"] * seen["count"]
+    groups = seen.groupby(["row", "rate"], sort=False)
+    table = groups.agg(prompts=("count", "sum"), visits=("visits", "sum"), fewest=("min", "min")).reset_index()
+    table["visits"] /= table["prompts"]
+    titles = {"row": "Row", "rate": "Right", "prompts": "Prompts", "visits": "Visits, mean", "fewest": "Visits, fewest"}
+    return table[table["prompts"] > 0].round(2).rename(columns=titles)
+
+
 def right_answers() -> dict[str, Counter[int]]:
     """By task: prompts by their number of right answers of `MEASURED_N`, of the model that training starts with."""
     counts: dict[str, Counter[int]] = {}
@@ -150,11 +161,12 @@ def best_table() -> pd.DataFrame:
 
 
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds, and tokens over those without; costs to midway are missing where not all runs reached it."""
+    """Means over seeds, and tokens over those without; costs to midway are of the runs with a learning curve, and
+    missing where not all of them reached it."""
     groups = runs.groupby([*JOB, "row"], sort=False)
     means = groups[list(MEASURES)].mean()
     for column in ("midway_tok", "midway_cpu_s"):
-        means[column] = means[column].where(groups[column].count() == groups.size())
+        means[column] = means[column].where(groups[column].count() == groups["validations"].count())
     means = means.reset_index()
     without = means[means["row"] == "without"]
     for column in ("tok_per_group_start", "tok_per_group", "midway_tok", "midway_cpu_s"):

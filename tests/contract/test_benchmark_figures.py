@@ -148,7 +148,8 @@ def test_what_screening_can_save_needs_right_answers_alone(k: int, keep_share: f
 def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
     def row(strategy: str, correction: str, seed: int, accuracy: float, scored: float | None) -> dict[str, object]:
         cell = {"task": "t", "steps": 9, "pool": 0, "strategy": strategy, "correction": correction, "seed": seed}
-        return cell | {"learning_rate": 1e-3, "accuracy_late": accuracy, "scored_again": scored}
+        accuracies = {"accuracy_late": accuracy, "accuracy_after": accuracy + 0.1 * seed}
+        return cell | accuracies | {"learning_rate": 1e-3, "scored_again": scored}
 
     runs = pd.DataFrame(
         [
@@ -159,12 +160,15 @@ def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
             row("on-policy", "none", 1, 0.9, None),
         ]
     )
-    runs = runs.reindex(columns=[*runs.columns, *corrections.MEASURES.keys() - {*runs.columns, "passes", "off"}])
+    made = {"passes", "off_after", "off_late"}
+    runs = runs.reindex(columns=[*runs.columns, *corrections.MEASURES.keys() - {*runs.columns} - made])
     table = corrections.learning_table(runs).set_index("correction")
-    assert table.loc["balance", ["Seeds", "Accuracy", "Less on-policy's"]].tolist() == pytest.approx([2, 0.8, -0.05])
+    means = table.loc["balance", ["Seeds", "Accuracy, mean", "Less on-policy's mean"]]
+    assert means.tolist() == pytest.approx([2, 0.8, -0.05])
+    assert table.loc["balance", "Accuracy at the end"] == pytest.approx(0.85)
     assert table.loc["balance", "Log-prob passes a step"] == 1 + 64 / corrections.TRAJECTORIES_PER_STEP
     assert table.loc["bypass", "Log-prob passes a step"] == 0
-    assert table.loc["none", "Less on-policy's"] == 0
+    assert table.loc["none", "Less on-policy's at the end"] == 0
 
 
 def test_a_speed_up_is_compared_with_the_smallest_one_of_the_same_system() -> None:
