@@ -120,8 +120,10 @@ def geometric_mean(values: pd.Series) -> float:
 
 
 def draw(folder: Path) -> str:
-    """Write `summary.csv` and `defaults.png`. Returns the table."""
+    """Write `summary.csv` and `defaults.png`. Returns the table, of settings with verl's modes and the default."""
     lines = summary(folder)
+    if lines.empty:
+        return "No setting has rows of verl sync, verl colocate_async and the default yet: no table, no figure."
     lines.round(4).to_csv(folder / "summary.csv", index=False)
     figure = Figure(figsize=(9, 0.45 * len(lines) + 1.5), layout="constrained")
     axis = figure.subplots()

@@ -230,3 +230,10 @@ def test_the_grid_compares_with_the_best_split_and_leaves_out_settings_that_lack
     assert (line["separate_s"], line["split"]) == (120.0, "3 of 8")
     assert line["of_separate"] == line["of_baseline"] == pytest.approx(100 / 120)
     assert line["baseline"] == "verl separate_async, 3 of 8 train"
+
+
+def test_a_grid_without_a_whole_setting_says_so(tmp_path: Path) -> None:
+    row = {"setting": str(SETTINGS[0]), "kind": "baseline", "system": "verl sync", "step_s": 2.0, "length_bias": 1.0}
+    pd.DataFrame([row]).to_csv(tmp_path / "systems.csv", index=False)
+    assert "no table" in defaults.draw(tmp_path)
+    assert list(tmp_path.iterdir()) == [tmp_path / "systems.csv"]
