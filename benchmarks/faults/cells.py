@@ -7,7 +7,6 @@ from enum import StrEnum
 
 KILL, STOP = "SIGKILL", "SIGSTOP"
 CUT, CUT_FOR_A_WHILE = "cut", "cut for 10 s"
-ENDS_A_RUN = (KILL, CUT)  # soon; after the others it goes on
 STOP_S = 30.0  # a stopped process goes on after that
 
 

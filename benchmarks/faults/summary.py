@@ -1,16 +1,18 @@
 """What `runs.csv` of the fault matrix comes to."""
 
+import math
 from pathlib import Path
 
 import pandas as pd
 
-from .cells import ENDS_A_RUN
+from .cells import CUT, KILL
 
 FOLDER = Path(__file__).parents[2] / "assets" / "faults"
 MOMENTS = ["start", "before the first round", "in a round", "at the stop", "while training", "at a save",
            "in the weight update", "at a validation"]  # fmt: skip
 LEFT = ["processes", "sockets", "shared_memory", "folders"]
-END_S = 30.0  # within which a run ends that does not go on
+# Within which a run ends that does not go on: that a node cannot be reached is left to Ray's health checks.
+END_S = {KILL: 30.0, CUT: 120.0}
 
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
@@ -22,7 +24,7 @@ def faults_of(row: pd.Series) -> list[str]:
     wrong = []
     if row["outcome"] not in ("continued", "ended"):
         wrong.append(row["outcome"])
-    if row["outcome"] == "ended" and row["how"] in ENDS_A_RUN and float(row["seconds"]) > END_S:
+    if row["outcome"] == "ended" and float(row["seconds"]) > END_S.get(row["how"], math.inf):
         wrong.append("late")
     if row["named"] == "no":
         wrong.append("not named")
