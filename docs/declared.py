@@ -23,7 +23,7 @@ FIRST_OPTIONS = {
     "async_dapo.rollout_strategy": "you want on-policy data (`consistent`, `discard`) or no new prefill",
     "async_dapo.max_staleness": "importance weights vary too much (lower)",
     "async_dapo.importance_sampling": "`null` is `decoupled`; `bypass` saves a pass of log-probs a step",
-    "async_dapo.screening.samples": "most groups are filtered: they end after so many samples (4, say)",
+    "async_dapo.screening.samples": "most groups are filtered: they end after so many samples (docs/selection.md)",
     "async_dapo.rollout_pool_size": "you know better than the controller how much should run at once",
 }
 

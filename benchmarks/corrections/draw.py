@@ -17,19 +17,20 @@ COLOURS = {"none": "#9a9a9a", "bypass": "#d9691e", "decoupled": "#9dc3e6", "bala
 def draw() -> None:
     runs = read_runs()
     stale = runs[runs["strategy"] != ON_POLICY]
-    panels = list(stale.groupby(["strategy", "pool"], sort=False))
+    panels = list(stale.groupby(["learning_rate", "strategy", "pool"], sort=False))
     figure, axes = plt.subplots(
         1, len(panels), figsize=(4 * len(panels), 3.6), sharey=True, layout="constrained", squeeze=False
     )
-    for axis, ((strategy, _), rows) in zip(axes[0], panels, strict=True):
-        _draw_mean(axis, runs[(runs["strategy"] == ON_POLICY) & runs["seed"].isin(rows["seed"])], ON_POLICY, "black")
+    for axis, ((rate, strategy, pool), rows) in zip(axes[0], panels, strict=True):
+        same = (runs["strategy"] == ON_POLICY) & (runs["learning_rate"] == rate) & runs["seed"].isin(rows["seed"])
+        _draw_mean(axis, runs[same], ON_POLICY, "black")
         for correction, own in rows.groupby("correction", sort=False):
             _draw_mean(axis, own, str(correction), COLOURS[str(correction)])
-        axis.set_title(f"{strategy}, staleness {rows['staleness'].mean():.1f}", fontsize=10)
+        axis.set_title(f"{strategy}, pool {pool}, rate {rate:g}, seeds: {rows['seed'].nunique()}", fontsize=9)
         axis.set_xlabel("step")
+        axis.legend(fontsize=7)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("validation accuracy, mean of seeds")
-    axes[0][0].legend(fontsize=8)
     figure.savefig(FOLDER / "learning.png", dpi=120, metadata={"Software": None})
 
 

@@ -101,7 +101,7 @@ _STOPPED = {
     "driver": (_M.SAVE,),
     "Ray node": (_M.ROUND,),
 }
-# With two engines: after the first one the run goes on, with the second one it ends.
+# One of two engines at a time: the run goes on. The last one's death is in `tests/e2e/test_dying_engines.py`.
 _ENGINES_STOPPED = {"server": (_M.ROUND, _M.UPDATE), "engine core": (_M.TRAINING,)}
 _ENGINES_KILLED = {
     "server": (_M.ROUND, _M.UPDATE),

@@ -34,7 +34,7 @@ class Chain:
         folder: for logs and checkpoints.
         add: takes a complete row.
         before: called before each strike is prepared; may let time pass.
-        life: its kind.
+        life: what runs the command: on one Ray node, or on two.
     """
 
     def __init__(

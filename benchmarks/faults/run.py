@@ -47,7 +47,7 @@ def play(stack: Stack, cells: list[Cell], runs: Path, logs: Path, *, seed: int) 
 
 
 def _add(runs: Path, lock: FileLock, seed: int, row: Mapping[str, Any]) -> None:
-    with lock:  # the other stack writes, too
+    with lock:  # the other stacks write, too
         RunsFile(runs).add({"seed": seed, **row})
     print(dict(row), flush=True)
 
@@ -70,6 +70,8 @@ def main() -> None:
         soak(output, logs, minutes=options.soak, kills=options.kills, seed=options.seed)
         return
     stacks = [options.only] if options.only else [stack for stack in Stack if stack is not Stack.NODES or may_cut()]
+    if len(stacks) < len(Stack) and not options.only:
+        print(f"No namespaces here, which need root: {len(MATRIX[Stack.NODES])} cells of two nodes are left out.")
     with ProcessPoolExecutor(len(stacks), mp_context=get_context("spawn")) as pool:  # each adopts its own orphans
         played = [
             pool.submit(play, stack, MATRIX[stack][: options.limit], output / "runs.csv", logs, seed=options.seed)

@@ -1,18 +1,18 @@
 """What `runs.csv` of the fault matrix comes to."""
 
-import math
 from pathlib import Path
 
 import pandas as pd
 
-from .cells import CUT, KILL
+from .cells import CUT, CUT_FOR_A_WHILE, KILL, STOP
 
 FOLDER = Path(__file__).parents[2] / "assets" / "faults"
 MOMENTS = ["start", "before the first round", "in a round", "at the stop", "while training", "at a save",
            "in the weight update", "at a validation"]  # fmt: skip
 LEFT = ["processes", "sockets", "shared_memory", "folders"]
-# Within which a run ends that does not go on: that a node cannot be reached is left to Ray's health checks.
-END_S = {KILL: 30.0, CUT: 120.0}
+# Within which a run ends that does not go on. A node that cannot be reached is left to Ray's health checks; who waits
+# for a stopped part does so up to the longest of the matrix's limits.
+END_S = {KILL: 30.0, CUT: 120.0, CUT_FOR_A_WHILE: 120.0, STOP: 120.0}
 
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
@@ -24,7 +24,7 @@ def faults_of(row: pd.Series) -> list[str]:
     wrong = []
     if row["outcome"] not in ("continued", "ended"):
         wrong.append(row["outcome"])
-    if row["outcome"] == "ended" and float(row["seconds"]) > END_S.get(row["how"], math.inf):
+    if row["outcome"] == "ended" and float(row["seconds"]) > END_S[row["how"]]:
         wrong.append("late")
     if row["named"] == "no":
         wrong.append("not named")
@@ -45,8 +45,9 @@ def soak_table(soak: pd.DataFrame) -> pd.DataFrame:
         ended = kills[kills["outcome"] == "ended"]
         rows.append(
             {
-                "Minutes": round(kills["at_s"].max() / 60),
+                "Until the last kill [min]": round(kills["at_s"].max() / 60),
                 "Kills": (kills["outcome"] != "not struck").sum(),
+                "Starts that failed": (kills["outcome"] == "not struck").sum(),
                 "Ended, and started again": (ended["resumed_s"] != "never").sum(),
                 "Went on": (kills["outcome"] == "continued").sum(),
                 "Hung": (kills["outcome"] == "hung").sum(),

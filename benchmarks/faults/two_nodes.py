@@ -28,6 +28,14 @@ class Cable:
         self._names = [f"faults-{os.getpid()}-{end}" for end in ("head", "second")]
 
     def __enter__(self) -> Self:
+        try:
+            self._lay()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _lay(self) -> None:
         for name in self._names:
             _ip(f"netns add {name}")
         ends = [f"f{os.getpid() % 100_000}{end}" for end in "ab"]
@@ -38,11 +46,10 @@ class Cable:
             _ip(f"-n {name} link set {end} up")
             _ip(f"-n {name} link set lo up")
         self._end = ends[1]
-        return self
 
     def __exit__(self, *error: object) -> None:
         for name in self._names:
-            subprocess.run(["ip", "netns", "del", name], check=False)
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
     def within(self, side: int, command: list[str]) -> list[str]:
         """A command, to be run at the head's side (0) or at the other one (1)."""
@@ -72,10 +79,11 @@ class TwoNodeLife(Life):
         return super()._driver(self._cable.within(0, command), joined, log)
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:  # a node that does not start leaves nothing
+        with ExitStack() as stack:  # a node or a driver that does not start leaves nothing
             self._start_nodes(stack)
+            super().__enter__()
             self._stack = stack.pop_all()
-        return super().__enter__()
+        return self
 
     def _start_nodes(self, stack: ExitStack) -> None:
         stack.enter_context(self._cable)
@@ -85,8 +93,8 @@ class TwoNodeLife(Life):
         self._start_node(stack, 1, f"--node-ip-address={SECOND}", f"--address={HEAD}:{PORT}", "--num-gpus=0", *both)
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._stack.close()
+        with self._stack:
+            super().__exit__(*error)
 
     def _start_node(self, stack: ExitStack, side: int, *arguments: str) -> None:
         log = self.log.with_name(f"node-{side}.log")
@@ -108,8 +116,10 @@ class TwoNodeLife(Life):
             threading.Timer(cell.stop_s, self._go_on, args=(self.strike,)).start()
 
     def _go_on(self, strike: Strike) -> None:
-        self._cable.mend()
-        strike.done.set()
+        try:
+            self._cable.mend()
+        finally:
+            strike.done.set()
 
 
 def may_cut() -> bool:

@@ -1,6 +1,6 @@
 """What it costs to deliver a request's tokens in pieces: CPU of both ends of the calls that bring them, over real Ray.
 
-python -m benchmarks.front_end.pieces --tokens 8192 --pieces 64 128 512 8192 --repetitions 5
+python -m benchmarks.front_end.pieces --tokens 8192 --pieces 64 128 512 2048 8192 --repetitions 5
 
 Writes `pieces.csv`: microseconds of CPU per token, server and client together, medians over the repetitions. A piece of
 all tokens is a delivery at the end. What the engine does is not in it.
@@ -42,7 +42,9 @@ async def fetch(server: ray.actor.ActorHandle, length_tok: int, piece_tok: int) 
 
 async def cpu_us_per_token(server: ray.actor.ActorHandle, length_tok: int, piece_tok: int) -> float:
     servers_s, own_s = await server.cpu_s.remote(), time.process_time()
-    await asyncio.gather(*(fetch(server, length_tok, piece_tok) for _ in range(REQUESTS)))
+    async with asyncio.TaskGroup() as requests:
+        for _ in range(REQUESTS):
+            requests.create_task(fetch(server, length_tok, piece_tok))
     spent_s = await server.cpu_s.remote() - servers_s + time.process_time() - own_s
     return 1e6 * spent_s / (REQUESTS * length_tok)
 

@@ -1,7 +1,7 @@
 """Draws how often a prompt's groups are trained, by its pass rate: exact, by enumeration; or runs' learning curves.
 
 python -m benchmarks.selection.draw                    # n = 16, into assets/selection
-python -m benchmarks.selection.draw outputs/selection  # what `python -m benchmarks.selection` has measured
+python -m benchmarks.selection.draw outputs/selection  # what `python -m benchmarks.selection` has measured, into there
 """
 
 import sys
@@ -11,9 +11,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.selection import summary
-from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.tables import markdown
 
+COSTS = {"validations": "generated tokens", "validations_cpu": "CPU seconds of all processes"}
 PANELS = {
     "trained_share": "groups that are trained [share]",
     "update_weight": "expected size of a group's update",
@@ -37,22 +37,19 @@ def draw_frequencies() -> None:
 
 
 def draw_curves(folder: Path) -> None:
-    """Mean accuracy over seeds, by step and by generated tokens: a line for each row, a line of panels for each job."""
+    """Mean accuracy over runs, by generated tokens and by CPU seconds: a line for each row, two panels for each job."""
     runs = summary.read_runs(folder)
-    jobs = runs.groupby(summary.JOB, sort=False)
+    jobs = runs[runs["validations"].notna()].groupby(summary.JOB, sort=False)
     figure, axes = plt.subplots(len(jobs), 2, figsize=(10, 3.6 * len(jobs)), layout="constrained", squeeze=False)
     for line, (job, rows) in zip(axes, jobs, strict=True):
-        for name, cells in rows.groupby("row", sort=False):
-            folders = [
-                folder / RunsFile.folder_name(cell) for cell in cells[summary.CELL].astype(str).to_dict("records")
-            ]
-            curve = summary.mean_curve(folders)
-            for axis, column in zip(line, ("step", "tokens"), strict=True):
-                axis.plot(curve[column], curve["accuracy"], label=name)
-                axis.set_xlabel(column)
-        line[0].set_title(", ".join(map(str, job)))
+        for name, own in rows.groupby("row", sort=False):
+            for axis, (column, cost) in zip(line, COSTS.items(), strict=True):
+                curve = summary.mean_curve(own[column])
+                axis.plot(curve["cost"], curve["accuracy"], label=name)
+                axis.set_xlabel(cost)
+        line[0].set_title("{}, prompts: {}, {} steps".format(*job))
         line[0].set_ylabel("validation accuracy")
-    axes[0][0].legend(fontsize=8)
+        line[0].legend(fontsize=8)
     figure.savefig(folder / "learning_curves.png", dpi=120)
     print(markdown(summary.runs_table(runs)))
 

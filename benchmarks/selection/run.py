@@ -2,10 +2,9 @@
 
 python -m benchmarks.selection --seeds 0 1 2                              # quick start's task
 python -m benchmarks.selection --seeds 0 1 2 --task "tail 25"
-python -m benchmarks.selection --seeds 0 1 2 --prompts 96 --steps 48      # a data set that is visited again and again
+python -m benchmarks.selection --seeds 0 1 2 --prompts 96 --steps 18      # a data set that is visited again and again
 
-Writes `runs.csv`, one row a run, `visits.csv`, how often prompts were answered in it, and beside each run's log its
-learning curve.
+Writes `runs.csv`, one row a run, and `visits.csv`, how often prompts were answered in it.
 """
 
 import argparse
@@ -82,16 +81,6 @@ def figures(metrics: RunMetrics, load: RunLoad) -> dict[str, float | str]:
     }
 
 
-def curve(metrics: RunMetrics) -> pd.DataFrame:
-    """Accuracy by step, by seconds of training and by generated tokens."""
-    seconds = dict(zip(range(1, len(metrics.steps) + 1), _cumulated(metrics), strict=True)) | {0: 0.0}
-    rows = [
-        (step, round(seconds[step], 2), generated_tok(metrics.steps[:step]), accuracy)
-        for step, accuracy in metrics.series(ACCURACY)
-    ]
-    return pd.DataFrame(rows, columns=["step", "seconds", "tokens", "accuracy"])
-
-
 def visits(file: Path) -> pd.DataFrame:
     """How often prompts were answered, by the pass rate that their history has."""
     counts = msgspec.json.decode(file.read_bytes(), type=HistoryFile).prompts.values()
@@ -117,7 +106,6 @@ def run(cell: dict[str, Any], assets: Assets, folder: Path, options: argparse.Na
         *options.overrides,
     ]
     metrics, load = train(entry, assets, folder, steps=options.steps, seed=cell["seed"])
-    curve(metrics).to_csv(folder / "curve.csv", index=False)
     file = options.output / "visits.csv"
     rows = visits(history).assign(**cell)
     rows.to_csv(file, mode="a", header=not file.exists(), index=False)
@@ -128,10 +116,6 @@ def _share(steps: Sequence[dict[str, float]], name: str) -> float:
     generated = sum(step[f"async_dapo/tokens/{part}"] for step in steps for part in GENERATED)
     saved = sum(step[f"async_dapo/{name}"] for step in steps)
     return saved / (saved + generated)
-
-
-def _cumulated(metrics: RunMetrics) -> list[float]:
-    return pd.Series([step[STEP_S] for step in metrics.steps]).cumsum().tolist()
 
 
 def main() -> None:

@@ -22,7 +22,6 @@ SCREENINGS = {
     "k=4, kept 25 %": Screening(samples=SAMPLES, keep_share=0.25),
     "k=8, kept 5 %": Screening(samples=8, keep_share=0.05),
 }
-CELL = ["task", "prompts", "row", "seed"]  # what names a run's folder
 JOB = ["task", "prompts", "steps"]
 MEASURES = {
     "tok_per_group_start": "tokens a trained group, first steps",
@@ -108,11 +107,11 @@ def visits_table() -> pd.DataFrame:
     """Of prompts by the share of right answers that their history has: how many, and how often they were answered."""
     seen = pd.read_csv(FOLDER / "visits.csv")
     seen["visits"] = seen["mean"] * seen["count"]
-    groups = seen.groupby(["row", "rate"], sort=False)
-    table = groups.agg(prompts=("count", "sum"), visits=("visits", "sum"), fewest=("min", "min")).reset_index()
-    table["visits"] /= table["prompts"]
-    titles = {"row": "Row", "rate": "Right", "prompts": "Prompts", "visits": "Visits, mean", "fewest": "Visits, fewest"}
-    return table[table["prompts"] > 0].round(2).rename(columns=titles)
+    groups = seen.groupby(["task", "prompts", "row", "rate"], sort=False)
+    table = groups.agg(number=("count", "sum"), visits=("visits", "sum"), fewest=("min", "min")).reset_index()
+    table["visits"] /= table["number"]
+    titles = {"row": "Row", "rate": "Right", "number": "Prompts", "visits": "Visits, mean", "fewest": "Visits, fewest"}
+    return table[table["number"] > 0].round(2).rename(columns=titles | {"task": "Task", "prompts": "Data set"})
 
 
 def right_answers() -> dict[str, Counter[int]]:
@@ -175,7 +174,7 @@ def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
     return means.round(3).rename(columns=MEASURES)
 
 
-def mean_curve(folders: list[Path]) -> pd.DataFrame:
-    """Over seeds, step by step."""
-    curves = pd.concat([pd.read_csv(folder / "curve.csv") for folder in folders])
-    return curves.groupby("step").mean().reset_index()
+def mean_curve(curves: pd.Series) -> pd.DataFrame:
+    """`cost` and `accuracy`, validation by validation, over runs with equally many."""
+    points = [(at, *point) for text in curves for at, point in enumerate(learning_curve.read(text))]
+    return pd.DataFrame(points, columns=["at", "cost", "accuracy"]).groupby("at").mean()

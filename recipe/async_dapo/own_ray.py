@@ -44,4 +44,11 @@ def end_ray_with_this_process() -> None:
 
 
 def _children(process: psutil.Process, title: re.Pattern[str]) -> list[psutil.Process]:
-    return [child for child in process.children() if title.match(" ".join(child.cmdline()))]
+    return [child for child in process.children() if title.match(_title_of(child))]
+
+
+def _title_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return ""

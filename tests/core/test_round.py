@@ -239,3 +239,13 @@ def test_given_a_stopped_round_when_a_running_group_still_ends_then_it_counts(la
     opened.report(outcome("a"))
     opened.report(outcome("b", late))
     assert [o.verdict for o in opened.close().outcomes] == [Verdict.VALID, late]
+
+
+def test_given_a_group_that_is_certain_when_the_round_closes_then_it_counts_until_it_has_ended() -> None:
+    opened = make_round(StopRuleName.FIRST_COMPLETED, target=1, workers=1)
+    opened.add_groups(dict.fromkeys("abc", 2), certain=["c"])
+    for uid in "ab":
+        assert opened.take(0) == uid
+        opened.mark_certain(uid)
+    opened.report(outcome("a"))
+    assert opened.close().certain_groups == 2  # b still runs, c waits

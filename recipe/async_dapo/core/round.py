@@ -65,6 +65,7 @@ class RoundSummary:
     never_started: tuple[str, ...]
     taken_unreported: tuple[str, ...]  # started, and neither ended nor set aside: interrupted
     ended_trajectories: int = 0
+    certain_groups: int = 0  # that wait or run, and are sure to be valid
     waiting_for_calls_max: int = 0  # trajectories at once
 
 
@@ -229,6 +230,7 @@ class Round:
             never_started=tuple(self._queues.clear()),
             taken_unreported=self._running.uids,
             ended_trajectories=self._ended_trajectories,
+            certain_groups=len(self._certain),
             waiting_for_calls_max=self._running.waiting_max,
         )
 

@@ -1,9 +1,11 @@
-"""Agent loops with a state of their own outlive the stop, in their worker. A loop says so: `keeps_state = True`.
+"""Agent loops with a state of their own outlive the stop, in their worker. A loop says so: `keeps_state = True`, or
+`replayable = False`.
 
     round's task --outputs--> loop's task: run()
         stop           the loop comes to rest in its next `generate` or `recorded`; its record goes to the pool
         next round     here: the record comes back, and the loop goes on from where it rests
-                       elsewhere, after a kill, or with too many of them: it runs again over its record
+                       elsewhere, after a kill, or with too many of them: it runs again over its record; one that
+                       is not replayable is gone, and its group is retired
 
 The record is the truth in either case: what is in it, and nothing else, is in a checkpoint.
 """

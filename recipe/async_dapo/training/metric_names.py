@@ -22,6 +22,7 @@ METRICS: dict[str, str] = {
     "round/groups_to_hold": "over-sampling target at the start of the next step [groups]",
     "round/started_groups": "groups that were started or resumed in this step [groups]",
     "round/ended_trajectories": "trajectories that ended in this step, or ended before and were still unscored [count]",
+    "round/certain_groups": "unfinished groups, of which two trajectories differ: sure to be valid [groups]",
     "round/trained_groups": "groups in this step's batch [groups]",
     "round/rollout_s": "from the opening of the round to the last worker's report [s]",
     "early_stop/stopped_early": "1 if the stop interrupted something, else 0",

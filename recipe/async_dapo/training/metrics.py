@@ -61,6 +61,7 @@ def _round(record: RoundRecord) -> dict[str, float]:
         "round/groups_to_hold": record.groups_to_hold,
         "round/started_groups": len(summary.start_order),
         "round/ended_trajectories": summary.ended_trajectories,
+        "round/certain_groups": summary.certain_groups,
         "round/rollout_s": record.result.rollout_s,
         "round/trained_groups": len(record.settlement.trained_uids),
         "filter/rejected_groups": record.settlement.filtered,
