@@ -21,6 +21,7 @@ from .input_values import converted, unit_of
 from .lengths import LengthModel, LogNormalLengths
 from .lengths_file import load_lengths
 from .model_shape import ModelShape, load_model
+from .pass_rates_file import load_pass_rates
 from .scenario import Scenario
 from .workload import BetaPassRates, PassRates, ValidShare
 
@@ -70,6 +71,9 @@ class Inputs:
     pass_rate_beta: Annotated[list[float] | None, "a and b of Beta-distributed pass rates, instead of valid_share"] = (
         None
     )
+    history_file: Annotated[
+        str | None, "a run's selection.history_file: pass rates of its prompts, instead of both"
+    ] = None
     reward_s: Annotated[float, "from the end of a trajectory to its reward [s]"] = 0.0
     tool_calls: Annotated[int, "calls of tools in a trajectory, evenly over its response [count]"] = 0
     tool_median_s: Annotated[float, "of a call, log-normal [s]"] = 0.0
@@ -206,6 +210,8 @@ class Inputs:
         )
 
     def _pass_rates(self) -> PassRates:
+        if self.history_file is not None:
+            return load_pass_rates(self.history_file)
         if self.pass_rate_beta is None:
             return ValidShare(self.valid_share)
         if len(self.pass_rate_beta) != 2:

@@ -1,0 +1,46 @@
+"""Pass rates of prompts from a run's history file."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.core.prompt_history import PRIOR
+from recipe.async_dapo.plan.candidates import data_choices
+from recipe.async_dapo.plan.inputs import Inputs
+
+
+def history(folder: Path, counts: dict[str, tuple[float, float]]) -> Path:
+    prompts = {key: {"right": right, "wrong": wrong, "visits": 1} for key, (right, wrong) in counts.items()}
+    file = folder / "history.json"
+    file.write_text(json.dumps({"format": 1, "data_set": "any", "prompts": prompts}))
+    return file
+
+
+def test_given_a_history_then_pass_rates_are_drawn_from_its_prompts_posteriors(tmp_path: Path) -> None:
+    file = history(tmp_path, {"easy": (16, 0), "hard": (0, 16), "mixed": (4, 12)})
+    scenario = Inputs.load(None, {"history_file": str(file)}).scenario()
+    assert set(data_choices(scenario)) == {"screened", "history"}
+    metrics = scenario.pass_rates.draw(np.random.default_rng(0), 20_000, 2)
+    means = [(right + PRIOR) / (16 + 2 * PRIOR) for right in (16, 0, 4)]
+    assert metrics.mean() == pytest.approx(sum(means) / 3, abs=0.01)
+    second_moments = [m * (1 - m) / (16 + 2 * PRIOR + 1) + m**2 for m in means]
+    assert (metrics[:, 0] * metrics[:, 1]).mean() == pytest.approx(sum(second_moments) / 3, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[]", "is no history"), ('{"format": 1, "data_set": "", "prompts": {}}', "knows no prompt")],
+)
+def test_given_something_else_then_the_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "history.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        Inputs.load(None, {"history_file": str(file)}).scenario()
+
+
+def test_given_no_file_then_it_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"history_file.*is no history"):
+        Inputs.load(None, {"history_file": "/nowhere/history.json"}).scenario()
