@@ -12,7 +12,7 @@ import psutil
 from .victims import TITLES, title_of
 
 EVERY_S = 5.0
-SETTLED_S = 30.0  # a process's first seconds are imports
+SETTLED_S = 60.0  # a process's first minute is imports and its first step
 _OTHERS = {"Ray's GCS": r"\S*gcs_server\b", "driver": r"\S*python\S* -m benchmarks\.faults\b"}
 
 
@@ -31,7 +31,7 @@ class Growth:
                 self.samples.append({"part": part, "pid": process.pid, "s": now} | sample)
 
     def table(self) -> pd.DataFrame:
-        """For each part the median over its processes, in the order of their growth."""
+        """For each part the process that lived longest, in the order of their growth."""
         rows: list[dict[str, Any]] = []
         if not self.samples:
             return pd.DataFrame()
@@ -42,7 +42,7 @@ class Growth:
         if not rows:
             return pd.DataFrame()
         groups = pd.DataFrame(rows).groupby("part")
-        table = groups.median().round(2)
+        table = groups.apply(lambda lives: lives.loc[lives["seconds"].idxmax()], include_groups=False).round(2)
         table.insert(0, "processes", groups.size())
         return table.sort_values("mb_per_minute", ascending=False).reset_index()
 
