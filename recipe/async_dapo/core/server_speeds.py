@@ -6,6 +6,7 @@ have taken for its batches, over the time that it took. With fewer requests than
 tokens a second and more of each request: neither rate alone tells how fast it is.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -42,7 +43,8 @@ class StepSums:
 def speeds(sums: Mapping[str, StepSums], before: Mapping[str, float]) -> dict[str, float]:
     """Speed of each server that has run anything [> 0; 1 = like the others].
 
-    Where batches were too much alike to fit, a speed keeps its place between what is possible, and rises bit by bit.
+    Where batches were too much alike to fit, a speed keeps its place between what is possible, and rises bit by bit, at
+    most halfway (of its logarithm): with more work a server's upper limit falls, and a whole way would pass it.
 
     Args:
         before: speeds so far; the others are not compared with those that were slow.
@@ -54,5 +56,7 @@ def speeds(sums: Mapping[str, StepSums], before: Mapping[str, float]) -> dict[st
         fast = [each for other, each in known.items() if other != server_id and before[other] >= 1] or others
         if fast:
             least_s, most_s = sum(fast, StepSums()).seconds_for(own)
-            result[server_id] = min(max(RISE * before[server_id], least_s / own.seconds), most_s / own.seconds)
+            least, most = least_s / own.seconds, most_s / own.seconds
+            risen = min(RISE * before[server_id], math.sqrt(before[server_id] * most))
+            result[server_id] = min(max(risen, least), most)
     return result
