@@ -48,6 +48,7 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
     for part in (_round, _stop, _screening, _failures, _load, _concurrency, _tokens, _partial, _versions, _lengths):
         values |= part(record)
     values |= {f"calls/{name}": value for name, value in record.result.workers.calls.figures().items()}
+    values["calls/lost_loops"] = record.dispatch.lost_loops
     values["calls/waiting_max"] = record.result.summary.waiting_for_calls_max
     values |= {f"turns/{name}": value for name, value in record.result.workers.turns.figures().items()}
     return {PREFIX + name: float(value) for name, value in values.items()}
@@ -159,7 +160,6 @@ def _partial(record: RoundRecord) -> dict[str, float]:
         "partial/resumed_groups": len(resumed.intersection(record.result.summary.start_order)),
         "partial/resumed_ratio": _ratio(ages.total() - ages[0], ages.total()),
         "partial/retired_groups": len(record.dispatch.retired_uids),
-        "calls/lost_loops": record.dispatch.lost_loops,
         "partial/withheld_tokens": record.withheld_tok,
         "partial/reprefilled_tokens": sum(reprefilled),
         "partial/reprefill_attention_ratio": _ratio(again, again + once),
