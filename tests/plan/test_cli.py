@@ -10,6 +10,8 @@ from recipe.async_dapo.plan.cli import main
 from recipe.async_dapo.plan.inputs import Inputs
 from recipe.async_dapo.plan.systems import System
 
+from ..support.plan_settings import small_scenario
+
 SMALL = {
     "train_batch_size": 8,
     "rollout_n": 4,
@@ -72,9 +74,7 @@ def test_given_a_plan_then_the_recommended_overrides_are_options_of_the_recipe(p
     typed = {
         key: int(value) if value.isdigit() else value for key, value in parsed.items() if key.startswith("async_dapo")
     }
-    System(name="pasted", overrides=typed).options(
-        train_batch_size=8, rollout_n=4, prompt_len_tok=10, max_response_length=100
-    )
+    System(name="pasted", overrides=typed).options(small_scenario())
     by_name = {row["system"]: row for row in document["rows"]}
     ours = [row for row in document["rows"] if not row["is_baseline"] and row["log_prob_s"]]
     fastest = by_name[document["choices"]["fastest"]["system"]]

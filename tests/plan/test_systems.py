@@ -25,7 +25,7 @@ def seconds_of_rollout(measure) -> float:
 
 
 def test_given_no_overrides_then_options_are_the_yamls_own():
-    options = recipe("default").options(train_batch_size=8, rollout_n=4, prompt_len_tok=10, max_response_length=100)
+    options = recipe("default").options(small_scenario())
     assert options.rollout_strategy is RolloutStrategy.PARTIAL and options.stop_rule is StopRuleName.FIRST_COMPLETED
     assert options.rollout_pool_size is options.over_sampling_batch_size is Auto.AUTO
 

@@ -3,7 +3,6 @@ the data."""
 
 from collections.abc import Callable, Sequence
 
-from ..config import AsyncDAPOConfig
 from ..core.screening import NO_SCREENING
 from .candidates import Candidate
 from .scenario import Scenario
@@ -19,7 +18,7 @@ def screening_advice(rows: Sequence[Row], chosen: Row, scenario: Scenario) -> st
     if pair is None:
         return None
     whole, screened = pair
-    screening, n = _options(screened, scenario).screening, scenario.rollout_n
+    screening, n = screened.candidate.system.options(scenario).screening, scenario.rollout_n
     trained = _examples(
         lambda rate: 100 * trained_share(rate, n, screening), lambda rate: 100 * trained_share(rate, n, NO_SCREENING)
     )
@@ -35,7 +34,7 @@ def history_advice(rows: Sequence[Row], chosen: Row, scenario: Scenario) -> str 
     if pair is None:
         return None
     whole, selected = pair
-    exploration, n = _options(selected, scenario).selection.exploration, scenario.rollout_n
+    exploration, n = selected.candidate.system.options(scenario).selection.exploration, scenario.rollout_n
     drawn = _examples(lambda rate: 100 * drawn_share(rate, n, exploration))
     return (
         f"With async_dapo.selection.by=history, at the second visit to the prompts, {_saving(whole, selected)} It "
@@ -70,12 +69,3 @@ def _examples(percent: Callable[[float], float], without: Callable[[float], floa
         return "" if without is None else f" ({without(rate):.0f} %)"
 
     return ", ".join(f"{percent(rate):.0f} % with a pass rate of {rate:g}{bracket(rate)}" for rate in SHOWN_RATES)
-
-
-def _options(row: Row, scenario: Scenario) -> AsyncDAPOConfig:
-    return row.candidate.system.options(
-        train_batch_size=scenario.train_batch_size,
-        rollout_n=scenario.rollout_n,
-        prompt_len_tok=scenario.prompt_len_tok,
-        max_response_length=scenario.max_response_length,
-    )

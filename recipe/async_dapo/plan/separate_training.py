@@ -42,12 +42,7 @@ class SeparateRun:
         if scenario.train_batch_size % habits.parts:
             raise ConfigError("train_batch_size", scenario.train_batch_size, f"must be a multiple of {habits.parts}")
         self._scenario, self._habits = scenario, habits
-        self.options = system.options(
-            train_batch_size=scenario.train_batch_size,
-            rollout_n=scenario.rollout_n,
-            prompt_len_tok=scenario.prompt_len_tok,
-            max_response_length=scenario.max_response_length,
-        )
+        self.options = system.options(scenario)
         self._fleet = Fleet(
             scenario.step_cost(),
             num_servers=engines,

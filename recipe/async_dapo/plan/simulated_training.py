@@ -31,12 +31,7 @@ class TrainingRun:
     def __init__(self, scenario: Scenario, system: System) -> None:
         self._scenario = scenario
         self._habits = system.habits
-        self.options = system.options(
-            train_batch_size=scenario.train_batch_size,
-            rollout_n=scenario.rollout_n,
-            prompt_len_tok=scenario.prompt_len_tok,
-            max_response_length=scenario.max_response_length,
-        )
+        self.options = system.options(scenario)
         self._fleet = Fleet(
             scenario.step_cost(),
             num_servers=scenario.num_servers,

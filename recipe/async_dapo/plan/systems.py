@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig
+from .scenario import Scenario
 
 DEFAULTS_FILE = Path(__file__).parent.parent / "config" / "async_dapo_trainer.yaml"
 UNBOUNDED = 1_000_000  # requests or groups
@@ -52,20 +53,18 @@ class System:
     def with_overrides(self, overrides: Mapping[str, Any]) -> "System":
         return replace(self, overrides={**self.overrides, **overrides})
 
-    def options(
-        self, *, train_batch_size: int, rollout_n: int, prompt_len_tok: int, max_response_length: int
-    ) -> AsyncDAPOConfig:
-        """The recipe's own options, parsed and validated by its own code.
+    def options(self, scenario: Scenario) -> AsyncDAPOConfig:
+        """The recipe's own options in a scenario, parsed and validated by its own code.
 
         Raises:
             ConfigError: for an override that the recipe would refuse.
         """
         config = _defaults().copy()
         base = {
-            "data.train_batch_size": train_batch_size,
-            "data.max_prompt_length": prompt_len_tok,
-            "data.max_response_length": max_response_length,
-            "actor_rollout_ref.rollout.n": rollout_n,
+            "data.train_batch_size": scenario.train_batch_size,
+            "data.max_prompt_length": scenario.prompt_len_tok,
+            "data.max_response_length": scenario.max_response_length,
+            "actor_rollout_ref.rollout.n": scenario.rollout_n,
             "async_dapo.report_dir": None,  # of the yaml alone, it would name a node that only verl's has
         }
         for key, value in (base | dict(self.overrides)).items():
