@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pandas as pd
 
 from benchmarks.strategies.run import TASKS
@@ -25,7 +24,7 @@ from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, RunLoa
 from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, recipe_overrides
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
-from recipe.async_dapo.history_file import HistoryFile
+from recipe.async_dapo.history_file import load_history
 
 START_STEPS = 15
 SAMPLES = 3
@@ -81,9 +80,9 @@ def figures(metrics: RunMetrics, load: RunLoad) -> dict[str, float | str]:
     }
 
 
-def visits(file: Path) -> pd.DataFrame:
+def visits(file: str) -> pd.DataFrame:
     """How often prompts were answered, by the pass rate that their history has."""
-    counts = msgspec.json.decode(file.read_bytes(), type=HistoryFile).prompts.values()
+    counts = load_history(file).prompts.values()
     seen = pd.DataFrame({"rate": [c.right / (c.right + c.wrong) for c in counts], "visits": [c.visits for c in counts]})
     names = [f"{above:g} to {most:g}" for above, most in pairwise(PASS_RATES)]
     rates = pd.cut(seen["rate"], PASS_RATES, labels=names, include_lowest=True)
@@ -107,7 +106,7 @@ def run(cell: dict[str, Any], assets: Assets, folder: Path, options: argparse.Na
     ]
     metrics, load = train(entry, assets, folder, steps=options.steps, seed=cell["seed"])
     file = options.output / "visits.csv"
-    rows = visits(history).assign(**cell)
+    rows = visits(str(history)).assign(**cell)
     rows.to_csv(file, mode="a", header=not file.exists(), index=False)
     return figures(metrics, load)
 

@@ -11,6 +11,8 @@ from recipe.async_dapo.core.prompt_history import PRIOR
 from recipe.async_dapo.plan.candidates import data_choices
 from recipe.async_dapo.plan.inputs import Inputs
 
+from ..support.unreadable_history import UNREADABLE
+
 
 def history(folder: Path, counts: dict[str, tuple[float, float]]) -> Path:
     prompts = {key: {"right": right, "wrong": wrong, "visits": 1} for key, (right, wrong) in counts.items()}
@@ -30,17 +32,21 @@ def test_given_a_history_then_pass_rates_are_drawn_from_its_prompts_posteriors(t
     assert (metrics[:, 0] * metrics[:, 1]).mean() == pytest.approx(sum(second_moments) / 3, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("[]", "is no history"), ('{"format": 1, "data_set": "", "prompts": {}}', "knows no prompt")],
-)
-def test_given_something_else_then_the_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_given_something_else_then_it_is_refused_as_in_training(tmp_path: Path, name: str) -> None:
     file = tmp_path / "history.json"
-    file.write_text(content)
-    with pytest.raises(ConfigError, match=message):
+    cause = UNREADABLE[name](file)
+    with pytest.raises(ConfigError, match=cause) as refused:
+        Inputs.load(None, {"history_file": str(file)}).scenario()
+    assert refused.match(r"history_file=.*is not what this recipe wrote .* delete it, or name a file that a run has")
+
+
+def test_given_a_history_of_no_prompt_then_the_file_is_named(tmp_path: Path) -> None:
+    file = history(tmp_path, {})
+    with pytest.raises(ConfigError, match=f"history_file={file}.* knows no prompt"):
         Inputs.load(None, {"history_file": str(file)}).scenario()
 
 
 def test_given_no_file_then_it_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"history_file.*is no history"):
+    with pytest.raises(ConfigError, match=r"history_file=/nowhere/history.json.*No such file"):
         Inputs.load(None, {"history_file": "/nowhere/history.json"}).scenario()

@@ -31,6 +31,10 @@ class PassCount:
     wrong: float
     visits: int
 
+    def __post_init__(self) -> None:
+        if min(self.right, self.wrong, self.visits) < 0:
+            raise ValueError(f"a prompt was answered right {self.right}, wrong {self.wrong} times")
+
     def alike_share(self, n: int) -> float:
         """Posterior probability that n answers are all right or all wrong [0-1]: E[p^n + (1 - p)^n] under
         Beta(right + prior, wrong + prior)."""

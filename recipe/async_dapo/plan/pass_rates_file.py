@@ -1,12 +1,10 @@
 """Pass rates of prompts as a run has recorded them: `async_dapo.selection.history_file`."""
 
-from pathlib import Path
-
-import msgspec
 import numpy as np
 
 from ..config import ConfigError
 from ..core.prompt_history import PRIOR, PassCount
+from ..history_file import load_history
 from .workload import KnownPassRates
 
 
@@ -22,24 +20,12 @@ class RecordedPassRates(KnownPassRates):
         return rng.beta(self._right[drawn] + PRIOR, self._wrong[drawn] + PRIOR)
 
 
-class _Recorded(msgspec.Struct):
-    prompts: dict[str, PassCount]
-
-
 def load_pass_rates(path: str) -> RecordedPassRates:
     """
     Raises:
         ConfigError: when the file is missing, is something else, or knows no prompt.
     """
-    try:
-        counts = list(msgspec.json.decode(Path(path).read_bytes(), type=_Recorded).prompts.values())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "history_file",
-            path,
-            f"is no history of prompts ({error}); name a file that a run has written as "
-            "async_dapo.selection.history_file, or set pass_rate_beta or valid_share",
-        ) from error
+    counts = list(load_history(path, key="history_file").prompts.values())
     if not counts:
         raise ConfigError("history_file", path, "knows no prompt; it is written with a run's checkpoints")
     return RecordedPassRates(counts)

@@ -6,7 +6,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
-from ..history_file import KEY, read_history
+from ..data_history import read_history
+from ..history_file import KEY
 
 
 def check_history(config: DictConfig, options: AsyncDAPOConfig) -> str | None:

@@ -48,8 +48,9 @@ from ..checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, savin
 from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling, RolloutStrategy
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
+from ..data_history import fingerprint, read_history
 from ..engines.client import AsyncDAPOLLMClient
-from ..history_file import fingerprint, read_history, write_history
+from ..history_file import write_history
 from ..logs import log_phase
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
