@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.config import ConfigError
@@ -16,6 +16,7 @@ from ..support.fakes import ScriptedReward
 from ..support.simulation import now_s, simulate
 
 TIMEOUT_S = 60.0
+UNREACHABLE = ActorUnavailableError("its worker cannot be reached", None)
 
 
 def output() -> AgentLoopOutput:
@@ -40,7 +41,7 @@ def test_given_a_score_then_every_output_of_the_trajectory_has_it() -> None:
     ("attempt", "reason"),
     [
         (ValueError("broken"), "reward_error"),
-        (ActorUnavailableError("its worker cannot be reached", None), "reward_error"),
+        (RayTaskError("f", "", UNREACHABLE).as_instanceof_cause(), "reward_error"),  # the function's own call
         (TimeoutError("the reward's own"), "reward_timeout"),
         (math.nan, "reward_not_finite"),
         (math.inf, "reward_not_finite"),
@@ -117,6 +118,22 @@ def test_given_no_filter_then_no_metric_is_needed() -> None:
 def test_given_a_dead_reward_worker_then_it_is_no_bad_answer() -> None:
     with pytest.raises(ActorDiedError):
         simulate(scorer(ScriptedReward(ActorDiedError()), max_retries=3).score([output()], {}))
+
+
+def test_given_a_reward_worker_that_cannot_be_reached_for_a_while_then_no_attempt_is_spent_on_it() -> None:
+    scored = output()
+    waiting = scorer(ScriptedReward(*[UNREACHABLE] * 10, 0.5))
+    simulate(waiting.score([scored], {}))
+    assert (scored.reward_score, waiting.calls.retries) == (0.5, 0)
+
+
+def test_given_a_reward_worker_that_cannot_be_reached_for_good_then_an_attempt_ends_at_its_time_limit() -> None:
+    async def main() -> None:
+        with pytest.raises(RewardFailed, match="reward_timeout"):
+            await scorer(ScriptedReward(UNREACHABLE)).score([output()], {})
+        assert now_s() == pytest.approx(TIMEOUT_S)
+
+    simulate(main())
 
 
 @pytest.mark.parametrize("metric", [None, "acc"])

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.experimental.agent_loop import AgentLoopOutput
 
+from ..aio import RECONNECT_S
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.failures import Cause
 from ..core.recording import Recorder
@@ -74,7 +75,7 @@ class RewardScorer:
             self.calls.retries += attempt > 0
             try:
                 async with asyncio.timeout(self._options.wait_limit_s) as limit:
-                    await self._compute_score(outputs, sample)
+                    await self._insist(outputs, sample)
             except TimeoutError as error:
                 self._count(error)
                 detail = f"no answer within {self._options.wait_limit_s} s" if limit.expired() else str(error)
@@ -109,6 +110,18 @@ class RewardScorer:
         last.reward_score, last.extra_fields["reward_extra_info"] = scored["score"], scored["extra"]
         last.metrics.compute_score = scored["seconds"]
         _share(outputs)
+
+    async def _insist(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
+        """Score; again, if the reward worker cannot be reached: that is no fault of the reward function."""
+        while True:
+            try:
+                await self._compute_score(outputs, sample)
+                return
+            except ActorUnavailableError as error:
+                if isinstance(error, RayTaskError):  # the function itself has called somebody
+                    raise
+                logger.debug("a reward worker cannot be reached; the call is repeated")
+                await asyncio.sleep(RECONNECT_S)
 
     def metric_of(self, output: AgentLoopOutput) -> float:
         """The raw metric that groups are filtered by."""
