@@ -100,12 +100,17 @@ _STOPPED = {
     "task runner": (_M.UPDATE,),
     "driver": (_M.SAVE,),
     "Ray node": (_M.ROUND,),
+    "training worker": (_M.TRAINING,),
 }
 # One of two engines at a time: the run goes on. The last one's death is in `tests/e2e/test_dying_engines.py`.
-_ENGINES_STOPPED = {"server": (_M.ROUND, _M.UPDATE), "engine core": (_M.TRAINING,)}
-_ENGINES_KILLED = {
+_ENGINES_STOPPED = {
     "server": (_M.ROUND, _M.UPDATE),
-    "engine core": (_M.TRAINING, _M.ROUND, _M.START),
+    "engine core": (_M.TRAINING,),
+    "training worker": (_M.TRAINING,),
+}
+_ENGINES_KILLED = {
+    "server": (_M.ROUND, _M.UPDATE, _M.STOPPING, _M.SAVE, _M.VALIDATION),
+    "engine core": (_M.TRAINING, _M.ROUND, _M.START, _M.STOPPING, _M.SAVE, _M.VALIDATION),
     "training worker": (_M.UPDATE,),
 }
 
@@ -115,6 +120,7 @@ MATRIX = {
     Stack.NODES: [
         Cell(stack=Stack.NODES, who="network", when=_M.ROUND, how=CUT_FOR_A_WHILE, stop_s=10.0),
         Cell(stack=Stack.NODES, who="network", when=_M.ROUND, how=CUT),
+        Cell(stack=Stack.NODES, who="Ray node", when=_M.ROUND),
     ],
 }
 # What the tests play: a start, one after each of the two kills, and no pause to speak of.

@@ -92,6 +92,7 @@ class Chain:
                 self._complete(row | {"resumed_s": ""})
             else:
                 self._unresumed.append(row)
+            if row["outcome"] != "continued" or cell.how == KILL:  # an engine that was killed is back in the next life
                 return
 
     def _await_resume(self, life: Life, left: deque[Cell]) -> bool:

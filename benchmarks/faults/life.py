@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -77,6 +77,7 @@ class Life:
         driver = [sys.executable, "-m", "benchmarks.faults.struck_run", *command, *self._own_overrides(folder)]
         self._process = self._driver(driver, environment, self.log)
         self._armed: tuple[Cell, float] | None = None
+        self._timer = threading.Timer(0.0, lambda: None)  # by which a stopped victim goes on
         self._seen: set[Moment] = set()
         self.strike: Strike | None = None
 
@@ -95,6 +96,7 @@ class Life:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._timer.cancel()
         self._process.__exit__(kind, error, trace)
         self._socket.close()
 
@@ -104,7 +106,16 @@ class Life:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        return self._process.descendants()
+        return self._first.descendants()
+
+    @property
+    def _first(self) -> TrainingProcess:
+        """What was started first, and so sees all that was started later."""
+        return self._process
+
+    def _own_processes(self) -> list[psutil.Process]:
+        """Those that must end with the run."""
+        return self.processes
 
     def look(self) -> None:
         """Wait for a moment, and read what is new."""
@@ -121,12 +132,12 @@ class Life:
 
     def await_processes(self) -> LeftOver:
         """What is left when the driver has ended, and its processes have had some time to follow."""
-        processes = still_there(lambda: self.processes, after_s=GRACE_S)
+        processes = still_there(self._own_processes, after_s=GRACE_S)
         left = [path for path in self._temporary.rglob("*") if not path.is_relative_to(self._ray)]
         return LeftOver(
             processes=processes,
             sockets=sum(stat.S_ISSOCK(path.lstat().st_mode) for path in left),
-            shared_memory=tuple(segment.name for segment in self._process.segments if segment.exists()),
+            shared_memory=tuple(segment.name for segment in self._first.segments if segment.exists()),
             folders=sum(path.is_dir() and path.parent == self._temporary for path in left),
         )
 
@@ -153,7 +164,7 @@ class Life:
 
     def _strike(self, cell: Cell) -> None:
         deadline = time.monotonic() + APPEARS_S
-        while not (victims := find(cell.who, self._process.pid, self.processes)) and time.monotonic() < deadline:
+        while not (victims := self._find(cell)) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         strike = Strike(cell=cell, at=time.monotonic(), steps_before=self.metrics.trained_steps)
         strike.pids = [victim.pid for victim in victims]
@@ -163,7 +174,15 @@ class Life:
             _send(victims, signal.SIGKILL)
         else:
             _send(victims, signal.SIGSTOP)
-            threading.Timer(cell.stop_s, _go_on, args=(victims, strike)).start()
+            self._after(cell.stop_s, _go_on, victims, strike)
+
+    def _find(self, cell: Cell) -> list[psutil.Process]:
+        return find(cell.who, self._process.pid, self.processes)
+
+    def _after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
+        """Unless the life is over by then."""
+        self._timer = threading.Timer(seconds, act, args)
+        self._timer.start()
 
 
 def still_there(look: Callable[[], list[psutil.Process]], *, after_s: float) -> tuple[str, ...]:

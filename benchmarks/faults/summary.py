@@ -10,9 +10,9 @@ FOLDER = Path(__file__).parents[2] / "assets" / "faults"
 MOMENTS = ["start", "before the first round", "in a round", "at the stop", "while training", "at a save",
            "in the weight update", "at a validation"]  # fmt: skip
 LEFT = ["processes", "sockets", "shared_memory", "folders"]
-# Within which a run ends that does not go on. A node that cannot be reached is left to Ray's health checks; who waits
-# for a stopped part does so up to the longest of the matrix's limits.
-END_S = {KILL: 30.0, CUT: 120.0, CUT_FOR_A_WHILE: 120.0, STOP: 120.0}
+# Within which a run ends that does not go on; who waits for a stopped part does so up to the longest of the matrix's
+# limits.
+END_S = {KILL: 30.0, CUT: 30.0, CUT_FOR_A_WHILE: 30.0, STOP: 120.0}
 
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:

@@ -1,24 +1,31 @@
 """A life on two Ray nodes, each in a network namespace of its own, whose cable can be cut. On Linux, as root."""
 
 import os
+import re
 import secrets
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from recipe.async_dapo.cpu.supervision import TrainingProcess
 from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
 
-from .cells import CUT, Cell
+from .cells import CUT, CUT_FOR_A_WHILE, Cell
 from .life import ROOT, Life, Strike
+from .victims import find, title_of
 
 HEAD, SECOND, PORT = "10.77.0.1", "10.77.0.2", 6379
-START_S = 120.0  # of a Ray node, on a busy machine
+START_S = 240.0  # of a Ray node, on a busy machine; Ray gives up after 30 s to 90 s, and is started again
+# A node is dead that fails five checks in a row, 3 s apart: after 15 to 25 s. With Ray's own limit of 10 s for a check
+# it takes up to 65 s until a node that cannot be reached is given up.
+HEALTH = {"RAY_health_check_timeout_ms": "2000"}
 _RAY = Path(sys.executable).with_name("ray")
+_OF_RAY = re.compile(r"ray::(IDLE|\w+Agent)\b")
 
 
 class Cable:
@@ -74,13 +81,14 @@ class TwoNodeLife(Life):
 
     def _driver(self, command: list[str], environment: dict[str, str], log: Path) -> TrainingProcess:
         others = {name: value for name, value in environment.items() if name not in OWN_RAY_ENVIRONMENT}
-        self._environment = others | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._environment = others | HEALTH | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         joined = self._environment | {"RAY_ADDRESS": f"{HEAD}:{PORT}"}
         return super()._driver(self._cable.within(0, command), joined, log)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:  # a node or a driver that does not start leaves nothing
             self._start_nodes(stack)
+            self._of_nodes = frozenset(self.processes)
             super().__enter__()
             self._stack = stack.pop_all()
         return self
@@ -89,23 +97,47 @@ class TwoNodeLife(Life):
         stack.enter_context(self._cable)
         both = ("--object-store-memory=300000000", "--num-cpus=64")
         head = ("--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._ray}", "--num-gpus=2")
-        self._start_node(stack, 0, f"--node-ip-address={HEAD}", *head, *both)
-        self._start_node(stack, 1, f"--node-ip-address={SECOND}", f"--address={HEAD}:{PORT}", "--num-gpus=0", *both)
+        self._head = self._start_node(stack, 0, f"--node-ip-address={HEAD}", *head, *both)
+        joins = (f"--address={HEAD}:{PORT}", "--num-gpus=0")
+        self._second = self._start_node(stack, 1, f"--node-ip-address={SECOND}", *joins, *both)
 
     def __exit__(self, *error: Any) -> None:
         with self._stack:
             super().__exit__(*error)
 
-    def _start_node(self, stack: ExitStack, side: int, *arguments: str) -> None:
+    @property
+    def _first(self) -> TrainingProcess:
+        return self._head
+
+    def _own_processes(self) -> list[psutil.Process]:
+        """Without those of the nodes, which stay, and without workers that Ray keeps for others."""
+        return [one for one in self.processes if one not in self._of_nodes and not _OF_RAY.match(title_of(one))]
+
+    def look(self) -> None:
+        self._head.watch(0.0)  # notes what the nodes use
+        super().look()
+
+    def _find(self, cell: Cell) -> list[psutil.Process]:
+        """On the second node."""
+        return find(cell.who, self._process.pid, self._second.descendants())
+
+    def _start_node(self, stack: ExitStack, side: int, *arguments: str) -> TrainingProcess:
         log = self.log.with_name(f"node-{side}.log")
         command = self._cable.within(side, [str(_RAY), "start", "--block", *arguments])
-        node = stack.enter_context(TrainingProcess(command, environment=self._environment, log_file=log))
         deadline = time.monotonic() + START_S
-        while "Ray runtime started" not in log.read_text():
-            node.watch(0.2)
-            assert node.exit_code is None and time.monotonic() < deadline, log.read_text()[-2000:]
+        while time.monotonic() < deadline:
+            node = stack.enter_context(TrainingProcess(command, environment=self._environment, log_file=log))
+            while node.exit_code is None and time.monotonic() < deadline:
+                node.watch(0.2)
+                if "Ray runtime started" in log.read_text():
+                    return node
+            node.end()
+        raise TimeoutError(log.read_text()[-2000:])
 
     def _strike(self, cell: Cell) -> None:
+        if cell.how not in (CUT, CUT_FOR_A_WHILE):
+            super()._strike(cell)
+            return
         self.strike = Strike(
             cell=cell, at=time.monotonic(), steps_before=self.metrics.trained_steps, pids=[self._process.pid]
         )
@@ -113,7 +145,7 @@ class TwoNodeLife(Life):
         if cell.how == CUT:
             self.strike.done.set()
         else:
-            threading.Timer(cell.stop_s, self._go_on, args=(self.strike,)).start()
+            self._after(cell.stop_s, self._go_on, self.strike)
 
     def _go_on(self, strike: Strike) -> None:
         try:

@@ -1,12 +1,14 @@
 """A chain of lives tells a driver that was killed from a run that ended by itself."""
 
 import sys
+import time
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 
-from benchmarks.faults.cells import Cell, Moment, Stack
+from benchmarks.faults.cells import STOP, Cell, Moment, Stack
 from benchmarks.faults.chain import Chain
 from benchmarks.faults.life import LeftOver, Strike, still_there
 
@@ -63,3 +65,35 @@ def test_given_a_process_that_stays_then_it_is_named() -> None:
 
 def start(code: str) -> psutil.Popen:
     return psutil.Popen([sys.executable, "-c", f"import time; {code}"])
+
+
+class StruckLife(EndingLife):
+    """Goes on after a strike."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.started = time.monotonic()
+        self.armed: list[Cell] = []
+
+    def arm(self, cell: Cell, delay_s: float) -> None:
+        self.strike = Strike(cell=cell, at=time.monotonic(), steps_before=self.metrics.trained_steps, pids=[1])
+        self.strike.done.set()
+        self.armed.append(cell)
+
+    def has_passed(self, moment: Moment) -> bool:
+        return False
+
+    def look(self) -> None:
+        self.metrics.trained_steps += 1
+
+
+def test_given_an_engine_that_is_killed_and_not_missed_then_the_next_one_is_killed_in_another_life(tmp_path) -> None:
+    stopped = Cell(stack=Stack.VLLM, who="server", when=Moment.ROUND, how=STOP)
+    killed = Cell(stack=Stack.VLLM, who="server", when=Moment.SAVE)
+    rows: list[dict] = []
+    chain = Chain(Stack.VLLM, lambda _: [], tmp_path, seed=0, add=rows.append)
+    left = deque([stopped, killed, CELL])
+    life = StruckLife()
+    chain._live(life, left)
+    assert [row["outcome"] for row in rows] == ["continued", "continued"]
+    assert life.armed == [stopped, killed] and list(left) == [CELL]
