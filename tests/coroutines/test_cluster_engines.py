@@ -1,12 +1,15 @@
 """Whole runs on virtual time while engines die or hang outside a round: in training, in the weight update, asleep."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.simulated_cluster import STRATEGIES, Cluster, options
 from ..support.simulated_worker import Task
@@ -52,6 +55,28 @@ def test_given_an_engine_that_dies_at_any_time_then_steps_go_on_without_it(
     assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
     assert metrics["async_dapo/load_balancer/servers"] == 2
     assert metrics["async_dapo/load_balancer/lost_servers"] == 1
+
+
+def begin(cluster: Cluster) -> None:
+    """The trainer's start, when engines are there."""
+    trainer: Any = SimpleNamespace(options=cluster.options, checkpoint_manager=cluster.engines, global_steps=0)
+    AsyncDAPOTrainer.on_init_end(trainer)
+
+
+@STRATEGIES
+def test_given_an_engine_that_dies_before_the_first_weights_then_training_begins_without_it(start, strategy) -> None:
+    cluster = start(options(rollout_strategy=strategy))
+    cluster.server_handles[1].kill()
+    begin(cluster)
+    assert cluster.step()["async_dapo/load_balancer/lost_servers"] == 1
+    assert servers_of(cluster) == ["server-0"]
+
+
+def test_given_the_only_engine_when_it_dies_before_the_first_weights_then_the_start_ends_and_names_it(start) -> None:
+    cluster = start(options(), num_servers=1)
+    cluster.server_handles[0].kill()
+    with pytest.raises(EnginesUnavailable, match=r"no engine is left: engine 0 died: .*trainer\.resume_mode=auto"):
+        begin(cluster)
 
 
 @STRATEGIES

@@ -317,6 +317,32 @@ def test_given_a_worker_that_never_starts_when_it_is_connected_then_the_run_ends
         manager.connect(client, [])
 
 
+def talk(one: int, other: int) -> bool:
+    """Whether there is a connection between two processes."""
+    mine, theirs = (psutil.Process(pid).net_connections("tcp") for pid in (one, other))
+    return bool({each.laddr for each in mine} & {each.raddr for each in theirs if each.raddr})
+
+
+def test_given_workers_when_they_are_connected_then_whoever_is_called_in_a_round_has_been_called_before() -> None:
+    """While a network is cut, a call fails at once whose connection must be made first."""
+    manager = object.__new__(AsyncDAPOAgentLoopManager)
+    options: Any = SimpleNamespace(stop_timeout_s=PATIENCE_S)
+    manager._options = options
+    worker, reward_worker = (ray.remote(num_cpus=0)(Worker).remote(False) for _ in range(2))
+    manager.agent_loop_workers = [worker]
+    client: Any = SimpleNamespace(_load_balancer=start_balancer({}, capacity=1))
+    manager.connect(client, [reward_worker])
+    pids = {
+        name: ray.get(actor.__ray_call__.remote(lambda _: os.getpid())) for name, actor in manager.named_actors.items()
+    }
+    calls = [("agent loop worker 0", called) for called in ("coordinator", "load balancer", "reward worker 0")]
+
+    async def all_talk() -> bool:
+        return all(talk(pids[one], pids[other]) for one, other in [*calls, ("coordinator", "load balancer")])
+
+    within_patience(eventually(all_talk))
+
+
 QUEUE = {"backend": {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}}
 
 

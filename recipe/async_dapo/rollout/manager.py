@@ -24,6 +24,7 @@ from ..core.round import RoundSpec
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
+from ..introductions import introduce
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
 from .prompts import make_group, prompt_rows
@@ -68,11 +69,14 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         workers = list(enumerate(self.agent_loop_workers))
         connecting = [worker.connect.remote(llm_client, reward_workers) for _, worker in workers]
         connecting += [worker.attach.remote(self._coordinator, index, worker) for index, worker in workers]
+        called = [self._coordinator, self._balancer, *reward_workers]
+        connecting += [introduce(worker, called) for _, worker in workers]
+        meeting = introduce(self._coordinator, [self._balancer])
         _, late = ray.wait(connecting, num_returns=len(connecting), timeout=CONNECT_TIMEOUT_S)
         if late:
             silent = sorted({connecting.index(call) % len(workers) for call in late})
             raise RolloutError(f"agent loop workers {silent} have not started within {CONNECT_TIMEOUT_S:.0f} s")
-        self._get(connecting)
+        self._get([*connecting, meeting])
 
     @property
     def named_workers(self) -> dict[str, ActorHandle]:
