@@ -1,6 +1,7 @@
-"""A Ray cluster that a run has started for itself ends with it, however that ends."""
+"""A Ray cluster that a run has started ends with it, however that ends; one that does not answer is given up."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ actors = [ray.remote(num_cpus=0)(type("Starting", (), {})).remote() for _ in ran
 Path(sys.argv[2]).touch()
 time.sleep(600)
 """
+JOINING = "import sys, ray; ray.init(sys.argv[1])"
+IMPATIENT = {"RAY_gcs_rpc_server_connect_timeout_s": "1", "RAY_gcs_rpc_server_reconnect_timeout_s": "2"}
 # In a process of its own, because it adopts orphans from then on.
 SUPERVISOR = """
 import os, signal, sys
@@ -51,3 +54,16 @@ def test_given_a_driver_killed_while_actors_start_then_nothing_of_its_ray_is_lef
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2 ()\n"
+
+
+def test_given_a_cluster_that_does_not_answer_when_a_driver_joins_it_then_the_driver_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", JOINING, address],
+            env=os.environ | IMPATIENT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode != 0 and "Failed to connect to GCS within 2 seconds" in done.stderr
