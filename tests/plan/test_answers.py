@@ -1,6 +1,7 @@
 """Answers of a rehearsal: the same for every system, and continued where they were interrupted."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,3 +66,25 @@ def test_given_many_prompts_then_shares_lengths_and_likeness_are_the_asked_ones(
     assert abs(valid - 0.6) < 0.04
     assert abs(np.exp(np.median(logs)) / 1000 - 1) < 0.1
     assert 0.3 < np.corrcoef(logs[:, 0], logs[:, 1])[0, 1] < 0.6
+
+
+def test_given_later_visits_then_answers_are_drawn_anew_at_the_prompt_s_pass_rate() -> None:
+    """Two answers are both right as often as the second moment of Beta(a, b) says, in one visit and over two."""
+    drawn = book(pass_rates=BetaPassRates(0.5, 0.5))
+    visits = np.array([[[drawn.take(prompt(k))[0].is_right for _ in range(4)] for _ in range(3)] for k in range(3000)])
+    both_right = 0.5 * 1.5 / (1.0 * 2.0)
+    for one, other in ((visits[:, 0, 0], visits[:, 0, 1]), (visits[:, 0, 0], visits[:, 1, 0])):
+        assert (one & other).mean() == pytest.approx(both_right, abs=0.03)
+    assert visits[:, 2].mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_given_only_a_share_of_valid_groups_then_each_visit_is_valid_as_often_whatever_the_others_were() -> None:
+    drawn = book(pass_rates=ValidShare(0.6))
+    visits = np.array(
+        [
+            [{drawn.take(prompt(k))[0].is_right for _ in range(4)} == {True, False} for _ in range(2)]
+            for k in range(2000)
+        ]
+    )
+    assert visits.mean(axis=0) == pytest.approx([0.6, 0.6], abs=0.04)
+    assert (visits[:, 0] & visits[:, 1]).mean() == pytest.approx(0.36, abs=0.04)

@@ -34,13 +34,13 @@ class Answers:
 class PassRates(Protocol):
     """Raw metrics of groups, as the reward function would return them."""
 
-    def draw(self, rng: np.random.Generator, groups: int, n: int) -> np.ndarray:
-        """[groups, n] metrics."""
+    def draw(self, rng: np.random.Generator, prompts: int, n: int, visits: int) -> np.ndarray:
+        """[prompts, visits, n] metrics. Those of one prompt's first visits are the same, however many are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidShare:
-    """A share of groups is valid, whatever their lengths."""
+    """A share of groups is valid, whatever their lengths and prompts."""
 
     share: float
 
@@ -48,9 +48,10 @@ class ValidShare:
         if not 0 < self.share <= 1:
             raise ConfigError("valid_share", self.share, "must be in 0..1, above 0: no group would ever be trained on")
 
-    def draw(self, rng: np.random.Generator, groups: int, n: int) -> np.ndarray:
-        metrics = np.zeros((groups, n))
-        metrics[:, 0] = rng.random(groups) < self.share
+    def draw(self, rng: np.random.Generator, prompts: int, n: int, visits: int) -> np.ndarray:
+        metrics = np.zeros((prompts, visits, n))
+        for visit in range(visits):
+            metrics[:, visit, 0] = rng.random(prompts) < self.share
         return metrics
 
 
@@ -61,9 +62,9 @@ class KnownPassRates(ABC):
     def rates(self, rng: np.random.Generator, prompts: int) -> np.ndarray:
         """[prompts] pass rates."""
 
-    def draw(self, rng: np.random.Generator, groups: int, n: int) -> np.ndarray:
-        rates = self.rates(rng, groups)[:, None]
-        return (rng.random((groups, n)) < rates).astype(float)
+    def draw(self, rng: np.random.Generator, prompts: int, n: int, visits: int) -> np.ndarray:
+        rates = self.rates(rng, prompts)[:, None, None]
+        return (rng.random((prompts, visits, n)) < rates).astype(float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +139,8 @@ class Workload:
         rng = np.random.default_rng((self._seed, block))
         levels = rng.standard_normal((BLOCK, 1))
         lens_tok = self._cut(levels, rng).tolist()
-        metrics = self._pass_rates.draw(rng, BLOCK, 2 * self._n)
-        now, earlier = metrics[:, : self._n].tolist(), metrics[:, self._n :].tolist()
+        metrics = self._pass_rates.draw(rng, BLOCK, self._n, visits=2)
+        now, earlier = metrics[:, 0].tolist(), metrics[:, 1].tolist()
         first = block * BLOCK
         return [Answers(first + i, float(levels[i, 0]), lens_tok[i], now[i], earlier[i]) for i in range(BLOCK)]
 

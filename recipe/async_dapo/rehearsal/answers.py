@@ -1,7 +1,8 @@
 """What the model of a rehearsal answers: how long, whether right, and in which tokens.
 
-Fixed by seed, prompt and number of the answer, so that every system is rehearsed on the same responses. A continued
-request is known by its context: no two answers to a prompt begin alike, so the tokens so far say which one goes on.
+Fixed by seed, prompt and number of the answer, so that every system is rehearsed on the same responses. Every n answers
+are a visit to the prompt; a model's request says neither of which visit it is nor of which try. A continued request is
+known by its context: no two answers to a prompt begin alike, so the tokens so far say which one goes on.
 """
 
 import hashlib
@@ -67,7 +68,7 @@ class Answer:
 @dataclass(slots=True)
 class _Prompt:
     level: float  # normal score of its length, common to its answers
-    metrics: list[float]
+    metrics: list[list[float]]  # of each visit
     seed: int
     answered: int = 0
 
@@ -77,7 +78,7 @@ class AnswerBook:
 
     Args:
         limit_tok: responses end there at the latest [tokens].
-        n: answers to a prompt that make a group.
+        n: answers to a prompt that make a visit.
         seed: decides everything.
         remembered: interrupted answers that can be continued [answers].
     """
@@ -109,7 +110,8 @@ class AnswerBook:
             return waiting.pop()
         prompt = self._prompts.get(key)
         if prompt is None:
-            prompt = self._prompts[key] = self._draw_prompt(key)
+            seed = int.from_bytes(key[:8], "little")
+            prompt = self._prompts[key] = self._draw_prompt(seed, visits=1)
         answer = self._draw(prompt, prompt.answered)
         prompt.answered += 1
         return answer, 0
@@ -123,18 +125,20 @@ class AnswerBook:
         else:
             waiting.append((answer, done_tok))
 
-    def _draw_prompt(self, key: bytes) -> _Prompt:
-        seed = int.from_bytes(key[:8], "little")
+    def _draw_prompt(self, seed: int, visits: int) -> _Prompt:
         rng = np.random.default_rng((self._seed, seed))
         level = float(rng.standard_normal())
-        return _Prompt(level, self._pass_rates.draw(rng, 1, self._n)[0].tolist(), seed)
+        return _Prompt(level, self._pass_rates.draw(rng, 1, self._n, visits)[0].tolist(), seed)
 
     def _draw(self, prompt: _Prompt, number: int) -> Answer:
         rng = np.random.default_rng((self._seed, prompt.seed, 1 + number))  # (a, b, 0) is the same seed as (a, b)
         shared, own = self._lengths.correlation**0.5, (1 - self._lengths.correlation) ** 0.5
         z = shared * prompt.level + own * rng.standard_normal()
         length_tok = max(NUMBER_TOK + 2, round(float(self._lengths.of_normal(np.array([z]))[0])))
-        is_right = prompt.metrics[number % self._n] > 0
+        visit, place = divmod(number, self._n)
+        if visit == len(prompt.metrics):
+            prompt.metrics = self._draw_prompt(prompt.seed, visits=visit + 1).metrics
+        is_right = prompt.metrics[visit][place] > 0
         is_cut = length_tok > self._limit_tok
         return Answer(number, min(length_tok, self._limit_tok), is_right, is_cut, self._vocabulary)
 
