@@ -16,7 +16,7 @@ from recipe.async_dapo.cpu.supervision import TrainingProcess
 from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
 
 from .cells import CUT, CUT_FOR_A_WHILE, Cell
-from .life import ROOT, Life, Strike
+from .life import ROOT, LeftOver, Life, Strike
 from .victims import find, title_of
 
 HEAD, SECOND, PORT = "10.77.0.1", "10.77.0.2", 6379
@@ -112,6 +112,11 @@ class TwoNodeLife(Life):
     def _own_processes(self) -> list[psutil.Process]:
         """Without those of the nodes, which stay, and without workers that Ray keeps for others."""
         return [one for one in self.processes if one not in self._of_nodes and not _OF_RAY.match(title_of(one))]
+
+    def await_processes(self) -> LeftOver:
+        """With the cable mended: who is cut off cannot know that the run has ended."""
+        self._cable.mend()
+        return super().await_processes()
 
     def look(self) -> None:
         self._head.watch(0.0)  # notes what the nodes use

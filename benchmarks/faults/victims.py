@@ -57,6 +57,6 @@ def named_in(part: str, line: str) -> bool:
 
 def title_of(process: psutil.Process) -> str:
     try:
-        return " ".join(process.cmdline())
+        return " ".join(process.cmdline()).strip()  # who renames itself fills up what it was given
     except psutil.Error:
         return ""

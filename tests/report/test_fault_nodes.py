@@ -63,11 +63,14 @@ def test_given_an_actor_that_stays_on_a_node_when_the_driver_has_ended_then_it_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lives, "GRACE_S", 0.2)
+    mended: list[Any] = []
     with live(tmp_path, monkeypatch) as life:
+        monkeypatch.setattr(life._cable, "mend", lambda: mended.append("mended"))
         await_file("started")
         while not life.has_ended:
             life.look()
         assert life.await_processes().processes == ("ray::Actor 600",)
+    assert mended, "who is cut off cannot know of the end"
 
 
 def test_given_a_cable_that_is_cut_when_the_life_ends_before_it_is_mended_then_nobody_mends_it(
