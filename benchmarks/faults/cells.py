@@ -118,6 +118,7 @@ MATRIX = {
     Stack.EMULATED: _cells(Stack.EMULATED, STOP, _STOPPED) + _cells(Stack.EMULATED, KILL, _KILLED),
     Stack.VLLM: _cells(Stack.VLLM, STOP, _ENGINES_STOPPED) + _cells(Stack.VLLM, KILL, _ENGINES_KILLED),
     Stack.NODES: [
+        Cell(stack=Stack.NODES, who="network", when=_M.BEFORE, how=CUT_FOR_A_WHILE, stop_s=10.0),
         Cell(stack=Stack.NODES, who="network", when=_M.ROUND, how=CUT_FOR_A_WHILE, stop_s=10.0),
         Cell(stack=Stack.NODES, who="network", when=_M.ROUND, how=CUT),
         Cell(stack=Stack.NODES, who="Ray node", when=_M.ROUND),
