@@ -13,60 +13,24 @@ from .core.round_size import RoundSize
 from .core.screening import Screening
 from .core.staleness import StalenessLimit
 from .core.stop_rules import StopRuleName
+from .option_groups import CallsConfig, FilterConfig, RewardConfig
 from .option_ranges import check_ranges
 from .option_values import (
     Auto,
     ConfigError,
     ImportanceSampling,
-    OnRewardError,
     RolloutStrategy,
     SnapshotDtype,
     parse_options,
     whole_number,
 )
 
-REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
-WAITS_FOR_OTHERS = 10  # times a reward's own time limit
 CUSTOM_OPTIONS = "async_dapo"  # in verl's `rollout.custom`: what servers and training workers need of these options
 
 
 def needs_bypass_loss(correction: DictConfig) -> bool:
     """Whether `algorithm.rollout_correction` asks, in bypass mode, for what only verl's own loss of that mode does."""
     return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardConfig:
-    timeout_s: float
-    processes: int | None
-    max_retries: int
-    on_error: OnRewardError
-    check_at_start: bool
-
-    @property
-    def wait_limit_s(self) -> float:
-        """Longest time from a call to its result: the reward function is imported, others run first, then it does."""
-        if self.processes == 0:
-            return self.timeout_s
-        return REWARD_IMPORT_LIMIT_S + WAITS_FOR_OTHERS * self.timeout_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallsConfig:
-    """Calls of agent loops: `async_dapo.calls`."""
-
-    timeout_s: float
-    short_s: float
-    journal_limit_mb: int
-    kept_loops: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilterConfig:
-    """`algorithm.filter_groups`; `metric` is None when filtering is off."""
-
-    metric: str | None
-    max_num_gen_batches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

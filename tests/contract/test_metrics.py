@@ -17,7 +17,8 @@ from recipe.async_dapo.training.importance_metrics import importance_metrics, mi
 from recipe.async_dapo.training.metric_names import METRICS, PREFIX, STALENESS_BUCKETS
 from recipe.async_dapo.training.metrics import _tokens
 
-from ..support.simulated_cluster import Cluster, options
+from ..support.simulated_cluster import Cluster
+from ..support.simulated_options import options
 from ..support.simulated_worker import random_task
 
 

@@ -7,28 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from PIL import Image
 from verl.experimental.agent_loop import AgentLoopOutput
-from verl.tools.base_tool import BaseTool
-from verl.tools.function_tool import FunctionTool
-from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from recipe.async_dapo.calls import RecordedError, call_id, recorded, unknown_calls
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.kept_loops import KeptLoops
-from recipe.async_dapo.rollout.tools import recorded_tools
 from recipe.async_dapo.training.group_records import group_of, record_of
 
-from ..support.rollout_world import Loop, call_runner, finished, group, outcome_of, rollout
+from ..support.rollout_world import Loop, call_runner, finished, group, outcome_of, rollout, stopped_at
 from ..support.simulation import now_s, simulate
-
-SCHEMA = {
-    "type": "function",
-    "function": {"name": "till", "description": "Takes money.", "parameters": {"type": "object", "properties": {}}},
-}
 
 
 @dataclass
@@ -60,13 +49,6 @@ def asking(service: Service, function: Callable[..., Any] | None = None) -> Loop
         return finished(trajectory)
 
     return loop
-
-
-async def stopped_at(running: GroupRollout, held: PromptGroup, time_s: float) -> GroupOutcome | None:
-    task = asyncio.create_task(running.run(held))
-    await asyncio.sleep(time_s)
-    running.running.interrupt()
-    return await task
 
 
 def resumed(held: PromptGroup) -> PromptGroup:
@@ -237,101 +219,3 @@ def test_given_a_loop_that_cannot_be_repeated_when_it_is_gone_then_it_is_not_run
         await asyncio.sleep(60)
 
     simulate(main())
-
-
-class Till(BaseTool):
-    """A tool with instances, as verl has them; it knows nothing of this recipe."""
-
-    def __init__(self, takes_s: float) -> None:
-        super().__init__({}, OpenAIFunctionToolSchema(**SCHEMA))
-        self.takes_s = takes_s
-        self.open: list[str] = []
-        self.created: list[str] = []
-        self.charged: Counter[str] = Counter()
-
-    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        await asyncio.sleep(1.0)
-        made_id, response = await super().create(instance_id)
-        self.open.append(made_id)
-        self.created.append(made_id)
-        return made_id, response
-
-    async def execute(
-        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
-    ) -> tuple[ToolResponse, float, dict]:
-        assert instance_id in self.open
-        self.charged[call_id()] += 1
-        await asyncio.sleep(self.takes_s)
-        assert instance_id in self.open, "released under its call"
-        return ToolResponse(text="thanks", image=[Image.new("RGB", (2, 2), "red")]), 0.5, {"paid": 1}
-
-    async def release(self, instance_id: str, **kwargs: Any) -> None:
-        self.open.remove(instance_id)
-
-
-def lifecycle(tool: Any, times: int, told: list[Any]) -> Loop:
-    """As verl's tool agent loop drives a tool; with `times` > 1 as one that keeps its instance."""
-
-    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        instance_id = None
-        try:
-            instance_id, _ = await tool.create(create_kwargs={"currency": "EUR"})
-            for number in range(times):
-                told.append(await tool.execute(instance_id, {"number": number}, agent_data=object()))
-        finally:
-            if instance_id:
-                await tool.release(instance_id)
-        return finished(trajectory)
-
-    return loop
-
-
-@pytest.mark.parametrize("stop_s", [0.5, 1.0, 5.0, 11.0])  # in `create`, between the two, in `execute`, at its end
-@pytest.mark.parametrize("is_other_worker", [False, True])
-def test_given_a_tool_with_instances_when_it_is_interrupted_then_it_executes_once_and_every_instance_is_released(
-    capsys, stop_s: float, is_other_worker: bool
-) -> None:
-    async def main() -> None:
-        tills, told = [Till(10.0), Till(10.0)], []
-        wrapped = recorded_tools(tills)
-        held = group()
-        await stopped_at(rollout(lifecycle(wrapped[0], 1, told)), held, stop_s)
-        outcome = await outcome_of(rollout(lifecycle(wrapped[int(is_other_worker)], 1, told)), held)
-        assert outcome.verdict is Verdict.VALID
-        await asyncio.sleep(60)
-        assert set((tills[0].charged + tills[1].charged).values()) == {1}
-        assert sum(till.charged.total() for till in tills) == 4
-        assert not tills[0].open and not tills[1].open
-        for response, reward, metrics in told:
-            assert (response.text, reward, metrics) == ("thanks", 0.5, {"paid": 1})
-            assert response.image[0].getpixel((1, 1)) == (255, 0, 0)
-
-    simulate(main())
-
-
-def test_given_an_instance_that_has_run_when_its_worker_is_not_there_then_its_trajectory_fails_and_says_why(
-    capsys,
-) -> None:
-    async def main() -> None:
-        held, tools = group(), recorded_tools([Till(10.0), Till(10.0)])
-        await stopped_at(rollout(lifecycle(tools[0], 2, [])), held, 15.0)
-        outcome = await outcome_of(rollout(lifecycle(tools[1], 3, [])), held)
-        assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
-        await asyncio.sleep(60)
-
-    simulate(main())
-
-
-def test_given_a_plain_function_as_a_tool_then_its_answer_is_verl_s_and_it_may_name_its_call() -> None:
-    names: list[str] = []
-
-    def add(first: int) -> str:
-        names.append(call_id())
-        return str(first)
-
-    async def main() -> Any:
-        return await recorded_tools([FunctionTool("add", add, OpenAIFunctionToolSchema(**SCHEMA))])[0].call(
-            {"first": 3}
-        )
-
-    assert asyncio.run(main()) == "3" and names == [""], "outside of a trajectory it is simply called"

@@ -19,7 +19,7 @@ from recipe.async_dapo.rollout.started_process import RewardFunction, RewardProc
 from recipe.async_dapo.training.too_few_groups import too_many_failures
 
 from ..support.rollout_world import outcome_of, rollout, scores
-from ..support.simulated_cluster import options
+from ..support.simulated_options import options
 from ..support.simulation import simulate
 
 REWARD = """

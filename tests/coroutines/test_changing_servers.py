@@ -64,10 +64,10 @@ def test_given_a_server_that_becomes_half_as_fast_then_two_rounds_later_it_has_h
 def test_given_a_server_that_leaves_or_joins_then_places_and_work_follow_at_once(cluster):
     cluster.shares(2)
     leaving, balancer = "server-3", cluster.balancer
-    handle = cluster._get(cluster.balancer_handle.server.remote(leaving))
-    cluster._get(cluster.balancer_handle.remove_servers.remote([leaving]))
+    handle = cluster.ray.get(cluster.balancer_handle.server.remote(leaving))
+    cluster.ray.get(cluster.balancer_handle.remove_servers.remote([leaving]))
     assert cluster.shares(2) == pytest.approx([4 / 3, 4 / 3, 4 / 3, 0.0], abs=0.15)
     assert balancer._balance.places == 3 * SCENARIO.max_num_seqs
-    cluster._get(cluster.balancer_handle.add_servers.remote({leaving: handle}))
+    cluster.ray.get(cluster.balancer_handle.add_servers.remote({leaving: handle}))
     assert cluster.shares(2) == pytest.approx([1.0] * SERVERS, abs=0.15)
     assert balancer._balance.places == 4 * SCENARIO.max_num_seqs

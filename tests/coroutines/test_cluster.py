@@ -5,12 +5,14 @@ from random import Random
 
 import pytest
 
-from recipe.async_dapo.config import Auto, FilterConfig, RolloutStrategy
+from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.option_groups import FilterConfig
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
-from ..support.simulated_cluster import STRATEGIES, options, resumed
+from ..support.simulated_cluster import resumed
+from ..support.simulated_options import STRATEGIES, options
 from ..support.simulated_worker import Task, failing_task, random_task
 
 STOP_RULES = pytest.mark.parametrize("stop_rule", list(StopRuleName))

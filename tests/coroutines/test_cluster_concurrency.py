@@ -6,7 +6,8 @@ from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
-from ..support.simulated_cluster import Cluster, options
+from ..support.simulated_cluster import Cluster
+from ..support.simulated_options import options
 from ..support.simulated_worker import Task
 
 METRIC = "async_dapo/concurrency/"

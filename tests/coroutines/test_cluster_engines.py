@@ -11,7 +11,8 @@ from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
-from ..support.simulated_cluster import STRATEGIES, Cluster, options
+from ..support.simulated_cluster import Cluster
+from ..support.simulated_options import STRATEGIES, options
 from ..support.simulated_worker import Task
 
 

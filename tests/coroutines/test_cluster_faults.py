@@ -6,15 +6,18 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import ConfigError, FilterConfig, OnRewardError
+from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.option_groups import FilterConfig
+from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.rollout.manager import RolloutError
 from recipe.async_dapo.rollout.reward_pool import RewardPool
 
 from ..support.fakes import ScriptedProcess
 from ..support.scripted_reward import reward_options
-from ..support.simulated_cluster import STRATEGIES, Cluster, options
+from ..support.simulated_cluster import Cluster
+from ..support.simulated_options import STRATEGIES, options
 from ..support.simulated_worker import Task
 
 

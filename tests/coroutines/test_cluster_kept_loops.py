@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.async_dapo.config import CallsConfig, RolloutStrategy
+from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.option_groups import CallsConfig
 
-from ..support.simulated_cluster import options, resumed
+from ..support.simulated_cluster import resumed
+from ..support.simulated_options import options
 from ..support.simulated_worker import random_task
 
 KEEPING = pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])

@@ -8,7 +8,8 @@ from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.core.screening import Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
-from ..support.simulated_cluster import STRATEGIES, Cluster, options, resumed
+from ..support.simulated_cluster import Cluster, resumed
+from ..support.simulated_options import STRATEGIES, options
 from ..support.simulated_worker import Task, random_task
 
 SCREENING = Screening(samples=2, keep_share=0.0)

@@ -12,7 +12,8 @@ from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.rollout.prompts import make_group
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
-from ..support.simulated_cluster import Cluster, options
+from ..support.simulated_cluster import Cluster
+from ..support.simulated_options import options
 from ..support.simulated_worker import Task
 
 DATA_SET = 24

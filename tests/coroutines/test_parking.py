@@ -14,7 +14,7 @@ from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Segment, 
 from recipe.async_dapo.rollout import parking
 
 from ..support.object_store import StoredObject
-from ..support.simulated_cluster import options
+from ..support.simulated_options import options
 from ..support.simulated_worker import Task
 
 LENGTH_TOK = 5000

@@ -8,11 +8,11 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.call_runner import CallRunner
-from recipe.async_dapo.config import OnRewardError
 from recipe.async_dapo.core.outcome import GroupOutcome
 from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.kept_loops import KeptLoops
 from recipe.async_dapo.rollout.reward import RewardScorer
@@ -36,6 +36,14 @@ async def outcome_of(rollout: GroupRollout, held: PromptGroup | None = None) -> 
     outcome = await rollout.run(held or group())
     assert outcome is not None
     return outcome
+
+
+async def stopped_at(running: GroupRollout, held: PromptGroup, time_s: float) -> GroupOutcome | None:
+    """What becomes of a group when the round stops then."""
+    task = asyncio.create_task(running.run(held))
+    await asyncio.sleep(time_s)
+    running.running.interrupt()
+    return await task
 
 
 def recorder() -> Recorder:

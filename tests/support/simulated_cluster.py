@@ -5,82 +5,32 @@ it waits for Ray, the loop runs.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import GetTimeoutError
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig, Auto, CallsConfig, FilterConfig, RolloutStrategy
-from recipe.async_dapo.core.prompt_history import SelectBy, Selection
-from recipe.async_dapo.core.screening import NO_SCREENING
-from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.config import AsyncDAPOConfig, Auto, RolloutStrategy
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.engines import server_calls
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
-from recipe.async_dapo.rollout import manager as manager_module
-from recipe.async_dapo.rollout import parking
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
 from recipe.async_dapo.rollout.prompts import make_group
-from recipe.async_dapo.training import engine_manager as engine_manager_module
 from recipe.async_dapo.training.engine_manager import EngineManager
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
-from .fakes import FakeHandle, RemoteCall, ScriptedServer, log_prob_of, token_at
-from .object_store import StoredObject
-from .scripted_reward import reward_options
+from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
 from .simulated_engines import SimulatedReplica, SimulatedTrainingWorkers
+from .simulated_options import MAX_LENGTH_TOK
+from .simulated_ray import SimulatedRay
 from .simulated_worker import FakeStore, SimulatedWorker, Task
 from .simulation import VirtualTimeLoop, end_all
-
-STRATEGIES = pytest.mark.parametrize("strategy", list(RolloutStrategy))
-
-MAX_LENGTH_TOK = 1000
-UNIFORM = Selection(by=SelectBy.UNIFORM, history_file=None, forgetting=0.5, exploration=0.2, defer_steps=3)
-
-
-def options(**changes: Any) -> AsyncDAPOConfig:
-    """A small run: 2 valid groups of 3 trajectories a step, from 5 prompts, on 2 workers with 2 lanes each."""
-    defaults: dict[str, Any] = {
-        "target_valid_groups": 2,
-        "rollout_n": 3,
-        "num_workers": 2,
-        "max_concurrent_prompts": 2,
-        "max_loads_per_server": 3,
-        "over_sampling_batch_size": 5,
-        "stop_rule": StopRuleName.FIFO,
-        "rollout_strategy": RolloutStrategy.DISCARD,
-        "max_staleness": None,
-        "max_partial_share": None,
-        "rollout_pool_size": None,
-        "max_prompt_length": 2,
-        "max_response_length": MAX_LENGTH_TOK,
-        "max_tokens_per_round": None,
-        "importance_sampling": None,
-        "snapshot_dtype": None,
-        "reward": reward_options(),
-        "calls": CallsConfig(timeout_s=3600.0, short_s=1.0, journal_limit_mb=1, kept_loops=64),
-        "reward_function": "compute_score of reward.py",
-        "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
-        "screening": NO_SCREENING,
-        "selection": UNIFORM,
-        "round_timeout_s": 7200.0,
-        "stop_timeout_s": 120.0,
-        "engine_timeout_s": 60.0,
-        "delivery_tok": 4,
-        "weight_update_timeout_s": 600.0,
-        "length_bias_window": 100,
-        "report_dir": None,
-    }
-    return AsyncDAPOConfig(**(defaults | changes))
 
 
 class Cluster:
@@ -103,7 +53,9 @@ class Cluster:
         self.num_drawn = 0
         self.trained: list[str] = []
         self.store = FakeStore()
-        self._patch(monkeypatch)
+        self.ray = SimulatedRay(self.loop)
+        self.ray.stand_in(monkeypatch)
+        self.store.stand_in(monkeypatch)
         self.servers = self._make_servers(monkeypatch, num_servers)
         self.server_handles = [FakeHandle(server, latency_s=latency_s) for server in self.servers]
         router = {
@@ -218,26 +170,6 @@ class Cluster:
             for _ in range(count)
         ]
 
-    def _patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        remote = SimpleNamespace(get=self._get, wait=self._wait, kill=FakeHandle.kill)
-        monkeypatch.setattr(manager_module, "ray", remote)
-        monkeypatch.setattr(parking, "ray", SimpleNamespace(put=StoredObject, get=self._stored, wait=self._arrived))
-        monkeypatch.setattr(engine_manager_module, "ray", remote)
-        monkeypatch.setattr(
-            engine_manager_module, "asyncio", SimpleNamespace(run=self.loop.run_until_complete, sleep=asyncio.sleep)
-        )
-        monkeypatch.setattr(server_calls, "ray", SimpleNamespace(kill=FakeHandle.kill))
-        monkeypatch.setattr(time, "monotonic", self.loop.time)
-        for name in ("put_group", "batch_of", "forget_groups", "forget_prompts", "withhold"):
-            monkeypatch.setattr(store, name, getattr(self.store, name))
-
-    def _stored(self, ref: StoredObject | RemoteCall, timeout: float | None = None) -> Any:
-        return ref.load() if isinstance(ref, StoredObject) else self._get(ref)
-
-    def _arrived(self, refs: list[RemoteCall], *, num_returns: int, timeout: float) -> Any:
-        assert (num_returns, timeout) == (len(refs), 0)
-        return [ref for ref in refs if ref.is_done], [ref for ref in refs if not ref.is_done]
-
     def _start_worker(self, latency_s: float | Callable[[str], float]) -> FakeHandle:
         rollout = SimpleNamespace(response_length=MAX_LENGTH_TOK, prompt_length=2, max_model_len=None)
         client = AsyncDAPOLLMClient(
@@ -258,7 +190,7 @@ class Cluster:
         manager._balancer, manager._coordinator = self.balancer_handle, self.coordinator_handle
         manager._round_id, manager._worker_refs, manager._frozen, manager._places = "", [], {}, None
         for index, worker in enumerate(self.worker_handles):
-            self._get(worker.attach.remote(self.coordinator_handle, index, worker))
+            self.ray.get(worker.attach.remote(self.coordinator_handle, index, worker))
         return manager
 
     def _draw(self, count: int) -> list[PromptGroup]:
@@ -270,32 +202,6 @@ class Cluster:
         self.run_for(0.05)  # releases are not awaited by those who send them
         names = {task.get_name() for task in asyncio.all_tasks(self.loop)}
         return {name for name in names if not name.startswith(("remote", "call ", "kept loop "))}
-
-    def _get(self, refs: Any, timeout: float | None = None) -> Any:
-        async def resolve() -> Any:
-            if isinstance(refs, RemoteCall):
-                return await refs
-            return [await ref for ref in refs]
-
-        async def within() -> Any:
-            try:
-                async with asyncio.timeout(timeout):
-                    return await resolve()
-            except TimeoutError as error:
-                raise GetTimeoutError("Get timed out") from error
-
-        return self.loop.run_until_complete(within())
-
-    def _wait(
-        self, refs: list[RemoteCall], *, num_returns: int, timeout: float
-    ) -> tuple[list[RemoteCall], list[RemoteCall]]:
-        async def wait() -> None:
-            await asyncio.wait([ref._task for ref in refs], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-
-        assert num_returns == 1
-        self.loop.run_until_complete(wait())
-        ready = [ref for ref in refs if ref.is_done][:1]
-        return ready, [ref for ref in refs if ref not in ready]
 
 
 def resumed(start: Any, crashed: Cluster) -> Cluster:

@@ -7,6 +7,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
@@ -111,6 +112,10 @@ class FakeStore:
     rows: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = field(
         default_factory=lambda: {store.TRAIN: {}, store.VAL: {}}
     )
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("put_group", "batch_of", "forget_groups", "forget_prompts", "withhold"):
+            monkeypatch.setattr(store, name, getattr(self, name))
 
     async def put_group(self, group: PromptGroup, *, partition_id: str, dispatched_at_step: int) -> None:
         await asyncio.sleep(0.1)

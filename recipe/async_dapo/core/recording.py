@@ -81,6 +81,12 @@ class Recorder:
             calls[call_id] = Call(call_id=call_id, turn=self.next_turn, arguments=arguments)
         return calls[call_id], is_new
 
+    def within_round(self, wanted_tok: int) -> int:
+        """As many of these tokens as it may still generate in this round."""
+        if self.round_limit_tok is None:
+            return wanted_tok
+        return min(wanted_tok, self.round_limit_tok - self.generated_tok)
+
     def lose(self, turn: Turn) -> None:
         """Throw away what an unfinished turn has generated."""
         self.diverged_tok += turn.generated_tok

@@ -101,45 +101,62 @@ class AsyncDAPOLLMClient(LLMServerClient):
             TrajectoryInterrupted: when the engines stop, or the trajectory has had its tokens for this round.
             ConfigError: for sampling parameters with which the turn could not be continued.
         """
-        stuck = not_continued(sampling_params)
-        if stuck and self._continues:
-            raise ConfigError(
-                f"sampling_params.{stuck[0]}",
-                sampling_params[stuck[0]],
-                "counts over the whole response, and an interrupted one is continued by a new request; choose "
-                "async_dapo.rollout_strategy=consistent, or leave it out",
-            )
+        is_whole = self._must_be_whole(sampling_params)
         budget_tok = self._budget_tok(len(prompt_ids), sampling_params)
         params = {key: value for key, value in sampling_params.items() if key not in _LIMIT_KEYS}
         params["logprobs"] = True  # the record needs them, whatever the agent loop asks for
         while turn.finish_reason is None:
-            if stuck and turn.attachment is None:
+            if is_whole and turn.attachment is None:
                 recorder.lose(turn)
-            before_tok = turn.generated_tok
-            limit_tok = remaining_tok = budget_tok - before_tok
-            if recorder.round_limit_tok is not None:
-                limit_tok = min(remaining_tok, recorder.round_limit_tok - recorder.generated_tok)
+            remaining_tok = budget_tok - turn.generated_tok
             if remaining_tok <= 0:
                 turn.finish_reason = "length"
                 return
+            limit_tok = recorder.within_round(remaining_tok)
             if limit_tok <= 0:
                 raise TrajectoryInterrupted("has generated its tokens of this round")
-            is_seam = before_tok > 0 and turn.attachment is None
-            if is_seam:
-                recorder.reprefilled_tok.append(len(prompt_ids) + before_tok)
-            asked = continued(params, before_tok, limit_tok)
-            try:
-                finish_reason = await self._requests.advance(
-                    turn, request_id, prompt_ids + turn.raw_response_ids, asked, options
-                )
-            finally:
-                recorder.generated_tok += turn.generated_tok - before_tok
-                if is_seam:
-                    self._end_at_stop(turn, before_tok, params)
-            if turn.finish_reason is not None:
-                return
-            if finish_reason != "length" or limit_tok == remaining_tok:
+            finish_reason = await self._advance(recorder, turn, request_id, prompt_ids, params, options, limit_tok)
+            if turn.finish_reason is None and (finish_reason != "length" or limit_tok == remaining_tok):
                 turn.finish_reason = finish_reason
+
+    def _must_be_whole(self, sampling_params: dict[str, Any]) -> bool:
+        """Whether the turn has to come from one request.
+
+        Raises:
+            ConfigError: if interrupted requests are continued by new ones.
+        """
+        named = not_continued(sampling_params)
+        if named and self._continues:
+            raise ConfigError(
+                f"sampling_params.{named[0]}",
+                sampling_params[named[0]],
+                "counts over the whole response, and an interrupted one is continued by a new request; choose "
+                "async_dapo.rollout_strategy=consistent, or leave it out",
+            )
+        return bool(named)
+
+    async def _advance(
+        self,
+        recorder: Recorder,
+        turn: Turn,
+        request_id: str,
+        prompt_ids: list[int],
+        params: dict[str, Any],
+        options: dict[str, Any],
+        limit_tok: int,
+    ) -> str | None:
+        """One request, counted. Returns the engine's finish reason; None if the request was lost."""
+        before_tok = turn.generated_tok
+        is_seam = before_tok > 0 and turn.attachment is None
+        if is_seam:
+            recorder.reprefilled_tok.append(len(prompt_ids) + before_tok)
+        context, asked = prompt_ids + turn.raw_response_ids, continued(params, before_tok, limit_tok)
+        try:
+            return await self._requests.advance(turn, request_id, context, asked, options)
+        finally:
+            recorder.generated_tok += turn.generated_tok - before_tok
+            if is_seam:
+                self._end_at_stop(turn, before_tok, params)
 
     def _end_at_stop(self, turn: Turn, seam_tok: int, params: dict[str, Any]) -> None:
         """A stop string that the engine could not see, as it began before the seam, ends the turn."""

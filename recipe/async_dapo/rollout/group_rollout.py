@@ -14,7 +14,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..call_runner import CallRunner
 from ..calls import TrajectoryGivenUp
-from ..config import ConfigError, OnRewardError, RewardConfig
+from ..config import ConfigError
 from ..core.failures import Cause
 from ..core.group_filter import RunningVerdict, judge_group
 from ..core.journal import CallCounts
@@ -24,6 +24,8 @@ from ..core.screening import Screening
 from ..core.trajectory import BrokenRecord, PromptGroup, Trajectory
 from ..core.turn_counts import TurnCounts
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
+from ..option_groups import RewardConfig
+from ..option_values import OnRewardError
 from ..packed_output import PackedOutput
 from .causes import cause_of
 from .kept_loops import KeptLoops

@@ -108,30 +108,8 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         report = WorkerReport()
         if order.suspended is not None:
             await self._kept_loops.end_others(order.suspended)
-        generated = TurnBatch[str](lambda uids: self._coordinator.report_trajectories.remote(order.round_id, uids))
-        certain = TurnBatch[str](lambda uids: self._coordinator.report_certain.remote(order.round_id, uids))
-        waiting = TurnBatch[tuple[str, int]](
-            lambda changes: self._coordinator.report_waiting.remote(order.round_id, changes)
-        )
         scorer = RewardScorer(self._compute_score, options=self._options)
-        rollout = GroupRollout(
-            self._loop_runner(order),
-            scorer,
-            calls=self._calls,
-            kept=self._kept_loops,
-            reward=self._options.reward,
-            is_filtered=self._options.filter.metric is not None,
-            screening=NO_SCREENING if order.validate else self._options.screening,
-            keeps_failures=order.validate,
-            max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
-            short_call_s=self._options.calls.short_s,
-            listeners=Listeners(
-                on_generated=generated.add,
-                on_certain=certain.add,
-                on_waiting=lambda uid, change: waiting.add((uid, change)),
-                abandon=self.llm_client.abandon,
-            ),
-        )
+        rollout = self._group_rollout(order, scorer)
         try:
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(self._interrupt_on_stop(order, rollout), name="early-stop")
@@ -150,6 +128,35 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         report.diverged_tok = rollout.diverged_tok
         report.reprefilled_tok = rollout.reprefilled_tok
         return report
+
+    def _group_rollout(self, order: RoundOrder, scorer: RewardScorer) -> GroupRollout:
+        """What runs the groups of this round."""
+        return GroupRollout(
+            self._loop_runner(order),
+            scorer,
+            calls=self._calls,
+            kept=self._kept_loops,
+            reward=self._options.reward,
+            is_filtered=self._options.filter.metric is not None,
+            screening=NO_SCREENING if order.validate else self._options.screening,
+            keeps_failures=order.validate,
+            max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
+            short_call_s=self._options.calls.short_s,
+            listeners=self._listeners(order.round_id),
+        )
+
+    def _listeners(self, round_id: str) -> Listeners:
+        """They tell the coordinator: what happens in one turn of the event loop is one call."""
+        coordinator = self._coordinator
+        generated = TurnBatch[str](lambda uids: coordinator.report_trajectories.remote(round_id, uids))
+        certain = TurnBatch[str](lambda uids: coordinator.report_certain.remote(round_id, uids))
+        waiting = TurnBatch[tuple[str, int]](lambda changes: coordinator.report_waiting.remote(round_id, changes))
+        return Listeners(
+            on_generated=generated.add,
+            on_certain=certain.add,
+            on_waiting=lambda uid, change: waiting.add((uid, change)),
+            abandon=self.llm_client.abandon,
+        )
 
     async def _lane(
         self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport, groups: asyncio.TaskGroup

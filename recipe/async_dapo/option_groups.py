@@ -1,0 +1,42 @@
+"""Options that belong together: parts of `AsyncDAPOConfig`. Those of a decision are in `core/`, with it."""
+
+from dataclasses import dataclass
+
+from .option_values import OnRewardError
+
+REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
+WAITS_FOR_OTHERS = 10  # times a reward's own time limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    timeout_s: float
+    processes: int | None
+    max_retries: int
+    on_error: OnRewardError
+    check_at_start: bool
+
+    @property
+    def wait_limit_s(self) -> float:
+        """Longest time from a call to its result: the reward function is imported, others run first, then it does."""
+        if self.processes == 0:
+            return self.timeout_s
+        return REWARD_IMPORT_LIMIT_S + WAITS_FOR_OTHERS * self.timeout_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsConfig:
+    """Calls of agent loops: `async_dapo.calls`."""
+
+    timeout_s: float
+    short_s: float
+    journal_limit_mb: int
+    kept_loops: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterConfig:
+    """`algorithm.filter_groups`; `metric` is None when filtering is off."""
+
+    metric: str | None
+    max_num_gen_batches: int

@@ -1,0 +1,54 @@
+"""Options of the small runs on virtual time."""
+
+from typing import Any
+
+import pytest
+
+from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
+from recipe.async_dapo.core.prompt_history import SelectBy, Selection
+from recipe.async_dapo.core.screening import NO_SCREENING
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.option_groups import CallsConfig, FilterConfig
+
+from .scripted_reward import reward_options
+
+STRATEGIES = pytest.mark.parametrize("strategy", list(RolloutStrategy))
+
+MAX_LENGTH_TOK = 1000
+UNIFORM = Selection(by=SelectBy.UNIFORM, history_file=None, forgetting=0.5, exploration=0.2, defer_steps=3)
+
+
+def options(**changes: Any) -> AsyncDAPOConfig:
+    """A small run: 2 valid groups of 3 trajectories a step, from 5 prompts, on 2 workers with 2 lanes each."""
+    defaults: dict[str, Any] = {
+        "target_valid_groups": 2,
+        "rollout_n": 3,
+        "num_workers": 2,
+        "max_concurrent_prompts": 2,
+        "max_loads_per_server": 3,
+        "over_sampling_batch_size": 5,
+        "stop_rule": StopRuleName.FIFO,
+        "rollout_strategy": RolloutStrategy.DISCARD,
+        "max_staleness": None,
+        "max_partial_share": None,
+        "rollout_pool_size": None,
+        "max_prompt_length": 2,
+        "max_response_length": MAX_LENGTH_TOK,
+        "max_tokens_per_round": None,
+        "importance_sampling": None,
+        "snapshot_dtype": None,
+        "reward": reward_options(),
+        "calls": CallsConfig(timeout_s=3600.0, short_s=1.0, journal_limit_mb=1, kept_loops=64),
+        "reward_function": "compute_score of reward.py",
+        "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
+        "screening": NO_SCREENING,
+        "selection": UNIFORM,
+        "round_timeout_s": 7200.0,
+        "stop_timeout_s": 120.0,
+        "engine_timeout_s": 60.0,
+        "delivery_tok": 4,
+        "weight_update_timeout_s": 600.0,
+        "length_bias_window": 100,
+        "report_dir": None,
+    }
+    return AsyncDAPOConfig(**(defaults | changes))
