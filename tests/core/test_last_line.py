@@ -49,3 +49,21 @@ def test_what_is_known_has_its_remedy() -> None:
     assert "worker-*.err" in last_line("ActorDiedError", "The actor died unexpectedly before finishing this task.")
     assert "default_local_dir" in last_line("OSError", "[Errno 28] No space left on device: 'model.pt'")
     assert "Ray node" in last_line("ActorUnavailableError", "The actor 1f2e is unavailable: Socket closed")
+
+
+LOW = """ray.exceptions.OutOfMemoryError: 3 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7, ID: 3e9f) was 21.77GB used / 23.54GB limit (0.924702)
+Selected to kill: (Worker with no lease granted: pid=33, actual memory used=0.06GB, worker ID=f5a0)
+Selected to kill: (Actor(22a6): job ID=01, task name=CoordinatorProcess.__init__, required resources={}, pid=44)
+Selected to kill: (Actor(9645): job ID=01, task name=vllm_server_1_0:ServerActor.__init__, required resources={})
+(Actor(c8d7): job ID=01, task name=WorkerDict.__init__, required resources={})
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io
+"""  # noqa: E501 (Ray's own line)
+
+
+def test_of_a_node_without_memory_its_place_and_the_parts_that_were_killed_are_left() -> None:
+    line = last_line("OutOfMemoryError", LOW)
+    assert line.startswith(
+        "OutOfMemoryError: Ray killed CoordinatorProcess, ServerActor on node 10.0.0.7, which ran low on memory "
+        "(21.77GB used / 23.54GB limit); "
+    )
+    assert "resume from the last checkpoint" in line and "gpu_memory_utilization" not in line

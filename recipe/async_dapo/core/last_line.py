@@ -5,6 +5,10 @@ import re
 # Found in an error's text -> what to do. Errors of this recipe name their remedy themselves.
 REMEDIES = (
     (
+        re.compile(r"node running low on memory"),
+        "free memory there, or take more nodes; start the command again to resume from the last checkpoint",
+    ),
+    (
         re.compile(r"out of memory|OutOfMemory", re.IGNORECASE),
         "lower actor_rollout_ref.rollout.gpu_memory_utilization if an engine was starting or waking up, "
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu or the micro batch size if the trainer was at work",
@@ -23,6 +27,9 @@ REMEDIES = (
 )
 # What Ray says of an actor that is dead, in lines of their own.
 _DEAD = re.compile(r"class_name: (\S+\.)?(?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(.*?\bip: (?P<ip>[\w.:]+))?", re.DOTALL)
+# What Ray says when it has killed processes because memory, not a GPU's, was short; then who they were.
+_LOW = re.compile(r"node running low on memory\. Memory on the node \(IP: (?P<ip>[\w.:]+).*? was (?P<used>.*? limit)")
+_SELECTED = re.compile(r"Selected to kill: .*?task name=(?:\S+:)?(\w+)\.")
 LOOK_ABOVE = "the traceback above says where; with trainer.resume_mode=auto the same command goes on"
 
 
@@ -37,6 +44,9 @@ def last_line(kind: str, text: str) -> str:
     what = lines[-1] if lines else kind
     if dead := _DEAD.search(text):
         what = f"{kind}: {dead['name']}{place_of(text)} died"
+    if low := _LOW.search(text):
+        parts = ", ".join(_SELECTED.findall(text)) or "processes"
+        what = f"{kind}: Ray killed {parts} on node {low['ip']}, which ran low on memory ({low['used']})"
     named = what if re.match(r"[\w.]*(Error|Exception|Died)\b", what) or not lines else f"{kind}: {what}"
     remedies = [remedy for pattern, remedy in REMEDIES if pattern.search(f"{kind} {text}")]
     return f"{named}; {remedies[0] if remedies else LOOK_ABOVE}"
