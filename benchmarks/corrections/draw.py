@@ -3,6 +3,8 @@
 python -m benchmarks.corrections.draw
 """
 
+import math
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,26 +13,31 @@ from benchmarks.corrections.exact import FOLDER
 from benchmarks.corrections.summary import ON_POLICY, read_runs
 from benchmarks.support import learning_curve
 
+A_LINE = 3  # panels
 COLOURS = {"none": "#9a9a9a", "bypass": "#d9691e", "decoupled": "#9dc3e6", "balance": "#1f5fa8"}
 
 
 def draw() -> None:
     runs = read_runs()
     stale = runs[runs["strategy"] != ON_POLICY]
-    panels = list(stale.groupby(["learning_rate", "strategy", "pool"], sort=False))
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4 * len(panels), 3.6), sharey=True, layout="constrained", squeeze=False
-    )
-    for axis, ((rate, strategy, pool), rows) in zip(axes[0], panels, strict=True):
-        same = (runs["strategy"] == ON_POLICY) & (runs["learning_rate"] == rate) & runs["seed"].isin(rows["seed"])
-        _draw_mean(axis, runs[same], ON_POLICY, "black")
+    panels = list(stale.groupby(["task", "learning_rate", "strategy", "pool"], sort=False))
+    lines = math.ceil(len(panels) / A_LINE)
+    size = (4 * A_LINE, 3.6 * lines)
+    figure, axes = plt.subplots(lines, A_LINE, figsize=size, sharey=True, layout="constrained", squeeze=False)
+    for axis, ((task, rate, strategy, pool), rows) in zip(axes.flat, panels, strict=False):
+        same = (runs["strategy"] == ON_POLICY) & (runs["task"] == task) & (runs["learning_rate"] == rate)
+        _draw_mean(axis, runs[same & runs["seed"].isin(rows["seed"])], ON_POLICY, "black")
         for correction, own in rows.groupby("correction", sort=False):
             _draw_mean(axis, own, str(correction), COLOURS[str(correction)])
-        axis.set_title(f"{strategy}, pool {pool}, rate {rate:g}, seeds: {rows['seed'].nunique()}", fontsize=9)
+        seeds = rows["seed"].nunique()
+        axis.set_title(f"{task}, {strategy}, pool {pool}, rate {rate:g}, seeds: {seeds}", fontsize=8)
         axis.set_xlabel("step")
         axis.legend(fontsize=7)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("validation accuracy, mean of seeds")
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for first in axes[:, 0]:
+        first.set_ylabel("validation accuracy, mean of seeds")
     figure.savefig(FOLDER / "learning.png", dpi=120, metadata={"Software": None})
 
 
