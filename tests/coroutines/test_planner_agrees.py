@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from recipe.async_dapo.plan.lengths import LogNormalLengths
 from recipe.async_dapo.plan.scenario import Scenario
 from recipe.async_dapo.plan.simulated_training import TrainingRun
 from recipe.async_dapo.plan.systems import System, recipe
-from recipe.async_dapo.plan.workload import ValidShare
+from recipe.async_dapo.plan.workload import BetaPassRates, ValidShare
 
 from ..support.emulated_cluster import EmulatedCluster
 from ..support.plan_settings import small_scenario
@@ -29,6 +30,9 @@ SCENARIO = small_scenario(
     pass_rates=ValidShare(0.6),
 )
 WITH_TOOLS = replace(SCENARIO, tool_calls=2, tool_median_s=2.0, tool_sigma=0.5)
+WITH_PASS_RATES = replace(SCENARIO, pass_rates=BetaPassRates(0.3, 0.6))
+SCREENING = {"async_dapo.screening.samples": 2, "async_dapo.screening.keep_share": 0.1}
+HISTORY = {"async_dapo.selection.by": "history"}
 SYSTEMS = {
     "discard fifo": {"rollout_strategy": "discard", "over_sampling_batch_size": 16},
     "discard drain": {"rollout_strategy": "discard", "stop_rule": "drain", "over_sampling_batch_size": 16},
@@ -67,6 +71,24 @@ def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_pl
     assert planned_s > 1.2 * sum(planned(SCENARIO, name)), "tools take no time here"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes", "term"), [("consistent", SCREENING, "screened"), ("discard fifo", HISTORY, "deferred")]
+)
+def test_given_screening_or_history_when_run_on_emulated_engines_then_seconds_and_groups_are_what_the_planner_says(
+    monkeypatch, clusters, name, changes, term
+) -> None:
+    """Both read the uids' hashes, so the same groups are screened out, kept and deferred, but for those at the end."""
+    plan = TrainingRun(WITH_PASS_RATES, system(name, changes))
+    planned_s = sum([plan.step().rollout_s for _ in range(steps(name))][WARMUP:])
+    assert sum(rehearsed(WITH_PASS_RATES, name, clusters, monkeypatch, changes)) == pytest.approx(
+        planned_s, rel=AGREEMENT
+    )
+    expected, ledger = plan.pool.check_ledger(), clusters[-1].buffer.pool.check_ledger()
+    assert ledger[term] == pytest.approx(expected[term], rel=0.02) and expected[term] > 100
+    assert ledger["filtered"] == pytest.approx(expected["filtered"], rel=0.02)
+
+
 def planned(scenario: Scenario, name: str) -> list[float]:
     """Seconds of each rollout."""
     run = TrainingRun(scenario, system(name))
@@ -74,10 +96,14 @@ def planned(scenario: Scenario, name: str) -> list[float]:
 
 
 def rehearsed(
-    scenario: Scenario, name: str, clusters: list[EmulatedCluster], monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario,
+    name: str,
+    clusters: list[EmulatedCluster],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any] | None = None,
 ) -> list[float]:
     """Seconds of each rollout."""
-    options = TrainingRun(scenario, system(name)).options
+    options = TrainingRun(scenario, system(name, changes)).options
     options = replace(options, calls=replace(options.calls, short_s=1e-3))  # as in the planner
     with monkeypatch.context() as patched:
         cluster = EmulatedCluster(patched, options, scenario)
@@ -85,8 +111,9 @@ def rehearsed(
         return [cluster.step()["async_dapo/round/rollout_s"] for _ in range(steps(name))][WARMUP:]
 
 
-def system(name: str) -> System:
-    return recipe(name, max_loads_per_server=16, **SYSTEMS[name])
+def system(name: str, changes: dict[str, Any] | None = None) -> System:
+    draws_enough = {"algorithm.filter_groups.max_num_gen_batches": 0}
+    return recipe(name, max_loads_per_server=16, **SYSTEMS[name]).with_overrides(draws_enough | (changes or {}))
 
 
 def steps(name: str) -> int:

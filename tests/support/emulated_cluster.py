@@ -8,6 +8,7 @@ import pytest
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.server_actor import ServerActor
 from recipe.async_dapo.plan.engine import Engine
 from recipe.async_dapo.plan.scenario import Scenario
@@ -72,6 +73,16 @@ class EmulatedCluster(Cluster):
 
         task = Task(metric_of=metric_of, scoring_s=0.0, has_ended=has_ended, call_s=call_s)
         super().__init__(monkeypatch, opts, task=task, num_servers=scenario.num_servers, latency_s=LATENCY_S)
+
+    def _draw(self, count: int) -> list[PromptGroup]:
+        """The planner's groups: with its uids, which decide what is kept or skipped, and with its earlier visits."""
+        groups = super()._draw(count)
+        for group in groups:
+            answers = self.book.planned[group.prompt["index"]]
+            group.uid = f"prompt-{answers.number}"
+            if self.options.selection.records:
+                self.buffer.history.observe(group.key, answers.earlier_metrics)
+        return groups
 
     def _make_servers(self, monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:
         scenario = self.scenario
