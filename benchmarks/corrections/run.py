@@ -20,7 +20,7 @@ from benchmarks.corrections.summary import ON_POLICY, PROMPTS_PER_STEP, learning
 from benchmarks.strategies.run import TASKS
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
-from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, RunLoad, train
+from benchmarks.support.supervised_training import RECIPE, RunLoad, quiet_steps, train
 from benchmarks.support.tables import markdown
 from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import (
@@ -69,13 +69,11 @@ def figures(metrics: RunMetrics, load: RunLoad) -> dict[str, object]:
     }
     known = {name: key for name, key in means.items() if key in steady[-1]}
     validations = list(metrics.series(ACCURACY))
-    validated = {step for step, _ in validations}
-    quiet = [step for step in range(WARM_UP_STEPS + 1, len(metrics.steps) + 1) if not {step, step - 1} & validated]
     return {
         "accuracy_after": validations[-1][1],
         "accuracy_late": round(statistics.mean(accuracy for _, accuracy in validations[-LATE:]), 4),
         "validations": learning_curve.written(validations),
-        "cpu_s": round(statistics.median(load.step_cpu_s(quiet)), 3),
+        "cpu_s": round(statistics.median(load.step_cpu_s(quiet_steps(metrics))), 3),
         **{
             name: round(statistics.mean(step[known[name]] for step in steady), 4) if name in known else ""
             for name in means

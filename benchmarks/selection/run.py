@@ -20,7 +20,7 @@ import pandas as pd
 from benchmarks.strategies.run import TASKS
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
-from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, RunLoad, train
+from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, RunLoad, quiet_steps, train
 from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, recipe_overrides
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
@@ -53,8 +53,9 @@ def generated_per_group(steps: Sequence[dict[str, float]]) -> float:
 
 
 def figures(metrics: RunMetrics, load: RunLoad) -> dict[str, float | str]:
-    """Times are medians over the steps after the warm-up."""
-    steps = metrics.steps
+    """Times are medians over the steps after the warm-up; CPU seconds, which other work on the machine does not change,
+    over those without a validation: of the engines, and of all processes."""
+    steps, quiet = metrics.steps, quiet_steps(metrics)
     warm, last = steps[WARM_UP_STEPS:], steps[-len(steps) // 3 :]
     ledger, accuracies = steps[-1], [accuracy for _, accuracy in metrics.series(ACCURACY)]
     return {
@@ -71,6 +72,8 @@ def figures(metrics: RunMetrics, load: RunLoad) -> dict[str, float | str]:
         "saved_tok_share": round(_share(steps, "screening/saved_tokens"), 4),
         "rollout_s": round(statistics.median(step["async_dapo/round/rollout_s"] for step in warm), 3),
         "step_s": round(statistics.median(step[STEP_S] for step in warm), 3),
+        "engine_cpu_s": round(statistics.median(load.step_engines_cpu_s(quiet)), 3),
+        "cpu_s": round(statistics.median(load.step_cpu_s(quiet)), 3),
         "drawn": ledger["async_dapo/ledger/drawn"],
         "filtered": ledger["async_dapo/ledger/filtered"],
         "screened": ledger["async_dapo/ledger/screened"],
@@ -122,13 +125,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--task", choices=TASKS, default="quick start")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--test-every", type=int, default=5, help="steps between two validations")
+    parser.add_argument("--test-every", type=int, default=5, help="steps between two validations, 3 or more")
     parser.add_argument("--prompts", type=int, help="size of the data set; all of the task's by default")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--overrides", nargs="+", default=[], help="further Hydra overrides of every row")
     parser.add_argument("--output", type=Path, default=Path("outputs", "selection"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "selection"), help="folder of the runs' logs")
     options = parser.parse_args()
+    if options.test_every < 3:
+        parser.error(f"--test-every={options.test_every}: must be >= 3, for steps that no validation is in or before")
     runs = RunsFile(options.output / "runs.csv")
     for seed in options.seeds:
         assets = prepare_assets(options.runs.absolute(), seed=seed, shape=TASKS[options.task])

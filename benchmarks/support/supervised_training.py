@@ -12,7 +12,7 @@ import psutil
 from recipe.async_dapo.cpu.activation import run_environment
 from recipe.async_dapo.cpu.model_and_data import Assets
 from recipe.async_dapo.cpu.overrides import RunSettings, verl_overrides
-from recipe.async_dapo.cpu.run_metrics import RunMetrics
+from recipe.async_dapo.cpu.run_metrics import ACCURACY, RunMetrics
 from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess, exit_on_signals
 from recipe.async_dapo.cpu.task import TaskShape
 
@@ -73,6 +73,10 @@ class RunLoad:
             cpu_s += ended.engines_cpu_s - began.engines_cpu_s
         return 1.0 - cpu_s / wall_s / self.engines
 
+    def step_engines_cpu_s(self, steps: Iterable[int]) -> list[float]:
+        """CPU seconds of the engines in each of the given steps."""
+        return [self._at_step[step].engines_cpu_s - self._at_step[step - 1].engines_cpu_s for step in steps]
+
     def step_cpu_s(self, steps: Iterable[int]) -> list[float]:
         """CPU seconds of all processes in each of the given steps."""
         return [self.cpu_s_until(step) - self.cpu_s_until(step - 1) for step in steps]
@@ -89,6 +93,12 @@ class _Moment:
     at_s: float
     engines_cpu_s: float
     cpu_s: float
+
+
+def quiet_steps(metrics: RunMetrics) -> list[int]:
+    """Steps after the warm-up, without those with a validation in or before them."""
+    validated = {step for step, _ in metrics.series(ACCURACY)}
+    return [step for step in range(WARM_UP_STEPS + 1, len(metrics.steps) + 1) if not {step, step - 1} & validated]
 
 
 def train(

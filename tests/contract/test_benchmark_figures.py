@@ -19,6 +19,7 @@ from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
+from benchmarks.support.supervised_training import quiet_steps
 from benchmarks.support.tables import markdown
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
@@ -237,3 +238,11 @@ def test_a_grid_without_a_whole_setting_says_so(tmp_path: Path) -> None:
     pd.DataFrame([row]).to_csv(tmp_path / "systems.csv", index=False)
     assert "no table" in defaults.draw(tmp_path)
     assert list(tmp_path.iterdir()) == [tmp_path / "systems.csv"]
+
+
+def test_quiet_steps_are_those_whose_cpu_seconds_hold_no_validation(tmp_path: Path) -> None:
+    metrics = RunMetrics(file=tmp_path / "metrics.jsonl")
+    metrics.by_step |= {step: {STEP_S: 1.0} for step in range(1, 13)} | {0: {ACCURACY: 0.1}}
+    for step in (5, 10, 12):
+        metrics.by_step[step][ACCURACY] = 0.5
+    assert quiet_steps(metrics) == [4, 7, 8, 9]
