@@ -22,11 +22,12 @@ from ..support.pool_run import Run, generate
     strategy_keeps=st.booleans(),
     stop_rule=st.sampled_from(StopRuleName),
     max_staleness=st.sampled_from([None, 0, 1, 2]),
+    defers=st.booleans(),
 )
-def test_given_any_rounds_when_settled_then_the_ledger_closes_and_exactly_the_target_is_trained_once(
-    random, target, over_sampling, strategy_keeps, stop_rule, max_staleness
+def test_given_any_rounds_when_settled_then_each_prompt_is_in_one_term_and_exactly_the_target_is_trained_once(
+    random, target, over_sampling, strategy_keeps, stop_rule, max_staleness, defers
 ) -> None:
-    run = Run(random, target, over_sampling, strategy_keeps, stop_rule, max_staleness)
+    run = Run(random, target, over_sampling, strategy_keeps, stop_rule, max_staleness, defers)
     for _ in range(5):
         run.one_step()
         if random.random() < 0.4:

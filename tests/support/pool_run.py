@@ -16,6 +16,7 @@ from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 
 N = 2
+DEFER_STEPS = 2
 
 
 def generate(trajectory: Trajectory, tokens: int, version: int) -> None:
@@ -37,12 +38,14 @@ class Run:
     strategy_keeps: bool
     stop_rule: StopRuleName
     max_staleness: int | None
+    defers: bool = False
     step: int = 0
     drawn: int = 0
     again: int = 0
     trained: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)  # trained, filtered, failed or retired: never to be seen again
     expected_start: list[str] = field(default_factory=list)  # of what waits
+    due: dict[str, int] = field(default_factory=dict)  # deferred uid -> step in which it is back at the latest
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)  # uid -> (age, tokens)
 
     def __post_init__(self) -> None:
@@ -61,27 +64,33 @@ class Run:
         self.again += 1
         return f"again-{self.again}"
 
-    def draw(self, count: int) -> None:
+    def draw(self, count: int) -> list[str]:
+        """Draw so many prompts, and defer some on the way. Returns the uids of those that were not deferred."""
+        deferred = self.random.randint(0, 2) if self.defers else 0
         groups = [
             PromptGroup(
                 uid=f"drawn-{self.drawn + k}",
+                key=f"key-{self.drawn + k}",
                 prompt={"raw_prompt": k},
                 drawn_at_step=self.step,
                 trajectories=[Trajectory(session_id=i) for i in range(N)],
             )
-            for k in range(count)
+            for k in range(count + deferred)
         ]
-        self.drawn += count
-        self.pool.add_drawn(groups)
+        self.drawn += len(groups)
+        for group in groups[count:]:
+            group.deferred_until = self.step + DEFER_STEPS
+            self.due[group.uid] = group.deferred_until
+        self.pool.add_drawn(groups[:count], groups[count:])
+        return [group.uid for group in groups[:count]]
 
     def one_step(self) -> Settlement:
         self.step += 1
-        drawn_before, again_before = self.drawn, self.again
+        again_before = self.again
         dispatch = self.pool.dispatch(self.step)
-        if missing := self.pool.missing_for_round():
-            self.draw(missing)
+        fresh = self.draw(missing) if (missing := self.pool.missing_for_round()) else []
         dispatch = dispatch.extended(self.pool.dispatch(self.step))
-        self.check_dispatch(dispatch, drawn_before, again_before)
+        self.check_dispatch(dispatch, fresh, again_before)
         self.ended.update(dispatch.retired_uids)
         carried = self.pool.carried_uids
         opened = Round(
@@ -146,7 +155,7 @@ class Run:
             )
         )
 
-    def check_dispatch(self, dispatch: Dispatch, drawn_before: int, again_before: int) -> None:
+    def check_dispatch(self, dispatch: Dispatch, fresh: list[str], again_before: int) -> None:
         uids = [group.uid for group in dispatch.groups]
         assert len(set(uids)) == len(uids) and not self.ended & set(uids), "a group that had ended was started"
         resumed = dispatch.groups[: dispatch.resumed]
@@ -156,8 +165,10 @@ class Run:
         assert set(self.kept) <= set(dispatch.retired_uids), "kept tokens vanished"
         assert all(group.generated_tok == 0 and group.age == 0 for group in dispatch.groups[dispatch.resumed :])
         replaced = [f"again-{k}" for k in range(again_before + 1, self.again + 1)]
-        fresh = [f"drawn-{k}" for k in range(drawn_before, self.drawn)]
-        assert uids[dispatch.resumed :] == [*replaced, *self.expected_start, *fresh], "not first come, first served"
+        back = [uid for uid, step in self.due.items() if step == self.step]
+        self.due = {uid: step for uid, step in self.due.items() if step > self.step}
+        expected = [*replaced, *self.expected_start, *back, *fresh]
+        assert uids[dispatch.resumed :] == expected, "not first come, first served, or a deferred prompt is not back"
         limit = StalenessLimit(max_staleness=self.max_staleness)
         for group in resumed:
             oldest = min(group.versions(), default=None)
@@ -175,6 +186,7 @@ class Run:
         ledger = self.pool.check_ledger()
         assert ledger["drawn"] == self.drawn + self.again
         assert ledger["trained"] == self.target * self.step
+        self.check_each_is_in_one_term(ledger)
         given_back = {group.uid: group for group in unfinished}
         self.kept = {
             uid: (group.age, group.generated_tok)
@@ -191,6 +203,22 @@ class Run:
         first = [group.uid for group in self.pool.state().waiting][: len(lost)]
         assert set(first) == lost
         self.expected_start = [*first, *requeued, *never]
+
+    def check_each_is_in_one_term(self, ledger: dict[str, int]) -> None:
+        state = self.pool.state()
+        held = {
+            "waiting": {group.uid for group in state.waiting},
+            "deferred": {group.uid for group in state.deferred},
+            "buffered": {group.uid for group in state.buffered} | {one.group.uid for one in state.carried},
+        }
+        assert held["deferred"] == self.due.keys()
+        assert {term: len(uids) for term, uids in held.items()} == {term: ledger[term] for term in held}
+        assert len(self.ended) == sum(
+            ledger[term] for term in ("trained", "filtered", "screened", "failed", "retired")
+        ), "a group has ended twice"
+        named = [f"drawn-{k}" for k in range(self.drawn)] + [f"again-{k + 1}" for k in range(self.again)]
+        everywhere = [*self.ended, *held["waiting"], *held["deferred"], *held["buffered"]]
+        assert sorted(everywhere) == sorted(named), "a prompt is in no term, or in two"
 
     def restart_from_checkpoint(self) -> None:
         state = deepcopy(self.pool.state())

@@ -20,7 +20,10 @@ class DeferredPrompts:
         """
         earlier = {group.key: group for group in self.groups}
         drawn_now = [earlier.pop(group.key, group) for group in drawn]
-        later = {group.key: group for group in reversed(deferred) if group.key not in earlier}
+        later: dict[str, PromptGroup] = {}
+        for group in deferred:
+            if group.key not in earlier:
+                later.setdefault(group.key, group)
         self.groups = (*earlier.values(), *later.values())
         return drawn_now, sum(now is group for now, group in zip(drawn_now, drawn, strict=True)) + len(later)
 
