@@ -172,3 +172,49 @@ def test_given_a_screened_group_then_its_report_leaves_out_what_never_started() 
         finish(group, trajectory, [1.0] * 4)
     assert GroupOutcome.of(group, Verdict.SCREENED).response_lens_tok == (0, 0)
     assert len(GroupOutcome.of(group, Verdict.FAILED).response_lens_tok) == 4
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from(["take", "end", "certain", "report"]), st.integers(0, 9)), max_size=60)
+
+
+@given(
+    rule=st.sampled_from(StopRuleName),
+    target=st.integers(1, 3),
+    carried=st.integers(0, 1),
+    pool_size=st.none() | st.integers(1, 9),
+    verdicts=st.lists(st.sampled_from([Verdict.VALID, Verdict.FILTERED, Verdict.FAILED]), min_size=6, max_size=6),
+    events=EVENTS,
+)
+def test_given_no_screening_then_early_verdicts_change_neither_the_stop_nor_what_starts(
+    rule, target, carried, pool_size, verdicts, events
+) -> None:
+    spec = RoundSpec(
+        round_id="round",
+        stop_rule=rule,
+        target_valid_groups=target,
+        carried_valid_groups=carried,
+        num_workers=1,
+        drains=rule is StopRuleName.DRAIN,
+        pool_size=pool_size,
+    )
+    told, untold = Round(spec), Round(spec)
+    for one in (told, untold):
+        one.add_groups({f"group-{i}": 3 for i in range(len(verdicts))})
+    running: list[str] = []
+    for event, pick in events:
+        if event == "take":
+            taken = told.take(0)
+            assert taken == untold.take(0)
+            running += [] if taken is None else [taken]
+        elif running:
+            uid = running[pick % len(running)]
+            if event == "certain":
+                told.mark_certain(uid)
+            for one in (told, untold):
+                if event == "end":
+                    one.end_trajectory(uid)
+                elif event == "report":
+                    one.report(GroupOutcome(prompt_uid=uid, verdict=verdicts[int(uid.removeprefix("group-"))]))
+            if event == "report":
+                running.remove(uid)
+        assert told.stop_reason == untold.stop_reason and told.num_waiting == untold.num_waiting
