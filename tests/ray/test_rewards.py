@@ -3,7 +3,6 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,15 @@ from tensordict import TensorDict
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.protocol import DataProto
 
+from recipe.async_dapo.rollout import started_process
 from recipe.async_dapo.rollout.reward_isolation import isolate_reward
 from recipe.async_dapo.rollout.started_process import RewardProcessDied, RewardProcessKilled, RewardRaised
 
 from ..support.composed_runs import compose_run, valid_overrides, write_files
-from ..support.ray_cluster import local_ray
 from ..support.scripted_reward import reward_options
 
 TIMEOUT_S = 2.0
+GRACE_S = 1.0  # of coroutines; the recipe's own would be most of this test's time
 PATIENCE_S = 120.0  # what has not ended by then hangs
 REWARD_FUNCTION = """
 import asyncio, ctypes, os, signal, sys
@@ -58,10 +58,7 @@ class MyManager(NaiveRewardManager):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
-    with local_ray():
-        yield
+pytestmark = pytest.mark.usefixtures("local_cluster")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +74,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
 def start_worker(config: DictConfig, *overrides: str) -> ActorHandle:
     config = OmegaConf.merge(config, OmegaConf.from_dotlist(["reward.num_workers=1", *overrides]))
     isolate_reward(config, reward_options(timeout_s=TIMEOUT_S, processes=2))
-    return ray.remote(num_cpus=0)(RewardLoopWorker).remote(config, None)
+
+    def shorten_grace(_: RewardLoopWorker) -> None:
+        started_process.GRACE_S = GRACE_S
+
+    worker = ray.remote(num_cpus=0)(RewardLoopWorker).remote(config, None)
+    worker.__ray_call__.remote(shorten_grace)
+    return worker
 
 
 def sample(source: str, folder: Path) -> DataProto:
