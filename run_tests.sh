@@ -17,13 +17,10 @@ PYTHONPATH=. lint-imports
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 shellcheck "${scripts[@]}"
 
-in_two_processes=(--numprocesses 2 --dist loadfile --no-loadscope-reorder) # files of one long test not last
+# What may run beside what: `ORDER` in tests/conftest.py, and the locks in tests/e2e/conftest.py.
+in_two_lanes=(--numprocesses 2 --dist loadfile --no-loadscope-reorder)
 case ${1:-} in
-  --fast) pytest "${in_two_processes[@]}" -m "not slow" tests/{core,coroutines,plan,report,contract} "${@:2}" ;;
-  "" | --nightly)
-    pytest "${in_two_processes[@]}" -m "not e2e" "$@"
-    pytest "${in_two_processes[@]}" -m "e2e and not alone" "$@" # most trainings take 7 GB of memory
-    pytest -m "e2e and alone" "$@"
-    ;;
+  --fast) pytest "${in_two_lanes[@]}" -m "not slow" tests/{core,coroutines,plan,report,contract} "${@:2}" ;;
+  "" | --nightly) pytest "${in_two_lanes[@]}" "$@" ;;
   *) pytest "$@" ;;
 esac

@@ -16,6 +16,31 @@ look_rarely()  # tests import a million objects
 
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo" / "cpu" / "plugin"
+# In two lanes: the trainings that take most memory beside tests that take little, then what the clock is looked at in,
+# then two trainings at a time, long ones first. A file of one or two tests has the next one behind it in its lane.
+ORDER = (
+    "e2e/test_dying_engines.py",
+    "core/",
+    "coroutines/",
+    "report/",
+    "e2e/test_multi_turn.py",
+    "plan/",
+    "scripts/",
+    "startup/",
+    "contract/",
+    "cpu/",
+    "ray/",
+    "e2e/test_partial_rollout.py",
+    "e2e/test_faults.py",
+    "e2e/test_copied_recipe.py",
+    "e2e/test_two_nodes.py",
+    "e2e/test_quickstart.py",
+    "e2e/test_examples.py",
+    "e2e/test_rehearsal.py",
+    "e2e/test_same_learning.py",
+    "e2e/test_side_by_side.py",
+    "e2e/test_fault_matrix.py",
+)
 E2E_TIMEOUT_S = 3600  # for what hangs beside training: a run that stalls is ended by those who started it
 
 # HYPOTHESIS_PROFILE=explore looks for new examples; the default is the same in every run.
@@ -38,11 +63,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("nightly")]
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=slow)
+    items.sort(key=_place)
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(folder)
         if folder == "e2e":
             item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
+
+
+def _place(item: pytest.Item) -> int:
+    path = item.path.relative_to(TESTS).as_posix()
+    return next((place for place, start in enumerate(ORDER) if path.startswith(start)), len(ORDER))
 
 
 def pytest_collection_finish() -> None:

@@ -2,10 +2,11 @@
 
 import json
 import time
+from functools import partial
 
 import pytest
 
-from ..support.harness import Run, train
+from ..support.harness import Run, train, train_at_once
 from ..support.weights_by_hand import WeighedRun, trained_with
 
 PROMPTS_PER_STEP = 9  # times 8 trajectories: a multiple of the training ranks, one an engine
@@ -28,7 +29,9 @@ def ended() -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def run(assets, tmp_path_factory, ended) -> Run:
-    run = train(
+    """In a process of its own, as who trains adopts orphans: other tests follow in this one."""
+    training = partial(
+        train,
         assets,
         tmp_path_factory.mktemp("dying"),
         steps=10,
@@ -45,6 +48,7 @@ def run(assets, tmp_path_factory, ended) -> Run:
         environment={"DEATHS": json.dumps(DEATHS)},
         fails=True,
     )
+    [run] = train_at_once(training)
     ended["at"] = time.time()
     return run
 

@@ -1,20 +1,15 @@
 """Parts of a run that are killed or stopped at chosen moments: it goes on or ends with the cause named, and resumes."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
 
-from benchmarks.faults.cells import MATRIX, SAMPLE, Stack
+from benchmarks.faults.cells import SAMPLE, Stack
 from benchmarks.faults.chain import Chain
 from benchmarks.faults.commands import command_of
-from benchmarks.faults.summary import faults_of, read_runs
-from benchmarks.faults.two_nodes import may_cut
+from benchmarks.faults.summary import faults_of
 
-ROOT = Path(__file__).resolve().parents[2]
 HUNG_S = 150.0  # on a busy machine; how soon a run ends is measured on a free one
 
 
@@ -26,14 +21,3 @@ def test_given_a_sample_of_faults_when_a_run_meets_them_then_it_goes_on_and_no_p
     assert {row["who"]: wrong for row in rows if (wrong := set(faults_of(pd.Series(row))) - {"late"})} == {}
     assert all(float(row["seconds"]) < HUNG_S for row in rows)
     assert [row["steps"] for row in rows] == sorted(row["steps"] for row in rows) and rows[-1]["steps"] >= len(rows)
-
-
-@pytest.mark.nightly
-@pytest.mark.alone
-def test_given_every_part_at_every_moment_when_it_is_struck_then_nothing_hangs_and_nothing_is_lost(tmp_path) -> None:
-    command = [sys.executable, "-m", "benchmarks.faults", "--output", str(tmp_path), "--logs", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=7200)
-    runs = read_runs(tmp_path)
-    played = [cells for stack, cells in MATRIX.items() if stack is not Stack.NODES or may_cut()]
-    assert len(runs) == sum(map(len, played))
-    assert {tuple(row[["who", "when", "how"]]): wrong for _, row in runs.iterrows() if (wrong := faults_of(row))} == {}
