@@ -24,8 +24,8 @@ from ..core.round import RoundSpec
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
-from ..introductions import introduce
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
+from .introductions import introduce
 from .parking import ticket_of
 from .prompts import make_group, prompt_rows
 from .reports import RoundResult, WorkerReport
