@@ -5,10 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.async_dapo.checkpoint_folder import verify
+from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.cpu.activation import PLUGIN_PATH
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
+from recipe.async_dapo.data_history import fingerprint
+from recipe.async_dapo.history_file import KEY, load_history, write_history
 from recipe.async_dapo.startup.resume_check import NEWEST_FILE
 
 from ..support.harness import ROOT, Run, ledger_closes, train
@@ -16,12 +20,18 @@ from ..support.weights_by_hand import WeighedRun, trained_with, versions_of
 
 SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 8
 SAMPLES = 3
+DATA_SET = 48  # prompts: visited a second time before the kill, and a third time after it
+SAVED_HISTORY = "saved_history.json"
+EARLIER = "a prompt of an earlier run"
 TOLERANCE = 1e-4  # nats, float32
 
 OVERRIDES = (
     "async_dapo.importance_sampling=balance",
     "async_dapo.snapshot_dtype=float32",
     f"async_dapo.screening.samples={SAMPLES}",
+    "async_dapo.selection.by=history",
+    f"data.train_max_samples={DATA_SET}",
+    "data.seed=0",  # else verl chooses other prompts when the run is resumed
     # A fifth of the responses are longer than two rounds, on whatever machine: their groups have three versions.
     "async_dapo.max_tokens_per_round=24",
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
@@ -35,16 +45,21 @@ OVERRIDES = (
 @pytest.fixture(scope="module")
 def killed_and_resumed(assets, tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("partial")
+    history = folder.with_name("history.json")  # beside the run, which is moved
+    data_set = fingerprint(OmegaConf.create({"data": {"train_files": str(assets.train_file)}}))
+    write_history(str(history), {EARLIER: PassCount(right=1.0, wrong=7.0, visits=1)}, data_set)
+    overrides = (*OVERRIDES, f"{KEY}={history}")
     killed = train(
         assets,
         folder,
         steps=LAST_STEP,
         strategy="partial",
-        overrides=OVERRIDES,
+        overrides=overrides,
         kill_when=lambda run: len(run.inspections) >= KILLED_STEP,
     )
     assert killed.exit_code == -9, "the run ended before it could be killed"
     folder = folder.rename(folder.with_name("moved"))
+    shutil.copy(history, folder / SAVED_HISTORY)
     (folder / "checkpoints" / f"global_step_{KILLED_STEP}").mkdir()  # a save that did not get far
     (folder / "checkpoints" / NEWEST_FILE).write_text(str(KILLED_STEP))
     return train(
@@ -52,7 +67,7 @@ def killed_and_resumed(assets, tmp_path_factory) -> Run:
         folder,
         steps=LAST_STEP,
         strategy="partial",
-        overrides=(*OVERRIDES, "reward.custom_reward_function.path=pkg://experiments.my_dapo.cpu.task"),
+        overrides=(*overrides, "reward.custom_reward_function.path=pkg://experiments.my_dapo.cpu.task"),
         module="inspected_copy",
         environment={"PYTHONPATH": os.pathsep.join([str(PLUGIN_PATH), str(renamed_recipe(folder / "code"))])},
     )
@@ -138,6 +153,25 @@ def test_given_a_kill_in_mid_screening_when_training_resumes_then_half_screened_
         assert step["async_dapo/screening/saved_tokens"] == pytest.approx(saved_tok)
 
 
+def test_given_a_history_when_prompts_come_again_then_some_are_skipped_and_a_resumed_run_goes_on_with_it(
+    killed_and_resumed,
+):
+    folder, last = killed_and_resumed.folder, killed_and_resumed.steps[-1]
+    saved = load_history(str(folder / SAVED_HISTORY))
+    assert saved.prompts.pop(EARLIER).visits == 1, "the file of an earlier run was not read"
+    assert 0 < len(saved.prompts) <= DATA_SET
+    known = killed_and_resumed.metric("async_dapo/selection/known_prompts")
+    assert len(saved.prompts) < known[0] and known == sorted(known)
+    assert sum(killed_and_resumed.metric("async_dapo/selection/skipped_prompts")) > 0
+    assert max(killed_and_resumed.metric("async_dapo/ledger/deferred")) > 0
+    counts = load_history(str(folder.with_name("history.json")))
+    assert counts.data_set == saved.data_set and len(counts.prompts) == known[-1] <= DATA_SET + 1
+    assert max(count.visits for count in counts.prompts.values()) >= 2
+    ended = sum(last[f"async_dapo/ledger/{term}"] for term in ("trained", "filtered", "screened"))
+    carried = killed_and_resumed.inspections[-1]["carried"]
+    assert sum(count.visits for count in counts.prompts.values()) == 1 + ended + carried
+
+
 def test_given_a_damaged_newest_checkpoint_when_training_resumes_then_it_says_which_one_it_took(killed_and_resumed):
     log = (killed_and_resumed.folder / "train.log").read_text()
     older = killed_and_resumed.folder / "checkpoints" / f"global_step_{SAVED_STEP}"
@@ -199,13 +233,13 @@ def test_given_balance_when_a_group_is_whole_from_the_newest_version_then_its_we
 def test_given_a_resume_when_a_version_s_weights_are_gone_then_its_groups_are_corrected_as_decoupled(
     weighed, killed_and_resumed
 ):
-    step = SAVED_STEP + 1
-    mixed = [group for group in weighed.batch(step) if len(versions_of(group)) > 1]
-    gone = [group for group in mixed if not versions_of(group) <= at_hand(step)]
-    assert gone, "no group that was begun before the resume was trained in the step after it"
-    for group in gone:
+    steps = range(SAVED_STEP + 1, LAST_STEP + 1)
+    mixed = [(step, group) for step in steps for group in weighed.batch(step) if len(versions_of(group)) > 1]
+    gone = [(step, group) for step, group in mixed if not versions_of(group) <= at_hand(step)]
+    assert gone, "no group that was begun before the resume was trained after it"
+    for step, group in gone:
         for own, expected in zip(trained_with(group), weighed.decoupled(group, newest=step - 1), strict=True):
             assert own == pytest.approx(expected, rel=1e-3)
     unknown = killed_and_resumed.metric("async_dapo/mixture/unknown_share")  # of the second life
-    assert unknown[0] > 0 == unknown[-1]
+    assert max(unknown) > 0 == unknown[-1]
     assert "corrected as under decoupled: weights not at hand" in (killed_and_resumed.folder / "train.log").read_text()

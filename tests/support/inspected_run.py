@@ -78,6 +78,7 @@ class InspectedTrainer(RecordsWeights):
             "leases_out": status["total_inflight"],
             "waiting_for_lease": status["waiting"],
             "buffered": self._describe_buffer(),
+            "carried": self.replay_buffer.pool.num_carried,
             "probes": self._probe_unfinished(),
         }
 
