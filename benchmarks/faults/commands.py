@@ -32,6 +32,7 @@ _EMULATED = (
     "data.max_prompt_length=256",
     "data.max_response_length=2048",
     "data.val_max_samples=8",
+    "data.seed=0",
     "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",

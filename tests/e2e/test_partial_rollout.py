@@ -28,10 +28,10 @@ TOLERANCE = 1e-4  # nats, float32
 OVERRIDES = (
     "async_dapo.importance_sampling=balance",
     "async_dapo.snapshot_dtype=float32",
+    f"async_dapo.max_staleness={LAST_STEP}",  # no token is too old, and no version's weights are let go
     f"async_dapo.screening.samples={SAMPLES}",
     "async_dapo.selection.by=history",
     f"data.train_max_samples={DATA_SET}",
-    "data.seed=0",  # else verl chooses other prompts when the run is resumed
     # A fifth of the responses are longer than two rounds, on whatever machine: their groups have three versions.
     "async_dapo.max_tokens_per_round=24",
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
@@ -187,7 +187,7 @@ def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_the_ledger_c
 def test_given_partial_rollout_when_it_trains_then_no_token_is_thrown_away(killed_and_resumed):
     assert set(killed_and_resumed.metric("async_dapo/tokens/discarded")) == {0.0}
     assert max(killed_and_resumed.metric("async_dapo/partial/resumed_ratio")) > 0
-    assert max(killed_and_resumed.metric("async_dapo/staleness/max")) <= 4
+    assert 1 < max(killed_and_resumed.metric("async_dapo/staleness/max")) <= LAST_STEP
 
 
 def test_given_a_run_with_its_own_ray_when_it_trains_then_no_other_machine_can_reach_it(killed_and_resumed):

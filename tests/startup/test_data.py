@@ -119,6 +119,17 @@ def test_given_too_small_a_sample_of_the_prompts_when_checked_then_it_is_refused
     assert "has 7 prompts, fewer than one batch" in refusal(run, "data.train_max_samples=7")
 
 
+@pytest.mark.parametrize("limit", ["train_max_samples=9", "val_max_samples=1"])
+def test_given_a_sample_of_the_prompts_without_a_seed_when_checked_then_it_is_refused(run, limit):
+    """verl would choose others when the run is resumed."""
+    assert refusal(run, f"data.{limit}") == (
+        f"data.seed=None: verl chooses data.{limit} prompts at every start, others when the run is resumed; "
+        "set a seed, such as 1"
+    )
+    check_all(run(f"data.{limit}", "data.seed=1"))
+    check_all(run(f"data.{limit}", "data.shuffle=False"))
+
+
 def test_given_several_files_when_checked_then_their_prompts_are_counted_together(run, tmp_path):
     paths = [write_parquet(tmp_path / f"{i}.parquet", rows(4)) for i in range(2)]
     check_all(run(f"data.train_files=[{paths[0]},{paths[1]}]"))

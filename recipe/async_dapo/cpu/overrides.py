@@ -33,7 +33,7 @@ class RunSettings:
 def verl_overrides(run: RunSettings) -> Iterator[str]:
     """What any of verl's own trainer modes needs here; benchmarks use it without the recipe as well."""
     yield from _machine(run)
-    yield from _task(run.assets)
+    yield from _task(run)
     yield from _actor(run)
     yield from _rollout(run)
     yield from _trainer(run)
@@ -76,13 +76,14 @@ def _machine(run: RunSettings) -> Iterator[str]:
     yield "data.dataloader_num_workers=0"
 
 
-def _task(assets: Assets) -> Iterator[str]:
-    yield f"actor_rollout_ref.model.path={quoted(assets.model)}"
-    yield f"data.train_files={quoted(assets.train_file)}"
-    yield f"data.val_files={quoted(assets.validation_file)}"
+def _task(run: RunSettings) -> Iterator[str]:
+    yield f"actor_rollout_ref.model.path={quoted(run.assets.model)}"
+    yield f"data.train_files={quoted(run.assets.train_file)}"
+    yield f"data.val_files={quoted(run.assets.validation_file)}"
+    yield f"data.seed={run.seed}"
     yield f"data.train_batch_size={PROMPTS_PER_STEP}"
     yield f"data.max_prompt_length={task.MAX_PROMPT_TOK}"
-    yield f"data.max_response_length={assets.shape.max_response_tok}"
+    yield f"data.max_response_length={run.assets.shape.max_response_tok}"
     yield f"reward.custom_reward_function.path=pkg://{task.__name__}"
     yield "reward.custom_reward_function.name=compute_score"
 

@@ -28,6 +28,9 @@ MAX_TOKENIZED = 20_000
 SOURCE, ANSWER = "data_source", "reward_model"  # verl's reward managers read these columns by name
 UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__")  # verl's per-prompt overrides
 _BATCH_ROWS = 65_536
+_OTHER_SAMPLES = (
+    "verl chooses data.{}_max_samples={} prompts at every start, others when the run is resumed; set a seed, such as 1"
+)
 
 
 @dataclass(slots=True)
@@ -88,6 +91,8 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
         available = min(census.rows, max_samples) if max_samples > 0 else census.rows
         if available < wanted:
             raise _too_few(config, key, available, unit)
+        if 0 < max_samples < census.rows and config.data.shuffle and config.data.seed is None:
+            raise ConfigError("data.seed", None, _OTHER_SAMPLES.format(key.split("_")[0], max_samples))
         _check_lengths(config, key, census, meter, wanted=wanted, unit=unit)
     return list(row_of_source.values())
 
