@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from recipe.async_dapo.collector import look_as_usual, look_rarely
-from recipe.async_dapo.own_ray import prepare_own_ray
+from recipe.async_dapo.processes.collector import look_as_usual, look_rarely
+from recipe.async_dapo.processes.own_ray import prepare_own_ray
 
 look_rarely()  # tests import a million objects
 

@@ -9,8 +9,8 @@ from omegaconf import DictConfig, open_dict
 
 from benchmarks.faults.cells import Stack
 from benchmarks.faults.variables import STACK
-from recipe.async_dapo.collector import look_rarely
 from recipe.async_dapo.main_async_dapo import explained
+from recipe.async_dapo.processes.collector import look_rarely
 from recipe.async_dapo.startup.preflight import check_all
 
 

@@ -24,7 +24,7 @@ from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, RunLoa
 from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, recipe_overrides
 from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
-from recipe.async_dapo.history_file import load_history
+from recipe.async_dapo.files.history_file import load_history
 
 START_STEPS = 15
 SAMPLES = 3

@@ -4,8 +4,8 @@
                             ^                                        |
                             +-------- the result, when it arrives ---+   (the stop ends the loop, not this task)
 
-`core/journal.py` is what is written down, `call_runner.py` makes the calls, `rollout/tools.py` does the same for verl's
-tools.
+`core/journal.py` is what is written down, `rollout/call_runner.py` makes the calls, `rollout/tools.py` does the same
+for verl's tools.
 """
 
 import functools

@@ -13,9 +13,9 @@ from .core.round_size import RoundSize
 from .core.screening import Screening
 from .core.staleness import StalenessLimit
 from .core.stop_rules import StopRuleName
-from .option_groups import CallsConfig, FilterConfig, RewardConfig
-from .option_ranges import check_ranges
-from .option_values import (
+from .options.groups import CallsConfig, FilterConfig, RewardConfig
+from .options.ranges import check_ranges
+from .options.values import (
     Auto,
     ConfigError,
     ImportanceSampling,

@@ -8,8 +8,8 @@ import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 
-from .actor_watch import watched
 from .config import ConfigError
+from .processes.actor_watch import watched
 
 _CONTROLLER, _NAMESPACE = "TransferQueueController", "transfer_queue"  # its actor has one name on a whole cluster
 _STORED_BY_ACTORS, _STORAGE = "SimpleStorage", "TransferQueueStorageUnit#"  # and a number, in the run's namespace

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import hydra
 from omegaconf import DictConfig
 
-from .collector import look_rarely
 from .config import ConfigError
 from .core.last_line import last_line
 from .logs import log_phase, note_start, show_logs
-from .own_ray import prepare_own_ray
+from .processes.collector import look_rarely
+from .processes.own_ray import prepare_own_ray
 from .startup.overrides import check_overrides
 from .startup.preflight import check_all
 from .verl_version import check_versions

@@ -18,11 +18,11 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from .collector import look_rarely
 from .config import ConfigError
 from .logs import STARTED_VARIABLE
-from .own_ray import end_ray_with_this_process
-from .staging import staging_folder
+from .processes.collector import look_rarely
+from .processes.own_ray import end_ray_with_this_process
+from .processes.staging import staging_folder
 
 RECIPE_DIR = Path(__file__).resolve().parent
 CPU_PLUGIN_DIR = RECIPE_DIR / "cpu" / "plugin"

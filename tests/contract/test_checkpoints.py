@@ -16,8 +16,8 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 import recipe.async_dapo
-from recipe.async_dapo.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, read_pool
 from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.files.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, read_pool
 from recipe.async_dapo.startup.resume_check import NEWEST_FILE
 from recipe.async_dapo.training.kept_checkpoints import KeptCheckpoints
 from recipe.async_dapo.training.rollout_state import from_frames
@@ -122,7 +122,7 @@ def test_given_a_checkpoint_of_a_recipe_under_another_name_when_its_folder_was_m
 ) -> None:
     trajectory, records = elsewhere("core.trajectory"), elsewhere("core.pool_records")
     state, folder = elsewhere("training.rollout_state"), tmp_path / "global_step_4"
-    packed = elsewhere("packed_output").PackedOutput(
+    packed = elsewhere("rollout.packed_output").PackedOutput(
         rest=AgentLoopOutput(prompt_ids=[], response_ids=[], response_mask=[], metrics=AgentLoopMetrics()),
         stamps=((3, 1),),
         prompt_ids=array("i", [1]),
@@ -144,7 +144,7 @@ def test_given_a_checkpoint_of_a_recipe_under_another_name_when_its_folder_was_m
     )
     ledger = elsewhere("core.ledger").Ledger(drawn=1)
     pool = records.PoolState(waiting=(), buffered=(group,), carried=(), ledger=ledger)
-    with elsewhere("checkpoint_folder").saving(folder, state.to_frames(state.RolloutState(pool=pool))):
+    with elsewhere("files.checkpoint_folder").saving(folder, state.to_frames(state.RolloutState(pool=pool))):
         pass
     (tmp_path / "moved").mkdir()
     folder = folder.rename(tmp_path / "moved" / "global_step_4")

@@ -10,9 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tracking import Tracking
 
+from recipe.async_dapo.files.run_files import STEPS_FILE
 from recipe.async_dapo.report import keys
 from recipe.async_dapo.report.record import read_steps
-from recipe.async_dapo.run_files import STEPS_FILE
 from recipe.async_dapo.training import tracking as ours
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 

@@ -25,12 +25,12 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from recipe.async_dapo import collector
-from recipe.async_dapo.actor_limits import server_calls
 from recipe.async_dapo.engines import replica
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
+from recipe.async_dapo.processes import collector
+from recipe.async_dapo.processes.actor_limits import server_calls
 from recipe.async_dapo.rehearsal.host_actor import HostActor
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo.verl_version import REQUIRED_VERL_FILE

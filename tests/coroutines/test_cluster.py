@@ -8,7 +8,7 @@ import pytest
 from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.option_groups import FilterConfig
+from recipe.async_dapo.options.groups import FilterConfig
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
 from ..support.simulated_cluster import resumed

@@ -9,8 +9,8 @@ from recipe.async_dapo import store
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
-from recipe.async_dapo.option_groups import FilterConfig
-from recipe.async_dapo.option_values import OnRewardError
+from recipe.async_dapo.options.groups import FilterConfig
+from recipe.async_dapo.options.values import OnRewardError
 from recipe.async_dapo.rollout.manager import RolloutError
 from recipe.async_dapo.rollout.reward_pool import RewardPool
 

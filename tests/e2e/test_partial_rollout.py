@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.async_dapo.checkpoint_folder import verify
 from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.cpu.activation import PLUGIN_PATH
 from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
-from recipe.async_dapo.data_history import fingerprint
-from recipe.async_dapo.history_file import KEY, load_history, write_history
+from recipe.async_dapo.files.checkpoint_folder import verify
+from recipe.async_dapo.files.data_history import fingerprint
+from recipe.async_dapo.files.history_file import KEY, load_history, write_history
 from recipe.async_dapo.startup.resume_check import NEWEST_FILE
 
 from ..support.harness import ROOT, Run, ledger_closes, train

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from recipe.async_dapo.files.run_files import RESPONSES_FILE
 from recipe.async_dapo.report.responses import MOST_CHARS, as_html, as_markdown, pieces_of, read_responses, shortened
 from recipe.async_dapo.report.write import write_report
-from recipe.async_dapo.run_files import RESPONSES_FILE
 
 from ..support.recorded_runs import ScriptedSource, write_recipe_run
 

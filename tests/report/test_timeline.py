@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.core.load_samples import LoadSample, LoadSamples
 from recipe.async_dapo.core.spans import Span, Spans
+from recipe.async_dapo.files.run_files import TIMELINE_FILE
 from recipe.async_dapo.report.bounded_file import BoundedFile
 from recipe.async_dapo.report.engine_charts import engine_charts
 from recipe.async_dapo.report.timeline import StepTimeline, line_of, read_timeline
 from recipe.async_dapo.report.write import write_report
-from recipe.async_dapo.run_files import TIMELINE_FILE
 
 from ..support.recorded_runs import write_recipe_run
 

@@ -13,8 +13,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
-from recipe.async_dapo.checkpoint_folder import COMPLETE_FILE, POOL_FILE, DamagedCheckpoint, read_pool
 from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.files.checkpoint_folder import COMPLETE_FILE, POOL_FILE, DamagedCheckpoint, read_pool
 from recipe.async_dapo.startup import resume_check
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.startup.resume_check import NEWEST_FILE, check_resume

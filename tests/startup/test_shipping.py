@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
 from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.processes.staging import staging_folder
 from recipe.async_dapo.shipping import USER_PACKAGE, localise, shipped
-from recipe.async_dapo.staging import staging_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +62,7 @@ def test_given_a_ray_that_has_the_code_when_the_first_actor_is_made_then_the_sta
 DRIVER = """
 import sys, time
 from pathlib import Path
-from recipe.async_dapo.staging import staging_folder
+from recipe.async_dapo.processes.staging import staging_folder
 with staging_folder(Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     time.sleep(600)

@@ -8,7 +8,7 @@ from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
 from recipe.async_dapo.core.prompt_history import SelectBy, Selection
 from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.option_groups import CallsConfig, FilterConfig
+from recipe.async_dapo.options.groups import CallsConfig, FilterConfig
 
 from .scripted_reward import reward_options
 

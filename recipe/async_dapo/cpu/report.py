@@ -9,8 +9,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from ..files.run_files import STEPS_FILE
 from ..report.record import all_causes, read_steps
-from ..run_files import STEPS_FILE
 from . import run_metrics as keys
 from .run_metrics import RunMetrics
 

@@ -11,12 +11,12 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from ..actor_limits import MAX_PENDING_CALLS
 from ..aio import await_all
 from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import Grant
 from ..core.trajectory import Attachment
+from ..processes.actor_limits import MAX_PENDING_CALLS
 from .balancer_stats import InflightMeter, LoadBalancerStats
 from .server_calls import ServerCalls
 from .verl_protocol import VerlLoadBalancerProtocol

@@ -9,8 +9,8 @@ from ray.actor import ActorHandle
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
-from ..actor_limits import server_calls
 from ..logs import log_phase
+from ..processes.actor_limits import server_calls
 from .processes import EngineProcesses
 from .server_actor import WATCH, ServerActor
 

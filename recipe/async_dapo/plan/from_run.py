@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from ..config import ConfigError
-from ..run_files import LENGTHS_FILE, RUN_FILE, STEPS_FILE
+from ..files.run_files import LENGTHS_FILE, RUN_FILE, STEPS_FILE
 
 OPTION = "async_dapo."
 TURNS, CALLS_S = "async_dapo/turns/mean", "async_dapo/turns/calls_s"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..option_values import ConfigError, did_you_mean
+from ..options.values import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..option_values import ConfigError, did_you_mean
+from ..options.values import ConfigError, did_you_mean
 from .model_presets import PRESETS
 
 BYTES_PER_VALUE = 2  # bf16 weights and KV cache

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..config import ConfigError
 from ..core.prompt_history import PRIOR, PassCount
-from ..history_file import load_history
+from ..files.history_file import load_history
 from .workload import KnownPassRates
 
 

@@ -9,12 +9,12 @@ that more than `max_off_policy_threshold` versions span is thrown away and repla
 engines stop at once, and everything that they were at is sent again.
 """
 
-from ..actor_limits import server_calls
 from ..config import ConfigError
 from ..core.outcome import GroupOutcome, Verdict
 from ..core.staleness import StalenessLimit
 from ..core.trajectory import PromptGroup
 from ..core.version_shares import VersionShares, VersionTag
+from ..processes.actor_limits import server_calls
 from .clock import VirtualClock, no_garbage_collection
 from .counters import EngineCounters
 from .fleet import Fleet

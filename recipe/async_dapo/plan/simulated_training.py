@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from ..actor_limits import server_calls
 from ..config import Auto
 from ..core.outcome import GroupOutcome, Verdict
 from ..core.pool import PromptPool
@@ -13,6 +12,7 @@ from ..core.screening import Screened
 from ..core.staleness import StalenessLimit
 from ..core.trajectory import PromptGroup
 from ..core.version_shares import VersionShares, VersionTag
+from ..processes.actor_limits import server_calls
 from .clock import no_garbage_collection
 from .counters import EngineCounters
 from .fleet import Fleet

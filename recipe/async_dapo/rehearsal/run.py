@@ -7,8 +7,8 @@ import hydra
 import ray
 from omegaconf import DictConfig, OmegaConf
 
-from ..collector import look_rarely
 from ..main_async_dapo import explained
+from ..processes.collector import look_rarely
 from ..startup.overrides import check_overrides
 from ..startup.preflight import check_all
 from ..verl_version import check_versions

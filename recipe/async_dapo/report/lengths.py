@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.outcome import GroupOutcome, Verdict
-from ..run_files import LENGTHS_FILE
+from ..files.run_files import LENGTHS_FILE
 
 MOST_GROUPS = 256  # of a step, evenly over its groups in the order of their ends: a long run's file stays small
 JUDGED = (Verdict.VALID, Verdict.FILTERED)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..run_files import RESPONSES_FILE, RUN_FILE, SAMPLES_FILE, STEPS_FILE
+from ..files.run_files import RESPONSES_FILE, RUN_FILE, SAMPLES_FILE, STEPS_FILE
 from . import keys, responses, timeline
 from .bounded_file import BoundedFile
 from .responses import SampledResponse

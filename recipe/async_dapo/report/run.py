@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from ..run_files import RUN_FILE, STEPS_FILE
+from ..files.run_files import RUN_FILE, STEPS_FILE
 from . import keys
 from .record import RunDescription, StepRecord, all_causes, read_steps
 from .step_line import accuracy_of

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE, TIMELINE_FILE
+from ..files.run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE, TIMELINE_FILE
 from .engine_charts import engine_charts
 from .estimate import estimate
 from .page import Section, page

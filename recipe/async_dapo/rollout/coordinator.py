@@ -19,12 +19,12 @@ from enum import StrEnum
 import ray
 from ray.actor import ActorHandle
 
-from ..actor_limits import MAX_PENDING_CALLS
 from ..core.failures import EndedGroups
 from ..core.outcome import GroupOutcome
 from ..core.over_sampling import AtHand
 from ..core.round import RoundSpec, RoundSummary
 from ..logs import log_phase, show_logs
+from ..processes.actor_limits import MAX_PENDING_CALLS
 from .open_round import OpenRound, Ticket
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from typing import cast
 from ray.exceptions import RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..call_runner import CallRunner
 from ..calls import TrajectoryGivenUp
 from ..config import ConfigError
 from ..core.failures import Cause
@@ -24,11 +23,12 @@ from ..core.screening import Screening
 from ..core.trajectory import BrokenRecord, PromptGroup, Trajectory
 from ..core.turn_counts import TurnCounts
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
-from ..option_groups import RewardConfig
-from ..option_values import OnRewardError
-from ..packed_output import PackedOutput
+from ..options.groups import RewardConfig
+from ..options.values import OnRewardError
+from .call_runner import CallRunner
 from .causes import cause_of
 from .kept_loops import KeptLoops
+from .packed_output import PackedOutput
 from .reward import RewardFailed, RewardScorer
 from .running import Listeners, RunningTrajectories
 from .waiting import Waiting

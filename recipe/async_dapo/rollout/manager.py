@@ -14,7 +14,6 @@ from ray.exceptions import RayError, RayTaskError
 from tensordict import TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
 
-from ..actor_limits import MAX_PENDING_CALLS
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.failures import EndedGroups
@@ -24,6 +23,7 @@ from ..core.round import RoundSpec
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
+from ..processes.actor_limits import MAX_PENDING_CALLS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .introductions import introduce
 from .parking import ticket_of

@@ -9,7 +9,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from ..core.trajectory import PromptGroup, Trajectory
-from ..plain_values import DATA_SET, to_plain
+from ..files.plain_values import DATA_SET, to_plain
 
 
 def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ..option_groups import RewardConfig
+from ..options.groups import RewardConfig
 from .reward_pool import RewardPool
 from .started_process import RewardFunction, RewardProcess
 

@@ -13,7 +13,6 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 
 from .. import store
 from ..aio import TurnBatch
-from ..call_runner import CallRunner
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.journal import CallCounts
 from ..core.outcome import Verdict
@@ -26,6 +25,7 @@ from ..logs import show_logs
 from ..shipping import localise
 from ..verl_version import check_versions
 from .agent_loops import AgentLoopFactory
+from .call_runner import CallRunner
 from .group_rollout import GroupRollout, leaves
 from .kept_loops import KeptLoops
 from .open_round import Ticket

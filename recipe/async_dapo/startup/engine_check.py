@@ -5,8 +5,8 @@ from importlib.util import find_spec
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from ..actor_limits import MAX_PENDING_CALLS, server_calls
 from ..config import AsyncDAPOConfig, Auto, ConfigError
+from ..processes.actor_limits import MAX_PENDING_CALLS, server_calls
 from .batch_sizes import num_gpus
 
 _ROLLOUT = "actor_rollout_ref.rollout."

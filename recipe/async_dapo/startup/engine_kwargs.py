@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from ..option_values import ConfigError, did_you_mean
+from ..options.values import ConfigError, did_you_mean
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _KWARGS = _ROLLOUT + "engine_kwargs.vllm."

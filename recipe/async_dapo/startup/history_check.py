@@ -6,8 +6,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
-from ..data_history import read_history
-from ..history_file import KEY
+from ..files.data_history import read_history
+from ..files.history_file import KEY
 
 
 def check_history(config: DictConfig, options: AsyncDAPOConfig) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from ..option_values import ConfigError, did_you_mean
+from ..options.values import ConfigError, did_you_mean
 
 # Nodes of which verl makes dataclasses, minutes after the start, in workers and servers.
 TYPED_NODES = (

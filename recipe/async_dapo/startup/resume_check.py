@@ -5,8 +5,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, step_of, verify
 from ..config import ConfigError
+from ..files.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, step_of, verify
 
 logger = logging.getLogger(__name__)
 

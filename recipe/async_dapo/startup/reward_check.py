@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
-from ..plain_values import to_plain
+from ..files.plain_values import to_plain
 from ..rollout.reward_isolation import function_of
 from ..rollout.reward_pool import RewardPool
 from ..rollout.started_process import RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised

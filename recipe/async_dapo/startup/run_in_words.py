@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from omegaconf import DictConfig
 
-from ..actor_limits import server_calls
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.concurrency import EngineLoad
 from ..plan.costs import ServerConstants, kv_room_tok
 from ..plan.hardware import Accelerator, find_accelerator
 from ..plan.inputs import Inputs
 from ..plan.model_shape import ModelShape, load_model
+from ..processes.actor_limits import server_calls
 from .batch_sizes import num_gpus
 from .model_check import local_folder
 

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig, ListConfig
 
-from ..option_values import ConfigError, check_choice
+from ..options.values import ConfigError, check_choice
 from .algorithm_check import UNSUPPORTED_ESTIMATORS
 
 # Logger -> the package that it imports where training runs.

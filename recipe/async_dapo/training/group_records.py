@@ -9,8 +9,8 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..core.journal import Call
 from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn
-from ..packed_output import PackedOutput
-from ..plain_values import AGENT_LOOP, DATA_SET, to_plain
+from ..files.plain_values import AGENT_LOOP, DATA_SET, to_plain
+from ..rollout.packed_output import PackedOutput
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Stamps = tuple[tuple[int, Count], ...]  # (policy version, tokens)

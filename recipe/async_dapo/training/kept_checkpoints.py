@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from ..checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, DamagedCheckpoint, step_of
+from ..files.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, DamagedCheckpoint, step_of
 
 logger = logging.getLogger(__name__)
 

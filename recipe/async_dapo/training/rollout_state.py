@@ -11,7 +11,6 @@ from itertools import islice
 
 import msgspec
 
-from ..checkpoint_folder import DamagedCheckpoint
 from ..core.concurrency import ConcurrencyState
 from ..core.ledger import Ledger
 from ..core.length_bias import ObservedLengths
@@ -19,7 +18,8 @@ from ..core.over_sampling import OverSamplingState
 from ..core.pool_records import CarriedGroup, PoolState
 from ..core.prompt_history import PassCount
 from ..core.round_size import LengthsEnded
-from ..plain_values import read_extension
+from ..files.checkpoint_folder import DamagedCheckpoint
+from ..files.plain_values import read_extension
 from ..rollout.parking import with_tokens
 from .group_records import Count, GroupRecord, Record, group_of, record_of
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
-from ..actor_limits import server_calls
-from ..actor_watch import watched
 from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Auto
 from ..data_plane import end_queue, queue_watched
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
+from ..files.run_files import STEPS_FILE
 from ..logs import log_phase, show_logs
+from ..processes.actor_limits import server_calls
+from ..processes.actor_watch import watched
 from ..report.write import try_to_write
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
-from ..run_files import STEPS_FILE
 from ..shipping import localise
 from ..weights.sockets import sockets_folder
 from .correction import wire_importance_sampling

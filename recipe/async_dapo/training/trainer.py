@@ -43,15 +43,15 @@ from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
-from ..actor_watch import watched
-from ..checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
 from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling, RolloutStrategy
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
-from ..data_history import fingerprint, read_history
 from ..engines.client import AsyncDAPOLLMClient
-from ..history_file import write_history
+from ..files.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
+from ..files.data_history import fingerprint, read_history
+from ..files.history_file import write_history
 from ..logs import log_phase
+from ..processes.actor_watch import watched
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker

@@ -8,7 +8,7 @@ import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ..collector import look_as_usual
+from ..processes.collector import look_as_usual
 from .adapter import BoundedServerAdapter
 from .snapshots import SnapshotRoom, WeightSnapshots
 from .sockets import private_handle, run_name, sockets_folder

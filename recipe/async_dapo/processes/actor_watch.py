@@ -10,7 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from .core.last_line import place_of
+from ..core.last_line import place_of
 
 logger = logging.getLogger(__name__)
 

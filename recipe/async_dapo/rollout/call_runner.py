@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from .calls import RETRY, Policy, RecordedError, TrajectoryGivenUp, running_call_id, value_of
-from .core.journal import Call, WhenUnknown
-from .core.recording import Recorder, current_recorder
-from .plain_values import AGENT_LOOP, read_extension, to_plain
+from ..calls import RETRY, Policy, RecordedError, TrajectoryGivenUp, running_call_id, value_of
+from ..core.journal import Call, WhenUnknown
+from ..core.recording import Recorder, current_recorder
+from ..files.plain_values import AGENT_LOOP, read_extension, to_plain
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ext_hook=read_extension).decode

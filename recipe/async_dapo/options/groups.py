@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .option_values import OnRewardError
+from .values import OnRewardError
 
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
 WAITS_FOR_OTHERS = 10  # times a reward's own time limit

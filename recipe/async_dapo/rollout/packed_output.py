@@ -7,10 +7,10 @@ from typing import Any
 
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from .config import ConfigError
-from .core.recording import SampledTokens
-from .core.trajectory import BrokenRecord
-from .plain_values import AGENT_LOOP, to_plain
+from ..config import ConfigError
+from ..core.recording import SampledTokens
+from ..core.trajectory import BrokenRecord
+from ..files.plain_values import AGENT_LOOP, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from .config import ConfigError
-from .core.prompt_history import PassCount
+from ..config import ConfigError
+from ..core.prompt_history import PassCount
 
 FORMAT = 1
 KEY = "async_dapo.selection.history_file"

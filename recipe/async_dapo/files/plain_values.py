@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from .config import ConfigError
+from ..config import ConfigError
 
 DATA_SET, AGENT_LOOP = "data set", "agent loop"  # sources
 MAX_DEPTH = 64

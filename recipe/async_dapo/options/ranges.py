@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from .option_values import ConfigError, RolloutStrategy
+from .values import ConfigError, RolloutStrategy
 
 if TYPE_CHECKING:
-    from .config import AsyncDAPOConfig
+    from ..config import AsyncDAPOConfig
 
 
 def check_ranges(options: "AsyncDAPOConfig") -> None:
