@@ -1,6 +1,6 @@
 """The defaults against every baseline and every hand-tuned row, in every setting of the grid:
 
-    python -m benchmarks.defaults [--jobs 2] [--folder outputs/defaults] [--largest 128]
+    python -m benchmarks.defaults [--jobs 2] [--output outputs/defaults] [--largest 128]
     python -m benchmarks.defaults --settings "8 x H200, B=64" --systems "verl separate_async" default
 
 Simulates what `systems.csv` in the folder does not have yet, then draws; see `draw.py`. A row takes seconds to minutes,
@@ -20,7 +20,7 @@ from .settings import SETTINGS
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--jobs", type=int, default=1, help="processes")
-parser.add_argument("--folder", type=Path, default=Path("outputs/defaults"), help="of systems.csv and of what is drawn")
+parser.add_argument("--output", type=Path, default=Path("outputs", "defaults"), help="of systems.csv and what is drawn")
 parser.add_argument("--largest", type=int, help="settings with more servers are left out")
 BEGINS = "those whose names begin with one of these; default: all"
 parser.add_argument("--settings", nargs="+", default=[""], metavar="TEXT", help=BEGINS)
@@ -32,5 +32,5 @@ if __name__ == "__main__":
     console = Console()
     settings = [one for one in SETTINGS if one.servers <= (options.largest or one.servers)]
     settings = [one for one in settings if str(one).startswith(tuple(options.settings))]
-    run(options.folder, settings, systems=options.systems, jobs=options.jobs, say=console.print)
-    console.print(draw(options.folder))
+    run(options.output, settings, systems=options.systems, jobs=options.jobs, say=console.print)
+    console.print(draw(options.output))

@@ -48,13 +48,13 @@ def recipe_overrides(*, strategy: str, stop_rule: str | None) -> Iterator[str]:
 
 
 def verl_sync_overrides() -> Iterator[str]:
-    """verl's own sync mode with the loss and the filter that this recipe has by default."""
+    """verl's own sync mode with this recipe's filter and loss; it has no older versions to correct for."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     yield "trainer.v1.trainer_mode=sync"
     yield "algorithm.adv_estimator=grpo"
     yield f"{actor}.clip_ratio_low=0.2"
     yield f"{actor}.clip_ratio_high=0.28"
-    yield f"{actor}.clip_ratio_c=3.0"
+    yield f"{actor}.clip_ratio_c=10.0"
     yield f"{actor}.loss_agg_mode=token-mean"
     yield "++algorithm.filter_groups.enable=True"
     yield "++algorithm.filter_groups.metric=acc"
