@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.core.server_speeds import RISE, StepSums, speeds
 
+FAST_AND_SLOW = {"fast": 1.0, "b": 0.5, "c": 0.5}
+
 
 def sums(batches: list[int], *, weights_s: float, each_s: float, speed: float = 1.0) -> StepSums:
     """Of steps with these numbers of requests."""
@@ -62,6 +64,19 @@ def test_given_batches_nearly_alike_and_a_short_step_by_chance_then_a_slow_serve
     slow = sums([8] * 50, weights_s=0.0105, each_s=0.0001, speed=0.5)
     found = speeds({"a": by_chance, "b": by_chance, "slow": slow}, {"a": 1.0, "b": 1.0, "slow": 0.5})
     assert found["slow"] == pytest.approx(0.55, abs=0.06)
+
+
+def test_given_one_fast_server_then_it_is_compared_with_the_slow_ones_and_they_with_it_alone() -> None:
+    seen = {key: sums([4, 8, 16], weights_s=0.01, each_s=0.001, speed=speed) for key, speed in FAST_AND_SLOW.items()}
+    assert speeds(seen, FAST_AND_SLOW) == pytest.approx({"fast": 2.0, "b": 0.5, "c": 0.5})
+
+
+def test_given_many_servers_then_sums_grow_with_their_number_and_not_with_its_square(monkeypatch) -> None:
+    seen = {str(number): sums([4, 8], weights_s=0.01, each_s=0.001) for number in range(100)}
+    made, init = [], StepSums.__init__
+    monkeypatch.setattr(StepSums, "__init__", lambda one, **values: made.append(one) or init(one, **values))
+    assert len(speeds(seen, dict.fromkeys(seen, 1.0))) == 100
+    assert len(made) <= 4 * 100
 
 
 def test_given_nothing_that_ran_or_no_other_server_then_nothing_is_concluded() -> None:

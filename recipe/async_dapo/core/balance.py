@@ -96,7 +96,8 @@ class Balance:
             inflight = self.leases.inflight_on(returned.server_id)
             if self.controller.steer(returned.server_id, returned.load, inflight=inflight):
                 self.steered += 1
-                grants = self._apply()
+                places = {returned.server_id: self.controller.places_of(returned.server_id)}
+                grants = self.leases.set_places(places, {})
         return grants + self.leases.release(returned.lease_id)
 
     def figures(self) -> dict[str, float]:

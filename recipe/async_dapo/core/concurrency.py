@@ -3,8 +3,8 @@
     places of a server = speed * min(sequences that it runs at once, share * KV room / context)
 
 `context` is what a request takes of the KV cache on average [tokens]: a guess for the first round, from then on what
-rounds have measured. `share` of the room is filled: less by a tenth after a round that preempted too much, more by a
-fiftieth after one that was full and did not. `speed` is a slow server's, compared with the others [0-1]. Within a
+rounds have measured. `share` of the room is filled: less by a tenth after a round that preempted too much, more by 3 %
+of the room after one that was full and did not. `speed` is a slow server's, compared with the others [0-1]. Within a
 round a server that preempts too much has places taken away, and gets them back one by one.
 
 Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
@@ -94,7 +94,13 @@ class ConcurrencyController:
     @property
     def places(self) -> dict[str, int]:
         """Server -> requests it may have in flight [count, >= 1]."""
-        return {server_id: self._places(server) for server_id, server in self._servers.items()}
+        return {server_id: self.places_of(server_id) for server_id in self._servers}
+
+    def places_of(self, server_id: str) -> int:
+        server = self._servers[server_id]
+        by_room = self._share * server.kv_room_tok / self._context_tok
+        places = max(1, min(self._most, int(server.speed * min(server.max_num_seqs, by_room))))
+        return places if server.braked_to is None else min(places, server.braked_to)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -185,11 +191,6 @@ class ConcurrencyController:
     def restore(self, state: ConcurrencyState) -> None:
         self._context_tok, self._is_measured = state.context_tok, state.is_measured
         self._share, self._reason = state.share, "as in the checkpoint"
-
-    def _places(self, server: _Server) -> int:
-        by_room = self._share * server.kv_room_tok / self._context_tok
-        places = max(1, min(self._most, int(server.speed * min(server.max_num_seqs, by_room))))
-        return places if server.braked_to is None else min(places, server.braked_to)
 
     def _measure_context(self, loads: Mapping[str, EngineLoad]) -> None:
         """Up at once, down by halves: too small a context preempts, too large a one leaves some room empty."""

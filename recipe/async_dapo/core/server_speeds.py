@@ -27,6 +27,9 @@ class StepSums:
     def __add__(self, other: "StepSums") -> "StepSums":
         return StepSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
+    def __sub__(self, other: "StepSums") -> "StepSums":
+        return StepSums(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
+
     def seconds_for(self, others: "StepSums") -> tuple[float, float]:
         """What another server's batches would have taken, if its steps were like these: at least and at most [s]."""
         mean, mean_s = self.requests / self.steps, self.seconds / self.steps
@@ -50,12 +53,15 @@ def speeds(sums: Mapping[str, StepSums], before: Mapping[str, float]) -> dict[st
         before: speeds so far; the others are not compared with those that were slow.
     """
     known = {server_id: each for server_id, each in sums.items() if each.requests and each.seconds > 0}
+    fast = {server_id: each for server_id, each in known.items() if before[server_id] >= 1}
+    all_fast, everyone = (sum(some.values(), StepSums()) for some in (fast, known))
     result = {}
     for server_id, own in known.items():
-        others = [each for other, each in known.items() if other != server_id]
-        fast = [each for other, each in known.items() if other != server_id and before[other] >= 1] or others
-        if fast:
-            least_s, most_s = sum(fast, StepSums()).seconds_for(own)
+        others = all_fast - own if server_id in fast else all_fast
+        if not others.steps:
+            others = everyone - own
+        if others.steps:
+            least_s, most_s = others.seconds_for(own)
             least, most = least_s / own.seconds, most_s / own.seconds
             risen = min(RISE * before[server_id], math.sqrt(before[server_id] * most))
             result[server_id] = min(max(risen, least), most)
