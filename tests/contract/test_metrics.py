@@ -15,7 +15,7 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.version_mixture import plan_mixtures
 from recipe.async_dapo.training.importance_metrics import importance_metrics, mixture_metrics
 from recipe.async_dapo.training.metric_names import METRICS, PREFIX, STALENESS_BUCKETS
-from recipe.async_dapo.training.metrics import _tokens
+from recipe.async_dapo.training.metrics import _load, _tokens
 
 from ..support.simulated_cluster import Cluster
 from ..support.simulated_options import options
@@ -74,6 +74,21 @@ def test_every_token_that_is_not_trained_counts_as_discarded_filtered_or_screene
         "tokens/screened": 3,
         "tokens/waste_ratio": 49 / 119,
     }
+
+
+@pytest.mark.parametrize(("inflight_max", "idle_ratio"), [(0, 0.0), (4, 0.25)])
+def test_a_round_without_requests_left_no_place_empty(inflight_max: int, idle_ratio: float) -> None:
+    balancer = SimpleNamespace(
+        acquired=inflight_max,
+        servers=1,
+        lost_servers=0,
+        wait_s_sum=0.0,
+        wait_s_max=0.0,
+        inflight_max=inflight_max,
+        busy_s=3.0 * inflight_max,
+    )
+    record: Any = SimpleNamespace(result=SimpleNamespace(balancer=balancer, rollout_s=4.0))
+    assert _load(record)["load_balancer/idle_ratio"] == idle_ratio
 
 
 def test_verl_counts_the_groups_that_it_throws_away_under_the_names_that_side_by_side_reads() -> None:

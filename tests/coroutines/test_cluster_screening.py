@@ -81,6 +81,9 @@ def test_given_screening_then_no_more_than_the_samples_start_until_two_differ_an
     screened = {prompt for prompt, seen in sessions.items() if prompt % 2}
     assert all(sessions[prompt] == {0, 1} for prompt in screened) and screened
     assert metrics["async_dapo/tokens/filtered"] == 0
+    alike = metrics["async_dapo/screening/screened_groups"]
+    valid = metrics["async_dapo/round/trained_groups"] + metrics["async_dapo/early_stop/surplus_groups"]
+    assert metrics["async_dapo/filter/rejected_ratio"] == alike / (alike + valid) > 0
 
 
 @STRATEGIES

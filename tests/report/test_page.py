@@ -16,7 +16,7 @@ from recipe.async_dapo.report.headline import headline
 from recipe.async_dapo.report.run import Run, phases
 from recipe.async_dapo.report.write import try_to_write, write_report
 
-from ..support.recorded_runs import write_recipe_run, write_verl_run
+from ..support.recorded_runs import recipe_step, recorder_of, write_recipe_run, write_verl_run
 
 VOID = {"meta", "link"}
 
@@ -104,6 +104,24 @@ def test_the_headline_says_it_in_words_and_measures_against_verl(both: tuple[Pat
     assert "11 % of tokens from older policies (mean staleness 0.12)" in said
     assert "24 groups failed; accuracy 0.20 to 0.50; measured 1.5" in said
     assert headline(verls) == "step 60 s (median of 12); accuracy 0.20 to 0.50"
+
+
+def test_idle_places_count_by_the_time_of_their_rounds(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path / "run")
+    for step, (idle, round_s) in enumerate([(0.9, 60.0), (0.3, 30.0), (0.6, 10.0), (0.0, 0.0)], start=1):
+        recorder.log(recipe_step(step) | {keys.IDLE_RATIO: idle, keys.ROUND_S: round_s}, step)
+    assert "; engines idle 38 % of the round; " in headline(Run.load(tmp_path / "run"))
+
+
+def test_tokens_of_screened_out_groups_are_shown_where_there_are_any(tmp_path: Path) -> None:
+    def shown(screened_tok: float) -> list[str]:
+        folder = tmp_path / f"{screened_tok:.0f}"
+        recorder_of(folder).log(recipe_step(1) | {keys.TOKENS_SCREENED: screened_tok}, 1)
+        [chart] = [chart for chart in charts_of(Run.load(folder), "run") if chart.name == "run-waste"]
+        return [series.name for series in chart.series]
+
+    assert shown(0.0) == ["trained", "filtered"]
+    assert shown(5e4) == ["trained", "filtered", "screened out"]
 
 
 def test_the_ledger_adds_up_and_failures_are_told_with_their_cause(both: tuple[Path, Path], text: str) -> None:

@@ -44,11 +44,12 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
         keys.INTERRUPTED: 20.0,
         keys.FAILED_GROUPS: float(failed),
         keys.IDLE_RATIO: 0.14,
-        "async_dapo/round/rollout_s": 28.0 + math.sin(step),
+        keys.ROUND_S: 28.0 + math.sin(step),
         "async_dapo/load_balancer/inflight/max": 256.0,
         keys.TOKENS_TRAINED: 900_000.0,
         keys.TOKENS_DISCARDED: 0.0,
         keys.TOKENS_FILTERED: 200_000.0,
+        keys.TOKENS_SCREENED: 0.0,
         keys.WASTE_RATIO: 0.0,
         keys.OFF_POLICY: 0.11,
         keys.STALENESS_MEAN: 0.12,
@@ -88,12 +89,15 @@ class ScriptedSource:
 SHARES = (0.89, 0.1, 0.01, 0.0, 0.0)
 
 
-def write_recipe_run(folder: Path, *, steps: int = 12, failed: int = 0) -> Path:
+def recorder_of(folder: Path, causes: Mapping[str, int] | None = None) -> RunRecorder:
     description = RunDescription(
         name="math/partial", system="partial, first_completed", started_s=0.0, gpus=8, settings={"rollout.n": 16}
     )
-    causes = {"reward_error: KeyError('acc') at <reward>.py:12": failed} if failed else {}
-    recorder = RunRecorder(folder, description, ScriptedSource(causes=causes))
+    return RunRecorder(folder, description, ScriptedSource(causes=causes or {}))
+
+
+def write_recipe_run(folder: Path, *, steps: int = 12, failed: int = 0) -> Path:
+    recorder = recorder_of(folder, {"reward_error: KeyError('acc') at <reward>.py:12": failed} if failed else None)
     recorder.log({ACCURACY: 0.2}, 0)
     for step in range(1, steps + 1):
         recorder.log(recipe_step(step, failed=failed) | ({ACCURACY: 0.2 + step / 40} if step % 4 == 0 else {}), step)

@@ -63,17 +63,19 @@ def _speed(run: Run) -> Iterator[Chart]:
     yield _one(
         run, "idle", "Empty places in the engines", "share", keys.IDLE_RATIO, "of the most requests at once", 0.3
     )
+    tokens = {
+        "trained": keys.TOKENS_TRAINED,
+        "filtered": keys.TOKENS_FILTERED,
+        "screened out": keys.TOKENS_SCREENED,
+        "thrown away": keys.TOKENS_DISCARDED,
+    }
     yield Chart(
         name="waste",
         title="Generated tokens",
         unit="tokens",
         is_stacked=True,
-        series=[
-            Series(name="trained", points=run.series(keys.TOKENS_TRAINED)),
-            Series(name="filtered", points=run.series(keys.TOKENS_FILTERED)),
-            Series(name="thrown away", points=run.series(keys.TOKENS_DISCARDED)),
-        ],
-        note="filtered groups carry no gradient; thrown-away tokens are waste",
+        series=[Series(name=name, points=run.series(key)) for name, key in tokens.items() if run.total(key)],
+        note="filtered and screened-out groups carry no gradient; thrown-away tokens are waste",
     )
     yield _one(run, "stop", "From the stop to idle engines", "s", keys.STOP_LATENCY_S, "waiting for nothing else")
 

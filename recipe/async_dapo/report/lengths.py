@@ -4,11 +4,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.outcome import GroupOutcome, Verdict
+from ..core.outcome import JUDGED, GroupOutcome, Verdict
 from ..files.run_files import LENGTHS_FILE
 
 MOST_GROUPS = 256  # of a step, evenly over its groups in the order of their ends: a long run's file stays small
-JUDGED = (Verdict.VALID, Verdict.FILTERED)
 
 
 class LengthsFile:

@@ -108,6 +108,11 @@ class Run:
         values = {term: self.last(keys.LEDGER + term) for term in keys.LEDGER_TERMS}
         return {term: int(value) for term, value in values.items() if value is not None}
 
+    def idle_ratio(self) -> float | None:
+        """Of the time of the rounds and of the most requests that each had in flight [0-1]."""
+        rounds_s = self.steady(keys.ROUND_S)
+        return fmean(self.steady(keys.IDLE_RATIO), rounds_s) if any(rounds_s) else None
+
     def waste_ratio(self) -> float | None:
         """Of all tokens that were thrown away or trained [0-1]."""
         discarded, trained = self.total(keys.TOKENS_DISCARDED), self.total(keys.TOKENS_TRAINED)

@@ -34,7 +34,7 @@ METRICS: dict[str, str] = {
     "filter/rejected_groups": "groups whose metric does not vary, in this step [groups]",
     "filter/valid_share": "share of groups that is expected to be valid in the next step; 1 where "
     "over_sampling_batch_size is a number [0-1]",
-    "filter/rejected_ratio": "share of them among the groups that were judged in this step [0-1]",
+    "filter/rejected_ratio": "share of them and of screened-out groups, of all that were judged in this step [0-1]",
     "screening/screened_groups": "groups ended in this step because their first samples were alike [groups]",
     "screening/saved_tokens": "estimate of what the other trajectories of these groups would have taken, at the mean "
     "length of their samples [tokens]",
@@ -81,7 +81,8 @@ METRICS: dict[str, str] = {
     "load_balancer/wait_s/mean": "time a request waited for a server [s]",
     "load_balancer/wait_s/max": "longest time a request waited for a server [s]",
     "load_balancer/inflight/max": "most requests in flight at once [requests]",
-    "load_balancer/idle_ratio": "share of request slots left empty over the round, of the most in flight at once [0-1]",
+    "load_balancer/idle_ratio": "share of request slots left empty over the round, of the most in flight at once; 0 "
+    "in a round without requests [0-1]",
     "concurrency/pool_size": "trajectories that could generate at once in this step; 0 = lanes bound them "
     "[trajectories]",
     "concurrency/places": "requests that the engines have room for, in the next step [requests]",

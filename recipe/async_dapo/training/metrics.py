@@ -57,6 +57,7 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
 def _round(record: RoundRecord) -> dict[str, float]:
     summary = record.result.summary
     valid = sum(outcome.verdict is Verdict.VALID for outcome in summary.outcomes)
+    alike = record.settlement.filtered + record.screened.groups
     return {
         "round/gen_batches": record.num_gen_batches,
         "round/groups_to_hold": record.groups_to_hold,
@@ -67,7 +68,7 @@ def _round(record: RoundRecord) -> dict[str, float]:
         "round/trained_groups": len(record.settlement.trained_uids),
         "filter/rejected_groups": record.settlement.filtered,
         "filter/valid_share": record.valid_share,
-        "filter/rejected_ratio": _ratio(record.settlement.filtered, record.settlement.filtered + valid),
+        "filter/rejected_ratio": _ratio(alike, alike + valid),
     }
 
 
@@ -106,7 +107,8 @@ def _failures(record: RoundRecord) -> dict[str, float]:
 
 
 def _load(record: RoundRecord) -> dict[str, float]:
-    balancer, rollout_s = record.result.balancer, record.result.rollout_s
+    balancer = record.result.balancer
+    most_s = balancer.inflight_max * record.result.rollout_s
     return {
         "load_balancer/requests": balancer.acquired,
         "load_balancer/servers": balancer.servers,
@@ -114,7 +116,7 @@ def _load(record: RoundRecord) -> dict[str, float]:
         "load_balancer/wait_s/mean": _ratio(balancer.wait_s_sum, balancer.acquired),
         "load_balancer/wait_s/max": balancer.wait_s_max,
         "load_balancer/inflight/max": balancer.inflight_max,
-        "load_balancer/idle_ratio": max(0.0, 1 - _ratio(balancer.busy_s, balancer.inflight_max * rollout_s)),
+        "load_balancer/idle_ratio": _ratio(max(0.0, most_s - balancer.busy_s), most_s),
     }
 
 
