@@ -115,6 +115,8 @@ def test_given_no_row_that_is_allowed_then_it_says_which_limit_to_relax(scenario
         (["--max-response-length", "900000"], "tokens of KV cache that a server has room for"),
         (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization=1.5: must be in 0..1"),
         (["--valid-share", "0"], "valid_share=0.0: must be in 0..1"),
+        (["--valid-share", "1e-4"], "valid_share=0.0001: 0 of 1024 sampled groups of n=16 are valid; below 0.5%"),
+        (["--pass-rate-beta", "1e-3,1e-3"], "pass_rate_beta=[0.001, 0.001]: 4 of 1024 sampled groups of n=16 are"),
         (["--servers", "two"], "servers=two: must be a whole number"),
         (["--rollout-n", "1"], "actor_rollout_ref.rollout.n=1"),
         (

@@ -29,7 +29,14 @@ def mean() -> StepMeasure:
 @pytest.fixture
 def row(mean):
     def make(
-        name: str, speed_up: float, off_policy: float, *, staleness: float = 0.5, waste: float = 0.0, **kwargs
+        name: str,
+        speed_up: float,
+        off_policy: float,
+        *,
+        staleness: float = 0.5,
+        waste: float = 0.0,
+        withheld: float = 0.0,
+        **kwargs,
     ) -> Row:
         strategy, _, rest = name.partition(" ")
         candidate = Candidate(
@@ -43,6 +50,7 @@ def row(mean):
             staleness_tok=round(staleness * trained),
             staleness_max=2,
             wasted_tok=round(waste / (1 - waste) * trained),
+            withheld_tok=round(withheld * trained),
         )
         natural = measured.trained_len_tok / kwargs.pop("bias", 1.0)
         return Row(
@@ -88,6 +96,13 @@ def test_rows_within_the_noise_are_equally_fast_and_the_fresher_one_is_taken(row
     assert chosen.row is rows[2]
     assert "`discard fifo` is as fast, but wastes 10%" in chosen.reason
     assert "1 more within the noise of 2%, of which this one is fresher" in chosen.reason
+
+
+def test_of_two_equally_fast_rows_the_one_whose_batch_is_in_the_loss_is_taken(row):
+    mostly_masked = row("partial fifo", 1.4, 0.4, withheld=0.6)
+    whole = row("partial first_completed", 1.4, 0.45)
+    advice = choose(row("verl sync", 1.0, 0.0, is_baseline=True), mostly_masked, whole)
+    assert {choice.row.candidate.system.name for choice in advice.choices.values()} == {"partial first_completed"}
 
 
 def test_a_mean_staleness_above_one_is_not_balanced(row):

@@ -47,6 +47,12 @@ def test_given_a_history_of_no_prompt_then_the_file_is_named(tmp_path: Path) -> 
         Inputs.load(None, {"history_file": str(file)}).scenario()
 
 
+def test_given_a_history_of_prompts_that_are_always_right_then_it_is_refused_as_no_step_would_end(tmp_path) -> None:
+    file = history(tmp_path, {str(number): (10_000, 0) for number in range(8)})
+    with pytest.raises(ConfigError, match=f"history_file={file}: [0-3] of 1024 sampled groups of n=16 are valid"):
+        Inputs.load(None, {"history_file": str(file)}).scenario()
+
+
 def test_given_no_file_then_it_is_named() -> None:
     with pytest.raises(ConfigError, match=r"history_file=/nowhere/history.json.*No such file"):
         Inputs.load(None, {"history_file": "/nowhere/history.json"}).scenario()

@@ -23,9 +23,10 @@ from .lengths_file import load_lengths
 from .model_shape import ModelShape, load_model
 from .pass_rates_file import load_pass_rates
 from .scenario import Scenario
-from .workload import BetaPassRates, PassRates, ValidShare
+from .workload import BLOCK, BetaPassRates, PassRates, ValidShare
 
 CHOICES_OF = {"accelerator": tuple(ACCELERATORS), "kv_cache_dtype": ("auto", "fp8")}
+LEAST_VALID_SHARE = 0.005  # of groups, that is worth simulating [0-1]
 KV_BYTES = {"auto": 1.0, "fp8": 0.5}  # of a value, compared with bf16
 SMALLEST = {
     "steps": 1,
@@ -155,13 +156,14 @@ class Inputs:
     def scenario(self) -> Scenario:
         """
         Raises:
-            ConfigError: for values out of range, and for a model or a trajectory that does not fit.
+            ConfigError: for values out of range, for a model or a trajectory that does not fit, and where hardly any
+                group would be valid.
         """
         constants = {f.name: getattr(self, f.name) for f in fields(ServerConstants) if f.name in _NAMES}
         for key in ("bandwidth_share", "prefill_flop_share", "training_flop_share"):
             if not 0 < getattr(self, key) <= 1:
                 raise ConfigError(key, getattr(self, key), "must be in 0..1, above 0")
-        return Scenario(
+        scenario = Scenario(
             model=self._model(),
             accelerator=self._accelerator(),
             num_servers=self.servers,
@@ -171,6 +173,21 @@ class Inputs:
             measured=None if self.calibrate is None else calibrate(self.calibrate, num_servers=self.servers),
             **{key: getattr(self, key) for key in _SAME_IN_SCENARIO},
         )
+        self._check_valid_groups(scenario)
+        return scenario
+
+    def _check_valid_groups(self, scenario: Scenario) -> None:
+        """Systems that draw until they have a batch would draw for ever. A single answer is never filtered."""
+        workload = scenario.workload()
+        workload.draw(BLOCK, step=0)
+        if self.rollout_n > 1 and workload.num_valid < LEAST_VALID_SHARE * BLOCK:
+            key = next((one for one in ("history_file", "pass_rate_beta") if getattr(self, one)), "valid_share")
+            raise ConfigError(
+                key,
+                getattr(self, key),
+                f"{workload.num_valid} of {BLOCK} sampled groups of n={self.rollout_n} are valid; below "
+                f"{LEAST_VALID_SHARE:.1%} a step of B={self.train_batch_size} would hardly end",
+            )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -40,6 +40,7 @@ class StepMeasure:
     recomputed_tok: int  # of these: after a preemption
     preemptions: int
     inflight_max: int
+    inflight_max_s: float  # times the seconds in which engines may generate
     lease_s: float
     server_busy_s: float
     prefill_s: float
@@ -48,9 +49,13 @@ class StepMeasure:
     events: int
 
     @property
+    def in_loss_tok(self) -> float:
+        return self.trained_tok - self.withheld_tok
+
+    @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Trained tokens over the whole step."""
-        return self.trained_tok / (self.step_s * self.num_gpus)
+        """Tokens in the loss over the whole step."""
+        return self.in_loss_tok / (self.step_s * self.num_gpus)
 
     @property
     def generated_per_group(self) -> float:
@@ -59,13 +64,13 @@ class StepMeasure:
 
     @property
     def rollout_tokens_per_s_per_gpu(self) -> float:
-        """Trained tokens over the rollout alone."""
-        return self.trained_tok / (self.rollout_s * self.num_gpus)
+        """Tokens in the loss over the rollout alone."""
+        return self.in_loss_tok / (self.rollout_s * self.num_gpus)
 
     @property
     def idle_ratio(self) -> float:
         """As `async_dapo/load_balancer/idle_ratio`: empty places, of those used at the round's peak [0-1]."""
-        return max(0.0, 1 - _ratio(self.lease_s, self.inflight_max * self.generating_s))
+        return max(0.0, 1 - self.lease_s / self.inflight_max_s) if self.inflight_max_s else 0.0
 
     @property
     def server_idle_ratio(self) -> float:
@@ -74,16 +79,16 @@ class StepMeasure:
 
     @property
     def waste_ratio(self) -> float:
-        """As `async_dapo/tokens/waste_ratio`: thrown-away tokens over thrown-away plus trained ones [0-1]."""
-        return _ratio(self.wasted_tok, self.wasted_tok + self.trained_tok)
+        """As `async_dapo/tokens/waste_ratio`: thrown-away and withheld tokens, of these and those in the loss [0-1]."""
+        return _ratio(self.wasted_tok + self.withheld_tok, self.wasted_tok + self.trained_tok)
 
     @property
     def off_policy_ratio(self) -> float:
-        return _ratio(self.off_policy_tok, self.trained_tok)
+        return _ratio(self.off_policy_tok, self.in_loss_tok)
 
     @property
     def staleness_mean(self) -> float:
-        return _ratio(self.staleness_tok, self.trained_tok)
+        return _ratio(self.staleness_tok, self.in_loss_tok)
 
     @property
     def trained_len_tok(self) -> float:

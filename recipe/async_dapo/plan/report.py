@@ -29,12 +29,12 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 MEANINGS = """\
-tok/s/GPU: trained tokens over the whole step. speed-up: of it, over the first row. of bound: seconds that the needed
-tokens take at the engines' best throughput, plus training, over the row's. log-probs: share of a step that recomputes
-them, which `bypass` saves. idle: empty engine places, of those used at the peak. preempted, re-prefilled: context
-tokens computed again in a step. waste: thrown-away over thrown-away plus trained tokens. staleness: mean/max of tokens
-in the loss, in versions. length bias: mean trained over mean natural length. Steps are those of the steady state;
-differences under 2 % are noise."""
+tok/s/GPU: tokens in the loss over the whole step. speed-up: of it, over the first row. of bound: seconds that the
+needed tokens take at the engines' best throughput, plus training, over the row's. log-probs: share of a step that
+recomputes them, which `bypass` saves. idle: empty engine places, of those used at the peak. preempted, re-prefilled:
+context tokens computed again in a step. waste: tokens thrown away, or too stale for the loss, of these and those in
+the loss. off-policy: share of tokens in the loss. staleness: of these, mean/max in versions. length bias: mean trained
+over mean natural length. Steps are those of the steady state; differences under 2 % are noise."""
 
 
 def describe(scenario: Scenario) -> str:

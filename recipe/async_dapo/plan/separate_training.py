@@ -204,6 +204,7 @@ class SeparateRun:
             retired_groups=0,
             reprefilled_tok=self._running.reprefilled_tok,
             inflight_max=self._fleet.inflight_max,
+            inflight_max_s=self._fleet.inflight_max * generating_s,
             lease_s=self._fleet.lease_s,
             num_servers=len(self._fleet.engines),
             num_gpus=self._scenario.num_gpus,

@@ -203,6 +203,7 @@ class TrainingRun:
             retired_groups=retired_groups,
             reprefilled_tok=simulated.reprefilled_tok,
             inflight_max=self._fleet.inflight_max,
+            inflight_max_s=self._fleet.inflight_max * rollout_s,
             lease_s=self._fleet.lease_s,
             num_servers=self._scenario.num_servers,
             num_gpus=self._scenario.num_gpus,

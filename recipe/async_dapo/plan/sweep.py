@@ -1,8 +1,9 @@
 """Simulates candidates, one after another or on several processes, and puts the results side by side."""
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 from .bound import bound_of
@@ -26,7 +27,7 @@ class Row:
     mean: StepMeasure
     natural_len_tok: float  # mean response length of the valid groups among the prompts it drew
     bound_s: float  # the fastest step that the GPUs allow
-    speed_up: float = 1.0  # trained tokens per second, over the first row's
+    speed_up: float = 1.0  # tokens in the loss per second, over the first row's
 
     @property
     def bound_share(self) -> float:
@@ -90,10 +91,8 @@ def sweep(
     on_row: Callable[[], None] = lambda: None,
 ) -> list[Row]:
     """Simulate every candidate; speed-ups refer to the first. The same seed gives the same rows, on any `jobs`."""
-    results = []
-    for result in _simulate_all(scenario, candidates, steps, warmup, jobs):
-        results.append(result)
-        on_row()
+    run = partial(simulate, scenario, steps=steps, warmup=warmup)
+    results = _simulate_all(run, candidates, jobs, on_row)
     reference, bound_s = results[0][0].tokens_per_s_per_gpu, bound_of(scenario).step_s
     return [
         Row(
@@ -108,13 +107,25 @@ def sweep(
 
 
 def _simulate_all(
-    scenario: Scenario, candidates: Iterable[Candidate], steps: int | None, warmup: int | None, jobs: int
-) -> Iterator[tuple[StepMeasure, float]]:
+    run: Callable[[Candidate], tuple[StepMeasure, float]],
+    candidates: list[Candidate],
+    jobs: int,
+    on_row: Callable[[], None],
+) -> list[tuple[StepMeasure, float]]:
+    """In the order of the candidates. After the first error, whoever's, no other candidate is begun."""
     if jobs <= 1:
+        results = []
         for candidate in candidates:
-            yield simulate(scenario, candidate, steps=steps, warmup=warmup)
-        return
+            results.append(run(candidate))
+            on_row()
+        return results
     with ProcessPoolExecutor(max_workers=jobs) as pool:
-        futures = [pool.submit(simulate, scenario, c, steps=steps, warmup=warmup) for c in candidates]
-        for future in futures:
-            yield future.result()
+        futures = [pool.submit(run, candidate) for candidate in candidates]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                on_row()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        return [future.result() for future in futures]

@@ -98,7 +98,7 @@ class Workload:
         self._seed = seed
         self._block: list[Answers] = []
         self._drawn = 0
-        self._valid = 0  # of these: groups whose metric varies
+        self.num_valid = 0  # of these: groups whose metric varies
         self._valid_tok = 0.0  # sum of their mean response lengths
 
     def draw(self, count: int, step: int) -> list[PromptGroup]:
@@ -110,7 +110,7 @@ class Workload:
             answers = self._block[self._drawn % BLOCK]
             self._drawn += 1
             if min(answers.metrics) < max(answers.metrics):
-                self._valid += 1
+                self.num_valid += 1
                 self._valid_tok += sum(answers.response_lens_tok) / self._n
             groups.append(
                 PromptGroup(
@@ -133,7 +133,7 @@ class Workload:
     @property
     def mean_drawn_tok(self) -> float:
         """Mean response length of the valid groups drawn so far, at their first attempt; 0 if there is none."""
-        return self._valid_tok / self._valid if self._valid else 0.0
+        return self._valid_tok / self.num_valid if self.num_valid else 0.0
 
     def _draw_block(self, block: int) -> list[Answers]:
         rng = np.random.default_rng((self._seed, block))
