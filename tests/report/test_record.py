@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from recipe.async_dapo.files.run_files import RESPONSES_FILE, SAMPLES_FILE
 from recipe.async_dapo.report import keys, record
+from recipe.async_dapo.report.bounded_file import read_lines
 from recipe.async_dapo.report.record import RunDescription, RunRecorder, StepRecord, all_causes, read_steps
 
 from ..support.recorded_runs import ScriptedSource
@@ -55,6 +57,22 @@ def test_a_resumed_run_goes_on_with_the_record_and_its_clock(tmp_path: Path, clo
     clock[0] += 10
     resumed.log(TRAINED, 3)
     assert [(line.step, line.time_s) for line in steps(tmp_path)] == [(1, 10.0), (2, 20.0), (2, 20.0), (3, 30.0)]
+
+
+def test_a_run_that_is_resumed_without_a_validation_counts_its_first_step_and_drops_what_was_lost_from_every_file(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    first = start(tmp_path, clock)
+    for step in (1, 2, 3):
+        clock[0] += 10
+        first.log(TRAINED, step)
+    clock[0] += 5000  # it was down
+    resumed = start(tmp_path, clock)  # from the checkpoint of step 1
+    clock[0] += 100 + 10  # it starts up, and trains
+    resumed.log({keys.STEP_S: 7.0, keys.VALIDATE_S: 3.0}, 2)
+    assert [(line.step, line.time_s) for line in steps(tmp_path)] == [(1, 10.0), (2, 20.0)]
+    for name in (SAMPLES_FILE, RESPONSES_FILE):
+        assert [line["step"] for line in read_lines(tmp_path / name)] == [1, 2], name
 
 
 def test_a_new_run_in_the_same_folder_starts_a_new_record(tmp_path: Path, clock: list[float]) -> None:

@@ -15,8 +15,9 @@ class BoundedFile:
         self._path = path
         self._most_bytes = most_bytes
 
-    def clear(self) -> None:
-        self._path.unlink(missing_ok=True)
+    def keep_before(self, step: int) -> None:
+        """Drop what a run had written of this step and later ones; all of it, where it begins."""
+        self._path.write_text(text_before(self._path, step))
 
     def add(self, line: Mapping[str, Any]) -> None:
         with self._path.open("a") as stream:
@@ -25,6 +26,14 @@ class BoundedFile:
         if size > self._most_bytes:
             lines = self._path.read_text().splitlines(keepends=True)
             self._path.write_text("".join(lines[len(lines) // 2 :]))
+
+
+def text_before(path: Path, step: int) -> str:
+    """The complete lines of earlier steps; empty for a run that begins, and where there is no file."""
+    if step <= 1 or not path.exists():
+        return ""
+    complete, _, _ = path.read_text().rpartition("\n")
+    return "".join(f"{line}\n" for line in complete.splitlines() if json.loads(line)["step"] < step)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..core.outcome import JUDGED, GroupOutcome, Verdict
 from ..files.run_files import LENGTHS_FILE
+from .bounded_file import text_before
 
 MOST_GROUPS = 256  # of a step, evenly over its groups in the order of their ends: a long run's file stays small
 
@@ -40,12 +41,5 @@ class LengthsFile:
                 stream.write(text)
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(self._of_steps_before(step) + text)
+        self._path.write_text(text_before(self._path, step) + text)
         self._is_begun = True
-
-    def _of_steps_before(self, step: int) -> str:
-        assert self._path is not None
-        if step <= 1 or not self._path.exists():
-            return ""
-        complete, _, _ = self._path.read_text().rpartition("\n")
-        return "".join(f"{line}\n" for line in complete.splitlines() if json.loads(line)["step"] < step)

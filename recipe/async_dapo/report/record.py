@@ -69,7 +69,8 @@ class RunRecorder:
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         if not self._is_begun:
-            self._begin(first_step=step if keys.STEP_S in data else step + 1)
+            passed_s = data.get(keys.STEP_S, 0.0) + data.get(keys.VALIDATE_S, 0.0)
+            self._begin(first_step=step if keys.STEP_S in data else step + 1, began_s=time.time() - passed_s)
         values = {key: float(value) for key, value in data.items() if isinstance(value, numbers.Real)}
         time_s = time.time() - self._description.started_s
         line = StepRecord(step=step, time_s=time_s, data=values, causes=self._source.take_causes())
@@ -80,17 +81,20 @@ class RunRecorder:
         if keys.STEP_S in data:
             self._responses.add(responses.line_of(step, self._source.responses))
 
-    def _begin(self, first_step: int) -> None:
-        """A resumed run goes on with its record, from the step that it trains first; another one starts a new one."""
+    def _begin(self, first_step: int, began_s: float) -> None:
+        """A resumed run goes on with its record, from the step that it trains first; another one starts a new one.
+
+        Args:
+            began_s: when what is logged first began, as far as it says [s since the epoch].
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         steps_file = self._folder / STEPS_FILE
         is_resumed = first_step > 1 and steps_file.exists()
         kept = [line for line in read_steps(steps_file) if line.step < first_step] if is_resumed else []
         if kept:
-            self._description = replace(self._description, started_s=time.time() - kept[-1].time_s)
-        if not kept:
-            self._timeline.clear()
-            self._responses.clear()
+            self._description = replace(self._description, started_s=began_s - kept[-1].time_s)
+        for file in (self._timeline, self._responses):
+            file.keep_before(first_step if kept else 1)
         steps_file.write_text("".join(json.dumps(asdict(line)) + "\n" for line in kept))
         (self._folder / RUN_FILE).write_text(json.dumps(asdict(self._description), indent=2) + "\n")
         self._is_begun = True
