@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from recipe.async_dapo.calls import RecordedError, call_id, recorded, unknown_calls
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.calls import call_id, recorded, unknown_calls
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.kept_loops import KeptLoops
 from recipe.async_dapo.training.group_records import group_of, record_of
 
-from ..support.rollout_world import Loop, call_runner, finished, group, outcome_of, rollout, stopped_at
+from ..support.rollout_world import Loop, finished, group, outcome_of, rollout, stopped_at
 from ..support.simulation import now_s, simulate
 
 
@@ -138,53 +137,26 @@ def _free_function(service: Service) -> Any:
     return charge
 
 
-def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_the_same_when_it_runs_again() -> None:
-    told: list[str] = []
+@pytest.mark.parametrize("hangs", [True, False])
+def test_given_a_kill_when_recover_never_answers_then_the_trajectory_fails_at_the_limit(hangs: bool) -> None:
+    """Or cancels itself: then its trajectory fails at once."""
+    service = Service()
 
-    async def raises() -> None:
-        raise KeyError("no such account")
-
-    async def hangs() -> None:
-        await asyncio.sleep(10_000)
-
-    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        for call in (raises, hangs):
-            try:
-                await recorded(call)
-            except RecordedError as error:
-                told.append(str(error))
-        await asyncio.sleep(60)
-        return finished(trajectory)
+    async def recover(call: str) -> int:
+        if hangs:
+            await asyncio.sleep(1e6)
+        raise asyncio.CancelledError
 
     async def main() -> None:
-        held = group()
-        await stopped_at(rollout(loop), held, 100.0)
-        await outcome_of(rollout(loop), held)
+        charge, held = unknown_calls("retry", recover)(_free_function(service)), group()
+        assert await stopped_at(rollout(asking(service, charge)), held, 5.0) is None
+        outcome = await outcome_of(rollout(asking(service, charge)), resumed(held))
+        assert outcome.verdict is Verdict.FAILED
+        assert outcome.reason == ("unknown_call" if hangs else "generation_error")
+        assert now_s() == 5.0 + (60.0 if hangs else 0.0)
+        await asyncio.sleep(10.0)
 
     simulate(main())
-    assert Counter(told) == {"'no such account'": 8, "no answer within 60.0 s": 8}
-
-
-def test_given_a_result_that_no_checkpoint_could_hold_then_training_ends_although_the_loop_swallows_errors() -> None:
-    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        async with asyncio.TaskGroup() as calls:
-            calls.create_task(recorded(object))
-        return finished(trajectory)
-
-    with pytest.raises(BaseExceptionGroup) as caught:
-        simulate(rollout(loop).run(group()))
-    assert caught.group_contains(ConfigError, match="is a builtins.object")
-
-
-def test_given_more_results_than_the_journal_may_hold_then_the_trajectory_fails_and_is_counted() -> None:
-    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        await recorded(bytes, 2000)
-        return finished(trajectory)
-
-    running = rollout(loop)
-    running._calls = call_runner(journal_limit_bytes=1000)
-    outcome = simulate(outcome_of(running))
-    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "journal_full")
 
 
 class Unrepeatable:

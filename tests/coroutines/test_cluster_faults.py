@@ -190,3 +190,15 @@ def test_given_an_agent_loop_that_cancels_itself_when_nothing_stopped_then_its_g
     for _ in range(3):
         cluster.step()
     assert "group-0" not in cluster.trained
+
+
+def test_given_agent_loops_that_all_cancel_themselves_then_the_error_blames_them_and_not_the_data(start) -> None:
+    cluster = start(options(filter=FilterConfig(metric="acc", max_num_gen_batches=3)))
+
+    async def cancel(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    for worker in cluster.workers:
+        worker._generate = cancel
+    with pytest.raises(ConfigError, match=r"groups ended as \d+ set aside: their agent loops cancel themselves"):
+        cluster.step()

@@ -1,13 +1,19 @@
-"""A loop that is kept over rounds, at its end."""
+"""A loop that is kept over rounds, at its end: it is cancelled, or scored once."""
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
+from verl.experimental.agent_loop import AgentLoopOutput
 
+from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.recording import Recorder
-from recipe.async_dapo.core.trajectory import Trajectory
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout import kept_loops
+
+from ..support.rollout_world import N, finished, group, outcome_of, rollout, stopped_at
+from ..support.simulation import now_s, simulate
 
 
 def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_is_not_awaited_for_ever(
@@ -36,3 +42,32 @@ def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_is_not_
     with caplog.at_level(logging.WARNING):
         asyncio.run(end_a_stubborn_loop())
     assert "prompt-7" in caplog.text
+
+
+class Stateful:
+    keeps_state = True
+
+    async def run(self, sampling_params: dict[str, Any], *, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        return finished(trajectory)
+
+
+def test_given_a_loop_that_has_ended_when_rounds_stop_while_it_is_scored_then_it_is_scored_once() -> None:
+    kept, scored = kept_loops.KeptLoops(most=N), []
+
+    async def score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
+        scored.append(len(scored) % 2)
+        outputs[-1].reward_score = scored[-1]
+        outputs[-1].extra_fields["reward_extra_info"] = {"acc": scored[-1]}
+        await asyncio.sleep(20)
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        return await kept.run(Stateful, {}, trajectory=trajectory)
+
+    async def main() -> None:
+        held = group()
+        for _ in range(2):
+            assert await stopped_at(rollout(loop, score, kept=kept), held, 3.5) is None
+        assert (await outcome_of(rollout(loop, score, kept=kept), held)).verdict is Verdict.VALID
+        assert (now_s(), len(scored)) == (20.0, N)
+
+    simulate(main())

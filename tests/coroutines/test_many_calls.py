@@ -22,7 +22,7 @@ SCHEMA = {"type": "function", "function": {"name": "tool", "description": "Waits
 
 def tool(function: Any, *, is_async: bool) -> Any:
     made = FunctionTool(name="tool", fn=function, tool_schema=OpenAIFunctionToolSchema(**SCHEMA), is_async=is_async)
-    return recorded_tools([made])[0]
+    return recorded_tools([made], timeout_s=60.0)[0]
 
 
 async def run_all(loop: Loop) -> None:

@@ -76,7 +76,7 @@ def paying(server: Server, folder: Path, told: Told, amount: int, may_end: async
     (folder / "tools.yaml").write_text(
         config.replace("http://127.0.0.1:8900/mcp", server.url).replace("multiply", "pay")
     )
-    [tool] = recorded_tools(initialize_tools_from_config(str(folder / "tools.yaml")))
+    [tool] = recorded_tools(initialize_tools_from_config(str(folder / "tools.yaml")), timeout_s=60.0)
 
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         instance_id, _ = await tool.create(create_kwargs={})

@@ -1,6 +1,7 @@
 """verl's tools, recorded: each executes once, and every instance that was created is released."""
 
 import asyncio
+import logging
 from collections import Counter
 from typing import Any
 
@@ -17,7 +18,7 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.tools import recorded_tools
 
 from ..support.rollout_world import Loop, finished, group, outcome_of, rollout, stopped_at
-from ..support.simulation import simulate
+from ..support.simulation import now_s, simulate
 
 SCHEMA = {
     "type": "function",
@@ -79,7 +80,7 @@ def test_given_a_tool_with_instances_when_it_is_interrupted_then_it_executes_onc
 ) -> None:
     async def main() -> None:
         tills, told = [Till(10.0), Till(10.0)], []
-        wrapped = recorded_tools(tills)
+        wrapped = recorded_tools(tills, timeout_s=60.0)
         held = group()
         await stopped_at(rollout(lifecycle(wrapped[0], 1, told)), held, stop_s)
         outcome = await outcome_of(rollout(lifecycle(wrapped[int(is_other_worker)], 1, told)), held)
@@ -99,13 +100,32 @@ def test_given_an_instance_that_has_run_when_its_worker_is_not_there_then_its_tr
     capsys,
 ) -> None:
     async def main() -> None:
-        held, tools = group(), recorded_tools([Till(10.0), Till(10.0)])
+        held, tools = group(), recorded_tools([Till(10.0), Till(10.0)], timeout_s=60.0)
         await stopped_at(rollout(lifecycle(tools[0], 2, [])), held, 15.0)
         outcome = await outcome_of(rollout(lifecycle(tools[1], 3, [])), held)
         assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
         await asyncio.sleep(60)
 
     simulate(main())
+
+
+class Hanging(Till):
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        await asyncio.sleep(1e6)
+
+
+def test_given_a_tool_that_never_releases_then_its_trajectory_ends_at_the_limit_and_the_log_names_the_tool(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        [tool] = recorded_tools([Hanging(10.0)], timeout_s=60.0)
+        outcome = await outcome_of(rollout(lifecycle(tool, 1, [])))
+        assert outcome.verdict is Verdict.VALID
+        assert now_s() == pytest.approx(1 + 10 + 60)
+
+    with caplog.at_level(logging.WARNING):
+        simulate(main())
+    assert "tool till: release took longer than async_dapo.calls.timeout_s=60.0" in caplog.text
 
 
 def test_given_a_plain_function_as_a_tool_then_its_answer_is_verl_s_and_it_may_name_its_call() -> None:
@@ -116,8 +136,7 @@ def test_given_a_plain_function_as_a_tool_then_its_answer_is_verl_s_and_it_may_n
         return str(first)
 
     async def main() -> Any:
-        return await recorded_tools([FunctionTool("add", add, OpenAIFunctionToolSchema(**SCHEMA))])[0].call(
-            {"first": 3}
-        )
+        function = FunctionTool("add", add, OpenAIFunctionToolSchema(**SCHEMA))
+        return await recorded_tools([function], timeout_s=60.0)[0].call({"first": 3})
 
     assert asyncio.run(main()) == "3" and names == [""], "outside of a trajectory it is simply called"

@@ -142,7 +142,7 @@ def agent_loop(loop_class: type[AgentLoopBase], client: Any, till: Till) -> Agen
         dataset_cls=SimpleNamespace,
         data_config=DictConfigWrap(OmegaConf.create({})),
         hf_model_type="tiny",
-        tools=ToolListWrap(recorded_tools([tool])),
+        tools=ToolListWrap(recorded_tools([tool], timeout_s=60.0)),
     )
 
 

@@ -44,6 +44,7 @@ class EndedGroups:
     valid: int = 0
     filtered: int = 0
     screened: int = 0
+    set_aside: int = 0  # not finished, though the round goes on
     failed: Mapping[str, int] = field(default_factory=dict)  # by reason
     causes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of failed ones: by reason and summary
     scored_trajectories: int = 0
@@ -51,6 +52,7 @@ class EndedGroups:
 
     def __str__(self) -> str:
         counts = {"valid": self.valid, "filtered": self.filtered, "screened out": self.screened, **self.failed}
+        counts["set aside"] = self.set_aside
         return ", ".join(f"{count} {how}" for how, count in counts.items() if count)
 
     @property

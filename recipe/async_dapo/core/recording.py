@@ -63,9 +63,10 @@ class Recorder:
         self.next_turn += 1
         return turns[self.next_turn - 1]
 
-    def begin_call(self, name: str, arguments: bytes) -> tuple[Call, bool]:
+    def begin_call(self, name: str, arguments: bytes, *, is_judged: bool = False) -> tuple[Call, bool]:
         """This call, recorded earlier or new, and whether it is new. Those at one place with the same arguments are
-        told apart by their order; others may overtake each other.
+        told apart by their order; others may overtake each other. A judged one is no call of the loop: whichever round
+        asks for it means the same one.
         """
         turns, calls = self.trajectory.turns, self.trajectory.calls
         last = turns[self.next_turn - 1] if self.next_turn else None
@@ -73,7 +74,7 @@ class Recorder:
         context = [] if last is None else [last.prompt_digest, b"".join(tokens)]
         digest = call_digest(context, arguments)
         place = (self.next_turn, name, digest)
-        number = self._same_calls[place]
+        number = 0 if is_judged else self._same_calls[place]
         self._same_calls[place] += 1
         call_id = f"{self.prompt_uid}/{self.trajectory.session_id}/{self.next_turn}/{name}/{digest}/{number}"
         is_new = call_id not in calls

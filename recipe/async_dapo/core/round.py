@@ -214,6 +214,7 @@ class Round:
             valid=verdicts[Verdict.VALID],
             filtered=verdicts[Verdict.FILTERED],
             screened=verdicts[Verdict.SCREENED],
+            set_aside=verdicts[Verdict.SET_ASIDE],
             failed=Counter(outcome.reason for outcome in failed),
             causes=CauseCounts().count(failed),
             scored_trajectories=sum(outcome.scored for outcome in self._outcomes),

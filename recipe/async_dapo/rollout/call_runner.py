@@ -56,7 +56,7 @@ class CallRunner:
             await recorder.kept_loop.next_round()
         try:
             plain = _encode(to_plain(arguments, source=AGENT_LOOP))
-            call, is_new = recorder.begin_call(name, plain)
+            call, is_new = recorder.begin_call(name, plain, is_judged=is_judged)
             recorder.calls.replayed += call.result is not None or call.pending is not None
             if call.result is None:
                 with nullcontext() if is_judged else recorder.waiting:
@@ -98,7 +98,7 @@ class CallRunner:
             call.pending = None
         if call.result is None:
             _check_open(recorder, call, is_new)
-            if policy is None or not await _is_settled(recorder, call, policy, is_new=is_new):
+            if policy is None or not await self._is_settled(recorder, call, policy, is_new=is_new):
                 await self._make(recorder, call, work())
 
     async def _make(self, recorder: Recorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
@@ -131,7 +131,7 @@ class CallRunner:
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                value = await value_of(make())
+                value = await _outcome_of(make)
         except TrajectoryGivenUp:
             raise
         except Exception as raised:  # a tool may raise anything: that is its answer
@@ -141,10 +141,56 @@ class CallRunner:
     async def _judged(self, call: Call, make: Callable[[], Any]) -> bytes:
         return _written(call, None, await value_of(make()))
 
+    async def _is_settled(self, recorder: Recorder, call: Call, policy: Policy, *, is_new: bool) -> bool:
+        """Whether a call that may have happened need not be made.
+
+        Raises:
+            TrajectoryGivenUp: if it must not be made, and nobody knows what it came to.
+        """
+        if is_new and not recorder.trajectory.is_restored:
+            return False
+        recorder.calls.unknown += not is_new
+        if policy.recover is not None:
+            return await self._is_recovered(call, functools.partial(policy.recover, call.call_id))
+        if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
+            raise TrajectoryGivenUp("unknown_call", f"nobody knows whether {call.call_id} has happened")
+        return False
+
+    async def _is_recovered(self, call: Call, recover: Callable[[], Any]) -> bool:
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                value = await _outcome_of(recover)
+        except LookupError:
+            return False
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            what = f"recover of {call.call_id} gave no answer within {self._timeout_s} s"
+            raise TrajectoryGivenUp("unknown_call", what) from None
+        _written(call, None, value)
+        return True
+
     def _forget(self, task: asyncio.Task[bytes]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # whoever waits is told; nobody may be left
+
+
+async def _outcome_of(make: Callable[[], Any]) -> Any:
+    """What the user's function returns.
+
+    Raises:
+        RuntimeError: if it cancels itself: that is no interruption of its trajectory.
+    """
+    try:
+        return await value_of(make())
+    except asyncio.CancelledError as cancelled:
+        task = asyncio.current_task()
+        assert task is not None
+        if task.cancelling():
+            raise
+        raise RuntimeError(f"cancelled from within {cancelled}".rstrip()) from cancelled
 
 
 def _written(call: Call, error: str | None, value: Any, *, seconds: float = 0.0) -> bytes:
@@ -158,23 +204,3 @@ def _check_open(recorder: Recorder, call: Call, is_new: bool) -> None:
         if is_new:
             del recorder.trajectory.calls[call.call_id]
         raise asyncio.CancelledError("stopped before a call")
-
-
-async def _is_settled(recorder: Recorder, call: Call, policy: Policy, *, is_new: bool) -> bool:
-    """Whether a call that may have happened need not be made.
-
-    Raises:
-        TrajectoryGivenUp: if it must not be made, and nobody knows what it came to.
-    """
-    if is_new and not recorder.trajectory.is_restored:
-        return False
-    recorder.calls.unknown += not is_new
-    if policy.recover is not None:
-        try:
-            _written(call, None, await value_of(policy.recover(call.call_id)))
-        except LookupError:
-            return False
-        return True
-    if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
-        raise TrajectoryGivenUp("unknown_call", f"nobody knows whether {call.call_id} has happened")
-    return False

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import functools
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +17,23 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from ..calls import Policy, TrajectoryGivenUp, make_recorded
 from ..core.recording import current_recorder
 
+logger = logging.getLogger(__name__)
+
 TOOL_THREADS = 64  # of a worker: plain functions that run at once; none is taken from verl's tokenization
 
 _threads = ThreadPoolExecutor(TOOL_THREADS, thread_name_prefix="tool")
 
 
-def recorded_tools(tools: list[Any]) -> list[Any]:
-    """The same tools, recorded."""
-    return [RecordedFunction.of(tool) if isinstance(tool, FunctionTool) else RecordedTool(tool) for tool in tools]
+def recorded_tools(tools: list[Any], *, timeout_s: float) -> list[Any]:
+    """The same tools, recorded.
+
+    Args:
+        timeout_s: longest time to release an instance [s]; calls have limits of their own.
+    """
+    return [
+        RecordedFunction.of(tool) if isinstance(tool, FunctionTool) else RecordedTool(tool, timeout_s=timeout_s)
+        for tool in tools
+    ]
 
 
 class RecordedFunction(FunctionTool):
@@ -61,8 +71,9 @@ class RecordedTool(BaseTool):
     created again. One that has been called cannot be: it is gone with what it knew, and its trajectory fails.
     """
 
-    def __init__(self, tool: BaseTool) -> None:
+    def __init__(self, tool: BaseTool, *, timeout_s: float) -> None:
         self._tool = tool
+        self._timeout_s = timeout_s
         self.config, self.tool_schema, self.name = tool.config, tool.tool_schema, tool.name
         self._policy = Policy.of(tool)
         self._instances: dict[str, _Instance] = {}
@@ -136,8 +147,17 @@ class RecordedTool(BaseTool):
 
     async def _end(self, instance_id: str, **kwargs: Any) -> None:
         own_id = self._live.pop(instance_id, None)
-        if own_id is not None:
-            await self._tool.release(own_id, **kwargs)
+        if own_id is None:
+            return
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                await self._tool.release(own_id, **kwargs)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            limit_s = self._timeout_s
+            logger.warning("tool %s: release took longer than async_dapo.calls.timeout_s=%s", self.name, limit_s)
 
 
 def _plain(response: ToolResponse, reward: float, metrics: dict) -> list[Any]:

@@ -95,7 +95,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             hf_model_type=self.hf_model_type,
             dataset_cls=self.dataset_cls,
             data_config=DictConfigWrap(self.config.data),
-            tools=ToolListWrap(recorded_tools(self.tools)),
+            tools=ToolListWrap(recorded_tools(self.tools, timeout_s=self._options.calls.timeout_s)),
         )
 
     async def run_round(self, order: RoundOrder) -> WorkerReport:

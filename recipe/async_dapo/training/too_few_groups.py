@@ -16,12 +16,14 @@ def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeEr
 def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig) -> ConfigError:
     """`max_num_gen_batches` is reached."""
     limit = options.filter.max_num_gen_batches
-    if ended.num_failed > ended.filtered:
+    if ended.num_failed > max(ended.filtered, ended.set_aside):
         cause = _cause(ended, options)
+    elif ended.set_aside > ended.filtered:
+        cause = "their agent loops cancel themselves, as nothing else did; correct what raises CancelledError"
+        if options.max_tokens_per_round is not None:
+            cause = f"async_dapo.max_tokens_per_round={options.max_tokens_per_round} ends too few groups; raise it"
     else:
         cause = "the task is too easy, too hard, or the reward is constant"
-        if options.max_tokens_per_round is not None:
-            cause += f", or async_dapo.max_tokens_per_round={options.max_tokens_per_round} ends too few groups"
         cause += "; raise the limit (0 = none) or change the data"
     return ConfigError(
         "algorithm.filter_groups.max_num_gen_batches",
