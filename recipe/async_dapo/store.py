@@ -171,11 +171,18 @@ def read_padded(batch: KVBatchMeta, fields: list[str]) -> TensorDict:
     return data.to_padded_tensor()
 
 
+def is_padding(tag: dict[str, Any]) -> bool:
+    """Whether a row is one that verl has made up, to fill a batch to whole mini-batches."""
+    return bool(tag.get("is_padding", False))
+
+
 def read_rows(batch: KVBatchMeta, fields: list[str], *, most: int) -> list[dict[str, Any]]:
-    """Fields of a few trajectories, spread over the batch, each with its tag (`tag`) and as it was stored."""
-    every = max(1, -(-len(batch.keys) // most))
-    keys, tags = batch.keys[::every], batch.tags[::every]
-    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
+    """Fields of a few trajectories, spread over the batch, each with its tag (`tag`) and as it was stored; none of
+    verl's padding, which it makes of a trajectory's fields without shortening ours.
+    """
+    trajectories = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
+    keys, tags = zip(*trajectories[:: max(1, -(-len(trajectories) // most))], strict=True)
+    data = tq.kv_batch_get(keys=list(keys), partition_id=batch.partition_id, select_fields=fields)
     columns = zip(*(data[field].unbind() for field in fields), strict=True)
     return [dict(zip(fields, row, strict=True)) | {"tag": tag} for row, tag in zip(columns, tags, strict=True)]
 

@@ -4,6 +4,8 @@ import pytest
 
 from ..support.composed_runs import refusal
 
+CRITIC = ["algorithm.adv_estimator=gae", "critic.model.path=a/model"]
+
 # (overrides, what the message must contain)
 BAD_COMBINATIONS = [
     (
@@ -105,6 +107,18 @@ BAD_COMBINATIONS = [
             "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
         ],
         "actor_rollout_ref.actor.policy_loss.loss_mode=gspo: is replaced by verl's bypass loss",
+    ),
+    (
+        ["trainer.save_freq=10", "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]"],
+        "actor_rollout_ref.actor.checkpoint.save_contents=['model', 'hf_model']: must hold model, optimizer, extra",
+    ),
+    (
+        ["actor_rollout_ref.actor.checkpoint.load_contents=[model]"],
+        "actor_rollout_ref.actor.checkpoint.load_contents=['model']: must hold model, optimizer, extra",
+    ),
+    (
+        [*CRITIC, "trainer.save_freq=10", "critic.checkpoint.save_contents=[hf_model]"],
+        "critic.checkpoint.save_contents=['hf_model']: must hold model, optimizer, extra",
     ),
     (["custom_reward_function.path=a.py"], "custom_reward_function.path=a.py: verl's V1 trainer does not read"),
     (["reward_model.reward_manager=dapo"], "reward_model.reward_manager=dapo: verl's V1 trainer does not read"),

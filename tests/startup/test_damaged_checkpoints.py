@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.files.checkpoint_folder import COMPLETE_FILE, POOL_FILE, DamagedCheckpoint, read_pool
+from recipe.async_dapo.files.checkpoint_folder import COMPLETE_FILE, POOL_FILE, DamagedCheckpoint, read_pool, verify
 from recipe.async_dapo.startup import resume_check
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.startup.resume_check import NEWEST_FILE, check_resume
@@ -222,3 +222,11 @@ def test_given_a_save_that_ends_midway_when_it_overwrites_a_checkpoint_then_that
         write_checkpoint(tmp_path, 4, frames=full_disk())
     with pytest.raises(DamagedCheckpoint, match="was not written to its end"):
         list(read_pool(folder))
+
+
+def test_given_a_save_that_ended_in_its_note_when_the_step_is_saved_again_then_that_one_is_complete(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "global_step_4").mkdir()
+    (tmp_path / "global_step_4" / COMPLETE_FILE).with_suffix(".part").write_bytes(b"{")
+    verify(write_checkpoint(tmp_path, 4))

@@ -62,12 +62,14 @@ def saving(folder: Path, frames: Iterable[bytes]) -> Iterator[None]:
         frames: the pool; each may be as long as the prompt groups of a run are.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / COMPLETE_FILE).unlink(missing_ok=True)
+    note = folder / COMPLETE_FILE
+    for path in (note, _partial(note)):  # of a save before, which may have been interrupted
+        path.unlink(missing_ok=True)
     checksum = _write_pool(folder / POOL_FILE, frames)
     yield
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     complete = Complete(format=FORMAT, step=step_of(folder), files=files, pool_blake2b=checksum)
-    with _replacing(folder / COMPLETE_FILE) as file:
+    with _replacing(note) as file:
         file.write(msgspec.json.format(msgspec.json.encode(complete)))
 
 
@@ -182,12 +184,15 @@ def _write_pool(path: Path, frames: Iterable[bytes]) -> str:
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes its name when it is whole and on the disk."""
-    partial = path.with_suffix(".part")
-    with open(partial, "wb") as file:
+    with open(_partial(path), "wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(path)
+    _partial(path).replace(path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_suffix(".part")
 
 
 def _hasher() -> hashlib.blake2b:

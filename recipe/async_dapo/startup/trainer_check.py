@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig, ConfigError
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
+
+# What a resumed run goes on from, in verl's words: weights, optimizer, and learning rate with random numbers.
+_CHECKPOINT_PARTS = ("model", "optimizer", "extra")
 
 
 def check_trainer(config: DictConfig, options: AsyncDAPOConfig) -> None:
@@ -19,6 +22,7 @@ def check_trainer(config: DictConfig, options: AsyncDAPOConfig) -> None:
     _check_validation(config)
     _check_critic(config)
     _check_checkpoints(config)
+    _check_checkpoint_parts(config)
     _check_storage(config, options)
 
 
@@ -88,6 +92,25 @@ def _check_checkpoints(config: DictConfig) -> None:
             True,
             "nobody would know when a checkpoint is complete, and the one before can go; set False",
         )
+
+
+def _check_checkpoint_parts(config: DictConfig) -> None:
+    """verl loads what is named and goes on with new weights or a new optimizer otherwise, without a word."""
+    from verl.trainer.ppo.utils import need_critic
+
+    trainer = config.trainer
+    acts = {"save_contents": trainer.save_freq > 0, "load_contents": trainer.resume_mode != "disable"}
+    for node in (_ACTOR, "critic.") if need_critic(config) else (_ACTOR,):
+        for name in (name for name, is_read in acts.items() if is_read):
+            key = f"{node}checkpoint.{name}"
+            parts = OmegaConf.select(config, key)
+            if parts is not None and not set(_CHECKPOINT_PARTS) <= set(parts):
+                raise ConfigError(
+                    key,
+                    parts,
+                    f"must hold {', '.join(_CHECKPOINT_PARTS)}: a run could not go on from a checkpoint without them; "
+                    "add what is missing, or set trainer.save_freq=-1 and trainer.resume_mode=disable",
+                )
 
 
 def _check_storage(config: DictConfig, options: AsyncDAPOConfig) -> None:

@@ -105,7 +105,7 @@ def members_by_group(batch: KVBatchMeta) -> dict[str, list[int]]:
     """Trajectories of a prompt, those of one output index together; without verl's padding."""
     groups: dict[str, list[int]] = {}
     for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
-        if not tag.get("is_padding", False):
+        if not store.is_padding(tag):
             uid, _, index = key.split("_")
             groups.setdefault(f"{uid}_{index}", []).append(row)
     return groups
