@@ -63,6 +63,38 @@ BAD_COMBINATIONS = [
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=63: must be >= 64",
     ),
     (
+        [
+            "actor_rollout_ref.actor.use_kl_loss=True",
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=5",
+        ],
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=5: must divide the 32 trajectories that a rank gets; "
+        "or set actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True",
+    ),
+    (
+        [
+            "actor_rollout_ref.actor.use_kl_loss=True",
+            "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True",
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=63",
+        ],
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=63: must be >= 64",
+    ),
+    (
+        [*CRITIC, "critic.ppo_mini_batch_size=6"],
+        "critic.ppo_mini_batch_size=6: must divide data.train_batch_size=8",
+    ),
+    (
+        [*CRITIC, "+critic.ppo_infer_max_token_len_per_gpu=63"],
+        "critic.ppo_infer_max_token_len_per_gpu=63: must be >= 64",
+    ),
+    (
+        [*CRITIC, "data.max_response_length=32737"],
+        "critic.ppo_infer_max_token_len_per_gpu=32768: must be >= 32769",
+    ),
+    (
+        [*CRITIC, "critic.ppo_max_token_len_per_gpu=8192"],
+        "critic.ppo_max_token_len_per_gpu=8192: must be 32768: another value would be ignored; use critic.ppo_infer",
+    ),
+    (
         ["async_dapo.max_loads_per_server=1000", "actor_rollout_ref.rollout.max_num_seqs=512"],
         "async_dapo.max_loads_per_server=1000: must be below 1000",
     ),

@@ -179,7 +179,7 @@ READ = {
     "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync": "1ccd7c9d6c9c",  # rehearsal: its hooks
     "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync": "c4490c213941",  # rehearsal: its hooks
     "transfer_queue:init": "54b6c5609763",  # joins a controller that it finds
-    TRAINER + "PPOTrainer._setup": "6c83ae2ee734",  # makes the checkpoint manager that ours takes the place of
+    TRAINER + "PPOTrainer._setup": "6c83ae2ee734",  # the checkpoint manager that ours takes the place of; the critic's batches
     "verl.checkpoint_engine:CheckpointEngineManager.update_weights": "b24b01a64e65",  # one call of all ranks
     ADAPTER + "ServerAdapter.update_weights": "9c2219a65177",  # what ours does in its place
     ADAPTER + "ServerAdapter._ensure_server_handle": "43a2af4e18c5",  # names of the server actors

@@ -8,82 +8,105 @@ from ..config import AsyncDAPOConfig, ConfigError
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
+_REF = "actor_rollout_ref.ref."
+_CRITIC = "critic."
 
 
 def check_batch_sizes(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """Check mini and micro batches against B, n and the GPUs.
+    """Check mini and micro batches of every model against B, n and the GPUs.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    _check_mini_batch(config, options)
-    _check_micro_batches(config, options)
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.workers.config import CriticConfig
+
+    batch, dynamic = options.target_valid_groups * options.rollout_n, _ACTOR + "use_dynamic_bsz"
+    mini_batch = _check_mini_batch(config, options, _ACTOR)
+    _check_micro_batches(config, _ACTOR + "ppo_", model=_ACTOR, dynamic=dynamic, trajectories=mini_batch)
+    _check_micro_batches(config, _ROLLOUT + "log_prob_", model=_ACTOR, dynamic=dynamic, trajectories=batch)
+    if need_reference_policy(config):
+        dynamic = _REF + "log_prob_use_dynamic_bsz"
+        _check_micro_batches(config, _REF + "log_prob_", model=_REF, dynamic=dynamic, trajectories=batch)
+    if need_critic(config):  # its micro batches are always dynamic, and those of its training as large as the others
+        _check_mini_batch(config, options, _CRITIC)
+        key, most_tok = _CRITIC + "ppo_infer_max_token_len_per_gpu", CriticConfig.ppo_infer_max_token_len_per_gpu
+        _check_longest(config, key, model=_CRITIC, default=most_tok)
 
 
-def _check_mini_batch(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """verl fills a batch up with padding rows to a common multiple of ranks and mini batch, without a word."""
-    actor = config.actor_rollout_ref.actor
-    prompts = actor.ppo_mini_batch_size
+def _check_mini_batch(config: DictConfig, options: AsyncDAPOConfig, model: str) -> int:
+    """verl fills a batch up with padding rows to a common multiple of ranks and mini batches, without a word.
+
+    Returns the trajectories of a mini batch.
+    """
+    key = model + "ppo_mini_batch_size"
+    prompts = OmegaConf.select(config, key)
     if prompts < 1 or options.target_valid_groups % prompts:
         raise ConfigError(
-            _ACTOR + "ppo_mini_batch_size",
+            key,
             prompts,
             f"must divide data.train_batch_size={options.target_valid_groups}: verl would fill the last mini batch up "
             "with padding",
         )
-    ranks = _num_ranks(config)
+    ranks = _num_ranks(config, model)
     if prompts * options.rollout_n % ranks:
         raise ConfigError(
-            _ACTOR + "ppo_mini_batch_size",
+            key,
             prompts,
             f"times rollout.n={options.rollout_n} trajectories must be a multiple of the {ranks} data-parallel ranks; "
             f"set a multiple of {ranks // math.gcd(ranks, options.rollout_n)}",
         )
+    return prompts * options.rollout_n
 
 
-def _check_micro_batches(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """A micro batch must hold the longest trajectory (dynamic), or divide what a rank gets (fixed)."""
-    actor = config.actor_rollout_ref.actor
-    if actor.use_dynamic_bsz:
-        longest_tok = config.data.max_prompt_length + config.data.max_response_length
-        parallel = _sequence_parallel(config)
-        for key in (_ACTOR + "ppo_max_token_len_per_gpu", _ROLLOUT + "log_prob_max_token_len_per_gpu"):
-            value = OmegaConf.select(config, key)
-            if value * parallel < longest_tok:
-                raise ConfigError(
-                    key,
-                    value,
-                    f"must be >= {-(-longest_tok // parallel)}: a trajectory can have {longest_tok} tokens, over "
-                    f"{parallel} sequence-parallel ranks; training would fail at the first long one",
-                )
+def _check_micro_batches(config: DictConfig, sizes: str, *, model: str, dynamic: str, trajectories: int) -> None:
+    """A micro batch must hold the longest trajectory (dynamic), or divide what a rank gets (fixed).
+
+    Args:
+        sizes: what the names of the options begin with.
+        dynamic: the option that says which of them holds.
+        trajectories: of all ranks.
+    """
+    if OmegaConf.select(config, dynamic):
+        _check_longest(config, sizes + "max_token_len_per_gpu", model=model)
         return
-    ranks = _num_ranks(config)
-    per_rank = {
-        _ACTOR + "ppo_micro_batch_size_per_gpu": actor.ppo_mini_batch_size * options.rollout_n // ranks,
-        _ROLLOUT + "log_prob_micro_batch_size_per_gpu": options.target_valid_groups * options.rollout_n // ranks,
-    }
-    for key, rows in per_rank.items():
-        value = OmegaConf.select(config, key)
-        if value is None or value < 1 or rows % value:
-            raise ConfigError(
-                key,
-                value,
-                f"must divide the {rows} trajectories that a rank gets; or set "
-                "actor_rollout_ref.actor.use_dynamic_bsz=True",
-            )
+    key, per_rank = sizes + "micro_batch_size_per_gpu", trajectories // _num_ranks(config, model)
+    value = OmegaConf.select(config, key)
+    if value is None or value < 1 or per_rank % value:
+        raise ConfigError(
+            key, value, f"must divide the {per_rank} trajectories that a rank gets; or set {dynamic}=True"
+        )
+
+
+def _check_longest(config: DictConfig, key: str, *, model: str, default: int = 0) -> None:
+    """
+    Args:
+        default: what verl takes for an option that is not there.
+    """
+    value = OmegaConf.select(config, key, default=default)
+    longest_tok = config.data.max_prompt_length + config.data.max_response_length
+    parallel = _sequence_parallel(config, model)
+    if value is None or value * parallel < longest_tok:
+        raise ConfigError(
+            key,
+            value,
+            f"must be >= {-(-longest_tok // parallel)}: a trajectory can have {longest_tok} tokens, over "
+            f"{parallel} sequence-parallel ranks; training would fail at the first long one",
+        )
 
 
 def num_gpus(config: DictConfig) -> int:
     return config.trainer.n_gpus_per_node * config.trainer.nnodes
 
 
-def _sequence_parallel(config: DictConfig) -> int:
-    sizes = (_ACTOR + "ulysses_sequence_parallel_size", _ACTOR + "fsdp_config.ulysses_sequence_parallel_size")
-    return max(OmegaConf.select(config, key) or 1 for key in sizes)
+def _sequence_parallel(config: DictConfig, model: str) -> int:
+    name = "ulysses_sequence_parallel_size"
+    keys = (model + name, f"{model}fsdp_config.{name}", f"{model}fsdp.{name}")
+    return max(OmegaConf.select(config, key) or 1 for key in keys)
 
 
-def _num_ranks(config: DictConfig) -> int:
+def _num_ranks(config: DictConfig, model: str) -> int:
     """Data-parallel ranks of FSDP; 1 for other strategies, which divide the GPUs in other ways."""
-    if config.actor_rollout_ref.actor.strategy not in ("fsdp", "fsdp2"):
+    if OmegaConf.select(config, model + "strategy") not in ("fsdp", "fsdp2"):
         return 1
-    return max(1, num_gpus(config) // _sequence_parallel(config))
+    return max(1, num_gpus(config) // _sequence_parallel(config, model))

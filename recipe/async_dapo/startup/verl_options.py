@@ -80,6 +80,8 @@ IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
         (None,),
         "use actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
     ),
+    ("critic.ppo_max_token_len_per_gpu", (32768,), "use critic.ppo_infer_max_token_len_per_gpu"),
+    ("critic.ulysses_sequence_parallel_size", (1,), "use critic.fsdp.ulysses_sequence_parallel_size"),
     (_ROLLOUT + "over_sample_rate", (0,), "use async_dapo.over_sampling_batch_size"),
     (_ROLLOUT + "do_sample", (True,), "training needs answers that vary; validation has val_kwargs.do_sample"),
     (_ROLLOUT + "repetition_penalty", (1.0, None), "it is always 1"),
