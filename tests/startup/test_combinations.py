@@ -132,6 +132,58 @@ BAD_COMBINATIONS = [
         "algorithm.rollout_correction.bypass_mode=True: contradicts async_dapo.importance_sampling=decoupled",
     ),
     (
+        ["algorithm.rollout_correction.rollout_is=tokens"],
+        "algorithm.rollout_correction.rollout_is=tokens: must be one of token, sequence; did you mean token?",
+    ),
+    (
+        ["algorithm.rollout_correction.rollout_is=geometric"],
+        "algorithm.rollout_correction.rollout_is=geometric: must be one of token, sequence",
+    ),
+    (
+        ["algorithm.rollout_correction.rollout_is_threshold=0"],
+        "algorithm.rollout_correction.rollout_is_threshold=0: verl says: rollout_is_threshold upper bound must be "
+        "positive, got 0.0; set a number > 0, or lower_upper, such as 0.5_2.0",
+    ),
+    (
+        ["async_dapo.importance_sampling=bypass", "algorithm.rollout_correction.loss_type=ppo-clip"],
+        "algorithm.rollout_correction.loss_type=ppo-clip: must be one of ppo_clip, reinforce; did you mean ppo_clip?",
+    ),
+    (
+        [
+            "async_dapo.importance_sampling=bypass",
+            "algorithm.rollout_correction.loss_type=reinforce",
+            "algorithm.rollout_correction.rollout_is=token",
+            "algorithm.rollout_correction.rollout_is_threshold=null",
+        ],
+        "algorithm.rollout_correction.rollout_is_threshold=None: verl would leave the weights out",
+    ),
+    (
+        [
+            "algorithm.rollout_correction.rollout_rs='token_k1,geometric'",
+            "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0",
+        ],
+        "algorithm.rollout_correction.rollout_rs=geometric: must be one of seq_max_k2, seq_max_k3, ",
+    ),
+    (
+        ["algorithm.rollout_correction.rollout_rs=token_k1", "algorithm.rollout_correction.rollout_rs_threshold=0.5"],
+        "algorithm.rollout_correction.rollout_rs_threshold=0.5: verl says: Thresholds for option 'token_k1' must be "
+        "lower <= upper, got 0.5; set a number > 0 for each mask of rollout_rs, or lower_upper for those that end",
+    ),
+    (
+        ["algorithm.rollout_correction.rollout_rs=token_k3"],
+        "algorithm.rollout_correction.rollout_rs_threshold=None: verl says: rollout_rs_threshold must be provided",
+    ),
+    (
+        [
+            "async_dapo.importance_sampling=bypass",
+            "async_dapo.max_tokens_per_round=4",
+            "algorithm.rollout_correction.rollout_rs=token_k3",
+            "algorithm.rollout_correction.rollout_rs_threshold=0.1",
+        ],
+        "async_dapo.max_tokens_per_round=4: a trajectory may be set aside until its group's tokens are older than "
+        "async_dapo.max_staleness=4",
+    ),
+    (
         [
             "async_dapo.importance_sampling=bypass",
             "algorithm.rollout_correction.rollout_rs=seq_mean_k3",

@@ -12,10 +12,14 @@ REWARD = "verl.experimental.reward_loop."
 ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:"
 TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:"
 TRAINING_WORKER = "verl.workers.engine_workers:"
+CORRECTION = "verl.trainer.ppo.rollout_corr_helper:"
 CLIENT = "verl.workers.rollout.llm_server:"
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension."
 
 SIGNATURES = {
+    # values of corrections
+    CORRECTION + "_parse_rollout_is_threshold": "(threshold_spec)",
+    CORRECTION + "_parse_rollout_rs_thresholds": "(options, threshold_spec)",
     # the client
     CLIENT + "LLMServerClient.__init__": "(self, config, load_balancer_handle=None, **kwargs)",
     CLIENT + "LLMServerClient.generate": (
@@ -156,6 +160,9 @@ READ = {
     TRAINER + "PPOTrainer._save_checkpoint": "9527bf5c9f5d",  # marks the checkpoint as complete last
     TRAINER + "PPOTrainer._load_checkpoint": "4fdb15a2efff",  # finds the folder that our pool file is in
     TRAINER + "PPOTrainer._compute_advantage": "41cfe4eb0eae",  # leaves old_log_probs in the store
+    CORRECTION
+    + "compute_rollout_correction_and_rejection_mask": "e32e53733e1b",  # raises where no token is in the mask
+    "verl.trainer.ppo.core_algos:compute_policy_loss_bypass_mode": "6677936691b4",  # two types of loss
     AGENT_LOOP + "AgentLoopWorker._run_agent_loop": "04636a02f786",  # what an agent loop is made from
     AGENT_LOOP + "AgentLoopWorker._compute_score": "876c6391f9a3",  # skips outputs that have a score
     AGENT_LOOP + "AgentLoopManager._init_agent_loop_workers": "563147c55209",
@@ -179,7 +186,8 @@ READ = {
     "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync": "1ccd7c9d6c9c",  # rehearsal: its hooks
     "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync": "c4490c213941",  # rehearsal: its hooks
     "transfer_queue:init": "54b6c5609763",  # joins a controller that it finds
-    TRAINER + "PPOTrainer._setup": "6c83ae2ee734",  # the checkpoint manager that ours takes the place of; the critic's batches
+    TRAINER
+    + "PPOTrainer._setup": "6c83ae2ee734",  # the checkpoint manager that ours takes the place of; the critic's batches
     "verl.checkpoint_engine:CheckpointEngineManager.update_weights": "b24b01a64e65",  # one call of all ranks
     ADAPTER + "ServerAdapter.update_weights": "9c2219a65177",  # what ours does in its place
     ADAPTER + "ServerAdapter._ensure_server_handle": "43a2af4e18c5",  # names of the server actors
