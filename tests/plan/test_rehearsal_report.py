@@ -27,7 +27,8 @@ def write_records(folder: Path) -> tuple[Path, Path]:
     lines = []
     for step in (1, 2):
         for phase, offset_s in zip(PHASES, (0, 60, 61, 70, 95, 100), strict=True):
-            lines.append({"time_s": 100 * (step - 1) + offset_s, "step": step, "phase": phase, "late_s": 2.0 * step})
+            lines.append({"time_s": 100 * (step - 1) + offset_s, "step": step, "phase": phase})
+        lines[-1]["late_s"] = 2.0 * step
     phases.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return engines, phases
 
@@ -39,6 +40,31 @@ def test_given_records_then_steps_rollouts_idle_places_and_lateness_are_read_fro
     assert timeline.idle_between(100, 159) == pytest.approx(0.25)
     assert timeline.lateness_between(0, 10) == [0.0, 0.05, 0.1]
     assert timeline.trainer_late_s(2, 2) == 4.0 and timeline.trainer_late_s(1, 2) == 6.0
+
+
+def write_phases(folder: Path, *steps: dict[str, float]) -> Timeline:
+    """Records of steps that were late by nothing, from 1 on, and of engines that held nothing."""
+    engines, phases = folder / "engines.jsonl", folder / "phases.jsonl"
+    engines.write_text('{"time_s": 0, "running": [0], "waiting": [0], "kv_tok": [0], "late_s": []}\n')
+    lines = [
+        {"step": number, "phase": phase, "time_s": time_s, "late_s": 0.0}
+        for number, step in enumerate(steps, start=1)
+        for phase, time_s in step.items()
+    ]
+    phases.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Timeline.load(engines, phases)
+
+
+def test_given_a_validation_after_a_step_then_the_next_step_begins_when_it_has_ended(tmp_path) -> None:
+    before = {"rollout": 0, "log_prob": 50, "train": 60, "end": 100, "validated": 160}
+    timeline = write_phases(tmp_path, before, {"rollout": 161, "log_prob": 180, "train": 185, "end": 200})
+    assert timeline.steps[1].step_s == 100 and timeline.steps[2].step_s == 40
+
+
+def test_what_the_trainer_does_between_two_steps_is_not_modelled(tmp_path) -> None:
+    before = {"rollout": 0, "log_prob": 50, "train": 60, "end": 100}
+    timeline = write_phases(tmp_path, before, {"rollout": 104, "log_prob": 180, "train": 185, "end": 200})
+    assert timeline.steps[2].step_s == 100 and timeline.trainer_late_s(1, 2) == 4
 
 
 @pytest.mark.parametrize(
@@ -74,3 +100,5 @@ def test_given_real_work_when_it_is_shorter_than_modelled_then_it_is_part_of_it(
     assert schedule.late_s == pytest.approx(20.0)
     assert schedule.spend(40.0) == pytest.approx(70.0)
     assert schedule.late_s == 0
+    real["now_s"] += 0.3  # after all that is modelled
+    assert schedule.late_s == pytest.approx(3.0)

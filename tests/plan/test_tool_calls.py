@@ -8,6 +8,7 @@ from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.plan.simulated_training import TrainingRun
 from recipe.async_dapo.plan.systems import recipe
 from recipe.async_dapo.plan.tool_calls import ToolCalls
+from recipe.async_dapo.plan.workload import ANSWERS
 
 from ..support.plan_settings import OPTIONS, assert_nothing_vanished, mean_step, small_scenario
 
@@ -43,6 +44,20 @@ def test_given_long_tools_then_a_step_takes_longer_and_others_generate_meanwhile
     trajectories = with_tools.generated_tok / without.generated_tok * 32
     one_after_another_s = without.rollout_s + trajectories * 2 * 20.0 / 8
     assert with_tools.rollout_s < 0.8 * one_after_another_s, "eight places that wait would take as long"
+
+
+def test_given_calls_that_outlive_a_round_then_their_contexts_are_computed_again_with_the_new_weights() -> None:
+    """With `partial_stale_kv` nothing else is."""
+    scenario = small_scenario(tool_calls=1, tool_median_s=15.0)
+    run = TrainingRun(scenario, recipe("kept", rollout_strategy="partial_stale_kv", rollout_pool_size=200))
+    assert run.step().reprefilled_tok == 0, "within a round a context stays"
+    contexts_tok = [
+        scenario.prompt_len_tok + trajectory.generated_tok
+        for group in run.pool.buffered
+        for trajectory in group.unfinished
+        if trajectory.session_id in group.prompt[ANSWERS].calls_left_s
+    ]
+    assert run.step().reprefilled_tok == sum(contexts_tok) > 0
 
 
 @pytest.mark.parametrize(("key", "value"), [("tool_calls", -1), ("tool_median_s", -1.0), ("tool_sigma", -0.1)])

@@ -130,7 +130,7 @@ class GroupSimulation:
             return
         left_s = answers.calls_left_s.pop(trajectory.session_id, 0.0)
         if done_tok and left_s:
-            self._wait(group, trajectory, left_s)
+            self._wait(group, trajectory, left_s, is_cached=False)
             return
         limit_tok = self._options.max_tokens_per_round
         left_tok = self._tools.turn_left_tok(length_tok, done_tok)
@@ -176,21 +176,22 @@ class GroupSimulation:
         if done_tok == answers.response_lens_tok[trajectory.session_id]:
             self._after_generation(group, trajectory)
         else:
-            self._wait(group, trajectory, self._tools.takes_s(answers.number, trajectory.session_id, done_tok))
+            seconds = self._tools.takes_s(answers.number, trajectory.session_id, done_tok)
+            self._wait(group, trajectory, seconds, is_cached=True)
 
-    def _wait(self, group: PromptGroup, trajectory: Trajectory, seconds: float) -> None:
-        """For a tool, which no stop interrupts; its seconds between two rounds are not counted."""
+    def _wait(self, group: PromptGroup, trajectory: Trajectory, seconds: float, *, is_cached: bool) -> None:
+        """For a tool, which no stop interrupts; its seconds between two rounds are not counted, its context is lost."""
         at_s = self._clock.now_s + seconds
         self._answered_at_s[group.uid, trajectory.session_id] = at_s
-        self._clock.at(at_s, partial(self._go_on, group, trajectory))
+        self._clock.at(at_s, partial(self._go_on, group, trajectory, is_cached=is_cached))
         self._listener.on_waiting(group.uid, 1)
 
-    def _go_on(self, group: PromptGroup, trajectory: Trajectory) -> None:
+    def _go_on(self, group: PromptGroup, trajectory: Trajectory, *, is_cached: bool) -> None:
         if self._is_stopped:
             return
         del self._answered_at_s[group.uid, trajectory.session_id]
         self._listener.on_waiting(group.uid, -1)
-        self._send(group, trajectory, is_cached=True)
+        self._send(group, trajectory, is_cached=is_cached)
 
     def _after_generation(self, group: PromptGroup, trajectory: Trajectory) -> None:
         self._listener.on_generated(group.uid)

@@ -37,7 +37,7 @@ class Step:
     """One training step, or the mean of several; times are virtual seconds.
 
     Attributes:
-        step_s: from the end of the step before to its own end.
+        step_s: from the end of the step before, or of the validation after it, to its own end.
         idle: empty engine places, of those used at the rollout's peak [0-1].
         waste: thrown-away over thrown-away plus trained, in tokens, for verl's modes in groups [0-1].
         off_policy: share of trained tokens from older versions; None where nobody counts them.

@@ -15,7 +15,6 @@ class TrainingSchedule:
     def __init__(self, clock: CompressedClock) -> None:
         self._clock = clock
         self._due_s = 0.0
-        self.late_s = 0.0  # of this process, when it began to wait last [virtual s]
 
     def begin(self) -> None:
         """The modelled work begins now."""
@@ -24,6 +23,10 @@ class TrainingSchedule:
     def spend(self, seconds: float) -> float:
         """Wait until so many more virtual seconds have passed. Returns the virtual time."""
         self._due_s += seconds
-        self.late_s = max(0.0, self._clock.now_s() - self._due_s)
         time.sleep(self._clock.real_until(self._due_s))
         return self._clock.now_s()
+
+    @property
+    def late_s(self) -> float:
+        """How long ago all modelled work was due [virtual s]."""
+        return max(0.0, self._clock.now_s() - self._due_s)

@@ -12,7 +12,7 @@ import numpy as np
 class StepSpan:
     """When the parts of a training step began and ended [virtual s]."""
 
-    began_s: float  # the end of the step before
+    began_s: float  # the end of the step before, or of the validation after it
     rollout_began_s: float
     rollout_ended_s: float
     train_began_s: float
@@ -66,8 +66,10 @@ class Timeline:
         return [late for time_s, late_s in inside if began_s <= time_s <= ended_s for late in late_s]
 
     def trainer_late_s(self, first: int, last: int) -> float:
-        """Of the trainer, in all of these steps: how much longer than modelled its own work took."""
-        return sum(self.trainer_late_by_step[step] for step in range(first, last + 1))
+        """Of the trainer, in these steps and before each: how much longer than modelled its own work took."""
+        steps = range(first, last + 1)
+        between_s = sum(self.steps[step].rollout_began_s - self.steps[step].began_s for step in steps)
+        return between_s + sum(self.trainer_late_by_step[step] for step in steps)
 
 
 def _spans(phases: list[dict[str, Any]]) -> dict[int, StepSpan]:
@@ -77,7 +79,7 @@ def _spans(phases: list[dict[str, Any]]) -> dict[int, StepSpan]:
         at.setdefault(line["step"], {})[line["phase"]] = line["time_s"]
     return {
         step: StepSpan(
-            began_s=at[step - 1]["end"] if "end" in at.get(step - 1, {}) else times["rollout"],
+            began_s=_began_s(at.get(step - 1, {}), times),
             rollout_began_s=times["rollout"],
             rollout_ended_s=times["log_prob"],
             train_began_s=times["train"],
@@ -86,6 +88,10 @@ def _spans(phases: list[dict[str, Any]]) -> dict[int, StepSpan]:
         for step, times in at.items()
         if "end" in times
     }
+
+
+def _began_s(before: dict[str, float], own: dict[str, float]) -> float:
+    return before.get("validated", before["end"]) if "end" in before else own["rollout"]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -137,12 +137,16 @@ class EmulatedTraining(PPOTrainer):
     def on_step_end(self) -> None:
         self._note("update")
         super().on_step_end()
-        self._note("end")
+        self._note("end", late_s=self._schedule.late_s)
 
-    def _note(self, phase: str) -> None:
+    def on_validate_end(self) -> None:
+        super().on_validate_end()
+        self._note("validated")
+
+    def _note(self, phase: str, **more: float) -> None:
         """A line says which phase began when."""
         line = {"time_s": self._clock.now_s(), "step": self.global_steps, "phase": phase}
-        self._phases.write(json.dumps(line | {"late_s": self._schedule.late_s}) + "\n")
+        self._phases.write(json.dumps(line | more) + "\n")
 
 
 class RehearsedAsyncDAPO(EmulatedTraining, AsyncDAPOTrainer):
