@@ -8,8 +8,14 @@ from recipe.async_dapo.training.balance_heuristic import check_room, members_by_
 from recipe.async_dapo.weights.snapshots import SnapshotRoom
 
 
-def rank(node: str, *, available_bytes: int) -> SnapshotRoom:
-    return SnapshotRoom(node=node, snapshot_bytes=10, newest_bytes=20, available_bytes=available_bytes)
+def rank(node: str, *, available_bytes: int, optimizer_bytes: int = 0) -> SnapshotRoom:
+    return SnapshotRoom(
+        node=node,
+        snapshot_bytes=10,
+        newest_bytes=20,
+        optimizer_bytes=optimizer_bytes,
+        available_bytes=available_bytes,
+    )
 
 
 def test_snapshots_that_a_node_has_no_room_for_are_refused_with_what_they_take() -> None:
@@ -18,6 +24,13 @@ def test_snapshots_that_a_node_has_no_room_for_are_refused_with_what_they_take()
     with pytest.raises(
         ConfigError, match=r"balance: 5 earlier versions of the weights take .* lower async_dapo\.max_sta"
     ):
+        check_room(ranks, snapshots=5)
+
+
+def test_room_is_left_for_what_the_optimizer_of_every_rank_of_a_node_will_take() -> None:
+    ranks = [rank("a", available_bytes=200, optimizer_bytes=40), rank("a", available_bytes=200, optimizer_bytes=40)]
+    check_room(ranks, snapshots=4)
+    with pytest.raises(ConfigError, match=r"with 0\.0 GB free beside the optimizer's state"):
         check_room(ranks, snapshots=5)
 
 

@@ -1,8 +1,10 @@
 """Snapshots of FSDP2's weights, on 2 ranks: what a forward pass computes with them, and what comes back."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -10,6 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from recipe.async_dapo.weights import snapshots as snapshots_module
+from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 from recipe.async_dapo.weights.snapshots import WeightSnapshots
 
 RANKS = 2
@@ -75,3 +79,57 @@ def check_snapshots(dtype: torch.dtype) -> None:
 @pytest.mark.slow
 def test_a_version_computes_what_it_did_and_the_newest_comes_back_bit_by_bit(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(check_rank, args=(str(tmp_path),), nprocs=RANKS)
+
+
+class LateHost:
+    """A device whose copies to the host are there when it has been synchronized, and not before."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self._parameter = parameter
+        self._arriving: Tensor | None = None
+
+    @torch.no_grad()
+    def offload(self, value: float) -> None:
+        self._arriving = torch.full_like(self._parameter, value)
+        self._parameter.fill_(torch.nan)
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        if self._arriving is not None:
+            self._parameter.copy_(self._arriving)
+            self._arriving = None
+
+
+def test_given_weights_that_are_on_their_way_to_the_host_then_they_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    device = LateHost(model.weight)
+    monkeypatch.setattr(snapshots_module, "get_torch_device", lambda: device)
+    snapshots = WeightSnapshots(model, torch.float32)
+    device.offload(1.0)
+    snapshots.keep(1, oldest=1)
+    device.offload(2.0)
+    snapshots.load(1)
+    assert model.weight.tolist() == [[1.0, 1.0]]
+    device.offload(1.0)
+    snapshots.load_newest()
+    device.synchronize()
+    assert model.weight.tolist() == [[2.0, 2.0]]
+
+
+@pytest.mark.parametrize(("offloads", "has_stepped", "copies"), [(True, False, 2), (True, True, 0), (False, False, 0)])
+def test_room_is_asked_for_an_offloaded_optimizer_that_has_no_state_yet(
+    monkeypatch: pytest.MonkeyPatch, offloads: bool, has_stepped: bool, copies: int
+) -> None:
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a"))
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    if has_stepped:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    worker = AsyncDAPOActorRolloutRefWorker.__new__(AsyncDAPOActorRolloutRefWorker)
+    engine = SimpleNamespace(module=model, optimizer=optimizer, is_optimizer_offload_enabled=offloads)
+    worker.actor = SimpleNamespace(engine=engine)
+    room = worker.begin_snapshots("bfloat16")
+    assert room.newest_bytes == 3 * 4 and room.optimizer_bytes == copies * room.newest_bytes

@@ -204,6 +204,11 @@ BAD_COMBINATIONS = [
         [*CRITIC, "trainer.save_freq=10", "critic.checkpoint.save_contents=[hf_model]"],
         "critic.checkpoint.save_contents=['hf_model']: must hold model, optimizer, extra",
     ),
+    (
+        ["+trainer.remove_previous_ckpt_in_save=True"],
+        "trainer.remove_previous_ckpt_in_save=True: must be null or False: verl would delete the model before the next "
+        "checkpoint is complete; use trainer.max_actor_ckpt_to_keep=1",
+    ),
     (["custom_reward_function.path=a.py"], "custom_reward_function.path=a.py: verl's V1 trainer does not read"),
     (["reward_model.reward_manager=dapo"], "reward_model.reward_manager=dapo: verl's V1 trainer does not read"),
     (["sandbox_fusion.url=http://sandbox"], "sandbox_fusion.url=http://sandbox: verl's V1 trainer does not read"),

@@ -1,13 +1,22 @@
 """What a checkpoint holds of the rollout, and that it is refused where it does not fit the options."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.files.checkpoint_folder import COMPLETE_FILE
+from recipe.async_dapo.startup.resume_check import check_resume
+from recipe.async_dapo.training.kept_checkpoints import KeptCheckpoints
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
+from ..support.checkpoints import write_checkpoint
 from ..support.composed_runs import ComposeRun
 
 
@@ -48,3 +57,31 @@ def test_given_groups_of_another_size_when_loaded_then_the_option_is_named(run, 
         ConfigError, match=r"^actor_rollout_ref\.rollout\.n=8: the checkpoint holds groups of 4; resume"
     ):
         resumed.restore(from_frames(checkpoint))
+
+
+@pytest.mark.parametrize(("named", "left"), [(False, ["16", "24"]), (True, ["16", "24", "4", "8"])])
+def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unless_the_user_named_one(
+    run, checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool, left: list[str]
+) -> None:
+    for step in (4, 8, 16):
+        folder = write_checkpoint(tmp_path, step, frames=checkpoint)
+    (folder / COMPLETE_FILE).unlink()
+    by_name = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_8"]
+    config = run(
+        f"trainer.default_local_dir={tmp_path}", "trainer.max_actor_ckpt_to_keep=1", *(by_name if named else [])
+    )
+    check_resume(config)
+
+    def load_verl_s_part(trainer: PPOTrainer) -> None:
+        assert trainer.config.trainer.resume_mode == "resume_path"
+        trainer.global_steps = int(trainer.config.trainer.resume_from_path.split("global_step_")[-1])
+
+    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", load_verl_s_part)
+    monkeypatch.setattr(store, "forget_all_but", lambda *_, **__: None)
+    trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+    trainer.config, trainer.options, trainer.replay_buffer = config, AsyncDAPOConfig.from_hydra(config), buffer(run)
+    trainer._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
+    trainer._load_checkpoint()
+    assert trainer.global_steps == 8 and trainer.replay_buffer.pool.at_hand.expected_valid(1.0) == 1
+    trainer._checkpoints.saved(write_checkpoint(tmp_path, 24, frames=checkpoint))
+    assert sorted(path.name.removeprefix("global_step_") for path in tmp_path.glob("global_step_*")) == left

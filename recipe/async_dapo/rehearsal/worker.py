@@ -60,7 +60,7 @@ class EmulatedRank(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_snapshots(self, *_: Any) -> SnapshotRoom:
-        return SnapshotRoom(node="rehearsed", snapshot_bytes=0, newest_bytes=0, available_bytes=0)
+        return SnapshotRoom(node="rehearsed", snapshot_bytes=0, newest_bytes=0, optimizer_bytes=0, available_bytes=0)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep_weights(self, *_: Any) -> int:

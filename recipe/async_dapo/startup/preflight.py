@@ -139,8 +139,8 @@ def _checkpoint(run: Run) -> str:
     from .resume_check import check_resume
 
     check_resume(run.config)
-    trainer = run.config.trainer
-    return f"resumes from {trainer.resume_from_path}" if trainer.resume_mode == "resume_path" else ""
+    folder = run.config.trainer.resume_from_path
+    return f"resumes from {folder}" if folder else ""
 
 
 def _agent_loop(run: Run) -> str:

@@ -16,7 +16,7 @@ MAX_NEWEST_BYTES = 32
 
 def check_resume(config: DictConfig) -> None:
     """Check the checkpoint that verl would resume from. With `resume_mode=auto` the newest complete one takes the place
-    of a damaged one: `config` then names it, in place.
+    of a damaged one: `config` then names it as `resume_from_path`, in place, which the trainer takes.
 
     Raises:
         ConfigError: naming the path, what is wrong with it, and the remedy.
@@ -60,7 +60,7 @@ def _check_newest(config: DictConfig, root: Path) -> None:
                 "(trainer.resume_mode=resume_path), or start anew with trainer.resume_mode=disable",
             ) from damage
         logger.warning("trainer.resume_mode=auto: %s; resuming from %s, the newest complete one", damage, folder)
-        config.trainer.resume_mode, config.trainer.resume_from_path = "resume_path", str(folder)
+        config.trainer.resume_from_path = str(folder)
 
 
 def _newest_step(root: Path) -> int | None:

@@ -117,17 +117,20 @@ def check_room(ranks: Iterable[SnapshotRoom], *, snapshots: int) -> None:
         ConfigError: if the snapshots of a node's ranks, and the copies of their newest weights, exceed its free memory.
     """
     needed: Counter[str] = Counter()
-    free: dict[str, int] = {}
+    optimizers: Counter[str] = Counter()
+    available: dict[str, int] = {}
     for rank in ranks:
         needed[rank.node] += snapshots * rank.snapshot_bytes + rank.newest_bytes
-        free[rank.node] = min(free.get(rank.node, rank.available_bytes), rank.available_bytes)
+        optimizers[rank.node] += rank.optimizer_bytes
+        available[rank.node] = min(available.get(rank.node, rank.available_bytes), rank.available_bytes)
     for node, num_bytes in needed.items():
-        if num_bytes > free[node]:
+        free = available[node] - optimizers[node]
+        if num_bytes > free:
             raise ConfigError(
                 "async_dapo.importance_sampling",
                 "balance",
                 f"{snapshots} earlier versions of the weights take {num_bytes / 1e9:.1f} GB of CPU memory on a node "
-                f"with {free[node] / 1e9:.1f} GB free; lower async_dapo.max_staleness, set "
+                f"with {free / 1e9:.1f} GB free beside the optimizer's state; lower async_dapo.max_staleness, set "
                 "async_dapo.snapshot_dtype=bfloat16, or use importance_sampling=decoupled",
             )
 

@@ -196,16 +196,17 @@ class AsyncDAPOTrainer(PPOTrainer):
         self._checkpoints.saved(folder)
 
     def _load_checkpoint(self) -> None:
+        trainer = self.config.trainer
+        is_own = trainer.resume_mode == "auto"
+        if is_own and trainer.resume_from_path:  # the start-up check has found the newest one damaged
+            trainer.resume_mode = "resume_path"
         super()._load_checkpoint()
         if (history_file := self.options.selection.history_file) is not None:
             self.replay_buffer.history.restore(read_history(history_file, self.config))
         if self.global_steps == 0:
             return
-        trainer = self.config.trainer
-        key = "resume_from_path" if trainer.resume_mode == "resume_path" else "default_local_dir"
-        folder = Path(trainer[key])
-        if trainer.resume_mode == "auto":
-            folder = folder / f"{STEP_FOLDER}{self.global_steps}"
+        key = "default_local_dir" if is_own else "resume_from_path"
+        folder = Path(trainer.resume_from_path or f"{trainer.default_local_dir}/{STEP_FOLDER}{self.global_steps}")
         try:
             self.replay_buffer.restore(from_frames(read_pool(folder)))
         except (DamagedCheckpoint, LedgerError) as error:
@@ -213,5 +214,5 @@ class AsyncDAPOTrainer(PPOTrainer):
                 f"trainer.{key}", trainer[key], f"{folder}: {error}; resume from another checkpoint"
             ) from error
         store.forget_all_but(self.replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
-        if trainer.resume_mode == "auto":  # one that was named stays, and those beside it
+        if is_own:  # one that was named stays, and those beside it
             self._checkpoints.resumed(self.global_steps)

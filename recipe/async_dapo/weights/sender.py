@@ -53,8 +53,9 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_snapshots(self, dtype: str) -> SnapshotRoom:
-        self.snapshots = WeightSnapshots(self.actor.engine.module, getattr(torch, dtype))
-        return self.snapshots.room()
+        engine = self.actor.engine
+        self.snapshots = WeightSnapshots(engine.module, getattr(torch, dtype))
+        return self.snapshots.room(awaits_optimizer=engine.is_optimizer_offload_enabled and not engine.optimizer.state)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep_weights(self, version: int, oldest: int) -> int:

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from verl.utils.device import get_torch_device
+
+_ADAM_STATES = 2  # of each parameter, in its dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,7 @@ class SnapshotRoom:
     node: str
     snapshot_bytes: int  # one version
     newest_bytes: int  # exact copy of the newest weights, while those of another version are loaded
+    optimizer_bytes: int  # what the optimizer will have there after its first step, and does not have yet
     available_bytes: int
 
 
@@ -35,12 +39,18 @@ class WeightSnapshots:
     def kept_bytes(self) -> int:
         return sum(tensor.nbytes for tensors in self._kept.values() for tensor in tensors)
 
-    def room(self) -> SnapshotRoom:
+    def room(self, *, awaits_optimizer: bool) -> SnapshotRoom:
+        """
+        Args:
+            awaits_optimizer: whether the optimizer has no state yet, and will have it in CPU memory.
+        """
         shards = self._shards()
+        newest_bytes = sum(shard.nbytes for shard in shards)
         return SnapshotRoom(
             node=ray.get_runtime_context().get_node_id(),
             snapshot_bytes=sum(shard.numel() for shard in shards) * self._dtype.itemsize,
-            newest_bytes=sum(shard.nbytes for shard in shards),
+            newest_bytes=newest_bytes,
+            optimizer_bytes=_ADAM_STATES * newest_bytes if awaits_optimizer else 0,
             available_bytes=psutil.virtual_memory().available,
         )
 
@@ -69,7 +79,10 @@ class WeightSnapshots:
 
     @torch.no_grad()
     def _shards(self) -> list[Tensor]:
-        """What this rank holds of each parameter; what FSDP2 has gathered for a forward pass is dropped first."""
+        """What this rank holds of each parameter; what FSDP2 has gathered for a forward pass is dropped first. verl may
+        still be copying them to the host.
+        """
+        get_torch_device().synchronize()
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
