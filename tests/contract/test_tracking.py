@@ -1,6 +1,7 @@
 """What verl's `Tracking` lets a recipe put in the place of its loggers."""
 
 import inspect
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tracking import Tracking
 
-from recipe.async_dapo.files.run_files import STEPS_FILE
+from recipe.async_dapo.files.run_files import RUN_FILE, STEPS_FILE
+from recipe.async_dapo.plan import from_run
 from recipe.async_dapo.report import keys
 from recipe.async_dapo.report.record import read_steps
 from recipe.async_dapo.training import tracking as ours
@@ -56,6 +58,8 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(
     assert said[-1].startswith("step 10: hint: over 10 steps, async_dapo/load_balancer/idle_ratio is 0.9")
     assert "timing_s/step" not in capsys.readouterr().out
     assert [line.step for line in read_steps(tmp_path / "run" / STEPS_FILE)] == list(range(1, 11))
+    settings = json.loads((tmp_path / "run" / RUN_FILE).read_text())["settings"]
+    assert {*from_run.SETTINGS.values(), *from_run.RECORDED_OPTIONS} <= settings.keys()
 
 
 def test_wandb_has_a_section_of_twelve_charts_and_a_table_of_responses() -> None:

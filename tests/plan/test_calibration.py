@@ -110,6 +110,22 @@ def test_given_a_metrics_log_then_speed_and_time_outside_of_rollouts_are_found(t
         assert mean_step(calibrated, system).step_s == pytest.approx(mean_step(scenario, system).step_s, rel=0.15)
 
 
+def test_given_a_line_of_a_validation_alone_then_tokens_kept_over_it_are_not_generated_again(tmp_path):
+    step = {
+        "async_dapo/round/rollout_s": 10.0,
+        "async_dapo/tokens/trained": 4000,
+        "async_dapo/partial/buffer_tokens": 9000,
+        "async_dapo/load_balancer/inflight/max": 40,
+    }
+    steps = [{"data": step}, {"data": step}, {"data": step}]
+    resumed = [*steps[:2], {"data": {"val-core/math/acc/mean@1": 0.5}}, steps[2]]
+    whole, with_validation = (
+        calibrate(write(tmp_path / f"{name}.jsonl", rows), num_servers=2)
+        for name, rows in (("whole", steps), ("resumed", resumed))
+    )
+    assert with_validation == whole
+
+
 def test_given_a_record_with_step_times_then_what_is_outside_of_rollouts_is_what_was_measured(tmp_path):
     data = {
         "timing_s/step": 3.0,

@@ -25,6 +25,8 @@ RUN = {
         "over_sampling_batch_size": "auto",
         "rollout_pool_size": "None",
         "engines": 2,
+        "max_num_seqs": 64,
+        "rollout.gpu_memory_utilization": 0.7,
     },
 }
 
@@ -36,6 +38,7 @@ def outcome(uid: int, verdict: Verdict, *lens_tok: int) -> GroupOutcome:
 def step(number: int) -> dict:
     data = {
         "timing_s/step": 30.0,
+        "prompt_length/mean": 98.0 + number,
         "async_dapo/round/rollout_s": 20.0 + number,
         "async_dapo/tokens/trained": 40_000.0 + 900 * number,
         "async_dapo/load_balancer/inflight/max": 64.0,
@@ -60,6 +63,7 @@ def test_a_record_says_sizes_lengths_valid_share_and_speeds(folder):
     recorded = RecordedRun.read(str(folder))
     inputs = Inputs.load(None, {"rollout_n": "2"}, recorded=recorded.inputs)
     assert (inputs.train_batch_size, inputs.rollout_n, inputs.servers, inputs.tensor_parallel_size) == (8, 2, 2, 2)
+    assert (inputs.max_num_seqs, inputs.gpu_memory_utilization, inputs.prompt_len_tok) == (64, 0.7, 100)
     assert inputs.valid_share == 0.75
     scenario = inputs.scenario()
     assert scenario.lengths.sorted_tok.max() == 1500

@@ -5,6 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.core.pool import PromptPool
+from recipe.async_dapo.core.pool_records import Dispatch
 from recipe.async_dapo.plan.costs import ServerConstants
 from recipe.async_dapo.plan.lengths import LogNormalLengths
 from recipe.async_dapo.plan.simulated_training import TrainingRun
@@ -17,7 +19,7 @@ from recipe.async_dapo.plan.systems import (
     verl_colocate_async,
     verl_sync,
 )
-from recipe.async_dapo.plan.workload import ValidShare
+from recipe.async_dapo.plan.workload import Answers, ValidShare, Workload
 
 from ..support.plan_settings import (
     OPTIONS,
@@ -73,6 +75,28 @@ def test_given_staleness_limit_then_no_loss_token_is_older_and_what_is_older_is_
     assert sum(step.withheld_tok for step in free) == 0
     assert max(step.staleness_max for step in bound) <= 1
     assert any(step.withheld_tok > 0 for step in bound)  # of groups that had to be finished, and span one version more
+
+
+def test_given_retired_groups_then_their_prompts_and_no_others_are_answered_anew(monkeypatch):
+    run = TrainingRun(small_scenario(), recipe("fresh", rollout_strategy="partial", max_staleness=0))
+    answered: list[str] = []
+    retired: list[str] = []
+
+    def answer_anew(self: Workload, answers: Answers) -> None:
+        answered.append(f"prompt-{answers.number}")
+
+    def dispatch(self: PromptPool, step: int) -> Dispatch:
+        dispatched = unspied(self, step)
+        again = [group for group in dispatched.groups if group.uid.startswith("retry") and group.drawn_at_step == step]
+        retired.extend(group.key for group in again)
+        return dispatched
+
+    unspied = PromptPool.dispatch
+    monkeypatch.setattr(PromptPool, "dispatch", dispatch)
+    monkeypatch.setattr(Workload, "answer_anew", answer_anew)
+    measures = [run.step() for _ in range(6)]
+    assert sum(step.retired_groups for step in measures) == len(retired) > 0
+    assert answered == retired
 
 
 def test_given_discard_and_drain_then_trained_lengths_are_natural():

@@ -112,6 +112,7 @@ SIGNATURES = {
     TRAINER + "PPOTrainer.on_sample_end": "(self)",
     TRAINER + "PPOTrainer.on_step_end": "(self)",
     TRAINER + "PPOTrainer.on_validate_begin": "(self)",
+    TRAINER + "PPOTrainer.on_validate_end": "(self)",
     TRAINER + "PPOTrainer._compute_advantage": "(self, batch, metrics)",
     TRAINER + "PPOTrainer._fetch_one_gen_batch": "(self)",
     TRAINER + "PPOTrainer._reissue_inflight_prompts": "(self, partition_id='train')",

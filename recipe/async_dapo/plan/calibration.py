@@ -26,6 +26,7 @@ from ..config import ConfigError
 from .costs import StepCost
 
 PREFIX = "async_dapo/"
+ROLLOUT_S = PREFIX + "round/rollout_s"  # of every step of this recipe; a line of a validation alone has none
 TERMS = ("latency_s", "base_s", "per_request_s", "per_kv_token_s", "admission_s")
 
 
@@ -71,7 +72,7 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
     rows = _read(path)
     _check_kv(path, rows)
     equations = [equation for row in rows if (equation := _equation(row)) is not None]
-    steps = [row["data"] for row in rows if isinstance(row.get("data"), dict)]
+    steps = [data for row in rows if isinstance(data := row.get("data"), dict) and ROLLOUT_S in data]
     equations += _step_equations(steps, num_servers)
     if not equations:
         raise ConfigError("calibrate", path, f"no line can be used; a line needs {_FORMS}")
@@ -81,7 +82,7 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
     if measured["base_s"] + measured["per_request_s"] <= 0:
         raise ConfigError("calibrate", path, "requests take no time per token; record more lengths and concurrencies")
     has_kv = bool(terms[:, 3].any())
-    outside = [data["timing_s/step"] - data[PREFIX + "round/rollout_s"] for data in steps if "timing_s/step" in data]
+    outside = [data["timing_s/step"] - data[ROLLOUT_S] for data in steps if "timing_s/step" in data]
     return MeasuredCosts(
         latency_s=measured["latency_s"],
         base_s=measured["base_s"],

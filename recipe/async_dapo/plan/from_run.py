@@ -11,6 +11,7 @@ from ..config import ConfigError
 from ..files.run_files import LENGTHS_FILE, RUN_FILE, STEPS_FILE
 
 OPTION = "async_dapo."
+PROMPT_TOK = "prompt_length/mean"
 TURNS, CALLS_S = "async_dapo/turns/mean", "async_dapo/turns/calls_s"
 # The planner's input -> the setting in `run.json`.
 SETTINGS = {
@@ -18,6 +19,8 @@ SETTINGS = {
     "rollout_n": "rollout.n",
     "max_response_length": "data.max_response_length",
     "servers": "engines",
+    "max_num_seqs": "max_num_seqs",
+    "gpu_memory_utilization": "rollout.gpu_memory_utilization",
 }
 RECORDED_OPTIONS = ("over_sampling_batch_size", "rollout_pool_size")
 
@@ -46,14 +49,15 @@ class RecordedRun:
         if not groups or not (place / STEPS_FILE).is_file():
             raise ConfigError("from_run", place, "holds no step yet; wait for its first ones")
         settings = run["settings"]
-        inputs = {name: settings[key] for name, key in SETTINGS.items()}
+        inputs = {name: settings[key] for name, key in SETTINGS.items() if key in settings}
         inputs |= {
             "lengths": str(place / LENGTHS_FILE),
             "calibrate": str(place / STEPS_FILE),
             "valid_share": max(sum(group["is_valid"] for group in groups), 1) / len(groups),
             "tensor_parallel_size": run["gpus"] // settings["engines"],
         }
-        inputs |= _tools(_read_json(place / STEPS_FILE))
+        steps = [step["data"] for step in _read_json(place / STEPS_FILE)]
+        inputs |= _prompts(steps) | _tools(steps)
         if Path(settings["model"], "config.json").is_file():
             inputs["model"] = settings["model"]
         strategy, stop_rule = run["system"].split(", ")
@@ -71,9 +75,14 @@ class RecordedRun:
         ]
 
 
-def _tools(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _prompts(steps: Sequence[Mapping[str, float]]) -> dict[str, int]:
+    lens_tok = [data[PROMPT_TOK] for data in steps if PROMPT_TOK in data]
+    return {"prompt_len_tok": round(fmean(lens_tok))} if lens_tok else {}
+
+
+def _tools(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Calls between the turns of a trajectory, all of which take the mean time."""
-    several = [step["data"] for step in steps if step["data"].get(TURNS, 1.0) > 1.0]
+    several = [data for data in steps if data.get(TURNS, 1.0) > 1.0]
     if not several:
         return {}
     calls = fmean(data[TURNS] for data in several) - 1

@@ -101,6 +101,8 @@ class TrainingRun:
             self._fleet.abandon(attachment)
         for uid in dispatch.retired_uids:
             self._stored.pop(uid, None)
+        for again in dispatch.groups[dispatch.resumed :][: len(dispatch.retired_uids)]:  # in front of those that wait
+            self._workload.answer_anew(again.prompt[ANSWERS])
         missing = self.pool.missing_for_round()
         return dispatch.extended(self._draw(missing)) if missing else dispatch
 

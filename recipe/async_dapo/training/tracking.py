@@ -106,6 +106,8 @@ def describe(config: DictConfig, options: AsyncDAPOConfig) -> RunDescription:
             "rollout_pool_size": str(options.rollout_pool_size),
             "max_staleness": options.max_staleness,
             "engines": trainer.nnodes * trainer.n_gpus_per_node // gpus_per_engine(rollout),
+            "max_num_seqs": rollout.max_num_seqs * rollout.data_parallel_size,
+            "rollout.gpu_memory_utilization": rollout.gpu_memory_utilization,
             "actor.optim.lr": config.actor_rollout_ref.actor.optim.lr,
         },
     )

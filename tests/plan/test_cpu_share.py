@@ -1,0 +1,40 @@
+"""Which share of the machine a rehearsal says it has used."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from recipe.async_dapo.rehearsal import cpu_share
+
+TRAINER = {"pid": 7, "create_time": lambda: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("150000 100000\n", 1.5), ("max 100000\n", 4.0), ("800000 100000\n", 4.0), (None, 4.0)],
+    ids=["quota", "no quota", "quota above the affinity", "no container"],
+)
+def test_the_cores_are_those_that_affinity_and_container_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cores: float
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 4, 6})
+    monkeypatch.setattr(cpu_share, "QUOTA", tmp_path / "cpu.max")
+    if quota is not None:
+        cpu_share.QUOTA.write_text(quota)
+    assert cpu_share.usable_cores() == cores
+
+
+def test_the_share_is_of_the_time_up_to_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"s": 100.0, "used_s": 5.0}
+    trainer = SimpleNamespace(**TRAINER, cpu_times=lambda: SimpleNamespace(user=now["used_s"], system=0.0))
+    monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(children=lambda recursive: [trainer]))
+    monkeypatch.setattr("time.monotonic", lambda: now["s"])
+    monkeypatch.setattr(cpu_share, "usable_cores", lambda: 2.0)
+    meter = cpu_share.CpuMeter()
+    meter.begin()
+    now.update(s=110.0, used_s=15.0)
+    meter.look()
+    now["s"] = 150.0  # the run ends, and is cleared up
+    assert meter.share == 0.5
