@@ -1,7 +1,8 @@
 """The table and the figure of `systems.csv`: python -m benchmarks.defaults draws them after it has measured.
 
 Ratios are seconds of a step over those of another system, in the same setting; a mean over settings is geometric. Per
-trained token, not per step: a system that trains on shorter answers has an easier step.
+token in the loss, not per step: a system that trains on shorter answers, or withholds tokens as too stale, has an easier
+step. Rows without a number of withheld tokens are those of systems that hardly have any.
 """
 
 from pathlib import Path
@@ -55,13 +56,14 @@ RATIOS = [
 
 
 def summary(folder: Path) -> pd.DataFrame:
-    """A row a setting: seconds per trained batch of natural length, and ratios of them.
+    """A row a setting: seconds per batch of natural length in the loss, and ratios of them.
 
     Settings that have not been run far enough have none.
     """
     rows = pd.read_csv(folder / "systems.csv")
     rows = rows[rows["step_s"].notna()]
-    rows["per_batch_s"] = rows["step_s"] / rows["length_bias"]
+    in_loss = 1 - rows["withheld_tok"].fillna(0) / rows["trained_tok"]
+    rows["per_batch_s"] = rows["step_s"] / rows["length_bias"] / in_loss
     lines = []
     for setting in SETTINGS:
         own = rows[rows["setting"] == str(setting)].set_index("system")

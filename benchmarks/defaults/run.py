@@ -67,6 +67,7 @@ def measure(setting: Setting, kind: str, candidate: Candidate) -> dict[str, Any]
         "log_prob_s": round(mean.log_prob_s, 2),
         "train_s": round(mean.train_s, 2),
         "trained_tok": round(mean.trained_tok),
+        "withheld_tok": round(mean.withheld_tok),
         "off_policy": round(mean.off_policy_ratio, 4),
         "staleness_mean": round(mean.staleness_mean, 3),
         "staleness_max": mean.staleness_max,

@@ -213,28 +213,33 @@ def test_the_null_test_sets_rehearsed_beside_measured_ratios() -> None:
 
 def test_the_grid_compares_with_the_best_split_and_leaves_out_settings_that_lack_a_system(tmp_path: Path) -> None:
     base = {"strategy": "partial", "rollout_s": 60.0, "length_bias": 1.0, "off_policy": 0.5}
+    tokens = {"trained_tok": 1000, "withheld_tok": 0}
     seconds = {
         "verl sync": ("baseline", 200.0),
         "verl colocate_async": ("baseline", 125.0),
         "verl separate_async, 2 of 8 train": ("baseline", 160.0),
         "verl separate_async, 3 of 8 train": ("baseline", 120.0),
         "default": ("default", 100.0),
+        "partial 4096": ("tuned", 50.0),
     }
     rows = [
-        {"setting": str(setting), "system": system, "kind": kind, "step_s": step_s, **base}
+        {"setting": str(setting), "system": system, "kind": kind, "step_s": step_s, **base, **tokens}
         for setting, systems in ((SETTINGS[2], list(seconds)), (SETTINGS[3], ["default", "verl sync"]))
         for system, (kind, step_s) in seconds.items()
         if system in systems
     ]
+    next(row for row in rows if row["kind"] == "tuned")["withheld_tok"] = 600
     pd.DataFrame(rows).to_csv(tmp_path / "systems.csv", index=False)
     [line] = defaults.summary(tmp_path).to_dict("records")
     assert (line["separate_s"], line["split"]) == (120.0, "3 of 8")
     assert line["of_separate"] == line["of_baseline"] == pytest.approx(100 / 120)
     assert line["baseline"] == "verl separate_async, 3 of 8 train"
+    assert line["of_tuned"] == pytest.approx(100 / (50 / 0.4))
 
 
 def test_a_grid_without_a_whole_setting_says_so(tmp_path: Path) -> None:
     row = {"setting": str(SETTINGS[0]), "kind": "baseline", "system": "verl sync", "step_s": 2.0, "length_bias": 1.0}
+    row |= {"trained_tok": 1000, "withheld_tok": 0}
     pd.DataFrame([row]).to_csv(tmp_path / "systems.csv", index=False)
     assert "no table" in defaults.draw(tmp_path)
     assert list(tmp_path.iterdir()) == [tmp_path / "systems.csv"]
