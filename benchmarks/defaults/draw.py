@@ -1,8 +1,8 @@
 """The table and the figure of `systems.csv`: python -m benchmarks.defaults draws them after it has measured.
 
 Ratios are seconds of a step over those of another system, in the same setting; a mean over settings is geometric. Per
-token in the loss, not per step: a system that trains on shorter answers, or withholds tokens as too stale, has an easier
-step. Rows without a number of withheld tokens are those of systems that hardly have any.
+token in the loss, not per step: shorter answers, and tokens withheld as too stale, make a step easier. Rows that do not
+say how many are withheld count none.
 """
 
 from pathlib import Path
