@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
@@ -113,7 +112,7 @@ def test_our_trainer_and_server_are_registered_under_verls_names() -> None:
 
 
 def test_the_servers_actor_answers_every_call_that_the_server_does() -> None:
-    called_in_its_own_process = {"run_server", "run_headless", "stamp"}
+    called_in_its_own_process = {"run_server", "run_headless", "stamp", "answer"}
     public = {name for name, _ in inspect.getmembers(AsyncDAPOServer, inspect.isfunction) if not name.startswith("_")}
     assert set(METHODS) == public - called_in_its_own_process
     assert not [name for name in METHODS if not inspect.iscoroutinefunction(getattr(ServerActor, name))]
@@ -226,4 +225,3 @@ def test_errors_are_related_as_we_catch_them() -> None:
     error = RayTaskError("method", "traceback", RuntimeError("cause")).as_instanceof_cause()
     assert isinstance(error, RayTaskError) and str(error.cause) == "cause"
     assert isinstance(error, RuntimeError)
-    assert callable(ray.actor.exit_actor)

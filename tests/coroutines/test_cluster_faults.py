@@ -53,8 +53,24 @@ def test_given_all_servers_dead_then_the_step_ends_with_an_error_at_once(start, 
         for handle in cluster.server_handles:
             handle.kill()
 
-    message, waited_s = error_of_a_step(cluster, kill, after_s=after_s)
-    assert "no engine is left, lost were server-0" in message and waited_s < 2
+    cluster.loop.call_later(after_s, kill)
+    with pytest.raises(EnginesUnavailable, match=r"engine 0 died: .*engine 1 died: .*trainer\.resume_mode=auto"):
+        cluster.step()
+    assert cluster.loop.time() < after_s + 2
+
+
+def test_given_a_server_that_hangs_when_prompts_are_asked_for_all_the_time_then_it_is_ended_in_time(start) -> None:
+    def metric_of(prompt_ids: list[int]) -> float:
+        return float(prompt_ids[1] % 2) if prompt_ids[0] % 10 == 9 else 1.0
+
+    opts = options(target_valid_groups=4, over_sampling_batch_size=1, engine_timeout_s=90.0)
+    cluster = start(opts, task=Task(lambda prompt_ids: 10, metric_of))
+    cluster.servers[1]._token_s = 1e6
+    cluster.servers[1].ping = asyncio.Event().wait
+    was_dead: list[bool] = []
+    cluster.loop.call_at(1.5 * opts.engine_timeout_s + 1, lambda: was_dead.append(cluster.server_handles[1].is_dead))
+    cluster.step()
+    assert was_dead == [True]
 
 
 @pytest.mark.parametrize("part", ["coordinator_handle", "balancer_handle", "worker"])
@@ -83,7 +99,7 @@ def test_given_an_engine_that_generates_for_ever_then_the_step_ends_with_an_erro
         server._token_s = 1000.0
     with pytest.raises(RolloutError, match=r"round_timeout_s=600.0.*total_inflight"):
         cluster.step()
-    assert cluster.loop.time() == pytest.approx(600, abs=1)
+    assert cluster.loop.time() == pytest.approx(600, abs=2)
 
 
 @STRATEGIES

@@ -5,10 +5,13 @@ import asyncio
 import pytest
 
 from benchmarks.support.router import router_options
+from recipe.async_dapo.engines import server as server_module
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.engines.server_actor import ServerActor
 
 from ..support.balancer_world import acquire, balancer, handles, is_quiet, release
 from ..support.fakes import FakeHandle, ScriptedServer
+from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import now_s, settle, simulate
 
 
@@ -63,6 +66,32 @@ def test_given_a_server_that_cannot_be_reached_when_stopped_then_it_is_told_agai
 
     for cut_s in (0.0, 0.5, 1.0, 1.5):
         simulate(main(cut_s))
+
+
+@pytest.mark.parametrize("dies_at", ["stop", "open"])
+def test_given_an_engine_that_knows_that_it_is_dead_before_its_processes_end_then_its_server_leaves_the_pool(
+    monkeypatch, dies_at: str
+) -> None:
+    async def main() -> None:
+        engines, servers = [ScriptedEngine(9), ScriptedEngine(9)], {}
+        for name, engine in zip("ab", engines, strict=True):
+            actor = object.__new__(ServerActor)
+            actor._server = start_server(monkeypatch, engine)
+            servers[name] = FakeHandle(actor)
+
+        def end(dead: str) -> None:
+            servers["b"].kill()
+            raise SystemError(f"the process of {dead} ends")
+
+        monkeypatch.setattr(server_module, "_end", end)
+        lb = GlobalLoadBalancer(servers, router_options(1, pause_mode="keep"))
+        for call in ("stop", "open"):
+            if call == dies_at:
+                engines[1].die()
+            await getattr(lb, call)()
+        assert await lb.get_all_servers() == ["a"]
+
+    simulate(main())
 
 
 def test_given_a_stop_when_a_client_reports_a_server_dead_at_the_same_time_then_the_stop_still_returns() -> None:

@@ -19,7 +19,7 @@ INTERVALS = pytest.mark.parametrize("stream_interval", [1, 2, 4])
 
 def generate(server: AsyncDAPOServer, request_id: str = "request", **params: Any) -> asyncio.Task[TokenOutput]:
     params = {"max_tokens": 100, "logprobs": True, **params}
-    return asyncio.create_task(server.generate([7], params, request_id), name="remote generate")
+    return asyncio.create_task(server.answer("generate", [7], params, request_id), name="remote generate")
 
 
 def assert_is_what_was_sampled(output: TokenOutput, sampled: list[int], *, delivered_before: int = 0) -> None:
@@ -200,7 +200,7 @@ def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_then_the_
     class Exited(Exception):
         pass
 
-    def exit_actor() -> None:
+    def end(dead: str) -> None:
         raise Exited
 
     async def main() -> None:
@@ -213,5 +213,5 @@ def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_then_the_
             with pytest.raises(Exited):
                 await ended
 
-    monkeypatch.setattr("recipe.async_dapo.engines.server.exit_actor", exit_actor)
+    monkeypatch.setattr("recipe.async_dapo.engines.server._end", end)
     simulate(main())

@@ -13,7 +13,6 @@ import torch
 import zmq
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from recipe.async_dapo.weights import adapter as adapter_module
 from recipe.async_dapo.weights import watch as watch_module
@@ -174,18 +173,6 @@ def test_given_an_engine_that_dies_in_the_middle_then_the_rank_takes_all_tensors
     update(adapter, stream, meanwhile=engine)
     assert stream.taken == len(TENSORS)
     assert server.is_killed and server.named("set_global_steps") == 0
-
-
-def test_given_an_engine_core_that_dies_then_the_engine_is_lost(tmp_path, server) -> None:
-    adapter, stream = make_adapter(tmp_path, server), Stream()
-    dead = RayTaskError("collective_rpc", "traceback", EngineDeadError()).as_instanceof_cause()
-
-    def engine() -> None:
-        wait_for_call(server)
-        server.call("collective_rpc").ended.set_exception(dead)
-
-    update(adapter, stream, meanwhile=engine)
-    assert stream.taken == len(TENSORS) and server.is_killed
 
 
 def test_given_an_engine_that_never_takes_weights_then_it_is_ended_at_the_limit(tmp_path, server, caplog) -> None:

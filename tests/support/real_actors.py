@@ -56,6 +56,7 @@ def waiting_manager(balancer: ActorHandle, *, engine_timeout_s: float = PATIENCE
     manager._balancer = balancer
     manager._coordinator = EarlyStoppingCoordinatorActor.remote(balancer, PATIENCE_S)
     manager._round_id, manager._started = "step-1", time.monotonic()
+    manager._look_at = manager._started + engine_timeout_s / 2
     manager._worker_refs = []
     spec = RoundSpec(
         round_id="step-1",

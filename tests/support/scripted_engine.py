@@ -64,8 +64,7 @@ class ScriptedEngine:
         self, *, prompt: dict[str, Any], sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncIterator[RequestOutput]:
         await asyncio.sleep(self._admission_s)
-        if self.is_dead:
-            raise EngineDeadError()
+        self._check_alive()
         prompt_ids, salt = prompt["prompt_token_ids"], prompt["cache_salt"]
         name, queue = admit(self.output_processor, request_id, prompt_ids, sampling_params, salt)
         self.core[name] = _Decoding(prompt_ids, sampling_params.max_tokens, salt)
@@ -86,15 +85,21 @@ class ScriptedEngine:
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         assert mode == "keep" and not clear_cache
+        self._check_alive()
         self._is_running.clear()
 
     async def resume_generation(self) -> None:
+        self._check_alive()
         self._is_running.set()
 
     def die(self) -> None:
         """What `AsyncLLM` does when the engine core is gone."""
         self.is_dead = True
         self.output_processor.propagate_error(EngineDeadError())
+
+    def _check_alive(self) -> None:
+        if self.is_dead:
+            raise EngineDeadError()
 
     async def _decode(self) -> None:
         while self.core and not self.is_dead:

@@ -14,6 +14,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
+from recipe.async_dapo.aio import RECONNECT_S
 from recipe.async_dapo.config import AsyncDAPOConfig, Auto, RolloutStrategy
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
@@ -86,8 +87,9 @@ class Cluster:
 
     def step(self) -> dict[str, float]:
         """One step: rollout, training, weight update."""
-        metrics = self.sample()
-        self.update_weights()
+        with self.engines.naming_the_lost():
+            metrics = self.sample()
+            self.update_weights()
         return metrics
 
     def sample(self) -> dict[str, float]:
@@ -134,7 +136,10 @@ class Cluster:
             self.check_trajectory(*self.store.rows[store.TRAIN][key])
         self.check_engines()
         self.buffer.pool.check_ledger()
-        assert self._own_tasks() == set(), "a task of the round is left"
+        if left := self._own_tasks():
+            self.run_for(2 * RECONNECT_S)  # a server that could not be reached is asked for a sign of life again
+            left = self._own_tasks()
+        assert not left, "a task of the round is left"
         if self.task.keeps_state or not self.task.replayable:
             return  # its loops go on
         for worker in self.workers:

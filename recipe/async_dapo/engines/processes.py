@@ -1,12 +1,14 @@
 """The processes of a server: their names in messages, and their end when the server has died without them."""
 
 import os
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
 import psutil
 
-END_TIMEOUT_S = 10.0  # for the kernel to take down what was killed, its accelerator memory included
+_LOOK_S = 1.0  # between two looks at who is left: a zombie that nobody reaps would be waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,22 +31,32 @@ class EngineProcesses:
     def __str__(self) -> str:
         return f"node {self.node}, pid {self.pid}"
 
-    def end(self) -> None:
+    def end(self, *, timeout_s: float) -> None:
         """Kill those that still run; called on their node. An engine outlives a server that was killed, and keeps its
         accelerator memory, which training needs.
+
+        Args:
+            timeout_s: for the kernel to take them down, their accelerator memory included [s].
+
+        Raises:
+            TimeoutError: when some still run then.
         """
-        processes = [process for pid, since in self.started if (process := _find(pid, since)) is not None]
-        for process in processes:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                pass
-        psutil.wait_procs(processes, timeout=END_TIMEOUT_S)
+        deadline = time.monotonic() + timeout_s
+        while running := [process for pid, since in self.started if (process := _find(pid, since)) is not None]:
+            if (left_s := deadline - time.monotonic()) <= 0:
+                pids = ", ".join(str(process.pid) for process in running)
+                raise TimeoutError(f"engine processes {pids} on node {self.node} run on {timeout_s} s after their kill")
+            for process in running:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(running, timeout=min(left_s, _LOOK_S))
 
 
 def _find(pid: int, started: float) -> psutil.Process | None:
+    """The process, if it still runs."""
     try:
         process = psutil.Process(pid)
-        return process if process.create_time() == started else None
+        is_same = process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
+        return process if is_same else None
     except psutil.NoSuchProcess:
         return None

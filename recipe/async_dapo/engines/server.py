@@ -1,15 +1,15 @@
 """A vLLM server that can be stopped at once and that says which policy version sampled each token."""
 
 import asyncio
+import inspect
 import logging
 import multiprocessing
 import os
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
-from ray.actor import exit_actor
 from verl.utils.net_utils import is_valid_ipv6_address
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
@@ -54,6 +54,16 @@ class AsyncDAPOServer(vLLMHttpServer):
         self.engine: Any = None
         self._meter: Meter | None = None
 
+    async def answer(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """To a call from another process. The engine may know that it is dead before its core's process has ended; who
+        calls then learns of this server's death, too.
+        """
+        try:
+            result = getattr(self, name)(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+        except EngineDeadError:
+            _end("the engine")
+
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         os.environ[FOLDER_VARIABLE] = str(folder := sockets_folder())
         use_for_engine(folder)
@@ -82,8 +92,7 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     def _end_with(self, process: BaseProcess) -> None:
         """A server without its engine core answers no one: whoever waits for it learns of its death instead."""
-        logger.critical("engine process %s (pid %s) died, and this server with it", process.name, process.pid)
-        os._exit(1)
+        _end(f"engine process {process.name} (pid {process.pid})")
 
     async def processes(self) -> EngineProcesses:
         return EngineProcesses.of_this_server(ray.util.get_node_ip_address())
@@ -130,11 +139,7 @@ class AsyncDAPOServer(vLLMHttpServer):
             return request.deliver(stop_reason, self.global_steps, self.load, counts={})
         await self._delivers.wait()
         self._requests.remove(request_id)
-        try:
-            ended = request.finished.result()
-        except EngineDeadError:
-            logger.critical("the engine died, and this server with it: clients try another one")
-            exit_actor()
+        ended = request.finished.result()
         return request.deliver(ended.stop_reason, self.global_steps, self.load, counts=counts_of(ended))
 
     async def stop_generation(self, mode: str = "abort") -> EngineLoad | None:
@@ -196,3 +201,8 @@ class AsyncDAPOServer(vLLMHttpServer):
     def _empty(self, stop_reason: str) -> TokenOutput:
         extra = OutputExtra(global_steps=self.global_steps, segments=[], finish_reason=None, load=self.load)
         return make_output([], [], stop_reason=stop_reason, extra=extra)
+
+
+def _end(dead: str) -> NoReturn:
+    logger.critical("%s died, and this server with it: clients try another one", dead)
+    os._exit(1)  # whatever else it is at

@@ -5,7 +5,6 @@ loop workers and training workers would, too, some eight seconds of a core and 3
 """
 
 import asyncio
-import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -61,8 +60,7 @@ class ServerActor:
 
 def _forwarded(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     async def call(self: ServerActor, *args: Any, **kwargs: Any) -> Any:
-        result = getattr(self._server, name)(*args, **kwargs)
-        return await result if inspect.isawaitable(result) else result
+        return await self._server.answer(name, *args, **kwargs)
 
     call.__name__, call.__qualname__ = name, f"{ServerActor.__name__}.{name}"
     return call

@@ -54,6 +54,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._worker_refs: list[ray.ObjectRef] = []
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
         self._places: int | None = None
+        self._look_at = 0.0  # when servers are asked for a sign of life again
 
     @classmethod
     def start(cls, config: DictConfig) -> Self:
@@ -140,12 +141,13 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         deadline = self._started + self._options.round_timeout_s
         waiting = list(self._worker_refs)
         while True:
-            left_s = max(0.0, deadline - time.monotonic())
-            ready, _ = ray.wait(
-                [event, *waiting], num_returns=1, timeout=min(left_s, self._options.engine_timeout_s / 2)
-            )
-            if not ready and left_s:  # a server that hangs would be waited for until the end of the round
+            now_s = time.monotonic()
+            if now_s >= self._look_at:  # a server that hangs would be waited for until the end of the round
                 self._balancer.look_after_servers.remote()
+                self._look_at = now_s + self._options.engine_timeout_s / 2
+            left_s = max(0.0, deadline - now_s)
+            ready, _ = ray.wait([event, *waiting], num_returns=1, timeout=min(left_s, self._look_at - now_s))
+            if not ready and left_s:
                 continue
             if not ready:
                 raise RolloutError(
@@ -222,6 +224,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         assert not self._worker_refs, f"round {self._round_id} is still open"
         self._round_id = spec.round_id
         self._started = time.monotonic()
+        self._look_at = self._started + self._options.engine_timeout_s / 2
         self._frozen = {group.uid: _leases(group) for group in groups}
         screening = NO_SCREENING if order.validate else self._options.screening
         tickets = [ticket_of(group, screening) for group in groups]

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -14,6 +15,7 @@ from ..aio import RECONNECT_S, await_all
 from ..config import AsyncDAPOConfig
 from ..engines.engine_requests import EnginesUnavailable
 from ..engines.replica import AsyncDAPOReplica
+from ..rollout.manager import RolloutError
 
 logger = logging.getLogger(__name__)
 
@@ -67,16 +69,28 @@ class EngineManager(CheckpointEngineManager):
             ray.get(ready)
         self._bury_the_dead()
 
+    @contextmanager
+    def naming_the_lost(self) -> Iterator[None]:
+        """A round that fails because no engine is left says which were lost, and of what."""
+        try:
+            yield
+            return
+        except RolloutError:
+            if not self.replicas or any(self._death_of(one, wait_s=RECONNECT_S) is None for one in self.replicas):
+                raise
+        self._bury_the_dead()
+
     def _bury_the_dead(self) -> None:
         for replica in list(self.replicas):
             if (failure := self._death_of(replica)) is not None:
                 self._bury(replica, failure)
         self._check_anyone_is_left()
 
-    def _death_of(self, replica: AsyncDAPOReplica) -> str | None:
+    def _death_of(self, replica: AsyncDAPOReplica, *, wait_s: float = 0.0) -> str | None:
+        """What it died of; None if nothing is known of its death, after `wait_s` for each of its servers."""
         watches = self._watches[replica.replica_rank]
         for index, server in enumerate(replica.servers):
-            ready, _ = ray.wait([watches[index]], num_returns=1, timeout=0)
+            ready, _ = ray.wait([watches[index]], num_returns=1, timeout=wait_s)
             if not ready:
                 continue
             try:
@@ -94,8 +108,9 @@ class EngineManager(CheckpointEngineManager):
         logger.critical("%s %s; engines left: %d", replica, failure, len(self.replicas))
         for server in replica.servers:
             ray.kill(server)
+        limit_s = self._options.engine_timeout_s / 2  # the other half is for a worker that is busy
         endings = [
-            worker.__ray_call__.remote(lambda _, processes=processes: processes.end())
+            worker.__ray_call__.remote(lambda _, processes=processes: processes.end(timeout_s=limit_s))
             for worker, processes in zip(replica.workers_beside(), replica.processes, strict=True)
         ]
         try:

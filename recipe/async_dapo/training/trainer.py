@@ -86,7 +86,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _setup(self) -> None:
         super()._setup()
         verls = self.checkpoint_manager
-        self.checkpoint_manager = EngineManager(verls.config, verls.actor_wg, verls.replicas, options=self.options)
+        self._engines = EngineManager(verls.config, verls.actor_wg, verls.replicas, options=self.options)
+        self.checkpoint_manager = self._engines
 
     @property
     def logger(self) -> Tracking:
@@ -114,7 +115,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         assert isinstance(agent_loop_manager, AsyncDAPOAgentLoopManager)
         self.replay_buffer.attach(agent_loop_manager)
-        with watched(agent_loop_manager.named_actors):  # nobody calls them while the trainer trains
+        watching = watched(agent_loop_manager.named_actors)  # nobody calls them while the trainer trains
+        with watching, self._engines.naming_the_lost():
             super().fit(agent_loop_manager)
 
     def on_init_end(self) -> None:

@@ -14,11 +14,10 @@ import ray
 import torch
 import zmq
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..aio import RECONNECT_S
 from ..config import CUSTOM_OPTIONS
@@ -144,10 +143,6 @@ class BoundedServerAdapter(ServerAdapter):
                 self._watch = EngineWatch(self._servers)
             await call()
         except (EngineLost, RayActorError) as error:
-            self._give_up(error)
-        except RayTaskError as error:
-            if not isinstance(error.cause, EngineDeadError):
-                raise
             self._give_up(error)
 
     async def _insist(self, call: Callable[[], Awaitable[Any]]) -> None:
