@@ -128,6 +128,8 @@ def test_given_a_kill_when_nobody_can_be_asked_then_the_tool_s_policy_acts(when_
     assert outcome.verdict is verdict
     assert set(service.charged.values()) == ({2} if verdict is Verdict.VALID else {1}) and len(service.charged) == 4
     assert (outcome.reason == "unknown_call") == (verdict is Verdict.FAILED)
+    if outcome.cause is not None:
+        assert outcome.cause.place == "nobody knows whether a call of _free_function.<locals>.charge has happened"
 
 
 def _free_function(service: Service) -> Any:
@@ -153,6 +155,7 @@ def test_given_a_kill_when_recover_never_answers_then_the_trajectory_fails_at_th
         outcome = await outcome_of(rollout(asking(service, charge)), resumed(held))
         assert outcome.verdict is Verdict.FAILED
         assert outcome.reason == ("unknown_call" if hangs else "generation_error")
+        assert hangs == ("recover of _free_function.<locals>.charge gave no answer" in str(outcome.cause))
         assert now_s() == 5.0 + (60.0 if hangs else 0.0)
         await asyncio.sleep(10.0)
 

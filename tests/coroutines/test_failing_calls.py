@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from recipe.async_dapo.calls import RecordedError, recorded
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.core.outcome import Verdict
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 
 from ..support.rollout_world import N, call_runner, finished, group, outcome_of, rollout, stopped_at
@@ -85,7 +86,11 @@ def test_given_more_results_than_the_journal_may_hold_then_the_trajectory_fails_
         await recorded(bytes, 2000)
         return finished(trajectory)
 
-    running = rollout(loop)
-    running._calls = call_runner(journal_limit_bytes=1000)
-    outcome = simulate(outcome_of(running))
-    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "journal_full")
+    async def outcome(uid: str) -> GroupOutcome:
+        running = rollout(loop)
+        running._calls = call_runner(journal_limit_bytes=1000)
+        return await outcome_of(running, replace(group(), uid=uid))
+
+    one, other = simulate(outcome("one")), simulate(outcome("other"))
+    assert (one.verdict, one.reason) == (Verdict.FAILED, "journal_full")
+    assert one.cause == other.cause, "told once"

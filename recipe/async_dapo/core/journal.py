@@ -30,6 +30,11 @@ class Call:
     pending: Any = None  # where its result will arrive while it runs on without its trajectory; opaque to core
 
     @property
+    def name(self) -> str:
+        """What is called; of many trajectories it is the same."""
+        return self.call_id.split("/")[-3]
+
+    @property
     def size_bytes(self) -> int:
         return len(self.arguments) + len(self.result or b"")
 

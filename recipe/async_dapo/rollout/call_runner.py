@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import functools
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
@@ -14,6 +15,8 @@ from ..calls import RETRY, Policy, RecordedError, TrajectoryGivenUp, running_cal
 from ..core.journal import Call, WhenUnknown
 from ..core.recording import Recorder, current_recorder
 from ..files.plain_values import AGENT_LOOP, read_extension, to_plain
+
+logger = logging.getLogger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ext_hook=read_extension).decode
@@ -63,7 +66,7 @@ class CallRunner:
                     work = functools.partial(self._judged if is_judged else self._limited, call, make)
                     await self._obtain(recorder, call, work, is_new=is_new, policy=None if is_judged else policy)
             if recorder.trajectory.journal_bytes > self._limit_bytes:
-                what = f"{call.call_id} is more than async_dapo.calls.journal_limit_mb allows"
+                what = f"with a call of {call.name} there is more than async_dapo.calls.journal_limit_mb allows"
                 raise TrajectoryGivenUp("journal_full", what)
         except Exception as error:  # none of the call's own: that is an answer
             if is_judged:
@@ -153,7 +156,8 @@ class CallRunner:
         if policy.recover is not None:
             return await self._is_recovered(call, functools.partial(policy.recover, call.call_id))
         if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
-            raise TrajectoryGivenUp("unknown_call", f"nobody knows whether {call.call_id} has happened")
+            logger.debug("nobody knows whether %s has happened", call.call_id)
+            raise TrajectoryGivenUp("unknown_call", f"nobody knows whether a call of {call.name} has happened")
         return False
 
     async def _is_recovered(self, call: Call, recover: Callable[[], Any]) -> bool:
@@ -166,7 +170,8 @@ class CallRunner:
         except TimeoutError:
             if not limit.expired():
                 raise
-            what = f"recover of {call.call_id} gave no answer within {self._timeout_s} s"
+            logger.debug("recover gave no answer for %s", call.call_id)
+            what = f"recover of {call.name} gave no answer within {self._timeout_s} s"
             raise TrajectoryGivenUp("unknown_call", what) from None
         _written(call, None, value)
         return True
