@@ -21,6 +21,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested
 
+from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig
 from recipe.async_dapo.training import balance_heuristic
 from recipe.async_dapo.training.balance_heuristic import BalanceHeuristic
@@ -129,6 +130,8 @@ class Workers:
 
 class Table:
     """`store`, as far as the balance heuristic reads it."""
+
+    is_padding = staticmethod(store.is_padding)
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}

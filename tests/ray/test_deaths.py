@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,7 +152,8 @@ def test_given_a_coordinator_that_dies_while_the_trainer_trains_then_the_run_end
     ray.get([actor.__ray_ready__.remote() for actor in manager.named_actors.values()])
     trainer = object.__new__(AsyncDAPOTrainer)
     buffer: Any = SimpleNamespace(attach=lambda manager: None)
-    trainer.replay_buffer = buffer
+    engines: Any = SimpleNamespace(naming_the_lost=nullcontext)
+    trainer.replay_buffer, trainer._engines = buffer, engines
     with pytest.raises(ActorDied, match=r"coordinator died: .* \(node [\d.]+, pid \d+\)$"):
         trainer.fit(manager)
 

@@ -18,7 +18,7 @@ class DyingServer:
         """Answers once the imports are done."""
 
     async def generate(self, *args: Any) -> Any:
-        return await self._server.generate(*args)
+        return await self._server.answer("generate", *args)
 
     async def die(self) -> None:
         while len(self._engine.core) < 3:  # noqa: ASYNC110 (the engine has no event for it)
