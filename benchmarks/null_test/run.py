@@ -2,7 +2,7 @@
 
     python -m benchmarks.side_by_side --tails 8 25 --systems "discard, fifo" --repetitions 1    calibration runs
     python -m benchmarks.null_test --record outputs/side_by_side                                keeps what it needs
-    python -m benchmarks.null_test                                                              rehearses
+    python -m benchmarks.null_test --beside 0                                                   rehearses
 
 Engines get the decode step, the admission and the training seconds of one real run of a tail (`discard, fifo`), and the
 lengths of its task. The engine, the trainer and all that is rehearsed share two cores in the real run, whereas a
@@ -73,6 +73,12 @@ def task(tail: int) -> list[str]:
     ]
 
 
+def rehearse(tail: int, name: str, folder: Path, options: argparse.Namespace) -> dict[str, float | str]:
+    """One run's columns."""
+    times = {"steps": options.steps, "warmup": options.warmup, "speedup": options.speedup}
+    return {"beside": options.beside} | measure([*task(tail), *SYSTEMS[name]], folder, **times)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="runs of benchmarks.side_by_side; keeps, no more")
@@ -80,6 +86,7 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--speedup", type=float, default=0.5)
     parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--beside", type=int, default=0, help="repetition of the side by side on the recorded machine")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("outputs", "null_test"))
@@ -94,6 +101,4 @@ def main() -> None:
         for tail in options.tails:
             for name in options.systems:
                 cell = {"tail": tail, "system": name, "repetition": repetition, "speedup": f"{options.speedup:g}"}
-                one = partial(measure, [*task(tail), *SYSTEMS[name]], logs / runs.folder_name(cell))
-                one = partial(one, steps=options.steps, warmup=options.warmup, speedup=options.speedup)
-                runs.measure(cell, one)
+                runs.measure(cell, partial(rehearse, tail, name, logs / runs.folder_name(cell), options))

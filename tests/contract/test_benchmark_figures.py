@@ -200,14 +200,18 @@ def test_a_published_number_is_rehearsed_where_all_its_systems_are() -> None:
     assert published.published_table(published.read_runs(Path("nowhere"))).empty
 
 
-def test_the_null_test_sets_rehearsed_beside_measured_ratios() -> None:
+@pytest.mark.parametrize(("repetition", "same_machine"), [(0, 3.192 / 6.775), (99, None)])
+def test_the_null_test_sets_rehearsed_beside_measured_ratios(repetition: int, same_machine: float | None) -> None:
     seconds = {"verl sync": 10.0, "partial": 5.0}
-    rows = [{"tail": 8, "system": name, "step_s": step_s, "is_valid": True} for name, step_s in seconds.items()]
+    common = {"tail": 8, "beside": repetition, "is_valid": True}
+    rows = [common | {"system": name, "step_s": step_s} for name, step_s in seconds.items()]
 
-    table = null_test.null_table(pd.DataFrame(rows))
+    [row] = null_test.null_table(pd.DataFrame(rows)).to_dict("records")
 
-    assert table["System"].tolist() == ["partial"] and table["Rehearsed, of verl sync"].tolist() == [0.5]
-    assert 0.3 < table["Measured, of verl sync"].item() < 0.8
+    measured = row["Measured, same machine"]
+    assert row["System"] == "partial" and row["Rehearsed, of verl sync"] == 0.5
+    assert pd.isna(measured) if same_machine is None else measured == pytest.approx(same_machine)
+    assert row["Error"] == f"{0.5 / (same_machine or row['Measured, all']) - 1:+.0%}"
     assert null_test.null_table(null_test.read_runs(Path("nowhere"))).empty
 
 
