@@ -127,6 +127,7 @@ def test_given_no_room_when_rounds_stop_then_the_loop_runs_again_and_each_answer
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_given_code_that_never_ends_when_its_worker_is_killed_then_its_process_ends() -> None:
     worker = subprocess.Popen([sys.executable, "-c", WORKER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None

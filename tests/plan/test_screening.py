@@ -148,6 +148,7 @@ def test_given_pass_rates_then_a_row_shows_screening_and_it_is_advised_with_its_
     assert screening_advice(rows, small, scenario) == screening_advice(rows, whole, scenario) == advice
 
 
+@pytest.mark.slow
 def test_history_at_the_second_visit_saves_what_the_distribution_of_pass_rates_says() -> None:
     """By enumeration of what the first visit may have shown, for each pass rate."""
     rates = np.random.default_rng(0).beta(A, B, size=4000).tolist()

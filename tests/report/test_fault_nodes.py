@@ -59,6 +59,7 @@ def live(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LifeOnAStandIn:
     return LifeOnAStandIn([], folder, number=1, stack=Stack.NODES, notes=folder / "notes")
 
 
+@pytest.mark.slow
 def test_given_an_actor_that_stays_on_a_node_when_the_driver_has_ended_then_it_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_given_an_actor_that_stays_on_a_node_when_the_driver_has_ended_then_it_i
     assert mended, "who is cut off cannot know of the end"
 
 
+@pytest.mark.slow
 def test_given_a_cable_that_is_cut_when_the_life_ends_before_it_is_mended_then_nobody_mends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
