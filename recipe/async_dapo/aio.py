@@ -1,4 +1,6 @@
-"""asyncio helpers: finish a clean-up whatever happens, wait for several remote calls, send many things in one."""
+"""asyncio helpers: finish a clean-up whatever happens, limit what may time out itself, wait for several remote calls,
+send many things in one.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -25,6 +27,26 @@ async def run_to_completion(cleanup: Coroutine[Any, Any, T], *, timeout_s: float
     if interrupted is not None:
         raise interrupted from (None if task.cancelled() else task.exception())
     return task.result()
+
+
+class LimitReached(Exception):
+    """Our own limit: what was awaited may raise a `TimeoutError`, too."""
+
+
+async def within(limit_s: float, awaitable: Awaitable[T]) -> T:
+    """Await it for at most so long, then cancel it.
+
+    Raises:
+        LimitReached: if it takes longer.
+    """
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            return await awaitable
+    except Exception as error:  # whatever it made of being cancelled
+        if limit.expired():
+            raise LimitReached from error
+        raise
 
 
 async def resolve(awaitable: Awaitable[T]) -> T:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.aio import TurnBatch, await_all, run_to_completion
+from recipe.async_dapo.aio import LimitReached, TurnBatch, await_all, run_to_completion, within
 
 from ..support.simulation import now_s, simulate
 
@@ -79,6 +79,26 @@ async def after(delay_s: float, result: Any) -> Any:
     if isinstance(result, BaseException):
         raise result
     return result
+
+
+def test_given_a_limit_then_it_is_told_from_a_timeout_of_what_is_awaited() -> None:
+    async def wraps_its_cancellation() -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            raise OSError("closed") from None
+
+    async def scenario() -> None:
+        assert await within(5, after(2, "in time")) == "in time"
+        with pytest.raises(TimeoutError, match="its own"):
+            await within(5, after(1, TimeoutError("its own")))
+        began_s = now_s()
+        for late in (asyncio.sleep(10), wraps_its_cancellation()):
+            with pytest.raises(LimitReached):
+                await within(5, late)
+        assert now_s() - began_s == 10
+
+    simulate(scenario())
 
 
 def test_given_several_calls_when_awaited_together_then_results_keep_their_order_and_run_at_once() -> None:

@@ -125,7 +125,6 @@ def _simulate_all(
             for future in as_completed(futures):
                 future.result()
                 on_row()
-        except BaseException:
+        finally:
             pool.shutdown(cancel_futures=True)
-            raise
         return [future.result() for future in futures]

@@ -4,6 +4,7 @@ from typing import Any
 
 from transfer_queue import KVBatchMeta
 
+from .. import store
 from ..plan.costs import TrainingCost
 from .schedule import TrainingSchedule
 
@@ -35,5 +36,5 @@ class TimedRanks:
 
 def _sums(batch: KVBatchMeta) -> tuple[float, float]:
     """Sum of the sequences' lengths, prompt included, and of their squares [tokens]."""
-    lens_tok = [tag["seq_len"] for tag in batch.tags if not tag.get("is_padding", False)]
+    lens_tok = [tag["seq_len"] for tag in batch.tags if not store.is_padding(tag)]
     return float(sum(lens_tok)), float(sum(n * n for n in lens_tok))

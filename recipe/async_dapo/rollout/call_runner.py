@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ..aio import LimitReached, within
 from ..calls import RETRY, Policy, RecordedError, TrajectoryGivenUp, running_call_id, value_of
 from ..core.journal import Call, WhenUnknown
 from ..core.recording import Recorder, current_recorder
@@ -131,14 +132,14 @@ class CallRunner:
         started_s = time.monotonic()
         error: str | None = None
         value: Any = None
-        limit = asyncio.timeout(self._timeout_s)
         try:
-            async with limit:
-                value = await _outcome_of(make)
+            value = await within(self._timeout_s, _outcome_of(make))
         except TrajectoryGivenUp:
             raise
+        except LimitReached:
+            error = f"no answer within {self._timeout_s} s"
         except Exception as raised:  # a tool may raise anything: that is its answer
-            error = f"no answer within {self._timeout_s} s" if limit.expired() else str(raised)
+            error = str(raised)
         return _written(call, error, value, seconds=time.monotonic() - started_s)
 
     async def _judged(self, call: Call, make: Callable[[], Any]) -> bytes:
@@ -161,15 +162,11 @@ class CallRunner:
         return False
 
     async def _is_recovered(self, call: Call, recover: Callable[[], Any]) -> bool:
-        limit = asyncio.timeout(self._timeout_s)
         try:
-            async with limit:
-                value = await _outcome_of(recover)
+            value = await within(self._timeout_s, _outcome_of(recover))
         except LookupError:
             return False
-        except TimeoutError:
-            if not limit.expired():
-                raise
+        except LimitReached:
             logger.debug("recover gave no answer for %s", call.call_id)
             what = f"recover of {call.name} gave no answer within {self._timeout_s} s"
             raise TrajectoryGivenUp("unknown_call", what) from None

@@ -14,6 +14,7 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+from ..aio import LimitReached, within
 from ..calls import Policy, TrajectoryGivenUp, make_recorded
 from ..core.recording import current_recorder
 
@@ -149,13 +150,9 @@ class RecordedTool(BaseTool):
         own_id = self._live.pop(instance_id, None)
         if own_id is None:
             return
-        limit = asyncio.timeout(self._timeout_s)
         try:
-            async with limit:
-                await self._tool.release(own_id, **kwargs)
-        except TimeoutError:
-            if not limit.expired():
-                raise
+            await within(self._timeout_s, self._tool.release(own_id, **kwargs))
+        except LimitReached:
             limit_s = self._timeout_s
             logger.warning("tool %s: release took longer than async_dapo.calls.timeout_s=%s", self.name, limit_s)
 
