@@ -16,7 +16,7 @@ PLANNED_STEPS, PLANNED_WARMUP = 10, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A cluster of H200s, one server each, and a task; lengths are log-normal."""
+    """A cluster of one-GPU servers, and a task; lengths are log-normal."""
 
     name: str
     servers: int
@@ -26,10 +26,12 @@ class Setting:
     median_tok: float
     sigma: float
     speedup: float  # that two cores can follow
+    accelerator: str = "h200"
 
     def scenario(self) -> Scenario:
         values = {
             "servers": self.servers,
+            "accelerator": self.accelerator,
             "train_batch_size": self.batch_groups,
             "rollout_n": self.n,
             "max_response_length": self.limit_tok,
@@ -40,9 +42,17 @@ class Setting:
         return Inputs.load(None, values).scenario()
 
 
-SETTINGS = {
+SETTINGS = {  # those of 1 H100, of 2 servers with 40K and of 8 with B=64 are of the grid of `benchmarks.defaults`, too
     setting.name: setting
     for setting in (
+        Setting(
+            name="1 H100, B=32, n=8, 4K", accelerator="h100",
+            servers=1, batch_groups=32, n=8, limit_tok=4096, median_tok=1200, sigma=0.9, speedup=10,
+        ),
+        Setting(
+            name="2 servers, B=32, n=16, 40K",
+            servers=2, batch_groups=32, n=16, limit_tok=40_960, median_tok=5000, sigma=1.2, speedup=50,
+        ),
         Setting(
             name="2 servers, B=8, n=8, 8K",
             servers=2, batch_groups=8, n=8, limit_tok=8192, median_tok=2000, sigma=0.9, speedup=16,
@@ -53,7 +63,7 @@ SETTINGS = {
         ),
         Setting(
             name="8 servers, B=64, n=8, 16K",
-            servers=8, batch_groups=64, n=8, limit_tok=16_384, median_tok=4000, sigma=0.9, speedup=5,
+            servers=8, batch_groups=64, n=8, limit_tok=16_384, median_tok=4000, sigma=0.9, speedup=7,
         ),
         Setting(
             name="32 servers, B=64, n=16, 16K",
