@@ -32,6 +32,8 @@ from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
 TRAINED_TOK = "async_dapo/tokens/trained"
 STALENESS = "training/off_policy/trajectory_staleness_worst/mean"  # of a trajectory's oldest token [versions]
+TRAINER_PARTS = ("old_log_prob", "update_actor", "adv")  # of a step's seconds outside its rollout
+REPREFILLED_TOK = "async_dapo/partial/reprefilled_tokens"
 # Valid groups that verl throws away: sync those after the B-th, its asynchronous modes those that are too old.
 VERL_DISCARDS = ("training/filter_groups/discarded_surplus_samples", "training/off_policy/evicted_samples")
 
@@ -108,12 +110,18 @@ def figures(metrics: RunMetrics, load: RunLoad) -> dict[str, float | str]:
     rollout_s = [values["timing_s/gen"] for values in warm]
     trained_tok = [values["response_length/mean"] * TRAJECTORIES_PER_STEP for values in warm]
     undisturbed = [step for step in every if step > WARM_UP_STEPS and not {step, step - 1} & validated]
+    tenths_s = statistics.quantiles(step_s, n=10, method="inclusive")
+    cpu_ms = 1000 * statistics.mean(load.step_cpu_s(undisturbed)) / TRAJECTORIES_PER_STEP
     return {
         "step_s": round(statistics.median(step_s), 3),
         "step_s_mean": round(statistics.mean(step_s), 3),
+        "step_s_p10": round(tenths_s[0], 3),
+        "step_s_p90": round(tenths_s[-1], 3),
         "rollout_s": round(statistics.median(rollout_s), 3),
         "rollout_s_mean": round(statistics.mean(rollout_s), 3),
         "trained_tok_per_s": round(sum(trained_tok) / sum(step_s), 1),
+        "cpu_ms_per_trajectory": round(cpu_ms, 1),
+        **{f"{part}_s": round(statistics.mean(step[f"timing_s/{part}"] for step in warm), 3) for part in TRAINER_PARTS},
         "engine_idle": round(load.idle_share(undisturbed), 3),
         "staleness": round(statistics.mean(values[STALENESS] for values in warm), 3),
         **(recipe_figures(warm, trained_tok) if TRAINED_TOK in warm[0] else verl_figures(warm)),
@@ -135,6 +143,7 @@ def recipe_figures(steps: list[dict[str, float]], trained_tok: list[float]) -> d
         "generated_tok": round(sum(total.values()) / len(steps)),
         "waste": round(total["discarded"] / (total["discarded"] + total["trained"]), 4),
         "off_policy": round(sum(map(operator.mul, off_policy, trained_tok)) / sum(trained_tok), 4),
+        "reprefilled_tok": round(statistics.mean(step[REPREFILLED_TOK] for step in steps)),
     }
 
 
@@ -142,7 +151,12 @@ def verl_figures(steps: list[dict[str, float]]) -> dict[str, float | str]:
     """verl counts groups, not tokens, and only in steps that threw some away."""
     discarded = sum(step.get(key, 0.0) for step in steps for key in VERL_DISCARDS)
     trained = len(steps) * PROMPTS_PER_STEP
-    return {"generated_tok": "", "waste": round(discarded / (discarded + trained), 4), "off_policy": ""}
+    return {
+        "generated_tok": "",
+        "waste": round(discarded / (discarded + trained), 4),
+        "off_policy": "",
+        "reprefilled_tok": "",
+    }
 
 
 def run(name: str, assets: Assets, folder: Path, steps: int, seed: int, engines: int) -> dict[str, float | str]:

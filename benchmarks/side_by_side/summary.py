@@ -14,14 +14,15 @@ from benchmarks.support.tables import spread
 FOLDER = Path(__file__).parents[2] / "assets" / "side_by_side"
 CELL = ["tail", "engines"]
 SYNC = "verl sync"
-BASES = (SYNC, "verl sync, 0.05 s poll", "verl colocate_async", "verl colocate_async, 0.05 s poll")
-HEADLINE = (SYNC, "verl colocate_async", "discard, fifo", "partial", "partial_stale_kv")
+SHORT_POLL = "verl colocate_async, 0.05 s poll"
+BASES = (SYNC, "verl sync, 0.05 s poll", "verl colocate_async", SHORT_POLL)
+HEADLINE = (SYNC, SHORT_POLL, "discard, fifo", "partial", "partial_stale_kv")
 HEADLINE_TAILS = (8, 25)  # on one engine
 
 
-def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
+def read_runs(folder: Path = FOLDER, file: str = "runs.csv") -> pd.DataFrame:
     """A row a run, with what is derived from its own figures and its repetition's bound. verl's systems come first."""
-    runs = pd.read_csv(folder / "runs.csv")
+    runs = pd.read_csv(folder / file)
     bounds = pd.read_csv(folder / "bound.csv").rename(columns={"tok_per_s": "bound_tok_per_s"})
     runs = runs.merge(bounds.drop(columns="commit"), how="left", on=[*CELL, "repetition"])
     runs["of_bound"] = share_of_bound(runs)
@@ -32,6 +33,11 @@ def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
     runs["midway_s"] = [learning_curve.cost_to(*pair) for pair in pairs]
     runs["system"] = pd.Categorical(runs["system"], sorted(runs["system"].unique(), key=order_of), ordered=True)
     return runs.sort_values([*CELL, "system", "repetition"], ignore_index=True)
+
+
+def read_earlier(folder: Path = FOLDER) -> pd.DataFrame:
+    """Runs before the recipe sized its concurrency by itself: on machines of their own, with 96 requests in flight."""
+    return read_runs(folder, "earlier.csv")
 
 
 def order_of(system: str) -> tuple[bool, str]:
@@ -52,24 +58,28 @@ def share_of_bound(runs: pd.DataFrame) -> pd.Series:
 
 
 def ratios(runs: pd.DataFrame) -> pd.DataFrame:
-    """Step time of every system over that of each base, in the repetitions that both have.
+    """Step time and trained tokens/s of every system over those of each base, in the repetitions that both have.
 
-    `ratio` is that of the medians. The others are of the ratios within one repetition: machines differ between
+    `ratio` and `rate` are of the medians. The others are of the ratios within one repetition: machines differ between
     repetitions.
     """
     base = runs[runs["system"].isin(BASES)].rename(columns={"system": "base"})
     pairs = runs.merge(base, on=[*CELL, "repetition"], suffixes=("", "_base"))
     pairs = pairs[pairs["system"].astype(str) != pairs["base"].astype(str)]
     pairs["within"] = pairs["step_s_mean"] / pairs["step_s_mean_base"]
+    pairs["rate_within"] = pairs["trained_tok_per_s"] / pairs["trained_tok_per_s_base"]
     groups = pairs.groupby([*CELL, "system", "base"], observed=True)
-    medians_s = groups[["step_s_mean", "step_s_mean_base"]].median()
+    medians = groups[["step_s_mean", "step_s_mean_base", "trained_tok_per_s", "trained_tok_per_s_base"]].median()
     return pd.DataFrame(
         {
             "repetitions": groups.size(),
-            "ratio": medians_s["step_s_mean"] / medians_s["step_s_mean_base"],
+            "ratio": medians["step_s_mean"] / medians["step_s_mean_base"],
             "lowest": groups["within"].min(),
             "median": groups["within"].median(),
             "highest": groups["within"].max(),
+            "rate": medians["trained_tok_per_s"] / medians["trained_tok_per_s_base"],
+            "rate_lowest": groups["rate_within"].min(),
+            "rate_highest": groups["rate_within"].max(),
         }
     ).reset_index()
 
@@ -91,8 +101,31 @@ def ratios_table(runs: pd.DataFrame) -> pd.DataFrame:
             "lowest": "Lowest within one",
             "median": "Median within one",
             "highest": "Highest within one",
+            "rate": "Trained tokens/s, of medians",
+            "rate_lowest": "Its lowest within one",
+            "rate_highest": "Its highest within one",
         }
     )
+
+
+COSTS = {
+    "step_s": "Step, median [s]",
+    "step_s_p10": "Steps, p10 [s]",
+    "step_s_p90": "Steps, p90 [s]",
+    "outside_s": "Outside the rollout [s]",
+    "old_log_prob_s": "old_log_prob [s]",
+    "update_actor_s": "update_actor [s]",
+    "adv_s": "adv [s]",
+    "reprefilled_tok": "Prefilled again [tokens/step]",
+    "cpu_ms_per_trajectory": "CPU per trained trajectory [ms]",
+}
+
+
+def costs_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Medians over runs of how evenly steps come, of what the trainer's side takes, and of the whole run's CPU."""
+    runs = runs.assign(outside_s=runs["step_s_mean"] - runs["rollout_s_mean"])
+    medians = runs.groupby([*CELL, "system"], observed=True)[list(COSTS)].median()
+    return _named(medians.rename(columns=COSTS))
 
 
 MEASURES = {
@@ -127,9 +160,11 @@ def headline_table(runs: pd.DataFrame) -> pd.DataFrame:
     of_sync = ratios(runs).query("base == @SYNC").set_index(["tail", "system"])["ratio"]
     step_s = runs.groupby(["tail", "system"], observed=True)["step_s_mean"].median()
     columns = {}
+    rate = runs.groupby(["tail", "system"], observed=True)["trained_tok_per_s"].median()
     for tail in HEADLINE_TAILS:
         columns[f"Tail {tail}: step [s]"] = step_s[tail]
         columns[f"Tail {tail}: over verl sync"] = of_sync[tail].reindex(HEADLINE, fill_value=1.0)
+        columns[f"Tail {tail}: trained tokens/s"] = rate[tail]
     return pd.DataFrame(columns).reindex(HEADLINE).rename_axis("System").reset_index()
 
 

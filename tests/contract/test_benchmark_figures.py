@@ -36,6 +36,7 @@ def step(seconds: float, **own: float) -> dict[str, float]:
         "timing_s/gen": seconds / 2,
         "response_length/mean": 10.0,
         side_by_side.STALENESS: 1.0,
+        **{f"timing_s/{part}": seconds / 8 for part in side_by_side.TRAINER_PARTS},
         **own,
     }
 
@@ -46,12 +47,17 @@ def test_warm_up_and_steps_after_a_validation_are_left_out() -> None:
     steps[5][ACCURACY] = 0.4
     steps[6] = step(slow)
     asked: list[list[int]] = []
-    load = SimpleNamespace(idle_share=lambda steps: asked.append(steps) or 0.25)
+    cpu_s_per_step = 6.4
+    load = SimpleNamespace(
+        idle_share=lambda steps: asked.append(steps) or 0.25, step_cpu_s=lambda steps: [cpu_s_per_step for _ in steps]
+    )
 
     figures = side_by_side.figures(run_of(steps), load)
 
     assert figures["step_s_mean"] == fast and figures["rollout_s_mean"] == fast / 2
     assert figures["trained_tok_per_s"] == 10 * side_by_side.TRAJECTORIES_PER_STEP / fast
+    assert figures["step_s_p90"] == fast and figures["old_log_prob_s"] == fast / 8
+    assert figures["cpu_ms_per_trajectory"] == 1000 * cpu_s_per_step / side_by_side.TRAJECTORIES_PER_STEP
     assert figures["validations"] == "0.0:0.1000 304.0:0.4000"
     assert asked == [[4, 7, 8]], "the validation itself is not between two steps' lines"
 
@@ -63,11 +69,13 @@ def test_both_sides_have_a_waste() -> None:
             "async_dapo/tokens/filtered": 500.0,
             "async_dapo/tokens/discarded": 100.0,
             "async_dapo/partial/off_policy_token_ratio": 0.5,
+            side_by_side.REPREFILLED_TOK: 70.0,
         }
     ]
     theirs = [{key: 1.0} for key in side_by_side.VERL_DISCARDS] + [{}]
 
-    assert side_by_side.recipe_figures(ours, [300.0]) == {"generated_tok": 900, "waste": 0.25, "off_policy": 0.5}
+    figures = {"generated_tok": 900, "waste": 0.25, "off_policy": 0.5, "reprefilled_tok": 70}
+    assert side_by_side.recipe_figures(ours, [300.0]) == figures
     assert side_by_side.verl_figures(theirs)["waste"] == round(2 / (2 + 3 * side_by_side.PROMPTS_PER_STEP), 4)
 
 
