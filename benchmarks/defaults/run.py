@@ -74,6 +74,7 @@ def measure(setting: Setting, kind: str, candidate: Candidate) -> dict[str, Any]
         "length_bias": round(mean.trained_len_tok / natural_len_tok, 4),
         "waste": round(mean.waste_ratio, 4),
         "idle": round(mean.idle_ratio, 4),
+        "prefill": round(mean.prefill_ratio, 4),
         "inflight_max": mean.inflight_max,
         "preemptions": round(mean.preemptions, 1),
         "recomputed_tok": round(mean.recomputed_tok),

@@ -1,4 +1,4 @@
-"""Candidates on several processes."""
+"""Candidates on several processes, and the steps that are measured."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.plan import sweep
-from recipe.async_dapo.plan.candidates import Candidate
+from recipe.async_dapo.plan.bound import bound_of
+from recipe.async_dapo.plan.candidates import Candidate, pool_options
 from recipe.async_dapo.plan.measures import StepMeasure
 from recipe.async_dapo.plan.scenario import Scenario
 from recipe.async_dapo.plan.systems import recipe
@@ -36,3 +37,21 @@ def test_given_an_error_then_no_other_candidate_is_begun(tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match="system=refused"):
         sweep.sweep(small_scenario(), candidates, steps=12, warmup=0, jobs=2)
     assert len(list(tmp_path.glob("*.begun"))) < COUNT / 2
+
+
+@pytest.mark.parametrize("pool_size", [256, 384, 576])
+def test_given_rounds_that_feed_several_steps_then_measured_steps_generate_what_they_train(
+    pool_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = small_scenario(train_batch_size=32)
+    monkeypatch.setattr(sweep, "TRAJECTORIES_TO_MEASURE", 8 * 32 * 4)
+    options = pool_options(scenario, pool_size)
+    drain = recipe("drain", rollout_strategy="discard", stop_rule="drain", **options)
+    candidate = Candidate(system=drain, strategy="discard", stop_rule="drain", concurrency=pool_size)
+
+    mean, natural_len_tok = simulate(scenario, candidate, steps=None, warmup=None)
+
+    spent_tok = mean.trained_tok + mean.filtered_tok + mean.wasted_tok
+    assert mean.generated_tok == pytest.approx(spent_tok, abs=sweep.EVEN * mean.trained_tok)
+    rollout_s = mean.rollout_s * natural_len_tok / mean.trained_len_tok
+    assert bound_of(scenario).rollout_s <= (1 + sweep.EVEN) * rollout_s

@@ -1,6 +1,6 @@
 """Simulates candidates, one after another or on several processes, and puts the results side by side."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,8 @@ from .simulated_training import TrainingRun
 from .systems import System
 
 TRAJECTORIES_TO_MEASURE = 16_000
+EVEN = 0.02  # of the tokens trained in a window, that its end may hold more or fewer than its beginning
+LONGEST = 4  # times its fewest steps has a window that does not become even
 STEPS_TO_CONVERGE = 3  # of a pool that sizes itself
 MOST_WARMUP = 24
 
@@ -43,16 +45,28 @@ class Row:
 def simulate(
     scenario: Scenario, candidate: Candidate, *, steps: int | None, warmup: int | None
 ) -> tuple[StepMeasure, float]:
-    """The mean step of a candidate, after its buffer has filled, and the natural length of its prompts [tokens]."""
+    """The mean step of a candidate, after its buffer has filled, and the natural length of its prompts [tokens].
+
+    Without a number of `steps`, as many as generate what they train: a round that drains may end with several batches.
+    """
     run = start(scenario, candidate.system)
     batch = scenario.train_batch_size * scenario.rollout_n
-    if steps is None:
-        steps = min(40, max(2, ceil(TRAJECTORIES_TO_MEASURE / batch)))
     if warmup is None:
         warmup = _steps_to_steady_state(run, candidate, batch, scenario.mean_len_tok)
+    held_tok = 0
     for _ in range(warmup):
-        run.step()
-    return mean_of([run.step() for _ in range(steps)]), run.natural_len_tok
+        held_tok = run.step().buffered_tok
+    fewest = steps or min(40, max(2, ceil(TRAJECTORIES_TO_MEASURE / batch)))
+    most = steps or LONGEST * fewest
+    measured = [run.step() for _ in range(fewest)]
+    while len(measured) < most and not _is_even(measured, held_tok):
+        measured.append(run.step())
+    return mean_of(measured), run.natural_len_tok
+
+
+def _is_even(window: Sequence[StepMeasure], held_tok: int) -> bool:
+    """Whether a window ends with about the tokens for later steps that were held before it."""
+    return abs(window[-1].buffered_tok - held_tok) <= EVEN * sum(step.trained_tok for step in window)
 
 
 def start(scenario: Scenario, system: System) -> TrainingRun | SeparateRun:
