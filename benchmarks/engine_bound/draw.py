@@ -1,4 +1,5 @@
-"""The figure, and the table, of `runs.csv` in a folder, or of the project's own runs.
+"""The figure, and the table, of `runs.csv` in a folder, or of the project's own runs, and the timelines of those whose
+records are there.
 
 python -m benchmarks.engine_bound.draw [FOLDER]
 
@@ -13,6 +14,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.engine_bound.summary import FOLDER, engine_bound_table, read_runs
 from benchmarks.support.tables import markdown
+from recipe.async_dapo.rehearsal.figure import draw_timeline
+from recipe.async_dapo.rehearsal.timeline import Timeline
 
 
 def draw(runs: pd.DataFrame, folder: Path) -> None:
@@ -34,8 +37,15 @@ def draw(runs: pd.DataFrame, folder: Path) -> None:
     figure.savefig(folder / "engine_bound.png", dpi=110)
 
 
+def draw_timelines(folder: Path) -> None:
+    for engines in folder.glob("*/engines.jsonl"):
+        timeline = Timeline.load(engines, engines.with_name("phases.jsonl"))
+        draw_timeline(timeline, engines.with_name("timeline.png"), title=engines.parent.name)
+
+
 if __name__ == "__main__":
     drawn = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     rows = read_runs(drawn)
     draw(rows, drawn)
+    draw_timelines(drawn)
     print(markdown(engine_bound_table(rows)), end="")

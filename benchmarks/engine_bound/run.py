@@ -4,7 +4,8 @@ python -m benchmarks.engine_bound --settings "8 servers, B=64, n=8, 16K" --steps
 
 Every system runs its real code on emulated engines (docs/rehearsal.md), with the same prompts and responses. A row has
 the planner's prediction for the same system beside it. Writes `runs.csv`, and goes on where it ends;
-`python -m benchmarks.engine_bound.draw FOLDER` draws the figure and prints the table. With several `--speedups` the
+`python -m benchmarks.engine_bound.draw FOLDER` draws the figure and prints the table, `python -m
+benchmarks.engine_bound.plan FOLDER` asks the planner anew. With several `--speedups` the
 rows say whether the compression of time matters. The project's own runs are in `assets/engine_bound`.
 """
 
@@ -12,7 +13,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from benchmarks.engine_bound.systems import SETTINGS, Row, planned_step_s, rows
+from benchmarks.engine_bound.systems import SETTINGS, WARMUP, Row, planned, rows
 from benchmarks.support.rehearsed import measure, overrides_of
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.plan.scenario import Scenario
@@ -24,7 +25,7 @@ def run(
     """One system's columns."""
     overrides = [*overrides_of(scenario), *row.overrides]
     columns = measure(overrides, folder, steps=steps, warmup=warmup, speedup=speedup)
-    return columns | {"planned_step_s": round(planned_step_s(scenario, row), 2)}
+    return columns | planned(scenario, row, steps=steps - warmup, warmup=warmup)
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--speedups", type=float, nargs="+", help="default: the setting's own")
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--warmup", type=int, default=WARMUP)
     parser.add_argument("--output", type=Path, default=Path("outputs", "engine_bound"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "engine_bound"), help="folder of the runs' logs")
     options = parser.parse_args()

@@ -20,6 +20,7 @@ MEASURES = {
     "staleness": "Staleness",
     "length_bias": "Length bias",
     "planned_step_s": "Planned [s]",
+    "planned_spread": "Planned, spread",
 }
 
 
@@ -38,12 +39,16 @@ def read_all(folder: Path = FOLDER) -> pd.DataFrame:
 
 
 def engine_bound_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Medians over the runs of a system, and its step over that of verl's asynchronous mode in the same setting."""
+    """Medians over the runs of a system, its step over that of verl's asynchronous mode in the same setting, and by how
+    much it is longer than planned: the whole step, and a trained token's share of it."""
     groups = runs.groupby(["setting", "system"], sort=False)
-    frame = groups[list(MEASURES)].median().reset_index()
+    frame = groups[[*MEASURES, "planned_length_bias"]].median().reset_index()
     base_s = frame["setting"].map(frame[frame["system"] == BASE].set_index("setting")["step_s"])
     frame.insert(2, "Runs", groups.size().to_numpy())
     frame.insert(4, "Of verl async", frame["step_s"] / base_s)
+    over = frame["step_s"] / frame["planned_step_s"]
+    frame["Over planned"] = _as_error(over)
+    frame["Over planned, per token"] = _as_error(over * frame.pop("planned_length_bias") / frame["length_bias"])
     frame["Valid"] = ["yes" if all_valid else "no" for all_valid in groups["is_valid"].all()]
     return frame.rename(columns={"setting": "Setting", "system": "System"} | MEASURES)
 
@@ -61,7 +66,7 @@ def speedups_table(runs: pd.DataFrame) -> pd.DataFrame:
     frame["ratio"] = frame["step_s"] / frame.pop("sync_s")
     slowest = frame.sort_values("speedup").drop_duplicates(keys).rename(columns={"ratio": "slowest"})
     frame = frame.merge(slowest[[*keys, "slowest"]], on=keys)
-    frame["Changed"] = (frame["ratio"] / frame.pop("slowest") - 1).map("{:+.1%}".format)
+    frame["Changed"] = _as_error(frame["ratio"] / frame.pop("slowest"))
     titles = {"setting": "Setting", "system": "System", "speedup": "Speed-up", "ratio": "Of verl sync"}
     return frame.rename(columns=titles | MEASURES)
 
@@ -72,3 +77,7 @@ def headline_table(runs: pd.DataFrame) -> pd.DataFrame:
     median = runs.groupby("system", sort=False)[["step_s", "bound_share", "waste", "off_policy"]].median().reset_index()
     median.insert(2, "Over verl sync", median["step_s"] / median.set_index("system")["step_s"][SYNC])
     return median.rename(columns={"system": "System"} | MEASURES)
+
+
+def _as_error(ratio: pd.Series) -> pd.Series:
+    return (ratio - 1).map("{:+.1%}".format, na_action="ignore")

@@ -1,17 +1,23 @@
 """What is compared where the engines are the bottleneck: settings, systems, and the planner's name for each."""
 
 from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean, stdev
 
 from benchmarks.support.rehearsed import verl_overrides
+from recipe.async_dapo.plan.bound import bound_of
 from recipe.async_dapo.plan.candidates import Candidate, default_concurrency, pool_options, separate_splits
 from recipe.async_dapo.plan.inputs import Inputs
+from recipe.async_dapo.plan.measures import StepMeasure
 from recipe.async_dapo.plan.scenario import Scenario
 from recipe.async_dapo.plan.sweep import simulate
 from recipe.async_dapo.plan.systems import System, recipe, verl_colocate_async, verl_sync
 
 PROMPT_TOK = 188  # of the stand-in prompts
 SHORT_POLL_S = 0.05
-PLANNED_STEPS, PLANNED_WARMUP = 10, 5
+WARMUP = 2  # steps of a rehearsal that do not count
+SETTLED_STEPS, SETTLED_WARMUP = 10, 5  # in which the planner compares pools and splits
+PLANNED_SEEDS = range(20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,25 +97,45 @@ def rows(scenario: Scenario) -> dict[str, Row]:
     asynchronous = verl_colocate_async(groups=groups)
     short_overrides = verl_overrides("colocate_async", poll_s=SHORT_POLL_S)
     splits = [_separate(scenario, with_short_poll(system)) for system in separate_splits(scenario)]
+    settled_step_s = partial(_settled_step_s, scenario)
     result = {
         "verl sync": Row(overrides=verl_overrides("sync", poll_s=2.0), planned=verl_sync(groups=groups)),
         "verl colocate_async": Row(overrides=verl_overrides("colocate_async", poll_s=2.0), planned=asynchronous),
         "verl colocate_async, 0.05 s poll": Row(overrides=short_overrides, planned=with_short_poll(asynchronous)),
-        "verl separate_async, 0.05 s poll": min(splits, key=lambda row: planned_step_s(scenario, row)),
-        "partial, defaults": _recipe(rollout_strategy="partial"),
     }
+    if splits:  # one server cannot be split
+        result["verl separate_async, 0.05 s poll"] = min(splits, key=settled_step_s)
+    result["partial, defaults"] = _recipe(rollout_strategy="partial")
+    result["partial, fixed lanes"] = _recipe(rollout_strategy="partial", rollout_pool_size=None)
     for strategy in ("discard", "partial", "partial_stale_kv", "consistent"):
         pools = [pool_options(scenario, size) for size in default_concurrency(scenario)]
         tried = [_recipe(rollout_strategy=strategy, **pool) for pool in pools]
-        result[strategy] = min(tried, key=lambda row: planned_step_s(scenario, row))
+        result[strategy] = min(tried, key=settled_step_s)
     return result
 
 
-def planned_step_s(scenario: Scenario, row: Row) -> float:
-    """What the planner predicts for a system [s]."""
+def planned(scenario: Scenario, row: Row, *, steps: int, warmup: int) -> dict[str, float]:
+    """Columns of what the planner predicts for the steps that a rehearsal counts: the mean over seeds, and how far one
+    seed is from it (standard deviation, over the mean)."""
+    seeds = [replace(scenario, seed=seed) for seed in PLANNED_SEEDS]
+    means = [_simulated(one, row, steps=steps, warmup=warmup) for one in seeds]
+    natural_tok = bound_of(scenario).trained_len_tok
+    step_s = fmean(mean.step_s for mean in means)
+    return {
+        "planned_step_s": round(step_s, 2),
+        "planned_spread": round(stdev(mean.step_s for mean in means) / step_s, 3),
+        "planned_length_bias": round(fmean(mean.trained_len_tok for mean in means) / natural_tok, 3),
+    }
+
+
+def _settled_step_s(scenario: Scenario, row: Row) -> float:
+    return _simulated(scenario, row, steps=SETTLED_STEPS, warmup=SETTLED_WARMUP).step_s
+
+
+def _simulated(scenario: Scenario, row: Row, *, steps: int, warmup: int) -> StepMeasure:
     candidate = Candidate(system=row.planned, strategy="", stop_rule="", concurrency=None)
-    mean, _ = simulate(scenario, candidate, steps=PLANNED_STEPS, warmup=PLANNED_WARMUP)
-    return mean.step_s
+    mean, _ = simulate(scenario, candidate, steps=steps, warmup=warmup)
+    return mean
 
 
 def with_short_poll(system: System) -> System:
@@ -134,7 +160,7 @@ def _separate(scenario: Scenario, system: System) -> Row:
 
 
 def _recipe(**options: object) -> Row:
-    overrides = [f"async_dapo.{key}={value}" for key, value in options.items()]
+    overrides = [f"async_dapo.{key}={'null' if value is None else value}" for key, value in options.items()]
     if options["rollout_strategy"] == "partial_stale_kv":
         overrides.append("actor_rollout_ref.rollout.free_cache_engine=False")
     return Row(overrides=tuple(overrides), planned=recipe("planned", **options))

@@ -3,11 +3,12 @@
 python -m benchmarks.gpu_record --model /models/Qwen3-8B --output record.jsonl
 
 The model's folder needs `config.json` and tokenizer only: weights are made up (`load_format=dummy`), as their values do
-not matter. About ten minutes on one GPU. `python -m recipe.async_dapo.plan --calibrate record.jsonl` and
-`rehearsal.calibrate=record.jsonl` then use it in place of the constants.
+not matter. About ten minutes on one GPU, as estimated: so far it ran on vLLM's CPU build alone. `python -m
+recipe.async_dapo.plan --calibrate record.jsonl` and `rehearsal.calibrate=record.jsonl` then use it in place of the
+constants.
 
 Every cell generates twice, a short and a long response for each request of the batch; the difference is decoding alone,
-without prefill and start. One warm-up cell comes first and is not recorded.
+without prefill and start. A cell for warming up comes first and is not recorded.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +36,11 @@ class Cell:
         return self.batch * (self.context_tok + (SHORT_TOK + LONG_TOK) // 2)
 
 
-def cells(*, kv_room_tok: int) -> Iterator[Cell]:
+def cells(
+    *, kv_room_tok: int, batches: Sequence[int] = BATCHES, contexts_tok: Sequence[int] = CONTEXTS_TOK
+) -> Iterator[Cell]:
     """Those that fit into the KV cache."""
-    for context_tok, batch in itertools.product(CONTEXTS_TOK, BATCHES):
+    for context_tok, batch in itertools.product(contexts_tok, batches):
         if batch * (context_tok + LONG_TOK) <= kv_room_tok:
             yield Cell(batch=batch, context_tok=context_tok)
 
@@ -59,6 +62,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.85)
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="requests at once")
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS_TOK, help="tokens, of each request")
     options = parser.parse_args()
 
     from vllm import LLM, SamplingParams
@@ -68,25 +73,28 @@ def main() -> None:
         load_format="dummy",
         tensor_parallel_size=options.tensor_parallel_size,
         gpu_memory_utilization=options.gpu_memory_utilization,
-        max_model_len=max(CONTEXTS_TOK) + LONG_TOK,
-        max_num_seqs=max(BATCHES),
+        max_model_len=max(options.contexts) + LONG_TOK,
+        max_num_seqs=max(options.batches),
         enable_prefix_caching=False,
     )
     cache = engine.llm_engine.vllm_config.cache_config
+    vocabulary = engine.llm_engine.vllm_config.model_config.get_vocab_size()
     rng = random.Random(0)
 
     def generate_s(cell: Cell, tokens: int) -> float:
         prompts = [
-            {"prompt_token_ids": [rng.randrange(1000) for _ in range(cell.context_tok)]} for _ in range(cell.batch)
+            {"prompt_token_ids": [rng.randrange(vocabulary) for _ in range(cell.context_tok)]}
+            for _ in range(cell.batch)
         ]
         params = SamplingParams(max_tokens=tokens, min_tokens=tokens, ignore_eos=True, detokenize=False)
         started = time.perf_counter()
         engine.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - started
 
-    measure(Cell(batch=8, context_tok=512), generate_s)
+    measure(Cell(batch=min(options.batches), context_tok=min(options.contexts)), generate_s)
+    kv_room_tok = cache.num_gpu_blocks * cache.block_size
     with options.output.open("w") as file:
-        for cell in cells(kv_room_tok=cache.num_gpu_blocks * cache.block_size):
+        for cell in cells(kv_room_tok=kv_room_tok, batches=options.batches, contexts_tok=options.contexts):
             line = measure(cell, generate_s)
             file.write(json.dumps(line) + "\n")
             file.flush()

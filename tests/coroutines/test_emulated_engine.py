@@ -167,6 +167,25 @@ def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(m
     simulate(main())
 
 
+def test_given_an_abort_that_comes_before_its_request_then_the_request_never_reaches_the_engine(monkeypatch) -> None:
+    async def main() -> None:
+        server = start_server(monkeypatch, emulated())
+        await server.abort_requests(["request"])
+        assert (await generate(server)).stop_reason == "aborted"
+        assert (await generate(server, "other")).token_ids == answer(0), "the first answer was given to nobody"
+
+    simulate(main())
+
+
+def test_given_no_request_when_stopped_then_it_returns_at_once(monkeypatch) -> None:
+    async def main() -> None:
+        server = start_server(monkeypatch, emulated())
+        await server.stop_generation()
+        assert now_s() == 0
+
+    simulate(main())
+
+
 def test_given_a_full_cache_when_requests_are_preempted_then_they_end_later_with_the_same_answers(monkeypatch) -> None:
     async def main() -> None:
         engine = emulated(kv_room_tok=2 * (len(PROMPT) + LENGTH_TOK) - 4)

@@ -113,6 +113,41 @@ def test_given_verls_separate_mode_then_its_engines_go_on_over_updates_with_requ
     assert {len(sample["running"]) for sample in samples} <= set(range(7))
 
 
+OWN_REWARD = """
+from pathlib import Path
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    with Path(__file__).with_name("scored").open("a") as file:
+        file.write(f"{solution_str.rstrip()[-5:]}\\n")
+    score = float(len(solution_str) % 2)
+    return {"score": score, "acc": score}
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_given_verls_colocated_modes_then_they_train_and_the_users_reward_scores_the_stand_in_text(
+    tmp_path, mode
+) -> None:
+    (tmp_path / "reward.py").write_text(OWN_REWARD)
+    folder = rehearse(
+        tmp_path / "run",
+        f"trainer.v1.trainer_mode={mode}",
+        "rehearsal.steps=2",
+        "rehearsal.poll_s=0.5",
+        "rehearsal.reward=own",
+        "rehearsal.stand_in_text=so 42",
+        f"reward.custom_reward_function.path={tmp_path}/reward.py",
+        "trainer.save_freq=-1",
+    )
+    document = json.loads((folder / "rehearsal.json").read_text())
+    assert [step["step"] for step in document["steps"]] == [1, 2] and document["system"] == f"verl {mode}"
+    assert all(step["step_s"] > step["rollout_s"] > 0 for step in document["steps"])
+    scored = (tmp_path / "scored").read_text().splitlines()
+    assert len(scored) >= 2 * 8 * 4 and "so 42" in scored
+    assert (document["mean"]["staleness"] > 0) is (mode == "colocate_async")
+
+
 @pytest.mark.nightly
 def test_given_ctrl_c_while_it_trains_then_no_process_and_no_file_of_it_is_left(tmp_path) -> None:
     with tempfile.TemporaryDirectory(prefix="r") as folder:  # short: sockets

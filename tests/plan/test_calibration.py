@@ -76,6 +76,7 @@ def test_given_metrics_of_rollouts_with_more_and_fewer_requests_then_the_time_of
         rows.append({"data": data})
     fitted = calibrate(write(tmp_path / "log.jsonl", rows), num_servers=1)
     assert (fitted.base_s, fitted.per_request_s, fitted.admission_s) == pytest.approx((BASE_S, PER_REQUEST_S, 0.008))
+    assert fitted.apply(small_scenario().step_cost()).prefill_s(1000) == pytest.approx(0.008), "a prefill is in it"
 
 
 def test_given_a_metrics_log_then_speed_and_time_outside_of_rollouts_are_found(tmp_path):

@@ -33,3 +33,4 @@ def test_given_a_record_when_it_is_fitted_then_the_decode_step_is_the_gpus(tmp_p
     assert measured.base_s == pytest.approx(COST.base_s, rel=0.02)
     assert measured.per_request_s == pytest.approx(COST.per_request_s, rel=0.02)
     assert measured.per_kv_token_s == pytest.approx(COST.per_kv_token_s, rel=0.02)
+    assert measured.apply(COST).prefill_s(512) == COST.prefill_s(512), "it says nothing about prefills"

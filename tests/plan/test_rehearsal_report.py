@@ -37,19 +37,21 @@ def test_given_records_then_steps_rollouts_idle_places_and_lateness_are_read_fro
     timeline = Timeline.load(*write_records(tmp_path))
     second = timeline.steps[2]
     assert (second.step_s, second.rollout_s, second.train_began_s) == (100, 61, 170)
+    assert (second.stopped_s, second.update_began_s) == (160, 195)
     assert timeline.idle_between(100, 159) == pytest.approx(0.25)
     assert timeline.lateness_between(0, 10) == [0.0, 0.05, 0.1]
     assert timeline.trainer_late_s(2, 2) == 4.0 and timeline.trainer_late_s(1, 2) == 6.0
 
 
 def write_phases(folder: Path, *steps: dict[str, float]) -> Timeline:
-    """Records of steps that were late by nothing, from 1 on, and of engines that held nothing."""
+    """Records of steps that were late by nothing, from 1 on, and of engines that held nothing. The stop and the weight
+    update take no time."""
     engines, phases = folder / "engines.jsonl", folder / "phases.jsonl"
     engines.write_text('{"time_s": 0, "running": [0], "waiting": [0], "kv_tok": [0], "late_s": []}\n')
     lines = [
         {"step": number, "phase": phase, "time_s": time_s, "late_s": 0.0}
         for number, step in enumerate(steps, start=1)
-        for phase, time_s in step.items()
+        for phase, time_s in ({"stop": step["log_prob"], "update": step["end"]} | step).items()
     ]
     phases.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return Timeline.load(engines, phases)

@@ -16,14 +16,16 @@ from ..support.composed_runs import RECIPE, valid_overrides, write_verl
 REPOSITORY = RECIPE.parents[1]
 
 
-def start(folder: Path, *overrides: str, python_path: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run the entry point in an empty folder; Ray's files would appear in `folder`/ray."""
+def start(
+    folder: Path, *overrides: str, entry: str = "main_async_dapo", python_path: tuple[Path, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run an entry point in an empty folder; Ray's files would appear in `folder`/ray."""
     paths = [*python_path, RECIPE / "cpu" / "plugin", REPOSITORY]
     return subprocess.run(
         [
             sys.executable,
             "-m",
-            "recipe.async_dapo.main_async_dapo",
+            f"recipe.async_dapo.{entry}",
             f"hydra.run.dir={folder}/hydra",
             f"+ray_kwargs.ray_init._temp_dir={folder}/ray",
             *overrides,
@@ -56,6 +58,17 @@ def test_given_a_bad_option_when_started_then_the_process_ends_with_its_message(
 def test_given_a_missing_file_when_started_then_the_process_ends_with_its_message(files, tmp_path):
     done = start(tmp_path, *valid_overrides(files), "data.train_files=none.parquet")
     message = "data.train_files=none.parquet: no such file; make it with prepare_dapo_data.sh, or correct the path"
+    assert_refused(done, tmp_path, message)
+
+
+@pytest.mark.slow
+def test_given_a_missing_model_when_started_or_rehearsed_then_the_message_is_the_same(files, tmp_path):
+    overrides = [*valid_overrides(files), "actor_rollout_ref.model.path=/no/such/model"]
+    done = start(tmp_path, *overrides)
+    rehearsed = start(tmp_path, *overrides, entry="rehearse")
+    assert rehearsed.returncode == done.returncode == 1
+    assert rehearsed.stdout.rstrip().splitlines()[-1] == done.stderr.rstrip().splitlines()[-1]
+    message = "actor_rollout_ref.model.path=/no/such/model: no such folder; correct the path (verl expands no ~)"
     assert_refused(done, tmp_path, message)
 
 

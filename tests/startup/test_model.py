@@ -16,6 +16,17 @@ def test_given_a_missing_model_folder_when_checked_then_it_is_named(run, name):
     assert message.startswith(f"actor_rollout_ref.model.path={name}: no such folder")
 
 
+def test_given_a_model_that_is_no_folder_and_not_cached_when_there_is_no_network_then_it_is_named(run, monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr("socket.create_connection", unreachable)
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between the hub's attempts
+    message = refusal(run, "actor_rollout_ref.model.path=nobody/no-such-model")
+    assert message.startswith("actor_rollout_ref.model.path=nobody/no-such-model: its tokenizer cannot be loaded: ")
+    assert "internet connection" in message and message.endswith("; correct the path")
+
+
 def test_given_a_tokenizer_without_chat_template_when_checked_then_the_remedy_is_named(run, files, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()

@@ -1,5 +1,6 @@
 """A rehearsal takes what training takes: the same configuration, the same refusals, and options that act."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,6 +111,18 @@ def test_given_engines_with_gpus_of_their_own_then_all_gpus_count_and_none_chang
     emulate(config, options)
     assert gpus_of(config) == (8, 4) and options.scenario(config).num_gpus == 12
     assert config.actor_rollout_ref.rollout.checkpoint_engine.backend == NO_TRANSFER
+
+
+def test_given_a_model_in_hugging_faces_cache_then_it_is_found_there(stand_in_run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config = stand_in_run()
+    cached = tmp_path / "models--some--model"
+    shutil.copytree(config.actor_rollout_ref.model.path, cached / "snapshots" / "commit")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("commit")
+    config.actor_rollout_ref.model.path = "some/model"
+    model = RehearsalOptions.from_hydra(config).scenario(config).model
+    assert (model.name, model.weight_bytes) == ("some/model", load_model("qwen3-8b").weight_bytes)
 
 
 def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run) -> None:

@@ -2,7 +2,7 @@
 
 A line of the record is one of
 
-    {"inflight": b, "tokens_per_s": r}                   throughput of one server with b requests in flight, optionally
+    {"inflight": b, "tokens_per_s": r}                   decoding of one server with b requests in flight, optionally
                                                          with `kv_tok`, the tokens of KV cache they hold together
     {"inflight": b, "response_length": n, "seconds": s}  one request that got n tokens in s seconds, among b in flight
     {"step": i, "data": {...}}                           the recipe's metrics, as verl's `file` logger writes them
@@ -39,21 +39,21 @@ class MeasuredCosts:
     per_request_s: float
     per_kv_token_s: float | None
     admission_s: float  # engine time that every request takes, besides its tokens
+    has_prefill: bool  # latency and admission hold a request's prefill; the throughput of decoding alone does not
     outside_s: float | None  # of a step, outside of its rollout: training, log-probs, weight update
     num_points: int
     relative_rms: float  # of the fit, over its points
 
     def apply(self, cost: StepCost) -> StepCost:
-        """The measured decode step; a prefill is part of the measured latency and admission."""
-        return replace(
+        """The measured decode step, and the measured prefill where there is one."""
+        measured = replace(
             cost,
             base_s=self.base_s,
             per_request_s=self.per_request_s,
             per_kv_token_s=self.per_kv_token_s or 0.0,
-            prefill_token_s=0.0,
-            prefill_token2_s=0.0,
             admission_s=self.admission_s,
         )
+        return replace(measured, prefill_token_s=0.0, prefill_token2_s=0.0) if self.has_prefill else measured
 
     def __str__(self) -> str:
         return (
@@ -89,6 +89,7 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
         per_request_s=measured["per_request_s"],
         per_kv_token_s=measured["per_kv_token_s"] if has_kv else None,
         admission_s=measured["admission_s"],
+        has_prefill=bool(terms[:, (0, 4)].any()),
         outside_s=median(outside) if outside else None,
         num_points=len(equations),
         relative_rms=fit_error,

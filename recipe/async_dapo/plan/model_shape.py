@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class ModelShape:
 
 
 def load_model(source: str) -> ModelShape:
-    """A preset's name, a Hugging Face config.json, or a folder that holds one.
+    """A preset's name, a Hugging Face config.json, a folder that holds one, or a model in Hugging Face's cache.
 
     Raises:
         ConfigError: when there is no such model, or its config.json says too little.
@@ -53,8 +54,9 @@ def load_model(source: str) -> ModelShape:
         return shape_of(PRESETS[source.lower()], name=source.lower())
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
+    cached = None if path.exists() else _cached_config(source)
     try:
-        config = json.loads(path.read_text())
+        config = json.loads((cached or path).read_text())
     except FileNotFoundError:
         raise ConfigError(
             "model",
@@ -66,7 +68,16 @@ def load_model(source: str) -> ModelShape:
         raise ConfigError(
             "model", source, f"cannot be read as JSON ({error}); give a Hugging Face config.json"
         ) from error
-    return shape_of(config, name=path.parent.name or path.stem)
+    return shape_of(config, name=source if cached else path.parent.name or path.stem)
+
+
+def _cached_config(source: str) -> Path | None:
+    with suppress(ImportError, ValueError):  # the planner does without the hub; a path is no name of a model
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(source, "config.json")
+        return Path(found) if isinstance(found, str) else None
+    return None
 
 
 def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:

@@ -158,6 +158,11 @@ def _system(config: DictConfig) -> str:
     return config.async_dapo.rollout_strategy if mode == "async_dapo" else f"verl {mode}"
 
 
+def title_of(rehearsal: Rehearsal) -> str:
+    mean = rehearsal.mean
+    return f"{rehearsal.system}: {mean.step_s:.0f} s a step, {mean.bound_share:.2f} of the bound"
+
+
 def table(rehearsal: Rehearsal) -> str:
     """For the terminal."""
     heads = ("step", "step s", "rollout s", "idle", "tok/s/GPU", "of bound", "waste", "off-policy", "staleness", "bias")

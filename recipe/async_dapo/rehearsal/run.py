@@ -33,11 +33,11 @@ def _run(config: DictConfig) -> None:
         if options.stand_in:
             use_stand_in(config, options)
         check_rehearsable(config)
-        options.scenario(config)
         if config.trainer.v1.trainer_mode == RECIPE_MODE:
             check_all(config)
         else:
             _check_verl_mode(config)
+        options.scenario(config)
         from verl.trainer.main_ppo import run_ppo
 
         from ..shipping import shipped

@@ -17,7 +17,7 @@ from ..cpu.supervision import RayFolder, TrainingProcess, exit_on_signals
 from .cpu_share import CpuMeter
 from .figure import draw_timeline
 from .options import RehearsalOptions
-from .report import Rehearsal, as_json, load_rehearsal, table
+from .report import Rehearsal, as_json, load_rehearsal, table, title_of
 
 OUTPUT_OPTION = "rehearsal.output="
 DEFAULT_OUTPUT = Path("outputs", "rehearsal")
@@ -68,7 +68,7 @@ def rehearse(overrides: Sequence[str]) -> Rehearsal:
     assert isinstance(config, DictConfig)
     rehearsal = load_rehearsal(config, RehearsalOptions.from_hydra(config), ended)
     (folder / "rehearsal.json").write_text(as_json(rehearsal) + "\n")
-    draw_timeline(rehearsal, folder / "timeline.png")
+    draw_timeline(rehearsal.timeline, folder / "timeline.png", title=title_of(rehearsal))
     return rehearsal
 
 

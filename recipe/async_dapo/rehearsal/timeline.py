@@ -14,8 +14,10 @@ class StepSpan:
 
     began_s: float  # the end of the step before, or of the validation after it
     rollout_began_s: float
+    stopped_s: float  # the batch was there
     rollout_ended_s: float
     train_began_s: float
+    update_began_s: float
     ended_s: float
 
     @property
@@ -81,8 +83,10 @@ def _spans(phases: list[dict[str, Any]]) -> dict[int, StepSpan]:
         step: StepSpan(
             began_s=_began_s(at.get(step - 1, {}), times),
             rollout_began_s=times["rollout"],
+            stopped_s=times["stop"],
             rollout_ended_s=times["log_prob"],
             train_began_s=times["train"],
+            update_began_s=times["update"],
             ended_s=times["end"],
         )
         for step, times in at.items()
