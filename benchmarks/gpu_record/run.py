@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.85)
+    parser.add_argument("--enforce-eager", action="store_true", help="as rollout.enforce_eager of the run to come")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="requests at once")
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS_TOK, help="tokens, of each request")
     options = parser.parse_args()
@@ -73,6 +74,7 @@ def main() -> None:
         load_format="dummy",
         tensor_parallel_size=options.tensor_parallel_size,
         gpu_memory_utilization=options.gpu_memory_utilization,
+        enforce_eager=options.enforce_eager,
         max_model_len=max(options.contexts) + LONG_TOK,
         max_num_seqs=max(options.batches),
         enable_prefix_caching=False,

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def test_given_a_model_without_weights_when_recorded_then_the_record_has_every_cell_and_can_be_fitted(tmp_path) -> None:
     model, record = write_model(tmp_path / "model"), tmp_path / "record.jsonl"
     (model / "model.safetensors").unlink()
-    options = ["--batches", "1", "8", "--contexts", "64", "512", "--gpu-memory-utilization", "0.1"]
+    options = ["--batches", "1", "8", "--contexts", "64", "512", "--gpu-memory-utilization", "0.1", "--enforce-eager"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu_record", "--model", str(model), "--output", str(record), *options],
         cwd=ROOT,
