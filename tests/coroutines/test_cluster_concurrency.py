@@ -92,15 +92,27 @@ def test_given_trajectories_that_wait_for_tools_then_others_take_their_places_as
     assert metrics["async_dapo/turns/calls_s"] == pytest.approx(100)
 
 
-def test_given_rounds_then_a_line_says_what_may_run_next_and_why_and_is_shown_where_that_has_changed(
-    start, caplog
+@pytest.mark.parametrize(
+    ("changes", "max_num_seqs", "limit"),
+    [
+        ({}, 256, "48 by over_sampling_batch_size (engines 512, over_sampling_batch_size 48; "),
+        ({}, 2, "4 by engines (engines 4, "),
+        ({"max_staleness": 0}, 256, "24 by max_staleness (max_staleness 24, engines 512, "),
+        ({"max_partial_share": 0.01}, 256, "33 by max_partial_share (engines 512, max_partial_share 33; "),
+        ({"rollout_pool_size": 7}, 256, "7 by rollout_pool_size (rollout_pool_size 7, engines 7, "),
+        ({"rollout_pool_size": None}, 256, "12 by lanes (lanes 12, engines "),
+    ],
+)
+def test_given_rounds_then_a_line_for_each_says_what_limits_the_next_one(
+    start, caplog, changes: dict, max_num_seqs: int, limit: str
 ) -> None:
-    cluster = start(options(**AUTO), task=Task(length_of=lambda prompt_ids: 40))
-    small_engines(cluster, places=5)
-    caplog.set_level("DEBUG", logger="recipe.async_dapo.training.run_news")
+    cluster = start(options(**(AUTO | changes)), task=Task(length_of=lambda prompt_ids: 40 + prompt_ids[1]))
+    for server in cluster.servers:
+        server.max_num_seqs = max_num_seqs
+    caplog.set_level("INFO", logger="recipe.async_dapo.training.run_news")
     for _ in range(4):
         cluster.step()
-    lines = [record for record in caplog.records if "in flight; next: room for" in record.message]
-    assert [record.message.split(":")[0] for record in lines] == [f"step {step}" for step in (1, 2, 3, 4)]
-    assert "10 in flight; next: room for 512 (places to spare" in lines[0].message
-    assert [record.levelname for record in lines] == ["INFO", "DEBUG", "DEBUG", "DEBUG"]
+    lines = [record.message for record in caplog.records if " in flight; next: at most " in record.message]
+    assert [line.split(":")[0] for line in lines] == [f"step {step}" for step in (1, 2, 3, 4)]
+    assert f"next: at most {limit}" in lines[-1]
+    assert "tokens a request, slowest speed 1.00, steered 0 times)" in lines[-1]

@@ -29,6 +29,7 @@ class RoundRecord:
     ledger: Mapping[str, int]
     num_gen_batches: float
     groups_to_hold: int
+    holds_less: bool  # for async_dapo.max_partial_share
     valid_share: float
     pool_size: int | None
     staleness_bound: int | None
@@ -203,16 +204,6 @@ def round_line(step: int, result: "RoundResult", metrics: Mapping[str, float]) -
     return (
         f"step {step}: {result.summary.stop_reason} after {result.rollout_s:.2f} s, "
         f"stop latency {1000 * result.stop_latency_s:.1f} ms, ledger {ledger}"
-    )
-
-
-def concurrency_line(step: int, result: "RoundResult", pool_size: int | None) -> str:
-    """What the next round may have in flight, and why."""
-    figures = result.balancer.concurrency
-    return (
-        f"step {step}: {'lanes' if pool_size is None else pool_size} in flight; next: room for {figures['places']:.0f} "
-        f"({result.balancer.concurrency_reason}; {figures['kv_share']:.2f} of the KV cache at "
-        f"{figures['context_tok']:.0f} tokens a request)"
     )
 
 

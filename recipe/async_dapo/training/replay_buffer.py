@@ -124,28 +124,28 @@ class RoundReplayBuffer(ReplayBuffer):
         withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
         versions = VersionShares.of(batch.tags, step=global_steps)
         self._learn(result, versions)
-        metrics = round_metrics(
-            RoundRecord(
-                result=result,
-                dispatch=self._dispatched,
-                settlement=settlement,
-                ledger=self.pool.check_ledger(),
-                num_gen_batches=float(self._num_gen_batches),
-                groups_to_hold=self._over_sampling.groups_to_hold,
-                valid_share=self._over_sampling.valid_share,
-                pool_size=self._last_pool_size,
-                staleness_bound=self._round_size.staleness_bound(self._over_sampling.trained_share),
-                withheld_tok=withheld_tok,
-                versions=versions,
-                seq_lens_tok=[tag["seq_len"] for tag in batch.tags],
-                buffered=self.pool.buffered,
-                lengths=self._lengths,
-                skipped=self._skipped,
-                known_prompts=len(self.history),
-                screened=Screened.of(result.summary.outcomes, self._options.rollout_n),
-            )
+        record = RoundRecord(
+            result=result,
+            dispatch=self._dispatched,
+            settlement=settlement,
+            ledger=self.pool.check_ledger(),
+            num_gen_batches=float(self._num_gen_batches),
+            groups_to_hold=self._over_sampling.groups_to_hold,
+            holds_less=self._over_sampling.holds_less,
+            valid_share=self._over_sampling.valid_share,
+            pool_size=self._last_pool_size,
+            staleness_bound=self._round_size.staleness_bound(self._over_sampling.trained_share),
+            withheld_tok=withheld_tok,
+            versions=versions,
+            seq_lens_tok=[tag["seq_len"] for tag in batch.tags],
+            buffered=self.pool.buffered,
+            lengths=self._lengths,
+            skipped=self._skipped,
+            known_prompts=len(self.history),
+            screened=Screened.of(result.summary.outcomes, self._options.rollout_n),
         )
-        self.news.observe(global_steps, result, pool_size=self._last_pool_size)
+        metrics = round_metrics(record)
+        self.news.observe(global_steps, record, self._options)
         logger.debug(round_line(global_steps, result, metrics))
         return batch, metrics
 

@@ -9,17 +9,15 @@ from transfer_queue import KVBatchMeta
 from transformers import PreTrainedTokenizerBase
 
 from .. import store
+from ..config import AsyncDAPOConfig
 from ..core.load_samples import PackedSamples
 from ..core.outcome import CauseCounts
 from ..core.spans import Spans
 from ..report.responses import SAMPLED, SampledResponse, pieces_of
 from ..report.timeline import StepTimeline
-from ..rollout.reports import RoundResult
-from .metrics import concurrency_line
+from .metrics import RoundRecord
 
 logger = logging.getLogger(__name__)
-
-TOLD_CHANGE = 0.1  # of the places in all engines
 
 
 class RunNews:
@@ -36,20 +34,13 @@ class RunNews:
         self._samples: dict[str, PackedSamples] = {}
         self._cause_counts = CauseCounts()
         self._causes: Counter[tuple[str, str]] = Counter()
-        self._told_places = 0.0
 
-    def observe(self, step: int, result: RoundResult, *, pool_size: int | None) -> None:
-        """A round has closed. A line says what may be in flight next, and why; it is shown where that has changed.
-
-        Args:
-            pool_size: of that round; None = lanes bounded it.
-        """
-        places = result.balancer.concurrency["places"]
-        is_news = abs(places - self._told_places) > TOLD_CHANGE * self._told_places
-        self._told_places = places if is_news else self._told_places
-        logger.log(logging.INFO if is_news else logging.DEBUG, concurrency_line(step, result, pool_size))
-        self._samples = {server: load.samples for server, load in result.balancer.loads.items() if load.samples}
-        self._causes.update(self._cause_counts.count(result.summary.outcomes))
+    def observe(self, step: int, record: RoundRecord, options: AsyncDAPOConfig) -> None:
+        """A round has closed. A line says what may be in flight next, and why."""
+        logger.info(_concurrency_line(step, record, options))
+        loads = record.result.balancer.loads
+        self._samples = {server: load.samples for server, load in loads.items() if load.samples}
+        self._causes.update(self._cause_counts.count(record.result.summary.outcomes))
 
     def sample_responses(self, batch: KVBatchMeta, tokenizer: PreTrainedTokenizerBase) -> None:
         """A few of a batch that has its rewards; its order says nothing of them."""
@@ -72,6 +63,31 @@ class RunNews:
         samples, self._samples = self._samples, {}
         engines = {server: packed.unpack() for server, packed in samples.items()}
         return StepTimeline(spans=self.spans.take(), engines=engines)
+
+
+def _concurrency_line(step: int, record: RoundRecord, options: AsyncDAPOConfig) -> str:
+    balancer, limits = record.result.balancer, _limits(record, options)
+    least, figures = min(limits, key=limits.__getitem__), balancer.concurrency
+    return (
+        f"step {step}: {balancer.inflight_max} in flight; next: at most {limits[least]} by {least} "
+        f"({', '.join(f'{name} {most}' for name, most in limits.items())}; engines: {balancer.concurrency_reason}, "
+        f"{figures['kv_share']:.2f} of the KV cache at {figures['context_tok']:.0f} tokens a request, "
+        f"slowest speed {figures['slowest_speed']:.2f}, steered {figures['steered']:.0f} times)"
+    )
+
+
+def _limits(record: RoundRecord, options: AsyncDAPOConfig) -> dict[str, int]:
+    """What allows no more trajectories in flight in the next round -> how many it allows."""
+    limits = {}
+    if options.rollout_pool_size is None:
+        limits["lanes"] = options.lanes_hold
+    elif options.fixed_pool_size is not None:
+        limits["rollout_pool_size"] = options.fixed_pool_size
+    elif record.staleness_bound is not None:
+        limits["max_staleness"] = record.staleness_bound
+    held_by = "max_partial_share" if record.holds_less else "over_sampling_batch_size"
+    places = int(record.result.balancer.concurrency["places"])
+    return limits | {"engines": places, held_by: record.groups_to_hold * options.rollout_n}
 
 
 def _origins(
