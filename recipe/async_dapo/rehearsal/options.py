@@ -28,7 +28,7 @@ class SpeedChange:
     """From a time on, a server runs at a share of the modelled speed."""
 
     server: int  # number of the replica, from 0
-    from_s: float  # virtual, since the run began
+    from_s: float  # virtual, since its first request
     speed: float  # over that of the others
 
 

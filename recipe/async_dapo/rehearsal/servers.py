@@ -132,9 +132,7 @@ class ServerHost:
         self._record.watch(rank, engine)
         for change in self._options.speed_changes:
             if change.server == rank:
-                cost = self._scenario.step_cost().at_speed(change.speed)
-                delay_s = self._clock.real_until(change.from_s)
-                asyncio.get_running_loop().call_later(delay_s, engine.change_cost, cost)
+                engine.change_cost_later(change.from_s, self._scenario.step_cost().at_speed(change.speed))
 
     async def call(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = getattr(self._servers[rank], method)(*args, **kwargs)
