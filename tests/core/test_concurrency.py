@@ -63,17 +63,18 @@ def rounds(controller: ConcurrencyController, servers: dict[str, ModelledServer]
     most=st.integers(1, 2_000),
     max_num_seqs=st.integers(1, 2_000),
 )
-def test_given_any_server_then_two_rounds_later_its_room_is_filled_and_never_passed(
+def test_given_any_server_and_first_guess_then_from_the_second_round_on_its_room_is_filled_and_not_passed(
     room, context, guess, most, max_num_seqs
 ):
     server = ModelledServer(kv_room_tok=room, context_tok=context, max_num_seqs=max_num_seqs)
-    controller = ConcurrencyController(first_context_tok=max(guess, int(context) + 1), most_per_server=most)
+    controller = ConcurrencyController(first_context_tok=guess, most_per_server=most)
     for number, places in enumerate(rounds(controller, {"a": server}, 12)):
         fits = min(room / context, max_num_seqs, most)
         assert 1 <= places["a"] <= max(1, most)
-        assert places["a"] <= max(1, fits), "passed the room"
+        if number >= 1 or guess > context:
+            assert places["a"] <= max(1, fits), "passed the room"
         if number >= 1:
-            assert places["a"] >= int(0.8 * fits), "left room empty"
+            assert places["a"] >= int(0.75 * fits), "left room empty"
 
 
 @given(context=st.floats(200, 3_000), growth=st.floats(1.0, 1.5))

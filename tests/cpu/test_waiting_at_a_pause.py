@@ -1,5 +1,5 @@
 """A real engine: a request that waits at the pause begins under the next weights with nothing of the old ones, one that
-was preempted goes on with what it had; and the KV usage that servers report is what vLLM's own metrics say."""
+was preempted goes on with what it had; and what servers report of their load is what vLLM's own metrics say."""
 
 import json
 import os
@@ -40,6 +40,10 @@ def test_given_a_request_that_waits_at_the_pause_when_weights_change_then_it_mee
     usage = seen["kv_usage"]  # while one request was running, and grew
     assert usage["meter"] == usage["vllm"] > 0
     assert abs(usage["meter"] - usage["expected"]) <= 1.5 * usage["one_block"]
+    least_tok, most_tok = usage["least_and_most_tok"]
+    assert least_tok <= usage["mean_tok"] <= most_tok
+    generated, preempted = seen["counts"]["generated_tok"], seen["counts"]["preemptions"]
+    assert generated[0] == generated[1] >= 8 and preempted == [0, 0]
     assert seen["same"]["cached_tok"] > 0, "the prefix cache does not work at all: this test shows nothing"
 
 
@@ -51,5 +55,8 @@ def test_given_a_request_that_was_preempted_at_the_pause_then_it_meets_its_own_b
         assert {version for version, _ in segments} == {0, 1}
     assert seen["after"]["prefilled_again"] > seen["before"]["prefilled_again"], "none was preempted at the pause"
     assert seen["after"]["found_tok"] > seen["before"]["found_tok"], "blocks of its own version are reused"
+    generated, preempted = seen["counts"]["generated_tok"], seen["counts"]["preemptions"]
+    assert generated[0] == generated[1] and preempted[0] == preempted[1] > 0, "not what vLLM's own metrics say"
+    assert seen["counts"]["waiting"] == [1, 1]
     under_new_weights, again = seen["later"]
     assert under_new_weights["cached_tok"] == 0 and again["cached_tok"] > 0

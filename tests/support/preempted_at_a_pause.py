@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from recipe.async_dapo.engines.load_meter import LoadMeter
 from recipe.async_dapo.engines.protocol import MORE, PAUSED
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 
 from .scripted_engine import start_server
-from .waiting_at_a_pause import BLOCK_TOK, ENGINE, PROMPT, AsyncEngineArgs, AsyncLLM, described
+from .waiting_at_a_pause import BLOCK_TOK, ENGINE, PROMPT, AsyncEngineArgs, AsyncLLM, counts, described, vllms_own
 
 ROOM_BLOCKS = 60  # either has room for itself
 PARAMS = {"max_tokens": 50 * BLOCK_TOK, "logprobs": True, "ignore_eos": True}
@@ -59,19 +60,22 @@ async def main(model: str) -> dict[str, Any]:
     arguments = ENGINE | {"max_num_seqs": 2, "max_model_len": ROOM_BLOCKS * BLOCK_TOK}
     arguments["num_gpu_blocks_override"] = ROOM_BLOCKS
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
+    meter = LoadMeter.attach(engine)
     engine.logger_manager.stat_loggers.append(preemptions := Preemptions())
     server, is_open = start_server(pytest.MonkeyPatch(), engine, delivery_tok=BLOCK_TOK), asyncio.Event()
     both = [asyncio.create_task(to_its_end(server, name, is_open)) for name in ("first", "second")]
     await preemptions.happened.wait()
     await server.stop_generation("keep")
-    before = preemptions.counts
+    before, waiting = preemptions.counts, [meter.load().waiting_max, vllms_own("num_requests_waiting")]
     await server.set_global_steps(1)
     await server.allow_generation()
     is_open.set()
     segments = [await each for each in both]
     later = [await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, name) for name in ("third", "fourth")]
+    counted = counts(meter) | {"waiting": waiting}
     engine.shutdown()
     return {
+        "counts": counted,
         "segments": segments,
         "before": before,
         "after": preemptions.counts,

@@ -43,13 +43,34 @@ def described(output: TokenOutput) -> dict[str, Any]:
     return {"stop_reason": output.stop_reason, "tokens": len(output.token_ids), "cached_tok": cached_tok}
 
 
+def vllms_own(name: str) -> float:
+    """What vLLM's metrics say."""
+    [value] = [metric.value for metric in get_metrics_snapshot() if metric.name == f"vllm:{name}"]
+    return value
+
+
 def kv_usage(engine: AsyncLLM, meter: LoadMeter, context_tok: int) -> dict[str, Any]:
     """The share of the KV cache in use: this recipe's meter, vLLM's own metrics, and by blocks of one request."""
-    [vllms] = [metric.value for metric in get_metrics_snapshot() if metric.name == "vllm:kv_cache_usage_perc"]
     blocks = engine.vllm_config.cache_config.num_gpu_blocks
     load = meter.load()
     assert load.kv_room_tok == blocks * BLOCK_TOK
-    return {"meter": load.kv_peak, "vllm": vllms, "one_block": 1 / blocks, "expected": context_tok / load.kv_room_tok}
+    return {
+        "meter": load.kv_peak,
+        "vllm": vllms_own("kv_cache_usage_perc"),
+        "one_block": 1 / blocks,
+        "expected": context_tok / load.kv_room_tok,
+        "mean_tok": load.kv_tok_s / load.request_s,
+        "least_and_most_tok": [len(PROMPT), context_tok + BLOCK_TOK],
+    }
+
+
+def counts(meter: LoadMeter) -> dict[str, list[float]]:
+    """Since the engine was made: this recipe's meter, vLLM's own metrics."""
+    load = meter.load()
+    return {
+        "generated_tok": [load.generated_tok, vllms_own("generation_tokens")],
+        "preemptions": [load.preemptions, vllms_own("num_preemptions")],
+    }
 
 
 async def main(model: str) -> dict[str, Any]:
@@ -72,8 +93,9 @@ async def main(model: str) -> dict[str, Any]:
         again = await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "second again")
     same = await server.generate(PROMPT, PARAMS | {"max_tokens": 4}, "third")
     outputs = {"piece": piece, "frozen": frozen, "waiting": waiting, "again": again, "same": same}
+    seen = {"kv_usage": usage, "counts": counts(meter)}
     engine.shutdown()
-    return {name: described(output) for name, output in outputs.items()} | {"kv_usage": usage}
+    return {name: described(output) for name, output in outputs.items()} | seen
 
 
 if __name__ == "__main__":
