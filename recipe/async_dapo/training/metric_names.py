@@ -90,7 +90,8 @@ METRICS: dict[str, str] = {
     "[trajectories]",
     "concurrency/kv_share": "share of the engines' KV cache that is to be filled in the next step [0-1]",
     "concurrency/context_tok": "KV cache that a request is expected to take on average in the next step [tokens]",
-    "concurrency/slowest_speed": "of the slowest server, over the median one's, as its places follow it [0-1]",
+    "concurrency/slowest_speed": "of the slowest server, over that of those that are not slow, as its places follow it "
+    "[0-1]",
     "concurrency/steered": "times that a server's places were changed within this step [count]",
     "concurrency/kv_peak": "largest share of a server's KV cache in use in this step [0-1]",
     "concurrency/waiting_max": "most requests that waited in a server's engine at once in this step [requests]",
