@@ -136,6 +136,7 @@ def test_given_verls_colocated_modes_then_they_train_and_the_users_reward_scores
         f"trainer.v1.trainer_mode={mode}",
         "rehearsal.steps=2",
         "rehearsal.poll_s=0.5",
+        "rehearsal.speed_changes=[]",
         "rehearsal.reward=own",
         "rehearsal.stand_in_text=so 42",
         f"reward.custom_reward_function.path={tmp_path}/reward.py",
