@@ -32,9 +32,9 @@ def headline() -> str:
 
 
 def rehearsed() -> str:
-    runs = engine_bound.read_runs()
+    runs = engine_bound.headline_runs(engine_bound.read_runs())
     commits = ", ".join(f"`{commit}`" for commit in runs["commit"].unique())
-    return f"{markdown(engine_bound.headline_table(runs))}\nCommit: {commits}.\n"
+    return f"{markdown(engine_bound.headline_table(runs))}\nCommits: {commits}.\n"
 
 
 def soak() -> str:

@@ -17,6 +17,8 @@ from benchmarks.support.tables import markdown
 from recipe.async_dapo.rehearsal.figure import draw_timeline
 from recipe.async_dapo.rehearsal.timeline import Timeline
 
+TITLES = {"timeline": "partial, defaults: 2 servers, B=8, n=8, 8K"}  # of a folder; a run's own folder needs none
+
 
 def draw(runs: pd.DataFrame, folder: Path) -> None:
     """A panel a setting: the rollout and the rest of a step, the planner's prediction, and the bound."""
@@ -40,7 +42,7 @@ def draw(runs: pd.DataFrame, folder: Path) -> None:
 def draw_timelines(folder: Path) -> None:
     for engines in folder.glob("*/engines.jsonl"):
         timeline = Timeline.load(engines, engines.with_name("phases.jsonl"))
-        draw_timeline(timeline, engines.with_name("timeline.png"), title=engines.parent.name)
+        draw_timeline(timeline, engines.with_name("timeline.png"), title=TITLES.get(engines.parent.name, ""))
 
 
 if __name__ == "__main__":

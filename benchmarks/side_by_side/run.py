@@ -32,6 +32,7 @@ from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
 TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
 TRAINED_TOK = "async_dapo/tokens/trained"
 STALENESS = "training/off_policy/trajectory_staleness_worst/mean"  # of a trajectory's oldest token [versions]
+FEWEST_STEPS = 8
 TRAINER_PARTS = ("old_log_prob", "update_actor", "adv")  # of a step's seconds outside its rollout
 REPREFILLED_TOK = "async_dapo/partial/reprefilled_tokens"
 # Valid groups that verl throws away: sync those after the B-th, its asynchronous modes those that are too old.
@@ -176,6 +177,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs", "side_by_side"))
     parser.add_argument("--runs", type=Path, default=Path("outputs", "side_by_side"), help="folder of the runs' logs")
     options = parser.parse_args()
+    if options.steps < FEWEST_STEPS:
+        parser.error(f"--steps {options.steps}: at least {FEWEST_STEPS}, or no two steps are left to count")
     logs = options.runs.absolute()
     runs, bounds = RunsFile(options.output / "runs.csv"), RunsFile(options.output / "bound.csv")
     for repetition in range(options.first_repetition, options.first_repetition + options.repetitions):

@@ -34,7 +34,7 @@ CLUSTERS = st.builds(
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(CLUSTERS, st.sampled_from([None, 10, 300]))
-def test_given_any_cluster_and_guess_then_its_rooms_are_not_passed_no_lease_is_lost_and_nothing_starves(
+def test_given_any_cluster_and_guess_then_requests_hardly_wait_no_lease_is_lost_and_nothing_starves(
     scenario: Scenario, guess_tok: int | None
 ):
     run = TrainingRun(scenario, DEFAULTS)

@@ -73,7 +73,8 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
     _check_kv(path, rows)
     equations = [equation for row in rows if (equation := _equation(row)) is not None]
     steps = [data for row in rows if isinstance(data := row.get("data"), dict) and ROLLOUT_S in data]
-    equations += _step_equations(steps, num_servers)
+    of_rounds = _step_equations(steps, num_servers)
+    equations += of_rounds
     if not equations:
         raise ConfigError("calibrate", path, f"no line can be used; a line needs {_FORMS}")
     terms, seconds = (np.array(side) for side in zip(*equations, strict=True))
@@ -89,7 +90,7 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
         per_request_s=measured["per_request_s"],
         per_kv_token_s=measured["per_kv_token_s"] if has_kv else None,
         admission_s=measured["admission_s"],
-        has_prefill=bool(terms[:, (0, 4)].any()),
+        has_prefill=bool(of_rounds) or any("response_length" in row for row in rows),
         outside_s=median(outside) if outside else None,
         num_points=len(equations),
         relative_rms=fit_error,

@@ -61,8 +61,8 @@ def load_model(source: str) -> ModelShape:
         raise ConfigError(
             "model",
             source,
-            f"no such file{did_you_mean(source, PRESETS)}; give a config.json, its folder, or one of "
-            f"{', '.join(PRESETS)}",
+            f"no such file{did_you_mean(source, PRESETS)}; give a config.json, its folder, a model in "
+            f"Hugging Face's cache, or one of {', '.join(PRESETS)}",
         ) from None
     except (ValueError, OSError) as error:
         raise ConfigError(

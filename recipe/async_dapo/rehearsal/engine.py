@@ -246,6 +246,5 @@ class EmulatedEngine:
         """The tokens since the last time, or all of them, as the request wants it."""
         new_tok = running.request.deliver()
         stop = running.done_tok + running.request.generated_tok
-        is_delta = running.params.output_kind is RequestOutputKind.DELTA
-        start = stop - new_tok if is_delta else running.done_tok
+        start = stop - new_tok if running.params.output_kind is RequestOutputKind.DELTA else running.done_tok
         running.hand_out(running.answer.tokens(start, stop), finish_reason)
