@@ -26,13 +26,13 @@ def null_table(runs: pd.DataFrame) -> pd.DataFrame:
     measured = side_by_side.read_runs().query("engines == 1").astype({"system": str})
     frame["Rehearsed, of verl sync"] = _of_sync(steps_s).to_numpy()
     within = _of_sync(measured.set_index(["tail", "repetition", "system"])["step_s_mean"])
-    frame["Measured, same machine"] = within.reindex(steps_s.index).to_numpy()
+    frame["Measured, recorded repetition"] = within.reindex(steps_s.index).to_numpy()
     medians = (
         side_by_side.ratios(measured).query(f"base == '{side_by_side.SYNC}'").set_index(["tail", "system"])["ratio"]
     )
     frame["Measured, all"] = medians.reindex(pd.MultiIndex.from_frame(frame[["tail", "system"]])).to_numpy()
-    beside, error = (frame["Rehearsed, of verl sync"] / frame[f"Measured, {of}"] - 1 for of in ("same machine", "all"))
-    frame["Error, same machine"] = beside.map("{:+.0%}".format, na_action="ignore")
+    beside, error = (frame["Rehearsed, of verl sync"] / frame[f"Measured, {of}"] - 1 for of in ("recorded repetition", "all"))
+    frame["Error, recorded repetition"] = beside.map("{:+.0%}".format, na_action="ignore")
     frame["Error, all"] = error.map("{:+.0%}".format)
     frame["Target"] = ["met" if abs(one) <= TARGET else "missed" for one in error]
     are_valid = runs.groupby(["tail", "beside", "system"], sort=False)["is_valid"].all()

@@ -221,10 +221,10 @@ def test_the_null_test_sets_rehearsed_beside_measured_ratios(
 
     [row] = null_test.null_table(pd.DataFrame(rows)).to_dict("records")
 
-    measured = row["Measured, same machine"]
+    measured = row["Measured, recorded repetition"]
     assert row["System"] == "partial" and row["Rehearsed, of verl sync"] == 0.5
     assert pd.isna(measured) if same_machine is None else measured == pytest.approx(same_machine)
-    assert pd.isna(row["Error, same machine"]) if same_machine is None else row["Error, same machine"] == "+6%"
+    assert pd.isna(row["Error, recorded repetition"]) if same_machine is None else row["Error, recorded repetition"] == "+6%"
     assert (row["Measured, all"], row["Error, all"], row["Target"]) == (pytest.approx(0.4855), "+3%", "met")
     assert null_test.null_table(null_test.read_runs(Path("nowhere"))).empty
 
