@@ -31,7 +31,9 @@ def null_table(runs: pd.DataFrame) -> pd.DataFrame:
         side_by_side.ratios(measured).query(f"base == '{side_by_side.SYNC}'").set_index(["tail", "system"])["ratio"]
     )
     frame["Measured, all"] = medians.reindex(pd.MultiIndex.from_frame(frame[["tail", "system"]])).to_numpy()
-    beside, error = (frame["Rehearsed, of verl sync"] / frame[f"Measured, {of}"] - 1 for of in ("recorded repetition", "all"))
+    beside, error = (
+        frame["Rehearsed, of verl sync"] / frame[f"Measured, {of}"] - 1 for of in ("recorded repetition", "all")
+    )
     frame["Error, recorded repetition"] = beside.map("{:+.0%}".format, na_action="ignore")
     frame["Error, all"] = error.map("{:+.0%}".format)
     frame["Target"] = ["met" if abs(one) <= TARGET else "missed" for one in error]
