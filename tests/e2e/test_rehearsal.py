@@ -118,10 +118,10 @@ OWN_REWARD = """
 from pathlib import Path
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    with Path(__file__).with_name("scored").open("a") as file:
-        file.write(f"{solution_str.rstrip()[-5:]}\\n")
+    with Path("{scored}").open("a") as file:
+        file.write(solution_str.rstrip()[-5:] + "\\n")
     score = float(len(solution_str) % 2)
-    return {"score": score, "acc": score}
+    return dict(score=score, acc=score)
 """
 
 
@@ -130,7 +130,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def test_given_verls_colocated_modes_then_they_train_and_the_users_reward_scores_the_stand_in_text(
     tmp_path, mode
 ) -> None:
-    (tmp_path / "reward.py").write_text(OWN_REWARD)
+    (tmp_path / "reward.py").write_text(OWN_REWARD.format(scored=tmp_path / "scored"))  # it runs as a copy
     folder = rehearse(
         tmp_path / "run",
         f"trainer.v1.trainer_mode={mode}",

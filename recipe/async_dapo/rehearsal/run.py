@@ -72,8 +72,10 @@ def _train_in_verl_mode(config: DictConfig, trainer_cls: Any) -> None:
     from verl.utils.logging_utils import configure_verl_logging
 
     from ..data_plane import end_queue
+    from ..shipping import localise
 
     configure_verl_logging()
+    localise(config)  # verl's own workers open the files that the configuration names, as it names them
     config.transfer_queue.enable = True
     try:
         trainer = trainer_cls(config=config)
