@@ -1,5 +1,5 @@
-"""The figure, and the table, of `runs.csv` in a folder, or of the project's own runs, and the timelines of those whose
-records are there.
+"""The figure, and the table, of `runs.csv` in a folder, or of the project's own runs, and the timeline of the one
+whose record is kept there.
 
 python -m benchmarks.engine_bound.draw [FOLDER]
 
@@ -17,7 +17,7 @@ from benchmarks.support.tables import markdown
 from recipe.async_dapo.rehearsal.figure import draw_timeline
 from recipe.async_dapo.rehearsal.timeline import Timeline
 
-TITLES = {"timeline": "partial, defaults: 2 servers, B=8, n=8, 8K"}  # of a folder; a run's own folder needs none
+KEPT, KEPT_TITLE = "timeline", "partial, defaults: 2 servers, B=8, n=8, 8K"  # the record of one run
 
 
 def draw(runs: pd.DataFrame, folder: Path) -> None:
@@ -39,15 +39,15 @@ def draw(runs: pd.DataFrame, folder: Path) -> None:
     figure.savefig(folder / "engine_bound.png", dpi=110)
 
 
-def draw_timelines(folder: Path) -> None:
-    for engines in folder.glob("*/engines.jsonl"):
-        timeline = Timeline.load(engines, engines.with_name("phases.jsonl"))
-        draw_timeline(timeline, engines.with_name("timeline.png"), title=TITLES.get(engines.parent.name, ""))
+def draw_kept_timeline(kept: Path) -> None:
+    timeline = Timeline.load(kept / "engines.jsonl", kept / "phases.jsonl")
+    draw_timeline(timeline, kept / "timeline.png", title=KEPT_TITLE)
 
 
 if __name__ == "__main__":
     drawn = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     rows = read_runs(drawn)
     draw(rows, drawn)
-    draw_timelines(drawn)
+    if drawn == FOLDER:
+        draw_kept_timeline(FOLDER / KEPT)
     print(markdown(engine_bound_table(rows)), end="")
