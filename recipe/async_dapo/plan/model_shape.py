@@ -24,6 +24,10 @@ class ModelShape:
     attention_flops_per_token2: float  # causal attention over a context of c tokens costs this times c^2
     attention_heads: int = 1
     kv_heads: int = 1
+    parameters: float = 0.0
+    layers: int = 0
+    hidden: int = 0
+    vocabulary: int = 0
 
     @property
     def tensor_parallel_sizes(self) -> list[int]:
@@ -97,14 +101,19 @@ def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
     all_experts, active_experts = _feed_forward(text, name, hidden)
     embedding = vocabulary * hidden
     tied = bool(text.get("tie_word_embeddings"))  # absent: untied, as Llama's, Qwen's and Mistral's classes have it
+    parameters = layers * (attention + all_experts) + embedding * (1 if tied else 2)
     return ModelShape(
         name=name,
-        weight_bytes=BYTES_PER_VALUE * (layers * (attention + all_experts) + embedding * (1 if tied else 2)),
+        weight_bytes=BYTES_PER_VALUE * parameters,
         kv_bytes_per_token=BYTES_PER_VALUE * 2 * layers * kv_heads * head_dim,
         flops_per_token=2 * (layers * (attention + active_experts) + embedding),
         attention_flops_per_token2=2 * layers * heads * head_dim,
         attention_heads=heads,
         kv_heads=kv_heads,
+        parameters=parameters,
+        layers=layers,
+        hidden=hidden,
+        vocabulary=vocabulary,
     )
 
 
