@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+# Of the tokens trained on [versions]: what the planner calls balanced and a run's hints call healthy. One batch in
+# flight, as in verl's colocate_async, stays below it.
+HEALTHY_MEAN_STALENESS = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalenessLimit:

@@ -1,4 +1,4 @@
-"""Is it helping? Eight metrics with the range they should be in, and what to turn when they leave it.
+"""Is it helping? Seven metrics with the range they should be in, and what to turn when they leave it.
 
 The report shows all that are out of range, the log at most one line in `EVERY_STEPS` steps; `docs/metrics.md` has the
 same table, made from `RULES`.
@@ -7,6 +7,7 @@ same table, made from `RULES`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..core.staleness import HEALTHY_MEAN_STALENESS
 from . import keys
 
 EVERY_STEPS = 10
@@ -76,16 +77,10 @@ RULES = (
         "algorithm.filter_groups.metric is the correctness",
     ),
     Rule(
-        key=keys.OFF_POLICY,
-        high=0.5,
-        above="most tokens come from older policies; set async_dapo.max_partial_share, or lower "
-        "async_dapo.over_sampling_batch_size",
-    ),
-    Rule(
         key=keys.STALENESS_MEAN,
-        high=1.0,
-        above="trajectories are carried over many steps; lower async_dapo.max_staleness, or raise "
-        "data.train_batch_size over what is in flight",
+        high=HEALTHY_MEAN_STALENESS,
+        above="trajectories are carried over many steps; set async_dapo.max_partial_share, lower "
+        "async_dapo.max_staleness, or raise data.train_batch_size over what is in flight",
     ),
 )
 
