@@ -13,7 +13,7 @@ from recipe.async_dapo.plan.lengths import LogNormalLengths
 from recipe.async_dapo.plan.measures import StepMeasure
 from recipe.async_dapo.plan.model_presets import PRESETS
 from recipe.async_dapo.plan.model_shape import BYTES_PER_VALUE, load_model
-from recipe.async_dapo.plan.recommend import pareto_front, recommend
+from recipe.async_dapo.plan.recommend import pareto_front, recommend, worth_trying
 from recipe.async_dapo.plan.report import in_words, shown
 from recipe.async_dapo.plan.sweep import Row, simulate
 from recipe.async_dapo.plan.systems import recipe, verl_sync
@@ -89,7 +89,7 @@ def test_rows_within_the_noise_are_equally_fast_and_the_fresher_one_is_taken(row
     rows = [
         row("verl sync", 1.0, 0.0, is_baseline=True),
         row("partial fifo", 1.41, 0.45),
-        row("partial first_completed", 1.40, 0.2),
+        row("partial fifo 64", 1.40, 0.2, concurrency=64),
         row("discard fifo", 1.39, 0.3, waste=0.1),
     ]
     chosen = choose(*rows).choices["balanced"]
@@ -109,7 +109,7 @@ def test_a_mean_staleness_above_one_is_not_balanced(row):
     rows = [row("verl sync", 1.0, 0.0, is_baseline=True), row("partial fifo", 1.5, 0.4, staleness=1.2)]
     advice = choose(*rows)
     assert list(advice.choices) == ["fastest"] and advice.to_paste.row is rows[1]
-    assert advice.warnings[0].startswith("no row is balanced (with off-policy <= 0.5, mean staleness <= 1)")
+    assert advice.warnings[0].startswith("no row is balanced (with mean staleness <= 1)")
 
 
 def test_a_baseline_that_wins_is_named(row):
@@ -120,8 +120,98 @@ def test_a_baseline_that_wins_is_named(row):
     ]
     [warning] = choose(*rows).warnings
     assert warning.startswith("a baseline wins: `partial APRIL` is 25% faster than what is recommended")
-    [warning] = choose(rows[0], row("partial first_completed", 1.01, 0.3)).warnings
+    assert "with off-policy 0.20" in warning and "in place of off-policy 0.30" in warning
+    [warning] = choose(row("verl sync", 1.0, 0.3, is_baseline=True), row("partial fifo", 1.01, 0.2)).warnings
     assert warning == "hardly anything to gain: `verl sync` is as fast"
+
+
+COLOCATE = "verl colocate_async"
+
+
+def test_given_one_of_verls_modes_that_is_as_fast_and_as_fresh_then_the_advice_is_to_stay_with_it(row):
+    """8 x H200, B=64, n=16: 758 s against 698, at an off-policy share below it."""
+    rows = [
+        row("verl sync", 1.0, 0.0, is_baseline=True),
+        row(COLOCATE, 1.2, 0.3, is_baseline=True),
+        row("partial first_completed", 1.1, 0.5),
+    ]
+    advice = choose(*rows)
+    assert advice.to_paste is None and advice.verls_own is rows[1]
+    assert advice.compared == "no row of this recipe has verl colocate_async's off-policy share of 0.30 or less"
+    words = in_words(advice, Inputs(), rows, small_scenario())
+    assert "Stay with verl's own mode: trainer.v1.trainer_mode=colocate_async" in words and "Recommended" not in words
+    assert rows[1] in shown(rows, advice, 1)
+
+
+def test_given_more_speed_for_more_old_tokens_then_both_are_compared_at_equal_share_first(row):
+    rows = [
+        row("verl sync", 1.0, 0.0, is_baseline=True),
+        row(COLOCATE, 1.2, 0.3, is_baseline=True),
+        row("partial first_completed", 1.4, 0.8, staleness=0.9),
+        row("partial first_completed 64", 1.1, 0.3, concurrency=64),
+    ]
+    advice = choose(*rows)
+    assert advice.to_paste.row is rows[2] and advice.choices["fresh"].row is rows[3]
+    words = in_words(advice, Inputs(), rows, small_scenario())
+    assert words.startswith("at verl colocate_async's off-policy share of 0.30, no row of this recipe is faster")
+    faster = row("partial first_completed 64", 1.3, 0.31, concurrency=64)
+    compared = choose(*rows[:3], faster).compared
+    assert compared.startswith("at verl colocate_async's off-policy share of 0.30, `partial first_completed 64` is 8%")
+
+
+def test_given_a_fresh_row_that_beats_verls_mode_then_it_is_pasted_where_the_balanced_one_does_not(row):
+    rows = [
+        row(COLOCATE, 1.2, 0.3, is_baseline=True),
+        row("partial fifo", 1.22, 0.8, staleness=0.9),
+        row("consistent fifo", 1.25, 0.3, staleness=1.1),
+    ]
+    advice = choose(*rows)
+    assert advice.name_to_paste == "fresh" and advice.to_paste.row is rows[2]
+    assert advice.warnings[0].startswith("at balanced's off-policy share a mode of verl's own is as fast")
+
+
+def test_the_default_is_not_replaced_by_a_row_within_the_noise_of_it(row):
+    default = row("partial first_completed", 1.40, 0.8)
+    advice = choose(row("verl sync", 1.0, 0.0, is_baseline=True), default, row("partial fifo", 1.42, 0.3))
+    assert advice.to_paste.row is default
+
+
+def test_what_is_slower_than_the_default_says_what_that_buys_and_no_faster_row_is_hidden(row):
+    rows = [
+        row("verl sync", 1.0, 0.0, is_baseline=True),
+        *(row(f"partial {number}", 1.5 + number / 100, 0.99, staleness=2.0) for number in range(8)),
+        row("partial first_completed", 1.4, 0.95, staleness=1.4),
+        row("discard fifo", 1.2, 0.1, staleness=0.1),
+    ]
+    advice = choose(*rows)
+    assert advice.to_paste.row is rows[-1]
+    [slower] = [warning for warning in advice.warnings if warning.startswith("slower than this recipe's default")]
+    assert "by 14%; what that buys: off-policy 0.10, staleness 0.10" in slower
+    assert shown(rows, advice, 1) == rows
+
+
+def test_pools_of_a_fixed_size_are_tried_where_they_may_be_faster_or_where_the_others_are_not_fresh(row):
+    pools = [
+        row(f"{name} {size}", 1.0, 0.0, concurrency=size).candidate
+        for name in ("partial fifo", "discard fifo")
+        for size in (32, 64)
+    ]
+    pools = [replace(one, stop_rule="fifo") for one in pools]
+    rows = [row(COLOCATE, 1.2, 0.3, is_baseline=True), row("partial fifo", 1.4, 0.3), row("discard fifo", 1.3, 0.2)]
+    assert worth_trying(pools, rows) == pools[1:2]
+    rows[1] = row("partial fifo", 1.4, 0.8)
+    assert worth_trying(pools, rows) == pools[:2]
+    rows[2] = row("discard fifo", 1.35, 0.2)
+    assert worth_trying(pools, rows) == [*pools[:2], pools[3]]
+
+
+def test_the_row_called_the_default_has_the_options_of_the_yaml():
+    scenario = small_scenario()
+    everything = recipe_candidates(
+        scenario, strategies=list(RolloutStrategy), stop_rules=list(StopRuleName), concurrency=[16]
+    )
+    [default] = [one for one in everything if one.is_default]
+    assert default.system.options(scenario) == recipe("as it is").options(scenario)
 
 
 def test_biased_rows_and_those_with_another_loss_are_not_recommended(row):
@@ -138,7 +228,7 @@ def test_biased_rows_and_those_with_another_loss_are_not_recommended(row):
 
 def test_the_table_shows_the_reference_the_choices_and_the_fastest(row):
     rows = [row("verl sync", 1.0, 0.0, is_baseline=True)]
-    rows += [row(f"partial {number}", 1.1 + number / 10, 0.9, staleness=2.0) for number in range(8)]
+    rows += [row(f"partial {number}", 1.1 + number / 10, 0.9) for number in range(8)]
     rows += [row("discard fifo", 1.05, 0.1)]
     advice = choose(*rows)
     assert shown(rows, advice, 3) == [rows[0], *rows[6:9], rows[9]]

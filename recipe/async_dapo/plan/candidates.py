@@ -44,6 +44,14 @@ class Candidate:
     changes_loss: bool = False  # not what is recommended for being faster
     changes_data: bool = False  # which prompts are trained how often; neither is this
 
+    @property
+    def is_default(self) -> bool:
+        """Whether it is this recipe with the options of its yaml."""
+        changes = self.is_baseline or self.changes_loss or self.changes_data or self.concurrency is not None
+        return (
+            not changes and self.strategy == RolloutStrategy.PARTIAL and self.stop_rule == StopRuleName.FIRST_COMPLETED
+        )
+
 
 def verl_reference(scenario: Scenario) -> Candidate:
     """What speed-ups refer to: verl's sync mode."""

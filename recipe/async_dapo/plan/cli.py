@@ -2,21 +2,26 @@
 
 import argparse
 import os
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 from rich.progress import Progress
 
 from ..config import ConfigError, RolloutStrategy
 from ..core.stop_rules import StopRuleName
-from .candidates import baselines, default_concurrency, natural_concurrency, recipe_candidates
+from .candidates import Candidate, baselines, default_concurrency, natural_concurrency, recipe_candidates
 from .figure import draw
 from .from_run import RecordedRun
 from .inputs import Inputs
-from .recommend import recommend
+from .recommend import recommend, worth_trying
 from .report import as_json, describe, in_words, table
-from .sweep import sweep
+from .scenario import Scenario
+from .sweep import Row, sweep
+from .trainer_fit import fitting
 
 stdout = Console()
 stderr = Console(stderr=True)
@@ -42,8 +47,7 @@ def _run(options: argparse.Namespace) -> None:
     _say(describe(scenario))
     if scenario.measured is not None:
         _say(f"calibrated on {inputs.calibrate}: {scenario.measured}")
-    candidates = [] if options.no_baselines else baselines(scenario)
-    candidates += recipe_candidates(
+    candidates = recipe_candidates(
         scenario,
         strategies=inputs.strategies or list(RolloutStrategy),
         stop_rules=inputs.stop_rules or list(StopRuleName),
@@ -51,21 +55,16 @@ def _run(options: argparse.Namespace) -> None:
     )
     if not candidates:
         raise ConfigError("stop_rules", "drain", "only goes with strategies=discard; add either")
-    with Progress(console=stderr, transient=True) as progress:
-        bar = progress.add_task("simulating", total=len(candidates))
-        rows = sweep(
-            scenario,
-            candidates,
-            steps=inputs.steps,
-            warmup=inputs.warmup,
-            jobs=options.jobs,
-            on_row=lambda: progress.advance(bar),
-        )
+    fit = fitting(scenario, ([] if options.no_baselines else baselines(scenario)) + candidates)
+    for note in fit.notes:
+        _say(note)
+    rows = _simulated(fit.candidates, scenario, inputs, jobs=options.jobs)
     advice = recommend(
         rows,
         max_length_bias=inputs.max_length_bias,
         max_off_policy=inputs.max_off_policy,
         kv_room=natural_concurrency(scenario),
+        trainer_overrides=fit.overrides,
     )
     _say(f"\n{table(rows, advice, top=None if options.all else options.top)}")
     _say(f"\n{in_words(advice, inputs, rows, scenario)}")
@@ -76,6 +75,46 @@ def _run(options: argparse.Namespace) -> None:
         Path(options.json).write_text(as_json(inputs, scenario, rows, advice) + "\n")
     if options.figure is not None:
         draw(options.figure, rows, advice, describe(scenario))
+
+
+def _simulated(candidates: Sequence[Candidate], scenario: Scenario, inputs: Inputs, *, jobs: int) -> list[Row]:
+    """Rows in the order of the candidates. Pool sizes are tried where they may win, or all that were asked for."""
+    later = [] if inputs.concurrency is not None else [one for one in candidates if one.concurrency is not None]
+    began = [one for one in candidates if one not in later]
+    simulate = partial(sweep, scenario, steps=inputs.steps, warmup=inputs.warmup, jobs=jobs)
+    with _Progress(total=len(began)) as progress:
+        rows = simulate(began, on_row=progress.advance)
+        later = worth_trying(later, rows)
+        progress.expect(len(later))
+        rows += simulate(later, on_row=progress.advance, first=rows[0])
+    place = {id(one): number for number, one in enumerate(candidates)}
+    return sorted(rows, key=lambda row: place[id(row.candidate)])
+
+
+class _Progress:
+    """A bar on a terminal, else a line for each row; on stderr."""
+
+    def __init__(self, *, total: int) -> None:
+        self._total, self._done, self._began_s = total, 0, time.perf_counter()
+        self._bar = Progress(console=stderr, transient=True, disable=not stderr.is_terminal)
+        self._task = self._bar.add_task("simulating", total=total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def expect(self, more: int) -> None:
+        self._total += more
+        self._bar.update(self._task, total=self._total)
+
+    def advance(self) -> None:
+        self._done += 1
+        self._bar.advance(self._task)
+        if not stderr.is_terminal:
+            _say(f"simulated {self._done} of {self._total}, {time.perf_counter() - self._began_s:.0f} s", to=stderr)
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

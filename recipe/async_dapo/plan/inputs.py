@@ -23,9 +23,10 @@ from .lengths_file import load_lengths
 from .model_shape import ModelShape, load_model
 from .pass_rates_file import load_pass_rates
 from .scenario import Scenario
-from .workload import BLOCK, BetaPassRates, PassRates, ValidShare
+from .workload import ANSWERS, BLOCK, BetaPassRates, PassRates, ValidShare
 
 CHOICES_OF = {"accelerator": tuple(ACCELERATORS), "kv_cache_dtype": ("auto", "fp8")}
+MOST_CUT = 0.9  # of responses, that may be as long as the limit [0-1]
 LEAST_VALID_SHARE = 0.005  # of groups, that is worth simulating [0-1]
 KV_BYTES = {"auto": 1.0, "fp8": 0.5}  # of a value, compared with bf16
 SMALLEST = {
@@ -38,6 +39,7 @@ SMALLEST = {
     "max_length_bias": 0,
     "max_off_policy": 0,
 }
+LARGEST = {"length_sigma": 4.0, "prompt_len_tok": 1_000_000, "max_response_length": 10_000_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,9 @@ class Inputs:
             value = getattr(inputs, key)
             if value is not None and value < smallest:
                 raise ConfigError(key, value, f"must be >= {smallest}")
+        for key, largest in LARGEST.items():
+            if getattr(inputs, key) > largest:
+                raise ConfigError(key, getattr(inputs, key), f"must be <= {largest:g}")
         inputs._check_concurrency()
         return inputs
 
@@ -174,7 +179,24 @@ class Inputs:
             **{key: getattr(self, key) for key in _SAME_IN_SCENARIO},
         )
         self._check_valid_groups(scenario)
+        self._check_lengths(scenario)
         return scenario
+
+    def _check_lengths(self, scenario: Scenario) -> None:
+        """Lengths that are nearly all cut, or of no tokens, are a slip of a unit."""
+        key, value = ("lengths", self.lengths) if self.lengths else ("length_median_tok", self.length_median_tok)
+        answers = [group.prompt[ANSWERS].response_lens_tok for group in scenario.workload().draw(BLOCK, step=0)]
+        lens_tok = [length for group in answers for length in group]
+        cut = sum(length >= self.max_response_length for length in lens_tok) / len(lens_tok)
+        if cut > MOST_CUT:
+            raise ConfigError(
+                key,
+                value,
+                f"{cut:.0%} of the responses would reach max_response_length={self.max_response_length}: lower it, or "
+                "raise the limit",
+            )
+        if sum(length <= 1 for length in lens_tok) > MOST_CUT * len(lens_tok):
+            raise ConfigError(key, value, "nearly all responses would have one token; give tokens, not thousands")
 
     def _check_valid_groups(self, scenario: Scenario) -> None:
         """Systems that draw until they have a batch would draw for ever. A single answer is never filtered."""

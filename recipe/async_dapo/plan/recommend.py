@@ -1,12 +1,18 @@
 """Which rows to run: three choices between fresh tokens and fast steps, each with its reason, as Hydra overrides."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import RolloutStrategy
+from ..core.staleness import HEALTHY_MEAN_STALENESS
+from .candidates import Candidate
 from .sweep import Row
+from .systems import VERL, VERL_COLOCATE_ASYNC
 
 NOISE = 0.02  # of a step's seconds: the difference of a few simulated steps under another seed
+POOL_GAIN = 0.05  # of speed, that a fixed pool may bring over one that sizes itself
+EQUAL = 0.02  # of tokens: off-policy shares that differ by no more are equal
+FRESH_SHARE = 0.2  # off-policy, where verl colocate_async is not there to compare with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,22 +28,33 @@ class Limits:
         )
 
     def __str__(self) -> str:
-        staleness = "" if self.staleness is None else f", mean staleness <= {self.staleness:g}"
-        return "of all rows" if self == Limits() else f"with off-policy <= {self.off_policy:g}{staleness}"
+        if self == Limits():
+            return "of all rows"
+        off_policy = f"off-policy <= {self.off_policy:.2g}" if self.off_policy < 1 else ""
+        staleness = "" if self.staleness is None else f"mean staleness <= {self.staleness:g}"
+        return f"with {', '.join(filter(None, (off_policy, staleness)))}"
 
 
 FRESH, BALANCED, FASTEST = "fresh", "balanced", "fastest"
-CHOICES = {
-    FRESH: Limits(off_policy=0.2),
-    BALANCED: Limits(off_policy=0.5, staleness=1.0),
-    FASTEST: Limits(),
-}
+
+
+def limits_of(rows: Sequence[Row]) -> dict[str, Limits]:
+    """What each choice allows: as many off-policy tokens as verl colocate_async trains on, a healthy mean staleness,
+    anything."""
+    colocate = _row_of(rows, VERL_COLOCATE_ASYNC)
+    fresh = FRESH_SHARE if colocate is None else colocate.mean.off_policy_ratio + EQUAL
+    return {
+        FRESH: Limits(off_policy=fresh),
+        BALANCED: Limits(staleness=HEALTHY_MEAN_STALENESS),
+        FASTEST: Limits(),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     row: Row
     reason: str
+    trainer_overrides: tuple[str, ...] = ()  # without which trainer and engines do not fit
 
     @property
     def overrides(self) -> list[str]:
@@ -48,19 +65,24 @@ class Recommendation:
         lines = [f"{key}={'null' if value is None else value}" for key, value in options.items()]
         if _keeps_kv(self.row):
             lines.append("actor_rollout_ref.rollout.free_cache_engine=False")
-        return lines
+        return [*lines, *self.trainer_overrides]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The choices that some row meets, and what to be wary of."""
+    """The choices that some row meets, and what to be wary of.
+
+    Attributes:
+        name_to_paste: of the choice; None where there is none, or verl's own mode is as good.
+        verls_own: that mode's row.
+        compared: with verl colocate_async, at its off-policy share.
+    """
 
     choices: dict[str, Recommendation]
+    name_to_paste: str | None = None
+    verls_own: Row | None = None
+    compared: str = ""
     warnings: tuple[str, ...] = ()
-
-    @property
-    def name_to_paste(self) -> str | None:
-        return next((name for name in (BALANCED, FRESH, FASTEST) if name in self.choices), None)
 
     @property
     def to_paste(self) -> Recommendation | None:
@@ -70,14 +92,23 @@ class Advice:
         return [name for name, choice in self.choices.items() if choice.row is row]
 
 
-def recommend(rows: Sequence[Row], *, max_length_bias: float, max_off_policy: float, kv_room: int) -> Advice:
+def recommend(
+    rows: Sequence[Row],
+    *,
+    max_length_bias: float,
+    max_off_policy: float,
+    kv_room: int,
+    trainer_overrides: tuple[str, ...] = (),
+) -> Advice:
     """For each choice, the fastest row of this recipe within its limits whose trained lengths are natural.
 
     Rows within `NOISE` of the fastest count as equally fast; of those, one that frees the KV cache between rollouts is
-    preferred, then the one with the fewest off-policy tokens.
+    preferred, then the recipe's default, then the one with the fewest off-policy tokens. None is to be pasted than
+    which a mode of verl's own is as fast and as fresh.
 
     Args:
         kv_room: trajectories in flight that fill the KV caches at the mean context.
+        trainer_overrides: what any choice needs for the trainer's memory.
     """
     allowed = [
         row
@@ -89,18 +120,86 @@ def recommend(rows: Sequence[Row], *, max_length_bias: float, max_off_policy: fl
         and row.mean.off_policy_ratio <= max_off_policy
     ]
     choices = {}
-    for name, limits in CHOICES.items():
+    for name, limits in limits_of(rows).items():
         if within := [row for row in allowed if limits.allow(row)]:
             best = _best(within)
-            choices[name] = Recommendation(row=best, reason=_reason(best, within, limits, kv_room))
-    advice = Advice(choices=choices)
-    return Advice(choices=choices, warnings=tuple(_warnings(rows, advice)))
+            reason = _reason(best, within, limits, kv_room)
+            choices[name] = Recommendation(row=best, reason=reason, trainer_overrides=trainer_overrides)
+    named = [name for name in (BALANCED, FRESH, FASTEST) if name in choices]
+    rivals = {name: _as_good(choices[name].row, rows) for name in named}
+    pasted = next((name for name in named if rivals[name] is None), None)
+    advice = Advice(
+        choices=choices,
+        name_to_paste=pasted,
+        verls_own=rivals[named[0]] if named and pasted is None else None,
+        compared=_compared_with_verl(rows, choices.get(FRESH)),
+    )
+    return replace(advice, warnings=tuple(_warnings(rows, advice)))
+
+
+def worth_trying(pools: Sequence[Candidate], rows: Sequence[Row]) -> list[Candidate]:
+    """Of fixed pool sizes those that may be recommended, judged by the rows whose pools size themselves.
+
+    The largest size may be faster than its strategy and stop rule with a pool that sizes itself, by `POOL_GAIN`: it is
+    tried where that would be the fastest. Smaller ones are fresher, and slower: they are tried where a pool that sizes
+    itself is less fresh than the freshest choice.
+    """
+    limits = limits_of(rows)
+    usual = [row for row in rows if not row.candidate.is_baseline and _is_usual(row.candidate)]
+    fastest = max((row.speed_up for row in usual), default=0.0)
+    largest = max((one.concurrency or 0 for one in pools), default=0)
+    tried = []
+    for row in usual:
+        own = [
+            one for one in pools if (one.strategy, one.stop_rule) == (row.candidate.strategy, row.candidate.stop_rule)
+        ]
+        may_win = row.speed_up >= (1 - POOL_GAIN) * fastest
+        tried += [one for one in own if (may_win if one.concurrency == largest else not limits[FRESH].allow(row))]
+    return [one for one in pools if one in tried]
+
+
+def _is_usual(candidate: Candidate) -> bool:
+    return not (candidate.changes_loss or candidate.changes_data)
+
+
+def _row_of(rows: Sequence[Row], name: str) -> Row | None:
+    return next((row for row in rows if row.candidate.is_baseline and row.candidate.system.name == name), None)
+
+
+def _as_good(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The fastest mode of verl's own that is as fast as a row, at an equal off-policy share or a lower one."""
+    modes = [
+        one
+        for one in rows
+        if one.candidate.is_baseline
+        and one.candidate.system.name.startswith(VERL)
+        and one.speed_up >= (1 - NOISE) * row.speed_up
+        and one.mean.off_policy_ratio <= row.mean.off_policy_ratio + EQUAL
+    ]
+    return max(modes, key=lambda one: one.speed_up, default=None)
+
+
+def _compared_with_verl(rows: Sequence[Row], fresh: Recommendation | None) -> str:
+    colocate = _row_of(rows, VERL_COLOCATE_ASYNC)
+    if colocate is None:
+        return ""
+    share = f"{VERL_COLOCATE_ASYNC}'s off-policy share of {colocate.mean.off_policy_ratio:.2f}"
+    if fresh is None:
+        return f"no row of this recipe has {share} or less"
+    gain = fresh.row.speed_up / colocate.speed_up - 1
+    seconds = f"{fresh.row.mean.step_s:.4g} s a step against {colocate.mean.step_s:.4g}"
+    name = fresh.row.candidate.system.name
+    if gain > NOISE:
+        return f"at {share}, `{name}` is {gain:.0%} faster: {seconds}"
+    return f"at {share}, no row of this recipe is faster; the fastest is `{name}`: {seconds}"
 
 
 def _best(rows: Sequence[Row]) -> Row:
     fastest = max(row.speed_up for row in rows)
     equals = [row for row in rows if row.speed_up >= (1 - NOISE) * fastest]
-    return min(equals, key=lambda row: (_keeps_kv(row), row.mean.off_policy_ratio, -row.speed_up))
+    return min(
+        equals, key=lambda row: (_keeps_kv(row), not row.candidate.is_default, row.mean.off_policy_ratio, -row.speed_up)
+    )
 
 
 def _reason(best: Row, within: Sequence[Row], limits: Limits, kv_room: int) -> str:
@@ -112,7 +211,9 @@ def _reason(best: Row, within: Sequence[Row], limits: Limits, kv_room: int) -> s
     else:
         parts[0] += "; no other strategy is"
     if faster := [row for row in within if row.speed_up > best.speed_up]:
-        why = "frees the KV cache while the trainer runs" if _keeps_kv(faster[0]) > _keeps_kv(best) else "is fresher"
+        why = "is the default" if best.candidate.is_default else "is fresher"
+        if _keeps_kv(faster[0]) > _keeps_kv(best):
+            why = "frees the KV cache while the trainer runs"
         parts.append(f"{len(faster)} more within the noise of {NOISE:.0%}, of which this one {why}")
     if best.candidate.concurrency is None:
         parts.append(f"the pool sizes itself: the KV caches hold {kv_room:,} at the mean context")
@@ -137,20 +238,38 @@ def _warnings(rows: Sequence[Row], advice: Advice) -> list[str]:
     if pasted is None:
         return warnings
     if advice.name_to_paste != BALANCED:
-        warnings.append(f"no row is {BALANCED} ({CHOICES[BALANCED]}); a smaller pool or batch in flight would be")
+        if BALANCED in advice.choices:
+            warnings.append(f"at {BALANCED}'s off-policy share a mode of verl's own is as fast")
+        else:
+            limits = limits_of(rows)[BALANCED]
+            warnings.append(f"no row is {BALANCED} ({limits}); a smaller pool or batch in flight would be")
+    default = next((row for row in rows if row.candidate.is_default), None)
+    if default is not None and pasted.row.speed_up < default.speed_up:
+        warnings.append(
+            f"slower than this recipe's default, `{default.candidate.system.name}`, by "
+            f"{1 - pasted.row.speed_up / default.speed_up:.0%}; what that buys: {_traits(pasted.row)}, in place of "
+            f"{_traits(default)}"
+        )
     baselines = [row for row in rows if row.candidate.is_baseline]
     if baselines:
         best = max(baselines, key=lambda row: row.speed_up)
         lead = best.speed_up / pasted.row.speed_up - 1
         if lead > NOISE:
             warnings.append(
-                f"a baseline wins: `{best.candidate.system.name}` is {lead:.0%} faster than what is recommended "
-                f"(off-policy {best.mean.off_policy_ratio:.2f}, waste {best.mean.waste_ratio:.2f}, trained / natural "
-                f"length {best.length_bias:.2f})"
+                f"a baseline wins: `{best.candidate.system.name}` is {lead:.0%} faster than what is recommended, with "
+                f"{_traits(best)}, in place of {_traits(pasted.row)}"
             )
         elif pasted.row.speed_up < (1 + NOISE) * rows[0].speed_up:
             warnings.append(f"hardly anything to gain: `{rows[0].candidate.system.name}` is as fast")
     return warnings
+
+
+def _traits(row: Row) -> str:
+    mean = row.mean
+    return (
+        f"off-policy {mean.off_policy_ratio:.2f}, staleness {mean.staleness_mean:.2f}, waste {mean.waste_ratio:.2f}, "
+        f"trained / natural length {row.length_bias:.2f}"
+    )
 
 
 def pareto_front(rows: Sequence[Row]) -> list[Row]:

@@ -10,6 +10,7 @@ from .inputs import Inputs
 from .recommend import Advice
 from .scenario import Scenario
 from .sweep import Row
+from .systems import VERL, VERL_COLOCATE_ASYNC
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "system": lambda row: row.candidate.system.name,
@@ -50,11 +51,15 @@ def describe(scenario: Scenario) -> str:
 
 
 def shown(rows: Sequence[Row], advice: Advice, top: int | None) -> list[Row]:
-    """The first row, the recommended ones, and the `top` fastest; None = all. In the order of `rows`."""
+    """The first row, verl colocate_async, this recipe's default, the recommended ones, the `top` fastest, and all that
+    are faster than the one to paste; None = all. In the order of `rows`."""
     if top is None:
         return list(rows)
     fastest = sorted(rows, key=lambda row: -row.speed_up)[:top]
     kept = {id(row) for row in (rows[0], *fastest, *(choice.row for choice in advice.choices.values()))}
+    kept |= {id(row) for row in rows if row.candidate.is_default or row.candidate.system.name == VERL_COLOCATE_ASYNC}
+    if advice.to_paste is not None:
+        kept |= {id(row) for row in rows if row.speed_up > advice.to_paste.row.speed_up}
     return [row for row in rows if id(row) in kept]
 
 
@@ -77,12 +82,12 @@ def table(rows: Sequence[Row], advice: Advice, *, top: int | None = None) -> str
 
 def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row], scenario: Scenario) -> str:
     """The choices with their reasons, what to be wary of, and the one to paste."""
-    if advice.to_paste is None:
+    if not advice.choices:
         return (
             f"No setting has a length bias within {inputs.max_length_bias} and an off-policy share of at most "
             f"{inputs.max_off_policy}: relax max_length_bias or max_off_policy."
         )
-    lines = []
+    lines = [advice.compared] if advice.compared else []
     for name, choice in advice.choices.items():
         mean = choice.row.mean
         lines.append(
@@ -91,10 +96,23 @@ def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row], scenario: Scen
             f"{mean.staleness_mean:.2f}/{mean.staleness_max}, waste {mean.waste_ratio:.2f}\n          {choice.reason}"
         )
     lines += [f"warning: {warning}" for warning in advice.warnings]
+    if advice.to_paste is None:
+        assert advice.verls_own is not None
+        return "\n".join([*lines, stay_with(advice.verls_own)])
     overrides = " \\\n    ".join(advice.to_paste.overrides)
     lines.append(f"Recommended ({advice.name_to_paste}):\n    {overrides}")
     lines += filter(None, (about(rows, advice.to_paste.row, scenario) for about in (screening_advice, history_advice)))
     return "\n".join(lines)
+
+
+def stay_with(mode: Row) -> str:
+    """What to do where this recipe gains nothing."""
+    name, _, split = mode.candidate.system.name.removeprefix(VERL).partition(", ")
+    where = f" ({split})" if split else ""
+    return (
+        f"Stay with verl's own mode: trainer.v1.trainer_mode={name}{where} is as fast as this recipe at its off-policy "
+        f"share or a lower one: step {_seconds(mode.mean.step_s)} s, off-policy {mode.mean.off_policy_ratio:.2f}"
+    )
 
 
 def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Advice) -> str:
@@ -110,6 +128,8 @@ def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Adv
             "rows": [_row_dict(row) for row in rows],
             "choices": choices,
             "recommended": None if advice.name_to_paste is None else choices[advice.name_to_paste],
+            "stay_with": None if advice.verls_own is None else advice.verls_own.candidate.system.name,
+            "compared": advice.compared,
             "warnings": advice.warnings,
         },
         indent=2,

@@ -7,7 +7,7 @@ from functools import partial
 from math import ceil
 
 from .bound import bound_of
-from .candidates import Candidate
+from .candidates import Candidate, natural_concurrency
 from .measures import StepMeasure, mean_of
 from .scenario import Scenario
 from .separate_training import SeparateRun
@@ -52,7 +52,8 @@ def simulate(
     run = start(scenario, candidate.system)
     batch = scenario.train_batch_size * scenario.rollout_n
     if warmup is None:
-        warmup = _steps_to_steady_state(run, candidate, batch, scenario.mean_len_tok)
+        places = min(natural_concurrency(scenario), scenario.num_servers * scenario.max_num_seqs)
+        warmup = _steps_to_steady_state(run, candidate, batch, scenario.mean_len_tok, places)
     held_tok = 0
     for _ in range(warmup):
         held_tok = run.step().buffered_tok
@@ -75,20 +76,25 @@ def start(scenario: Scenario, system: System) -> TrainingRun | SeparateRun:
 
 
 def _steps_to_steady_state(
-    run: TrainingRun | SeparateRun, candidate: Candidate, batch: int, mean_len_tok: float
+    run: TrainingRun | SeparateRun, candidate: Candidate, batch: int, mean_len_tok: float, places: int
 ) -> int:
     """Steps until as many trajectories end in a step as begin, of every length; 0 for a system that keeps nothing.
 
     In the first steps of a large pool short responses end and long ones do not: it trains on short ones, and later on
-    those that were left. A mean one is in flight for as many rounds as there are batches in flight, and the longest
-    for as many times more as it is longer, or until the limit on staleness has it finished.
+    those that were left. A mean one is in flight for as many rounds as there are batches in flight. In an engine it is
+    for as many as there are batches in the engines, and the longest for as many times more as it is longer, or until
+    the limit on staleness has it finished.
+
+    Args:
+        places: trajectories that the engines run at once.
     """
     habits = candidate.system.habits
     if habits.drops_surplus and (run.options.drains or habits.drops_interrupted):
         return 0
     held = run.options.over_sampling().groups_to_hold * run.options.rollout_n
-    rounds = min(candidate.concurrency or run.first_pool_size, held) / batch
-    longest = rounds * run.options.max_response_length / mean_len_tok
+    in_flight = min(candidate.concurrency or run.first_pool_size, held)
+    rounds = in_flight / batch
+    longest = min(in_flight, places) / batch * run.options.max_response_length / mean_len_tok
     if run.options.max_staleness is not None:
         longest = min(longest, run.options.max_staleness + 1)
     least = 1 if candidate.concurrency else STEPS_TO_CONVERGE
@@ -103,11 +109,17 @@ def sweep(
     warmup: int | None = None,
     jobs: int = 1,
     on_row: Callable[[], None] = lambda: None,
+    first: Row | None = None,
 ) -> list[Row]:
-    """Simulate every candidate; speed-ups refer to the first. The same seed gives the same rows, on any `jobs`."""
+    """Simulate every candidate; speed-ups refer to the first. The same seed gives the same rows, on any `jobs`.
+
+    Args:
+        first: of an earlier sweep, that speed-ups refer to.
+    """
     run = partial(simulate, scenario, steps=steps, warmup=warmup)
     results = _simulate_all(run, candidates, jobs, on_row)
-    reference, bound_s = results[0][0].tokens_per_s_per_gpu, bound_of(scenario).step_s
+    reference = (results[0][0] if first is None else first.mean).tokens_per_s_per_gpu
+    bound_s = bound_of(scenario).step_s
     return [
         Row(
             candidate=candidate,

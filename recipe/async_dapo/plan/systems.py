@@ -14,6 +14,8 @@ from .scenario import Scenario
 
 DEFAULTS_FILE = Path(__file__).parent.parent / "config" / "async_dapo_trainer.yaml"
 UNBOUNDED = 1_000_000  # requests or groups
+VERL = "verl "  # what the names of its own modes begin with
+VERL_COLOCATE_ASYNC = f"{VERL}colocate_async"
 
 
 class Refill(StrEnum):
@@ -102,7 +104,7 @@ def verl_colocate_async(*, groups: int, warmup_batches: int = 1) -> System:
     """
     in_flight = (1 + warmup_batches) * groups
     return System(
-        name="verl colocate_async",
+        name=VERL_COLOCATE_ASYNC,
         overrides=_everything_at_once(in_flight, stop_rule="first_completed", rollout_strategy="partial"),
         habits=Habits(poll_s=2.0, resume_delay_s=1.0, refill=Refill.PER_FILTERED),
     )
