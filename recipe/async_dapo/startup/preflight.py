@@ -1,5 +1,6 @@
 """Start-up checks: everything that can be known to be wrong before a cluster starts ends in a clear error."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,6 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..config import AsyncDAPOConfig, ConfigError
 from ..verl_version import check_versions
+
+logger = logging.getLogger(__name__)
+
+WARNING = "warning: "  # a note that begins so is logged at every start
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +47,8 @@ def check_all(config: DictConfig) -> AsyncDAPOConfig:
     for finding in findings(config):
         if finding.error is not None:
             raise finding.error
+        if finding.note.startswith(WARNING):
+            logger.warning("%s: %s", finding.name, finding.note.removeprefix(WARNING))
     return AsyncDAPOConfig.from_hydra(config)
 
 
@@ -168,6 +175,13 @@ def _model(run: Run) -> None:
     check_context(run.config)
 
 
+def _memory(run: Run) -> str:
+    from .memory_check import check_memory
+
+    warning = check_memory(run.config)
+    return WARNING + warning if warning else ""
+
+
 def _reward(run: Run) -> str:
     from .reward_check import check_reward
 
@@ -190,5 +204,6 @@ CHECKS: dict[str, Callable[[Run], str | None]] = {
     "data": _data,
     "history of prompts": _history,
     "model": _model,
+    "memory": _memory,
     "reward function": _reward,
 }

@@ -34,7 +34,7 @@ class Engines:
         gpus_each = rollout.tensor_model_parallel_size * rollout.data_parallel_size
         room_tok, hardware = None, "CPU"
         if config.trainer.device != "cpu":
-            accelerator, hardware = _accelerator(config)
+            accelerator, hardware = accelerator_of(config)
             room_tok = _kv_room_tok(config, accelerator, gpus_each)
         return cls(
             count=num_gpus(config) // gpus_each,
@@ -99,7 +99,7 @@ def _in_flight(options: AsyncDAPOConfig, engines: Engines) -> str:
     return f"Requests in flight size themselves, {first:,} in the first round."
 
 
-def _accelerator(config: DictConfig) -> tuple[Accelerator, str]:
+def accelerator_of(config: DictConfig) -> tuple[Accelerator, str]:
     """This machine's GPU, else the rehearsal's, else the planner's default; and what to call it."""
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(0)

@@ -1,0 +1,101 @@
+"""Whether trainer and engines fit on the same GPUs; `core/trainer_memory.py` has the arithmetic."""
+
+from dataclasses import replace
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from ..config import ConfigError
+from ..core.trainer_memory import TrainerMemory
+from ..plan.model_shape import ModelShape, load_model
+from .batch_sizes import num_gpus
+from .model_check import local_folder
+from .run_in_words import accelerator_of
+
+_ROLLOUT = "actor_rollout_ref.rollout."
+_FSDP = "actor_rollout_ref.actor.fsdp_config."
+_HALF = ("bf16", "bfloat16", "fp16", "float16")
+
+
+def check_memory(config: DictConfig) -> str:
+    """Compare what engines may take with what the trainer leaves them.
+
+    Refused is what is certain: weights, gradients and optimizer, on this machine's GPUs. A warning is what counts
+    activations too, which depend on the lengths, or what assumes a GPU.
+
+    Returns the warning; nothing where all fits, or where it is not known.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    if config.trainer.device == "cpu" or actor.strategy not in ("fsdp", "fsdp2"):
+        return ""
+    try:
+        model = load_model(local_folder(config.actor_rollout_ref.model, "path"))
+    except ConfigError:
+        return ""  # of a kind whose size is not known; a missing one is named by the check of the model
+    accelerator, hardware = accelerator_of(config)
+    memory_bytes, trainer = 1e9 * accelerator.memory_gb, trainer_of(config, model)
+    asked, keeps_kv = rollout.gpu_memory_utilization, not rollout.free_cache_engine
+    certain = trainer.engine_share(memory_bytes, keeps_kv=keeps_kv, with_activations=False)
+    likely = trainer.engine_share(memory_bytes, keeps_kv=keeps_kv)
+    if asked <= likely:
+        return ""
+    is_certain = torch.cuda.is_available() and asked > certain
+    limit = certain if is_certain else likely
+    error = ConfigError(
+        _ROLLOUT + "gpu_memory_utilization",
+        asked,
+        f"engines and trainer do not fit on {hardware} of {accelerator.memory_gb:.0f} GB: "
+        f"{_trainers_part(trainer, keeps_kv, alone=limit <= 0)}; {_remedy(trainer, memory_bytes, limit, keeps_kv)}",
+    )
+    if is_certain:
+        raise error
+    return str(error)
+
+
+def trainer_of(config: DictConfig, model: ModelShape) -> TrainerMemory:
+    """The actor alone: a critic comes on top."""
+    actor, options = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    fsdp = actor.fsdp_config
+    longest_tok = config.data.max_prompt_length + config.data.max_response_length
+    return TrainerMemory(
+        parameters=model.parameters,
+        shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else num_gpus(config),
+        layers=model.layers,
+        hidden=model.hidden,
+        vocabulary=model.vocabulary,
+        micro_batch_tok=(
+            actor.ppo_max_token_len_per_gpu
+            if actor.use_dynamic_bsz
+            else (actor.ppo_micro_batch_size_per_gpu or 1) * longest_tok
+        ),
+        value_bytes=2 if fsdp.model_dtype in _HALF else 4,
+        is_adapter=bool(OmegaConf.select(options, "lora_rank") or OmegaConf.select(options, "lora_adapter_path")),
+        checkpoints_activations=options.enable_gradient_checkpointing,
+        has_logits=not options.use_fused_kernels,
+        offloads_weights=fsdp.param_offload,
+        offloads_optimizer=fsdp.optimizer_offload,
+        stays_on_host=bool(fsdp.offload_policy) and actor.strategy == "fsdp2",
+    )
+
+
+def _trainers_part(trainer: TrainerMemory, keeps_kv: bool, *, alone: bool) -> str:
+    state, activations = trainer.state_bytes / 1e9, trainer.activation_bytes / 1e9
+    if keeps_kv or alone:
+        beside = " beside the engines (free_cache_engine=False)" if keeps_kv else ""
+        return f"weights, gradients and optimizer take {state:.1f} GB{beside}, a micro batch about {activations:.1f}"
+    return f"weights and optimizer that are not offloaded stay with {trainer.resident_bytes / 1e9:.1f} GB"
+
+
+def _remedy(trainer: TrainerMemory, memory_bytes: float, limit: float, keeps_kv: bool) -> str:
+    if limit <= 0:
+        return f"use more GPUs, or actor.strategy=fsdp2 with {_FSDP}offload_policy=True"
+    offloaded = replace(trainer, offloads_weights=True, offloads_optimizer=True)
+    remedies = [f"set at most {limit - 0.005:.2f}"]
+    if not keeps_kv and offloaded.engine_share(memory_bytes, keeps_kv=False) > limit:
+        remedies.append(f"{_FSDP}param_offload=True and {_FSDP}optimizer_offload=True")
+    if keeps_kv:
+        remedies += ["a strategy that frees the cache, with free_cache_engine=True", "more GPUs"]
+    return ", or ".join(remedies)

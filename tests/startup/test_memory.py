@@ -1,0 +1,88 @@
+"""Trainer and engines that do not fit on the same GPUs are named before a cluster starts."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.plan.model_presets import PRESETS
+from recipe.async_dapo.startup.memory_check import check_memory
+
+STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
+OFFLOADED = [f"actor_rollout_ref.actor.fsdp_config.{part}_offload=True" for part in ("param", "optimizer")]
+FULL = "actor_rollout_ref.rollout.gpu_memory_utilization=0.85"
+
+
+@pytest.fixture(scope="module")
+def qwen3_8b(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen3-8b")
+    (folder / "config.json").write_text(json.dumps(PRESETS["qwen3-8b"]))
+    return folder
+
+
+@pytest.fixture
+def on_gpus(run, qwen3_8b):
+    def compose(*overrides):
+        gpus = ("trainer.device=cuda", "trainer.n_gpus_per_node=8", "rehearsal.accelerator=h100")
+        return run(*gpus, f"actor_rollout_ref.model.path={qwen3_8b}", *overrides)
+
+    return compose
+
+
+@pytest.fixture
+def an_80_gb_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80e9)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+
+
+def test_given_a_kept_kv_cache_of_085_beside_16_gb_of_state_when_checked_then_it_is_refused(on_gpus, an_80_gb_gpu):
+    with pytest.raises(ConfigError) as caught:
+        check_memory(on_gpus(FULL, *STALE_KV, *OFFLOADED))
+    message = str(caught.value)
+    assert message.startswith("actor_rollout_ref.rollout.gpu_memory_utilization=0.85: engines and trainer do not fit")
+    assert "take 16.4 GB beside the engines" in message and "set at most 0.79" in message
+    assert not check_memory(on_gpus("actor_rollout_ref.rollout.gpu_memory_utilization=0.7", *STALE_KV))
+
+
+def test_given_an_optimizer_that_stays_while_engines_generate_when_checked_then_offloading_is_named(
+    on_gpus, an_80_gb_gpu
+):
+    with pytest.raises(ConfigError) as caught:
+        check_memory(on_gpus(FULL))
+    assert "stay with 12.3 GB" in str(caught.value)
+    assert all(option in str(caught.value) for option in OFFLOADED)
+    assert not check_memory(on_gpus(FULL, *OFFLOADED))
+
+
+def test_given_a_trainer_that_does_not_fit_alone_when_checked_then_it_says_so(on_gpus, an_80_gb_gpu):
+    with pytest.raises(ConfigError) as caught:
+        check_memory(on_gpus("trainer.n_gpus_per_node=1", *OFFLOADED))
+    assert "gradients and optimizer take 131.0 GB, a micro" in str(caught.value) and "more GPUs" in str(caught.value)
+    on_host = ("actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.fsdp_config.offload_policy=True")
+    assert not check_memory(on_gpus("trainer.n_gpus_per_node=1", *on_host))
+
+
+def test_given_activations_that_may_not_fit_when_checked_then_it_is_a_warning(on_gpus, an_80_gb_gpu):
+    long = ("data.max_response_length=40000", "actor_rollout_ref.rollout.gpu_memory_utilization=0.7")
+    one_each = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"
+    assert "a micro batch about 41" in check_memory(on_gpus(*long, one_each, *STALE_KV))
+
+
+def test_given_no_gpu_in_sight_when_checked_then_the_assumed_one_is_named_in_a_warning(on_gpus):
+    assert "do not fit on h100 (assumed: no GPU here" in check_memory(on_gpus(*STALE_KV, FULL))
+
+
+def test_given_a_trainer_of_another_kind_or_a_cpu_when_checked_then_nothing_is_said(run, on_gpus):
+    assert not check_memory(run())
+    assert not check_memory(on_gpus(FULL, "actor_rollout_ref.actor.strategy=torchtitan"))
+
+
+def test_given_a_warning_when_a_run_starts_then_it_is_logged(run, monkeypatch, caplog):
+    from recipe.async_dapo.startup import memory_check, preflight
+
+    monkeypatch.setattr(memory_check, "check_memory", lambda _: "it is tight")
+    with caplog.at_level("WARNING", logger=preflight.__name__):  # vLLM's import sets the root logger to ERROR
+        preflight.check_all(run())
+    assert "memory: it is tight" in caplog.messages
