@@ -199,7 +199,7 @@ def test_given_no_row_that_is_allowed_then_it_says_which_limit_to_relax(scenario
         (["--prompt-len-tok", "1e8"], "prompt_len_tok=100000000: must be <= 1e+06"),
         (
             ["--accelerator", "h100", "--strategies", "partial_stale_kv"],
-            "gpu_memory_utilization=0.85: partial_stale_kv keeps the KV cache while the trainer runs, which takes about",
+            "gpu_memory_utilization=0.85: partial_stale_kv keeps the KV cache while the trainer runs, which takes",
         ),
         (["--concurrency", "100000"], "concurrency=100000: must be in 1..7992"),
         (["--concurrency", ""], "concurrency=: must be a comma-separated list, each a whole number"),

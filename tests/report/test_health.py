@@ -2,6 +2,7 @@
 
 import pytest
 
+from recipe.async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from recipe.async_dapo.report import keys
 from recipe.async_dapo.report.health import EVERY_STEPS, RULES, Hints, hints
 
@@ -10,7 +11,7 @@ from ..support.recorded_runs import recipe_step
 
 def test_a_healthy_step_gives_no_hint_and_has_every_metric_of_the_rules() -> None:
     step = recipe_step(1)
-    assert {rule.key for rule in RULES} <= step.keys() and len(RULES) == 8
+    assert {rule.key for rule in RULES} <= step.keys() and len(RULES) == 7
     assert hints(step) == []
 
 
@@ -36,3 +37,10 @@ def test_a_single_bad_step_is_no_trend() -> None:
     log = Hints()
     steps = [recipe_step(1) | {keys.IDLE_RATIO: 0.9}] + [recipe_step(1)] * (EVERY_STEPS - 1)
     assert [log.of_step(step) for step in steps] == [None] * EVERY_STEPS
+
+
+def test_most_tokens_one_version_behind_are_healthy_and_tokens_two_behind_are_not() -> None:
+    step = recipe_step(1) | {keys.OFF_POLICY: 0.95, keys.STALENESS_MEAN: HEALTHY_MEAN_STALENESS}
+    assert not hints(step)
+    [hint] = hints(step | {keys.STALENESS_MEAN: 2.0})
+    assert "async_dapo/staleness/mean is 2 (healthy: up to 1)" in hint

@@ -40,8 +40,8 @@ def fitting(scenario: Scenario, candidates: Sequence[Candidate]) -> Fit:
         notes.append(f"left out: {'; '.join(splits)}: the trainer does not fit on so few GPUs")
     if trainer.engine_share(memory_bytes, keeps_kv=False) <= 0:
         notes.append(
-            f"the trainer does not fit: {_parts(trainer)} of each GPU's {scenario.accelerator.memory_gb:g} GB; use more "
-            f"GPUs, or actor.strategy=fsdp2 with {FSDP}offload_policy=True"
+            f"the trainer does not fit: {_parts(trainer)} of each GPU's {scenario.accelerator.memory_gb:g} GB; use "
+            f"more GPUs, or actor.strategy=fsdp2 with {FSDP}offload_policy=True"
         )
     limit = trainer.engine_share(memory_bytes, keeps_kv=True)
     if asked > limit and any(map(_keeps_kv, kept)):
