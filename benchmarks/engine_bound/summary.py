@@ -42,8 +42,9 @@ def read_all(folder: Path = FOLDER) -> pd.DataFrame:
 def engine_bound_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Medians over the runs of a system, its step over that of verl's asynchronous mode in the same setting, and by how
     much it is longer than planned: the whole step, and a trained token's share of it."""
+    runs = _with_planned_share(runs)
     groups = runs.groupby(["setting", "system"], sort=False)
-    frame = groups[[*MEASURES, "planned_length_bias"]].median().reset_index()
+    frame = groups[[*MEASURES, "planned_length_bias", "planned_off_policy"]].median().reset_index()
     base_s = frame["setting"].map(frame[frame["system"] == BASE].set_index("setting")["step_s"])
     frame.insert(2, "Runs", groups.size().to_numpy())
     frame.insert(4, "Of verl async", frame["step_s"] / base_s)
@@ -51,7 +52,10 @@ def engine_bound_table(runs: pd.DataFrame) -> pd.DataFrame:
     frame["Over planned"] = _as_error(over)
     frame["Over planned, per token"] = _as_error(over * frame.pop("planned_length_bias") / frame["length_bias"])
     frame["Valid"] = ["yes" if all_valid else "no" for all_valid in groups["is_valid"].all()]
-    return frame.rename(columns={"setting": "Setting", "system": "System"} | MEASURES)
+    frame["off_policy"] = _measured_or_planned(frame)
+    return frame.drop(columns="planned_off_policy").rename(
+        columns={"setting": "Setting", "system": "System"} | MEASURES
+    )
 
 
 def speedups_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -79,9 +83,23 @@ def headline_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 def headline_table(runs: pd.DataFrame) -> pd.DataFrame:
     """The step of each system, and its share of verl's sync mode and of the bound."""
-    median = runs.groupby("system", sort=False)[["step_s", "bound_share", "waste", "off_policy"]].median().reset_index()
+    columns = ["step_s", "bound_share", "waste", "off_policy", "planned_off_policy"]
+    median = _with_planned_share(runs).groupby("system", sort=False)[columns].median().reset_index()
+    median["off_policy"] = _measured_or_planned(median)
+    median = median.drop(columns="planned_off_policy")
     median.insert(2, "Over verl sync", median["step_s"] / median.set_index("system")["step_s"][SYNC])
     return median.rename(columns={"system": "System"} | MEASURES)
+
+
+def _with_planned_share(runs: pd.DataFrame) -> pd.DataFrame:
+    """Rows of before the planner's off-policy share was a column have none."""
+    return runs if "planned_off_policy" in runs else runs.assign(planned_off_policy=float("nan"))
+
+
+def _measured_or_planned(rows: pd.DataFrame) -> pd.Series:
+    """The share of off-policy tokens; verl does not count them, so for its modes the planner's, named as such."""
+    planned = rows["planned_off_policy"].map("{:.2f} planned".format, na_action="ignore")
+    return rows["off_policy"].astype(object).where(rows["off_policy"].notna(), planned)
 
 
 def _as_error(ratio: pd.Series) -> pd.Series:
