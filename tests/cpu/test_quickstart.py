@@ -93,6 +93,14 @@ def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_m
     assert "Side by side" in text and "<b>verl_sync</b>" in text
 
 
+def test_given_an_earlier_start_when_it_starts_again_into_the_same_folder_then_its_log_and_metrics_stay(tmp_path):
+    for step in (1, 2, 3):
+        run(f"print('start {step}'); log({step}, **{step_data()})", tmp_path / "run")
+    for number, name in ((1, ".1"), (2, ".2"), (3, "")):
+        assert (tmp_path / "run" / f"train{name}.log").read_text() == f"start {number}\n"
+        assert json.loads((tmp_path / "run" / f"metrics{name}.jsonl").read_text())["step"] == number
+
+
 def test_given_overrides_after_two_dashes_when_run_then_they_reach_the_entry_last(tmp_path):
     code = f"log(1, **{step_data()}); print(sys.argv[1:])"
     run(code, tmp_path / "run", "--steps", "1", "--", "a.b=c", "--", "d=e")
@@ -142,8 +150,16 @@ def test_given_a_hanging_run_when_a_limit_passes_then_it_is_ended_with_the_limit
     assert limit in done.stdout
 
 
-def test_given_ctrl_c_when_a_run_goes_on_then_it_is_ended(tmp_path):
-    code = TRAIN + "print(os.getpid(), file=open('pid', 'w'), flush=True); os.rename('pid', 'started'); time.sleep(600)"
+def test_given_ctrl_c_when_a_run_goes_on_then_it_is_ended_with_a_report_and_what_the_training_says_last(tmp_path):
+    line = {"step": 1, "time_s": 1.0, "data": step_data(), "causes": {}}
+    code = f"""{TRAIN}
+import signal
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("async_dapo: interrupted; go on with this"))
+open("run/steps.jsonl", "w").write({json.dumps(line) + chr(10)!r})
+print(os.getpid(), file=open('pid', 'w'), flush=True)
+os.rename('pid', 'started')
+time.sleep(600)
+"""
     command = [sys.executable, "-c", LAUNCHER, code, "--output", str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
@@ -160,7 +176,9 @@ def test_given_ctrl_c_when_a_run_goes_on_then_it_is_ended(tmp_path):
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert "interrupted" in output
+    report = tmp_path / "run" / "report.html"
+    assert report.exists()
+    assert output.splitlines()[-3:-1] == ["interrupted; go on with this", f"report: {report}"]
     assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
 
 
