@@ -14,6 +14,8 @@ import pytest
 
 from recipe.async_dapo.cpu import run_metrics as keys
 from recipe.async_dapo.cpu.run_metrics import RunMetrics
+from recipe.async_dapo.report.headline import headline
+from recipe.async_dapo.report.run import Run
 
 from ..support.signals import as_in_the_foreground
 
@@ -81,6 +83,15 @@ def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_
     assert "[tokens]" in done.stdout
     assert "step 0 | accuracy 0.4\n" in done.stdout
     assert "step 1 | 1.5 s (rollout 1) | filtered 50 % | interrupted 3 | reward 0.5\n" in done.stdout
+
+
+def test_given_a_run_when_it_ends_then_table_summary_and_report_have_the_same_seconds_of_a_step(tmp_path):
+    times = (9.0, 2.0, 4.0, 3.0, 5.0)
+    logs = [f"log({step}, **({step_data()} | {{{keys.STEP_S!r}: {s}}}))" for step, s in enumerate(times, start=1)]
+    done = run("; ".join(logs), tmp_path / "run", "--steps", "5")
+    assert re.search(r"seconds per step, median +│ +3\.50 ", done.stdout)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["step_s_median"] == 3.5
+    assert headline(Run.load(tmp_path / "run")).startswith("step 3.5 s (median of 4)")
 
 
 def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_measured_speed_up(tmp_path):

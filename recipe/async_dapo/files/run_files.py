@@ -12,7 +12,7 @@ REPORT_FILE = "report.html"
 
 
 def set_aside(path: Path) -> None:
-    """Keep a file that would be overwritten, unless it is empty: `train.log` becomes `train.1.log`, or `train.2.log`."""
+    """Keep a file that would be overwritten, unless it is empty: `train.log` becomes `train.1.log`, or the next."""
     if path.exists() and path.stat().st_size:
         path.rename(_numbered(path, max(_numbers(path), default=0) + 1))
 

@@ -61,7 +61,7 @@ def _speed(run: Run) -> Iterator[Chart]:
         note="the bars add up to the step",
     )
     yield _one(
-        run, "idle", "Empty places in the engines", "share", keys.IDLE_RATIO, "of the most requests at once", 0.3
+        run, "idle", "Empty places in the engines", "share", keys.IDLE_RATIO, "of the most requests at once", 0.5
     )
     tokens = {
         "trained": keys.TOKENS_TRAINED,

@@ -40,7 +40,7 @@ class StepLines:
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         logger.info(step_line(step, data, speedup=self._speedup))
-        if keys.STEP_S in data and (hint := self._hints.of_step(data)) is not None:
+        if keys.STEP_S in data and (hint := self._hints.of_step(step, data)) is not None:
             logger.info("step %d: hint: %s", step, hint)
 
 
