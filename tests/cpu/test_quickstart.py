@@ -81,8 +81,16 @@ def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_
     assert (tmp_path / "run" / "training.png").stat().st_size > 1000
     assert "0.40 -> 0.70" in done.stdout
     assert "[tokens]" in done.stdout
-    assert "step 0 | accuracy 0.4\n" in done.stdout
+    assert f"step 0 | accuracy 0.4 ({keys.ACCURACY.removeprefix('val-core/')})\n" in done.stdout
     assert "step 1 | 1.5 s (rollout 1) | filtered 50 % | interrupted 3 | reward 0.5\n" in done.stdout
+
+
+def test_given_another_data_source_when_the_run_ends_then_the_table_has_its_accuracy_by_name(tmp_path):
+    name = "sums/acc/mean@1"
+    logs = [f"log({step}, **({step_data()} | {{'val-core/{name}': {value}}}))" for step, value in ((1, 0.1), (2, 0.3))]
+    done = run("; ".join(logs), tmp_path / "run", "--steps", "2")
+    assert "0.10 -> 0.30" in done.stdout and re.search(rf"accuracy is +│ +{name} ", done.stdout)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["series"]["accuracy"] == [[1, 0.1], [2, 0.3]]
 
 
 def test_given_a_run_when_it_ends_then_table_summary_and_report_have_the_same_seconds_of_a_step(tmp_path):

@@ -102,8 +102,8 @@ def test_the_headline_says_it_in_words_and_measures_against_verl(both: tuple[Pat
         r"step (39|40|41)\.?\d* s \(median of 11\); engines idle 14 % of the round; nothing thrown away", said
     )
     assert "11 % of tokens from older policies (mean staleness 0.12)" in said
-    assert "24 groups failed; accuracy 0.20 to 0.50; measured 1.5" in said
-    assert headline(verls) == "step 60 s (median of 11); accuracy 0.20 to 0.50"
+    assert "24 groups failed; accuracy 0.20 to 0.50 (math/acc/mean@1); measured 1.5" in said
+    assert headline(verls) == "step 60 s (median of 11); accuracy 0.20 to 0.50 (math/acc/mean@1)"
 
 
 def test_idle_places_count_by_the_time_of_their_rounds(tmp_path: Path) -> None:

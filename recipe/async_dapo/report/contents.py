@@ -139,7 +139,7 @@ def _learning(run: Run) -> Iterator[Chart]:
         name="accuracy",
         title="Accuracy over steps",
         unit="accuracy",
-        series=[Series(name="validation", points=run.accuracy())],
+        series=[Series(name=run.accuracy_name(), points=run.accuracy())],
         note="step 0 is before training",
     )
     yield Chart(
@@ -147,7 +147,7 @@ def _learning(run: Run) -> Iterator[Chart]:
         title="Accuracy over wall time",
         unit="accuracy",
         x_label="hours",
-        series=[Series(name="validation", points=run.accuracy_over_time())],
+        series=[Series(name=run.accuracy_name(), points=run.accuracy_over_time())],
         note="since the first validation",
     )
 

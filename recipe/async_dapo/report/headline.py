@@ -47,7 +47,7 @@ def _parts(run: Run, baseline: Run | None, estimate: Estimate | None) -> Iterato
     if failed := int(run.total(keys.FAILED_GROUPS)):
         yield f"{failed} groups failed"
     if len(accuracy := run.accuracy()) > 1:
-        yield f"accuracy {accuracy[0][1]:.2f} to {accuracy[-1][1]:.2f}"
+        yield f"accuracy {accuracy[0][1]:.2f} to {accuracy[-1][1]:.2f} ({run.accuracy_name()})"
     if baseline is not None and (faster := speed_up(run, baseline)) is not None:
         yield f"measured {faster:.2f}x of {baseline.name}"
     elif estimate is not None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from ..files.run_files import RUN_FILE, STEPS_FILE
 from . import keys
 from .record import RunDescription, StepRecord, all_causes, read_steps
-from .step_line import accuracy_of
+from .step_line import accuracy_name, accuracy_of
 
 VERL_FILE = "metrics.jsonl"  # of verl's file logger, where the quick start and the benchmarks put it
 Point = tuple[float, float]
@@ -99,6 +99,10 @@ class Run:
         return [
             (step, value) for step, values in sorted(self.by_step.items()) if (value := accuracy_of(values)) is not None
         ]
+
+    def accuracy_name(self) -> str:
+        """Which metric that is; empty without a validation."""
+        return next((name for values in self.by_step.values() if (name := accuracy_name(values))), "")
 
     def accuracy_over_time(self) -> list[Point]:
         """By hours since training began."""
