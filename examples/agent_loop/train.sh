@@ -4,9 +4,9 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-# The quick start's model was never asked to check an answer: all are wrong, and the filter would remove every group.
+# The last number of the second answer counts: the model has to learn to answer again at all.
 bash quickstart.sh --steps 4 -- \
     actor_rollout_ref.rollout.agent.default_agent_loop=checked_answer \
     actor_rollout_ref.rollout.agent.agent_loop_config_path=examples/agent_loop/agent_loops.yaml \
-    algorithm.filter_groups.enable=False \
+    reward.custom_reward_function.path=examples/reward/reward.py \
     "$@"

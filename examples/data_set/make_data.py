@@ -1,4 +1,4 @@
-"""Writes a data set of sums: python examples/data_set/make_data.py [FOLDER]"""
+"""Writes a data set of sums, whose tens are asked for: python examples/data_set/make_data.py [FOLDER]"""
 
 import random
 import sys
@@ -13,11 +13,11 @@ FILES = {"train.parquet": 2000, "val.parquet": 100}  # prompts
 
 def row(index: int, numbers: random.Random) -> dict[str, Any]:
     """The four columns that verl reads."""
-    first, second = numbers.randrange(1000), numbers.randrange(1000)
+    start, times = numbers.randrange(100), numbers.randrange(1, 4)
     return {
         "data_source": "sums",  # names the kind of task; your reward function gets it
-        "prompt": [{"role": "user", "content": f"{first}+{second}="}],
-        "reward_model": {"style": "rule", "ground_truth": str(first + second)},
+        "prompt": [{"role": "user", "content": f"{start:02d}+4*{times:02d}"}],
+        "reward_model": {"style": "rule", "ground_truth": str((start + 4 * times) % 100 // 10)},
         "extra_info": {"index": index},  # anything else that your reward function needs
     }
 

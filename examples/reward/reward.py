@@ -1,4 +1,4 @@
-"""A reward function: is the last number of the answer the right one?"""
+"""A reward function: is the last number of the answer that of the truth?"""
 
 import re
 from typing import Any
@@ -7,6 +7,6 @@ from typing import Any
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None
 ) -> dict[str, float]:
-    numbers = re.findall(r"\d+", solution_str)
-    right = float(bool(numbers) and numbers[-1] == ground_truth)
+    said, true = (re.findall(r"\d+", text)[-1:] for text in (solution_str, ground_truth))
+    right = float(bool(said) and said == true)
     return {"score": right, "acc": right}

@@ -1,5 +1,6 @@
 """Entry point: `python -m recipe.async_dapo.main_async_dapo <hydra overrides>`."""
 
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from .core.last_line import last_line
 from .logs import log_phase, note_start, show_logs
 from .processes.collector import look_rarely
 from .processes.own_ray import prepare_own_ray
+from .report.write import report_the_end
 from .startup.overrides import check_overrides
 from .startup.preflight import check_all
+from .startup.resume_check import how_to_go_on
 from .verl_version import check_versions
 
 
@@ -40,7 +43,7 @@ def _run(config: DictConfig) -> None:
         from .shipping import shipped
         from .training.task_runner import AsyncDAPOTaskRunnerActor
 
-        with shipped(config) as first_actor:
+        with report_of_an_interrupted_run(config), shipped(config) as first_actor:
             run_ppo(config, task_runner_class=first_actor(AsyncDAPOTaskRunnerActor))
 
 
@@ -59,6 +62,21 @@ def explained() -> Iterator[None]:
         end_ray()
         bare = getattr(error, "cause", error)
         sys.exit(f"\nasync_dapo: {last_line(type(bare).__name__, str(bare))}")
+
+
+@contextmanager
+def report_of_an_interrupted_run(config: DictConfig) -> Iterator[None]:
+    """Ctrl-C and SIGTERM (Ray makes a `SystemExit` of it) leave the trainer's actor no time for a report."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else stop.code
+        if number not in (signal.SIGINT, signal.SIGTERM):
+            raise
+        end_ray()
+        report_the_end(config.async_dapo.report_dir)
+        sys.stderr.write(f"\nasync_dapo: interrupted; {how_to_go_on(config)}\n")
+        sys.exit(128 + number)
 
 
 def end_ray() -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from recipe.async_dapo.cpu import run_metrics as keys
 from recipe.async_dapo.cpu.run_metrics import RunMetrics
+from recipe.async_dapo.report.headline import headline
+from recipe.async_dapo.report.run import Run
 
 from ..support.signals import as_in_the_foreground
 
@@ -79,8 +81,25 @@ def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_
     assert (tmp_path / "run" / "training.png").stat().st_size > 1000
     assert "0.40 -> 0.70" in done.stdout
     assert "[tokens]" in done.stdout
-    assert "step 0 | accuracy 0.4\n" in done.stdout
+    assert f"step 0 | accuracy 0.4 ({keys.ACCURACY.removeprefix('val-core/')})\n" in done.stdout
     assert "step 1 | 1.5 s (rollout 1) | filtered 50 % | interrupted 3 | reward 0.5\n" in done.stdout
+
+
+def test_given_another_data_source_when_the_run_ends_then_the_table_has_its_accuracy_by_name(tmp_path):
+    name = "sums/acc/mean@1"
+    logs = [f"log({step}, **({step_data()} | {{'val-core/{name}': {value}}}))" for step, value in ((1, 0.1), (2, 0.3))]
+    done = run("; ".join(logs), tmp_path / "run", "--steps", "2")
+    assert "0.10 -> 0.30" in done.stdout and re.search(rf"accuracy is +│ +{name} ", done.stdout)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["series"]["accuracy"] == [[1, 0.1], [2, 0.3]]
+
+
+def test_given_a_run_when_it_ends_then_table_summary_and_report_have_the_same_seconds_of_a_step(tmp_path):
+    times = (9.0, 2.0, 4.0, 3.0, 5.0)
+    logs = [f"log({step}, **({step_data()} | {{{keys.STEP_S!r}: {s}}}))" for step, s in enumerate(times, start=1)]
+    done = run("; ".join(logs), tmp_path / "run", "--steps", "5")
+    assert re.search(r"seconds per step, median +│ +3\.50 ", done.stdout)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["step_s_median"] == 3.5
+    assert headline(Run.load(tmp_path / "run")).startswith("step 3.5 s (median of 4)")
 
 
 def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_measured_speed_up(tmp_path):
@@ -91,6 +110,14 @@ def test_given_compare_when_both_have_trained_then_the_report_has_both_and_the_m
     assert "measured 2.00x of verl_sync" in done.stdout
     text = (tmp_path / "run" / "report.html").read_text()
     assert "Side by side" in text and "<b>verl_sync</b>" in text
+
+
+def test_given_an_earlier_start_when_it_starts_again_into_the_same_folder_then_its_log_and_metrics_stay(tmp_path):
+    for step in (1, 2, 3):
+        run(f"print('start {step}'); log({step}, **{step_data()})", tmp_path / "run")
+    for number, name in ((1, ".1"), (2, ".2"), (3, "")):
+        assert (tmp_path / "run" / f"train{name}.log").read_text() == f"start {number}\n"
+        assert json.loads((tmp_path / "run" / f"metrics{name}.jsonl").read_text())["step"] == number
 
 
 def test_given_overrides_after_two_dashes_when_run_then_they_reach_the_entry_last(tmp_path):
@@ -142,8 +169,16 @@ def test_given_a_hanging_run_when_a_limit_passes_then_it_is_ended_with_the_limit
     assert limit in done.stdout
 
 
-def test_given_ctrl_c_when_a_run_goes_on_then_it_is_ended(tmp_path):
-    code = TRAIN + "print(os.getpid(), file=open('pid', 'w'), flush=True); os.rename('pid', 'started'); time.sleep(600)"
+def test_given_ctrl_c_when_a_run_goes_on_then_it_is_ended_with_a_report_and_what_the_training_says_last(tmp_path):
+    line = {"step": 1, "time_s": 1.0, "data": step_data(), "causes": {}}
+    code = f"""{TRAIN}
+import signal
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("async_dapo: interrupted; go on with this"))
+open("run/steps.jsonl", "w").write({json.dumps(line) + chr(10)!r})
+print(os.getpid(), file=open('pid', 'w'), flush=True)
+os.rename('pid', 'started')
+time.sleep(600)
+"""
     command = [sys.executable, "-c", LAUNCHER, code, "--output", str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
@@ -160,7 +195,9 @@ def test_given_ctrl_c_when_a_run_goes_on_then_it_is_ended(tmp_path):
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert "interrupted" in output
+    report = tmp_path / "run" / "report.html"
+    assert report.exists()
+    assert output.splitlines()[-3:-1] == ["interrupted; go on with this", f"report: {report}"]
     assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
 
 

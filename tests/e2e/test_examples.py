@@ -54,7 +54,9 @@ def trained(name: str, assets: Assets, data: Path, folder: Path) -> Run:
 def test_given_the_examples_of_data_reward_and_two_turns_when_trained_then_our_question_is_not_trained_on(
     assets: Assets, data: Path, tmp_path: Path
 ) -> None:
-    assert trained("own_data_in_two_turns", assets, data, tmp_path / "run").inspections[0]["unsampled_tok"] > 0
+    run = trained("own_data_in_two_turns", assets, data, tmp_path / "run")
+    assert run.inspections[0]["unsampled_tok"] > 0
+    assert all(0 < reward < 1 for reward in run.metric("critic/score/mean"))
 
 
 @pytest.mark.nightly

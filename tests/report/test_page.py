@@ -99,11 +99,11 @@ def test_the_headline_says_it_in_words_and_measures_against_verl(both: tuple[Pat
     ours, verls = map(Run.load, both)
     said = headline(ours, verls)
     assert re.match(
-        r"step (39|40|41)\.?\d* s \(median of 12\); engines idle 14 % of the round; nothing thrown away", said
+        r"step (39|40|41)\.?\d* s \(median of 11\); engines idle 14 % of the round; nothing thrown away", said
     )
     assert "11 % of tokens from older policies (mean staleness 0.12)" in said
-    assert "24 groups failed; accuracy 0.20 to 0.50; measured 1.5" in said
-    assert headline(verls) == "step 60 s (median of 12); accuracy 0.20 to 0.50"
+    assert "24 groups failed; accuracy 0.20 to 0.50 (math/acc/mean@1); measured 1.5" in said
+    assert headline(verls) == "step 60 s (median of 11); accuracy 0.20 to 0.50 (math/acc/mean@1)"
 
 
 def test_idle_places_count_by_the_time_of_their_rounds(tmp_path: Path) -> None:
@@ -111,6 +111,24 @@ def test_idle_places_count_by_the_time_of_their_rounds(tmp_path: Path) -> None:
     for step, (idle, round_s) in enumerate([(0.9, 60.0), (0.3, 30.0), (0.6, 10.0), (0.0, 0.0)], start=1):
         recorder.log(recipe_step(step) | {keys.IDLE_RATIO: idle, keys.ROUND_S: round_s}, step)
     assert "; engines idle 38 % of the round; " in headline(Run.load(tmp_path / "run"))
+
+
+def test_the_first_steps_of_a_long_run_do_not_count_in_what_is_said_of_its_health(tmp_path: Path) -> None:
+    def hinted(folder: Path, early: float, late: float) -> bool:
+        recorder = recorder_of(folder)
+        for step in range(1, 25):
+            recorder.log(recipe_step(step) | {keys.LENGTH_RATIO: early if step <= 12 else late}, step)
+        return "prefers short answers" in write_report([folder]).read_text()
+
+    assert not hinted(tmp_path / "settled", early=0.8, late=0.99)
+    assert hinted(tmp_path / "biased", early=0.99, late=0.9)
+
+
+def test_a_group_that_failed_early_is_told_at_the_end(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path)
+    for step in range(1, 25):
+        recorder.log(recipe_step(step, failed=int(step == 1)), step)
+    assert "async_dapo/failure/groups is 0.0417 (healthy: 0)" in write_report([tmp_path]).read_text()
 
 
 def test_tokens_of_screened_out_groups_are_shown_where_there_are_any(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The entry point as a user starts it: a bad run ends in one message, without a cluster."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.main_async_dapo import explained
+from recipe.async_dapo.main_async_dapo import explained, report_of_an_interrupted_run
 
 from ..support.composed_runs import RECIPE, valid_overrides, write_verl
+from ..support.recorded_runs import write_recipe_run
 
 REPOSITORY = RECIPE.parents[1]
 
@@ -104,3 +106,24 @@ def test_given_any_other_error_from_an_actor_when_it_ends_the_run_then_the_last_
     )
     assert len(ended.value.code.strip().splitlines()) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stop", "code"), [(KeyboardInterrupt(), 128 + signal.SIGINT), (SystemExit(signal.SIGTERM), 128 + signal.SIGTERM)]
+)
+def test_given_an_interrupted_run_when_it_ends_then_it_has_a_report_and_the_last_line_says_how_to_go_on(
+    run, tmp_path, capsys, stop, code
+):
+    folder = write_recipe_run(tmp_path / "run", steps=2)
+    config = run(f"trainer.default_local_dir={folder}", "trainer.save_freq=-1")
+    with pytest.raises(SystemExit) as ended, explained(), report_of_an_interrupted_run(config):
+        raise stop
+    assert ended.value.code == code and (folder / "report.html").exists()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"async_dapo: interrupted; {folder} holds no complete checkpoint (trainer.save_freq=-1)")
+
+
+def test_given_any_other_exit_when_it_passes_then_it_is_no_interruption(run):
+    with pytest.raises(SystemExit) as ended, report_of_an_interrupted_run(run()):
+        sys.exit("async_dapo: refused")
+    assert ended.value.code == "async_dapo: refused"

@@ -1,5 +1,6 @@
 """What a checkpoint holds of the rollout, and that it is refused where it does not fit the options."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.files.checkpoint_folder import COMPLETE_FILE
-from recipe.async_dapo.startup.resume_check import check_resume
+from recipe.async_dapo.startup.resume_check import check_resume, how_to_go_on
 from recipe.async_dapo.training.kept_checkpoints import KeptCheckpoints
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.rollout_state import from_frames, to_frames
@@ -61,8 +62,16 @@ def test_given_groups_of_another_size_when_loaded_then_the_option_is_named(run, 
 
 @pytest.mark.parametrize(("named", "left"), [(False, ["16", "24"]), (True, ["16", "24", "4", "8"])])
 def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unless_the_user_named_one(
-    run, checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool, left: list[str]
+    run,
+    checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    named: bool,
+    left: list[str],
 ) -> None:
+    caplog.set_level(logging.INFO, "recipe.async_dapo")
+    monkeypatch.setattr(logging.getLogger("recipe.async_dapo"), "propagate", True)  # whatever ran before
     for step in (4, 8, 16):
         folder = write_checkpoint(tmp_path, step, frames=checkpoint)
     (folder / COMPLETE_FILE).unlink()
@@ -82,6 +91,23 @@ def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unles
     trainer.config, trainer.options, trainer.replay_buffer = config, AsyncDAPOConfig.from_hydra(config), buffer(run)
     trainer._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
     trainer._load_checkpoint()
+    assert f"resumed from {tmp_path}/global_step_8: step 9 is next" in caplog.text
     assert trainer.global_steps == 8 and trainer.replay_buffer.pool.at_hand.expected_valid(1.0) == 1
     trainer._checkpoints.saved(write_checkpoint(tmp_path, 24, frames=checkpoint))
     assert sorted(path.name.removeprefix("global_step_") for path in tmp_path.glob("global_step_*")) == left
+
+
+def test_given_an_interrupted_run_when_it_has_a_complete_checkpoint_then_the_command_that_goes_on_is_told(
+    run, tmp_path: Path
+) -> None:
+    def said(*overrides: str) -> str:
+        return how_to_go_on(run(f"trainer.default_local_dir={tmp_path}", *overrides))
+
+    none = f"{tmp_path} holds no complete checkpoint"
+    assert said("trainer.save_freq=-1") == f"{none} (trainer.save_freq=-1): the same command begins at step 1"
+    assert said("trainer.save_freq=4") == f"{none}: the same command begins at step 1"
+    write_checkpoint(tmp_path, 4)
+    (write_checkpoint(tmp_path, 8) / COMPLETE_FILE).unlink()
+    assert said("trainer.resume_mode=auto") == f"the same command goes on from {tmp_path}/global_step_4"
+    disabled = said("trainer.resume_mode=disable")
+    assert disabled == f"the same command with trainer.resume_mode=auto goes on from {tmp_path}/global_step_4"

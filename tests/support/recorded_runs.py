@@ -23,6 +23,7 @@ def verl_step(step: int, *, rollout_s: float) -> dict[str, float]:
         "timing_s/old_log_prob": 3.0,
         "timing_s/update_actor": 7.0,
         keys.WEIGHTS_S: 1.5,
+        keys.ADVANTAGE_MAX: 1.5,
         keys.REWARD: 0.3 + 0.4 * (1 - math.exp(-step / 10)),
         keys.RESPONSE_TOK: 900.0 + step,
     }

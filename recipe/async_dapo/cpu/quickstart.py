@@ -17,9 +17,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from ..files.run_files import set_aside
 from ..logs import note_start
 from ..report.headline import headline
 from ..report.run import Run
+from ..report.write import report_the_end
 from ..report.write import write_report as write_html
 from .activation import run_environment
 from .inspection import vllm_inspects
@@ -83,7 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.print(f"[bold red]failed:[/] {escape(str(failure))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        console.print("interrupted; everything it started has been ended")
+        said = TrainLog(file=options.output / "train.log").last_words() or "interrupted"
+        report = report_the_end(options.output)
+        lines = [said, *([] if report is None else [f"report: {report}"]), "everything it started has been ended"]
+        console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
         sys.exit(128 + signal.SIGINT)
 
 
@@ -120,12 +125,14 @@ def _run(options: Options) -> None:
 def _train(options: Options, assets: Assets, progress: Progress, *, system: str) -> tuple[RunMetrics, int]:
     """Returns the run's metrics, and the most memory it used [bytes]."""
     metrics = RunMetrics(file=options.output / "metrics.jsonl")
-    metrics.file.unlink(missing_ok=True)
+    log_file = options.output / "train.log"
+    for file in (metrics.file, log_file):  # of an earlier start into the same folder
+        set_aside(file)
     with RayFolder() as ray:
         command = _command(options, assets, ray.path, system)
         environment = run_environment(os.environ, code_path=_CODE_PATH, output=options.output, ray_folder=ray.path)
         environment["TMPDIR"] = str(ray.path)
-        process = TrainingProcess(command, environment=environment, log_file=options.output / "train.log")
+        process = TrainingProcess(command, environment=environment, log_file=log_file)
         try:
             with process:
                 _follow(process, metrics, progress, options)

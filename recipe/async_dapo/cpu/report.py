@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ..files.run_files import STEPS_FILE
 from ..report.record import all_causes, read_steps
+from ..report.run import after_the_first
 from . import run_metrics as keys
 from .run_metrics import RunMetrics
 
@@ -20,14 +21,15 @@ LEDGER_TERMS = ("drawn", "trained", "filtered", "screened", "failed", "retired",
 
 def summarise(metrics: RunMetrics, *, options: dict[str, Any], wall_s: float, peak_memory_bytes: int) -> dict[str, Any]:
     """All figures of a run; None where it ended before the figure was known."""
-    accuracy = [value for _, value in metrics.series(keys.ACCURACY)]
+    accuracy = [value for _, value in metrics.accuracy()]
     step_s = [value for _, value in metrics.series(keys.STEP_S)]
     return {
         "options": options,
         "accuracy_before": accuracy[0] if accuracy else None,
         "accuracy_after": accuracy[-1] if len(accuracy) > 1 else None,
+        "accuracy_metric": metrics.accuracy_name() or None,
         "steps": metrics.trained_steps,
-        "step_s_median": statistics.median(step_s) if step_s else None,
+        "step_s_median": statistics.median(after_the_first(step_s)) if step_s else None,
         "wall_s": wall_s,
         "peak_memory_gb": peak_memory_bytes / 1e9,
         "groups": {term: _count(metrics.last(keys.LEDGER + term)) for term in LEDGER_TERMS}
@@ -37,8 +39,12 @@ def summarise(metrics: RunMetrics, *, options: dict[str, Any], wall_s: float, pe
         "length_trained_mean_tok": metrics.last(keys.LENGTH_TRAINED),
         "length_dispatched_mean_tok": metrics.last(keys.LENGTH_DISPATCHED),
         "series": {
-            name: [[step, value] for step, value in metrics.series(key)]
-            for name, key in (("accuracy", keys.ACCURACY), ("reward", keys.REWARD), ("step_s", keys.STEP_S))
+            name: [[step, value] for step, value in points]
+            for name, points in (
+                ("accuracy", metrics.accuracy()),
+                ("reward", metrics.series(keys.REWARD)),
+                ("step_s", metrics.series(keys.STEP_S)),
+            )
         },
     }
 
@@ -61,6 +67,7 @@ def failures(output: Path) -> list[tuple[str, int]]:
 def _rows(summary: dict[str, Any], output: Path) -> Iterator[tuple[str, str]]:
     groups = summary["groups"]
     yield "accuracy before -> after", f"{_text(summary['accuracy_before'])} -> {_text(summary['accuracy_after'])}"
+    yield "accuracy is", summary["accuracy_metric"] or "of no validation"
     yield "steps (stopped early)", f"{summary['steps']} ({summary['steps_stopped_early']})"
     yield "seconds per step, median", _text(summary["step_s_median"])
     for term in LEDGER_TERMS:  # the first is the sum of the others
@@ -84,20 +91,20 @@ def _plot(metrics: RunMetrics, path: Path) -> None:
     from matplotlib import pyplot
 
     panels = {
-        "validation accuracy": [(keys.ACCURACY, "held-out problems", "o-")],
-        "reward in the batch": [(keys.REWARD, "mean", "-")],
+        "validation accuracy": [(metrics.accuracy(), metrics.accuracy_name(), "o-")],
+        "reward in the batch": [(metrics.series(keys.REWARD), "mean", "-")],
         "response length [tokens]": [
-            (keys.LENGTH_TRAINED, "trained", "-"),
-            (keys.LENGTH_DISPATCHED, "dispatched", "--"),
+            (metrics.series(keys.LENGTH_TRAINED), "trained", "-"),
+            (metrics.series(keys.LENGTH_DISPATCHED), "dispatched", "--"),
         ],
-        "seconds per step": [(keys.STEP_S, "all", "-")],
+        "seconds per step": [(metrics.series(keys.STEP_S), "all", "-")],
     }
     figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), sharex=True, layout="constrained")
     for axis, (title, lines) in zip(axes.flat, panels.items(), strict=True):
         axis.set_title(title, fontsize=10)
         axis.grid(alpha=0.3)
-        for key, label, style in lines:
-            points = list(metrics.series(key))
+        for series, label, style in lines:
+            points = list(series)
             axis.plot([step for step, _ in points], [value for _, value in points], style, label=label)
         axis.set_ylim(bottom=0)
         axis.legend(fontsize=8)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..report.step_line import accuracy_name, accuracy_of
 from .growing_file import GrowingFile
 from .task import DATA_SOURCE
 
@@ -53,6 +54,14 @@ class RunMetrics:
         for step, values in sorted(self.by_step.items()):
             if key in values:
                 yield step, values[key]
+
+    def accuracy(self) -> list[tuple[int, float]]:
+        """Of the validations, whatever their data source."""
+        return [(step, of) for step, values in sorted(self.by_step.items()) if (of := accuracy_of(values)) is not None]
+
+    def accuracy_name(self) -> str:
+        """Which metric that is; empty without a validation."""
+        return next((name for values in self.by_step.values() if (name := accuracy_name(values))), "")
 
     def last(self, key: str) -> float | None:
         """The newest value; None where the run never logged it."""

@@ -61,7 +61,7 @@ def _speed(run: Run) -> Iterator[Chart]:
         note="the bars add up to the step",
     )
     yield _one(
-        run, "idle", "Empty places in the engines", "share", keys.IDLE_RATIO, "of the most requests at once", 0.3
+        run, "idle", "Empty places in the engines", "share", keys.IDLE_RATIO, "of the most requests at once", 0.5
     )
     tokens = {
         "trained": keys.TOKENS_TRAINED,
@@ -139,7 +139,7 @@ def _learning(run: Run) -> Iterator[Chart]:
         name="accuracy",
         title="Accuracy over steps",
         unit="accuracy",
-        series=[Series(name="validation", points=run.accuracy())],
+        series=[Series(name=run.accuracy_name(), points=run.accuracy())],
         note="step 0 is before training",
     )
     yield Chart(
@@ -147,7 +147,7 @@ def _learning(run: Run) -> Iterator[Chart]:
         title="Accuracy over wall time",
         unit="accuracy",
         x_label="hours",
-        series=[Series(name="validation", points=run.accuracy_over_time())],
+        series=[Series(name=run.accuracy_name(), points=run.accuracy_over_time())],
         note="since the first validation",
     )
 

@@ -28,7 +28,11 @@ def speed_up(run: Run, baseline: Run) -> float | None:
 
 def _parts(run: Run, baseline: Run | None, estimate: Estimate | None) -> Iterator[str]:
     step_s = run.median(keys.STEP_S)
-    yield "no step was trained" if step_s is None else f"step {seconds(step_s)} s (median of {len(run.steps)})"
+    yield (
+        "no step was trained"
+        if step_s is None
+        else f"step {seconds(step_s)} s (median of {len(run.steady(keys.STEP_S))})"
+    )
     if (idle := run.idle_ratio()) is not None:
         yield f"engines idle {percent(idle)} of the round"
     if (waste := run.waste_ratio()) is not None:
@@ -43,7 +47,7 @@ def _parts(run: Run, baseline: Run | None, estimate: Estimate | None) -> Iterato
     if failed := int(run.total(keys.FAILED_GROUPS)):
         yield f"{failed} groups failed"
     if len(accuracy := run.accuracy()) > 1:
-        yield f"accuracy {accuracy[0][1]:.2f} to {accuracy[-1][1]:.2f}"
+        yield f"accuracy {accuracy[0][1]:.2f} to {accuracy[-1][1]:.2f} ({run.accuracy_name()})"
     if baseline is not None and (faster := speed_up(run, baseline)) is not None:
         yield f"measured {faster:.2f}x of {baseline.name}"
     elif estimate is not None:

@@ -1,11 +1,12 @@
-"""Is it helping? Seven metrics with the range they should be in, and what to turn when they leave it.
+"""Is it helping? Eight metrics with the range they should be in, and what to turn when they leave it.
 
-The report shows all that are out of range, the log at most one line in `EVERY_STEPS` steps; `docs/metrics.md` has the
-same table, made from `RULES`.
+The report judges the last `EVERY_STEPS` steps and shows all that are out of range; the log judges each `EVERY_STEPS`
+steps, in at most one line. `docs/metrics.md` has the same table, made from `RULES`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 from ..core.staleness import HEALTHY_MEAN_STALENESS
 from . import keys
@@ -22,6 +23,7 @@ class Rule:
     high: float | None = None
     below: str = ""  # what it means, then what to turn
     above: str = ""
+    settles_after: int = 0  # the first steps, which say nothing [count]
 
     @property
     def healthy(self) -> str:
@@ -45,12 +47,18 @@ RULES = (
         above="groups fail; the log has the traceback of each place once: correct the reward function, tool or loop",
     ),
     Rule(
+        key=keys.ADVANTAGE_MAX,
+        low=1e-6,
+        below="the rewards of each group are all the same, so nothing is learned; correct the reward function, or take "
+        "other prompts, and leave algorithm.filter_groups.enable at True",
+    ),
+    Rule(
         key=keys.LENGTH_RATIO,
         low=0.97,
         high=1.03,
-        below="training prefers short answers, unless these are first steps, with long ones still on their way; set "
-        "async_dapo.stop_rule=fifo (with discard never first_completed)",
+        below="training prefers short answers; set async_dapo.stop_rule=fifo (with discard never first_completed)",
         above="training prefers long answers; set async_dapo.stop_rule=fifo",
+        settles_after=10,  # until then long answers are on their way
     ),
     Rule(
         key=keys.ESS_RATIO,
@@ -61,14 +69,13 @@ RULES = (
     Rule(
         key=keys.WASTE_RATIO,
         high=0.1,
-        above="generated tokens are thrown away; use async_dapo.rollout_strategy=partial, or lower "
-        "async_dapo.over_sampling_batch_size",
+        above="generated tokens are thrown away; use async_dapo.rollout_strategy=partial",
     ),
     Rule(
         key=keys.IDLE_RATIO,
-        high=0.3,
-        above="engines wait for work during the round; raise async_dapo.over_sampling_batch_size, or set "
-        "async_dapo.rollout_pool_size to what the planner recommends",
+        high=0.5,
+        above="engines wait for work during the round; leave async_dapo.over_sampling_batch_size and "
+        "async_dapo.rollout_pool_size at auto, or set them to what the planner recommends",
     ),
     Rule(
         key=keys.REJECTED_RATIO,
@@ -91,22 +98,27 @@ def hints(values: Mapping[str, float]) -> list[str]:
     return [hint for hint in found if hint is not None]
 
 
+def judged(steps: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+    """Means that the rules judge, of some steps and their metrics."""
+    steps = list(steps)
+    values = {
+        rule.key: [data[rule.key] for step, data in steps if step > rule.settles_after and rule.key in data]
+        for rule in RULES
+    }
+    return {key: fmean(found) for key, found in values.items() if found}
+
+
 class Hints:
-    """Over the last `EVERY_STEPS` steps, at most one line: a single step out of range is none."""
+    """What the log says of the last `EVERY_STEPS` steps, at most one line: a single step out of range is none."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._steps = 0
+        self._steps: list[tuple[int, Mapping[str, float]]] = []
 
-    def of_step(self, values: Mapping[str, float]) -> str | None:
+    def of_step(self, step: int, values: Mapping[str, float]) -> str | None:
         """The most urgent hint of the means since the last one was due; None in between, and when all is well."""
-        for rule in RULES:
-            if rule.key in values:
-                self._sums[rule.key] = self._sums.get(rule.key, 0.0) + values[rule.key]
-        self._steps += 1
-        if self._steps < EVERY_STEPS:
+        self._steps.append((step, values))
+        if len(self._steps) < EVERY_STEPS:
             return None
-        means = {key: total / self._steps for key, total in self._sums.items()}
-        self._sums, self._steps = {}, 0
-        found = hints(means)
+        found = hints(judged(self._steps))
+        self._steps = []
         return f"over {EVERY_STEPS} steps, {found[0]}" if found else None

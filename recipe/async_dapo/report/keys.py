@@ -10,6 +10,7 @@ SAVE_S = "timing_s/save_checkpoint"
 VALIDATE_S = "timing_s/testing"  # after the step, not in it
 
 REWARD = "critic/score/mean"
+ADVANTAGE_MAX = "critic/advantages/max"
 RESPONSE_TOK = "response_length/mean"
 ACCURACY_PREFIX = "val-core/"
 

@@ -9,8 +9,8 @@ from .charts import Chart
 from .contents import charts_of, comparison
 from .estimate import NOTE, Estimate
 from .headline import headline
-from .health import RULES, hints
-from .run import Run
+from .health import EVERY_STEPS, RULES, hints, judged
+from .run import Run, after_the_first
 from .style import STYLE
 
 LEDGER_WORDS = {
@@ -92,19 +92,23 @@ def _settings(run: Run) -> str:
 
 
 def _health(run: Run) -> Iterator[str]:
-    means = {rule.key: mean for rule in RULES if (mean := run.mean(rule.key)) is not None}
+    steps = after_the_first(run.steps)[-EVERY_STEPS:]
+    means = judged((step, run.by_step[step]) for step in steps)
+    if keys.FAILED_GROUPS in means:  # one that failed early is no better
+        means[keys.FAILED_GROUPS] = run.total(keys.FAILED_GROUPS) / len(run.steps)
     found = hints(means)
     yield "<h3>Is it helping?</h3>"
     if found:
         yield f'<ul class="hints">{"".join(f"<li>{escape(hint)}</li>" for hint in found)}</ul>'
     else:
-        yield f"<p>All {len(means)} metrics that say so are in their healthy range.</p>"
+        yield f"<p>All {len(means)} metrics that say so are in their healthy range, over {len(steps)} steps.</p>"
     rows = [
         (rule.key.removeprefix("async_dapo/"), [f"{means[rule.key]:.3g}", rule.healthy])
         for rule in RULES
         if rule.key in means
     ]
-    yield f"<details><summary>the {len(rows)} metrics</summary>{_table('metric', ['mean', 'healthy'], rows)}</details>"
+    columns = [f"mean of the last {len(steps)} steps", "healthy"]
+    yield f"<details><summary>the {len(rows)} metrics</summary>{_table('metric', columns, rows)}</details>"
 
 
 def _causes(run: Run) -> Iterator[str]:

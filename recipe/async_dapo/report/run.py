@@ -3,18 +3,20 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from typing import TypeVar
 
 from ..files.run_files import RUN_FILE, STEPS_FILE
 from . import keys
 from .record import RunDescription, StepRecord, all_causes, read_steps
-from .step_line import accuracy_of
+from .step_line import accuracy_name, accuracy_of
 
 VERL_FILE = "metrics.jsonl"  # of verl's file logger, where the quick start and the benchmarks put it
 Point = tuple[float, float]
+T = TypeVar("T")
 
 
 class NoRecord(ValueError):
@@ -79,8 +81,7 @@ class Run:
 
     def steady(self, key: str) -> list[float]:
         """Values of the trained steps after the first one."""
-        steps = self.steps[1:] or self.steps
-        return [self.by_step[step][key] for step in steps if key in self.by_step[step]]
+        return [self.by_step[step][key] for step in after_the_first(self.steps) if key in self.by_step[step]]
 
     def mean(self, key: str) -> float | None:
         values = self.steady(key)
@@ -98,6 +99,10 @@ class Run:
         return [
             (step, value) for step, values in sorted(self.by_step.items()) if (value := accuracy_of(values)) is not None
         ]
+
+    def accuracy_name(self) -> str:
+        """Which metric that is; empty without a validation."""
+        return next((name for values in self.by_step.values() if (name := accuracy_name(values))), "")
 
     def accuracy_over_time(self) -> list[Point]:
         """By hours since training began."""
@@ -117,6 +122,11 @@ class Run:
         """Of all tokens that were thrown away or trained [0-1]."""
         discarded, trained = self.total(keys.TOKENS_DISCARDED), self.total(keys.TOKENS_TRAINED)
         return discarded / (discarded + trained) if discarded + trained else None
+
+
+def after_the_first(of_steps: Sequence[T]) -> Sequence[T]:
+    """What counts for means and medians of a run: the first step compiles and warms up."""
+    return of_steps[1:] or of_steps
 
 
 def phases(values: dict[str, float]) -> Iterator[tuple[str, float]]:

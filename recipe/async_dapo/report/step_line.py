@@ -20,9 +20,19 @@ def step_line(step: int, values: Values, *, speedup: float = 1.0) -> str:
 
 def accuracy_of(values: Values) -> float | None:
     """Of a validation: the mean over its data sources, of the accuracy or else the reward; None without one."""
+    found = _accuracies(values)
+    return fmean(found.values()) if found else None
+
+
+def accuracy_name(values: Values) -> str:
+    """Which of the validation's metrics that is, for example `math/acc/mean@4`; empty without one."""
+    names = [key.removeprefix(keys.ACCURACY_PREFIX) for key in _accuracies(values)]
+    return names[0] if len(names) == 1 else f"mean of {', '.join(names)}" if names else ""
+
+
+def _accuracies(values: Values) -> dict[str, float]:
     means = {key: value for key, value in values.items() if key.startswith(keys.ACCURACY_PREFIX) and "/mean@" in key}
-    accuracies = [value for key, value in means.items() if "/acc/" in key] or list(means.values())
-    return fmean(accuracies) if accuracies else None
+    return {key: value for key, value in means.items() if "/acc/" in key} or means
 
 
 def seconds(value: float) -> str:
@@ -49,7 +59,7 @@ def _parts(values: Values, speedup: float) -> Iterator[str]:
         if key in values:
             yield text(values[key])
     if (accuracy := accuracy_of(values)) is not None:
-        yield f"accuracy {accuracy:.3g}"
+        yield f"accuracy {accuracy:.3g} ({accuracy_name(values)})"
 
 
 def _phases(values: Values, speedup: float) -> str:

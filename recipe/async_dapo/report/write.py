@@ -5,7 +5,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..files.run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE, TIMELINE_FILE
+from ..files.run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE, STEPS_FILE, TIMELINE_FILE
+from ..logs import log_phase
 from .engine_charts import engine_charts
 from .estimate import estimate
 from .page import Section, page
@@ -53,6 +54,15 @@ def try_to_write(folder: Path) -> Path | None:
     except Exception as error:  # a missing library, a full disk: no reason to call a training failed
         logger.warning("no report was written: %r; try python -m %s.report %s", error, _recipe(), folder)
         return None
+
+
+def report_the_end(report_dir: str | Path | None) -> Path | None:
+    """However the run ended, if it came to a step, and its record is on this machine."""
+    if report_dir is None or not Path(report_dir, STEPS_FILE).exists():
+        return None
+    if (path := try_to_write(Path(report_dir))) is not None:
+        log_phase(f"report: {path}")
+    return path
 
 
 def _recipe() -> str:

@@ -28,6 +28,18 @@ def check_resume(config: DictConfig) -> None:
         _check_newest(config, Path(trainer.default_local_dir).expanduser().absolute())
 
 
+def how_to_go_on(config: DictConfig) -> str:
+    """For a run that was interrupted: from where, and by what command."""
+    trainer = config.trainer
+    root = Path(trainer.default_local_dir).expanduser().absolute()
+    newest = _first_complete(_folders(root))
+    if newest is None:
+        often = "" if trainer.save_freq > 0 else f" (trainer.save_freq={trainer.save_freq})"
+        return f"{root} holds no complete checkpoint{often}: the same command begins at step 1"
+    option = "" if trainer.resume_mode == "auto" else " with trainer.resume_mode=auto"
+    return f"the same command{option} goes on from {newest}"
+
+
 def _check_named(config: DictConfig) -> None:
     folder = Path(config.trainer.resume_from_path).expanduser().absolute()
     try:

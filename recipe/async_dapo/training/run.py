@@ -11,11 +11,10 @@ from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Auto
 from ..data_plane import end_queue, queue_watched
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
-from ..files.run_files import STEPS_FILE
-from ..logs import log_phase, show_logs
+from ..logs import show_logs
 from ..processes.actor_limits import server_calls
 from ..processes.actor_watch import watched
-from ..report.write import try_to_write
+from ..report.write import report_the_end
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
 from ..shipping import localise
@@ -49,7 +48,7 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
         succeeded = True
     finally:
         take_down(trainer, router_config, succeeded=succeeded)
-        report(options.report_dir)
+        report_the_end(options.report_dir)
 
 
 def _prepare(config: DictConfig, options: AsyncDAPOConfig) -> Path:
@@ -73,14 +72,6 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig) -> Path:
     router_config = _write_router_config(options, calls=calls)
     OmegaConf.update(config, "actor_rollout_ref.rollout.router_config_path", str(router_config))
     return router_config
-
-
-def report(report_dir: str | None) -> None:
-    """However the run ended, if it came to a step."""
-    if report_dir is None or not (Path(report_dir) / STEPS_FILE).exists():
-        return
-    if (path := try_to_write(Path(report_dir))) is not None:
-        log_phase(f"report: {path}")
 
 
 def take_down(trainer: AsyncDAPOTrainer | None, router_config: Path, *, succeeded: bool) -> None:

@@ -1,6 +1,8 @@
 """What a run tells while it goes on: a line a step in place of verl's dictionary, and the record for its report."""
 
+import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from omegaconf import DictConfig
 from verl.utils.tracking import Tracking
 
 from ..config import AsyncDAPOConfig
+from ..files.run_files import last_set_aside, set_aside
 from ..logs import log_phase, started_s
 from ..report import keys
 from ..report.health import Hints
@@ -20,7 +23,7 @@ from ..report.step_line import step_line
 logger = logging.getLogger(__name__)
 
 # Backends: verl's, and this recipe's.
-CONSOLE, TENSORBOARD, WANDB = "console", "tensorboard", "wandb"
+CONSOLE, FILE, TENSORBOARD, WANDB = "console", "file", "tensorboard", "wandb"
 RECORD, TEXTS, OVERVIEW = "async_dapo", "async_dapo_texts", "async_dapo_overview"
 
 
@@ -37,7 +40,7 @@ class StepLines:
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         logger.info(step_line(step, data, speedup=self._speedup))
-        if keys.STEP_S in data and (hint := self._hints.of_step(data)) is not None:
+        if keys.STEP_S in data and (hint := self._hints.of_step(step, data)) is not None:
             logger.info("step %d: hint: %s", step, hint)
 
 
@@ -75,8 +78,49 @@ class WandbOverview:
         self._wandb.log(shown | {"responses": self._wandb.Table(columns=list(self.COLUMNS), data=rows)}, step=step)
 
 
-def extend(tracking: Tracking, config: DictConfig, options: AsyncDAPOConfig, source: RunSource) -> None:
-    """Give verl's loggers this recipe's line and record, in place."""
+def keep_metrics_file(config: DictConfig, step: int) -> bytes:
+    """verl's file logger overwrites its file: what is there is set aside, before the logger is made.
+
+    Args:
+        step: that the run resumes from; 0: it is a new one.
+
+    Returns:
+        The lines up to that step, which the new file begins with.
+    """
+    if FILE not in config.trainer.logger:
+        return b""
+    path = metrics_file(config)
+    set_aside(path)
+    earlier = last_set_aside(path)
+    if step == 0 or earlier is None:
+        return b""
+    complete = earlier.read_bytes().rpartition(b"\n")[0].splitlines(keepends=True)
+    return b"".join(line.removesuffix(b"\n") + b"\n" for line in complete if json.loads(line)["step"] <= step)
+
+
+def metrics_file(config: DictConfig) -> Path:
+    """Where verl's file logger writes."""
+    if (named := os.environ.get("VERL_FILE_LOGGER_PATH")) is not None:
+        return Path(named)
+    root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
+    return root / config.trainer.project_name / f"{config.trainer.experiment_name}.jsonl"
+
+
+def extend(
+    tracking: Tracking,
+    config: DictConfig,
+    options: AsyncDAPOConfig,
+    source: RunSource,
+    *,
+    earlier_metrics: bytes = b"",
+) -> None:
+    """Give verl's loggers this recipe's line and record, in place.
+
+    Args:
+        earlier_metrics: lines that the file logger's file begins with.
+    """
+    if FILE in tracking.logger:
+        tracking.logger[FILE].fp.write(earlier_metrics)
     if CONSOLE in tracking.logger:
         tracking.logger[CONSOLE] = StepLines()
     if TENSORBOARD in tracking.logger:

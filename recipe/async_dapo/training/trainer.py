@@ -62,7 +62,7 @@ from .importance_metrics import importance_metrics
 from .kept_checkpoints import KeptCheckpoints
 from .replay_buffer import RoundReplayBuffer
 from .rollout_state import from_frames, to_frames
-from .tracking import extend
+from .tracking import extend, keep_metrics_file
 
 
 @register_trainer("async_dapo")
@@ -100,7 +100,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         self._tracking = tracking
 
     def _extend(self, tracking: Tracking) -> None:
-        extend(tracking, self.config, self.options, self.replay_buffer.news)
+        news, earlier = self.replay_buffer.news, self._earlier_metrics
+        extend(tracking, self.config, self.options, news, earlier_metrics=earlier)
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
         return RoundReplayBuffer(self.options, self._draw)
@@ -115,6 +116,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         assert isinstance(agent_loop_manager, AsyncDAPOAgentLoopManager)
         self.replay_buffer.attach(agent_loop_manager)
+        self._earlier_metrics = keep_metrics_file(self.config, self.global_steps)
         watching = watched(agent_loop_manager.named_actors)  # nobody calls them while the trainer trains
         with watching, self._engines.naming_the_lost():
             super().fit(agent_loop_manager)
@@ -215,6 +217,7 @@ class AsyncDAPOTrainer(PPOTrainer):
             raise ConfigError(
                 f"trainer.{key}", trainer[key], f"{folder}: {error}; resume from another checkpoint"
             ) from error
+        log_phase(f"resumed from {folder}: step {self.global_steps + 1} is next")
         store.forget_all_but(self.replay_buffer.pool.carried_uids, partition_id=store.TRAIN)
         if is_own:  # one that was named stays, and those beside it
             self._checkpoints.resumed(self.global_steps)
