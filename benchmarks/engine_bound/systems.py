@@ -125,6 +125,7 @@ def planned(scenario: Scenario, row: Row, *, steps: int, warmup: int) -> dict[st
         "planned_step_s": round(step_s, 2),
         "planned_spread": round(stdev(mean.step_s for mean in means) / step_s, 3),
         "planned_length_bias": round(fmean(mean.trained_len_tok for mean in means) / natural_tok, 3),
+        "planned_off_policy": round(fmean(mean.off_policy_ratio for mean in means), 3),
     }
 
 

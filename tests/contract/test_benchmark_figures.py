@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
+from benchmarks.defaults import run as grid
 from benchmarks.defaults.settings import SETTINGS
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.null_test import summary as null_test
@@ -254,6 +255,18 @@ def test_the_grid_compares_with_the_best_split_and_leaves_out_settings_that_lack
     assert line["of_separate"] == line["of_baseline"] == pytest.approx(100 / 120)
     assert line["baseline"] == "verl separate_async, 3 of 8 train"
     assert line["of_tuned"] == pytest.approx(100 / (50 / 0.4))
+
+
+@pytest.mark.parametrize(("share", "cap"), [(0.9, None), (0.63, 0.75), (0.05, None)])
+def test_an_equal_share_has_the_loosest_cap_that_keeps_it(share: float, cap: float | None) -> None:
+    def measure_at(limit: float | None) -> dict[str, object]:
+        reached = 0.72 if limit is None else max(0.2, 0.8 * limit + 0.02)
+        return {"off_policy": reached, "step_s": 1 / reached, "cap": limit}
+
+    row = grid.equal_share(measure_at, share=share)
+
+    assert row["cap"] == cap
+    assert bool(row.get("refused")) == (share < 0.2) == (row["step_s"] == "")
 
 
 def test_a_grid_without_a_whole_setting_says_so(tmp_path: Path) -> None:
