@@ -8,8 +8,6 @@ from benchmarks.engine_bound.systems import SETTINGS
 
 FOLDER = Path(__file__).parents[2] / "assets" / "engine_bound"
 SYNC, BASE = "verl sync", "verl colocate_async, 0.05 s poll"
-HEADLINE = "2 servers, B=16, n=8, 16K"
-HEADLINE_SYSTEMS = (SYNC, BASE, "verl separate_async, 0.05 s poll", "partial, defaults", "partial_stale_kv")
 MEASURES = {
     "step_s": "Step [s]",
     "bound_share": "Of the bound",
@@ -18,6 +16,7 @@ MEASURES = {
     "idle": "Idle",
     "waste": "Waste",
     "off_policy": "Off-policy",
+    "planned_off_policy": "Off-policy, planned",
     "staleness": "Staleness",
     "length_bias": "Length bias",
     "planned_step_s": "Planned [s]",
@@ -70,18 +69,6 @@ def speedups_table(runs: pd.DataFrame) -> pd.DataFrame:
     frame["Changed"] = _as_error(frame["ratio"] / frame.pop("slowest"))
     titles = {"setting": "Setting", "system": "System", "speedup": "Speed-up", "ratio": "Of verl sync"}
     return frame.rename(columns=titles | MEASURES)
-
-
-def headline_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Of one setting, the systems that a reader looks for first."""
-    return runs[(runs["setting"] == HEADLINE) & runs["system"].isin(HEADLINE_SYSTEMS)]
-
-
-def headline_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """The step of each system, and its share of verl's sync mode and of the bound."""
-    median = runs.groupby("system", sort=False)[["step_s", "bound_share", "waste", "off_policy"]].median().reset_index()
-    median.insert(2, "Over verl sync", median["step_s"] / median.set_index("system")["step_s"][SYNC])
-    return median.rename(columns={"system": "System"} | MEASURES)
 
 
 def _as_error(ratio: pd.Series) -> pd.Series:
