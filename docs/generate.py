@@ -25,16 +25,18 @@ from docs import declared
 ROOT = Path(__file__).parents[1]
 
 
-def headline() -> str:
-    runs = side_by_side.read_runs()
-    commits = ", ".join(f"`{commit}`" for commit in side_by_side.headline_commits(runs))
-    return f"{markdown(side_by_side.headline_table(runs))}\nCommits: {commits}.\n"
+def measured_on_cpu() -> str:
+    return side_by_side.headline(side_by_side.read_runs(), side_by_side.read_earlier())
 
 
-def rehearsed() -> str:
-    runs = engine_bound.headline_runs(engine_bound.read_runs())
-    commits = ", ".join(f"`{commit}`" for commit in runs["commit"].unique())
-    return f"{markdown(engine_bound.headline_table(runs))}\nCommits: {commits}.\n"
+def quick_start_output() -> str:
+    """The rows of its last table that a reader looks for, of the latest run of the default length."""
+    runs = pd.read_csv(ROOT / "assets" / "quickstart" / "runs.csv")
+    last = runs[runs["steps"] == runs["steps"].iloc[-1]].iloc[-1]
+    return (
+        f"    accuracy before -> after            {last.accuracy_before:.2f} -> {last.accuracy_after:.2f}\n"
+        f"    seconds per step, median            {last.step_median_s:.2f}\n"
+    )
 
 
 def soak() -> str:
@@ -103,11 +105,13 @@ def example(name: str) -> str:
 # Page -> mark -> what stands between `<!-- mark -->` and `<!-- end of mark -->`.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
-        "headline": headline,
-        "rehearsed": rehearsed,
-        "first options": table(declared.first_options),
+        "clusters": table(defaults.headline_table),
+        "range": defaults.range_of_all,
+        "measured": measured_on_cpu,
+        "quick start": quick_start_output,
     },
     "docs/options.md": {
+        "first options": table(declared.first_options),
         "options": table(partial(declared.options, "async_dapo")),
         "rehearsal's options": table(partial(declared.options, "rehearsal")),
         "verl's options": table(declared.verl_defaults),
@@ -152,6 +156,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "control plane comparison": table_of(control_plane.read_runs, control_plane.comparison_table),
         "between rounds": table_of(between_rounds.read_runs, between_rounds.between_table),
         "defaults": table(defaults.results_table),
+        "means of the defaults": table(defaults.means_table),
         "engine bound": table_of(engine_bound.read_runs, engine_bound.engine_bound_table),
         "front end": table(front_end),
         "side by side seconds": table_of(side_by_side.read_runs, side_by_side.seconds_table),

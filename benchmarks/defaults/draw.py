@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 from benchmarks.support.tables import markdown
 from recipe.async_dapo.plan.bound import bound_of
 
-from .run import CAPPED, COLOCATE, DEFAULT, STALE_KV
+from .run import CAPPED, COLOCATE, DEFAULT, EQUAL_SHARE, STALE_KV
 from .settings import SETTINGS
 
 FOLDER = Path(__file__).parents[2] / "assets" / "defaults"
 SYNC, SEPARATE = "verl sync", "verl separate_async, "
+CAPS_ON_THE_SHARE = (CAPPED, EQUAL_SHARE)
 TITLES = {
     "setting": "Setting",
     "sync_s": "verl sync [s]",
@@ -37,8 +38,9 @@ TITLES = {
     "bound_of_colocate": "Bound, of colocate_async",
     "off_policy": "Off-policy",
     "off_policy_colocate": "Off-policy, colocate_async",
-    "capped_of_colocate": "Capped, of colocate_async",
-    "off_policy_capped": "Off-policy, capped",
+    "off_policy_separate": "Off-policy, separate_async",
+    "equal_of_colocate": "At its off-policy share, of colocate_async",
+    "off_policy_equal": "Off-policy then",
     "stale_kv_s": "Default, stale KV [s]",
 }
 RATIOS = [
@@ -51,8 +53,21 @@ RATIOS = [
     "of_bound",
     "bound_of_sync",
     "bound_of_colocate",
-    "capped_of_colocate",
+    "equal_of_colocate",
 ]
+HEADLINE = ("8 x H100", "64 x H100", "512 x H100")  # how the names of README's settings begin
+UNBOUND = (
+    "512 x H200, B=256"  # engines have room for 16 batches: the bound, which counts throughput alone, says nothing
+)
+GROUPS = {"up to 128 servers": 128, "all": 512}  # of the means; the largest number of servers
+
+
+def read_systems(folder: Path = FOLDER) -> pd.DataFrame:
+    """Every simulated row, with its seconds per batch of natural length in the loss."""
+    rows = pd.read_csv(folder / "systems.csv")
+    rows = rows[rows["step_s"].notna()]
+    in_loss = 1 - rows["withheld_tok"].fillna(0) / rows["trained_tok"]
+    return rows.assign(per_batch_s=rows["step_s"] / rows["length_bias"] / in_loss)
 
 
 def summary(folder: Path) -> pd.DataFrame:
@@ -60,10 +75,7 @@ def summary(folder: Path) -> pd.DataFrame:
 
     Settings that have not been run far enough have none.
     """
-    rows = pd.read_csv(folder / "systems.csv")
-    rows = rows[rows["step_s"].notna()]
-    in_loss = 1 - rows["withheld_tok"].fillna(0) / rows["trained_tok"]
-    rows["per_batch_s"] = rows["step_s"] / rows["length_bias"] / in_loss
+    rows = read_systems(folder)
     lines = []
     for setting in SETTINGS:
         own = rows[rows["setting"] == str(setting)].set_index("system")
@@ -97,8 +109,9 @@ def summary(folder: Path) -> pd.DataFrame:
                 "bound_of_colocate": bound_s / seconds[COLOCATE],
                 "off_policy": default["off_policy"],
                 "off_policy_colocate": own.loc[COLOCATE, "off_policy"],
-                "capped_of_colocate": seconds.get(CAPPED, float("nan")) / seconds[COLOCATE],
-                "off_policy_capped": own["off_policy"].get(CAPPED, float("nan")),
+                "off_policy_separate": float("nan") if separate.empty else own.loc[separate.idxmin(), "off_policy"],
+                "equal_of_colocate": seconds.get(EQUAL_SHARE, float("nan")) / seconds[COLOCATE],
+                "off_policy_equal": own["off_policy"].get(EQUAL_SHARE, float("nan")),
                 "stale_kv_s": seconds.get(STALE_KV, float("nan")),
             }
         )
@@ -114,6 +127,43 @@ def as_table(lines: pd.DataFrame) -> pd.DataFrame:
 def results_table() -> pd.DataFrame:
     """Of the committed results."""
     return as_table(summary(FOLDER))
+
+
+def means_table() -> pd.DataFrame:
+    """Geometric means of the committed results: of the smaller settings, of all, and of those whose bound says
+    something."""
+    lines = summary(FOLDER)
+    servers = lines["setting"].str.extract(r"^(\d+) x")[0].astype(int)
+    named = {name: lines[servers <= largest] for name, largest in GROUPS.items()}
+    named[f"without {UNBOUND}"] = lines[~lines["setting"].str.startswith(UNBOUND)]
+    columns = [*RATIOS[:3], "equal_of_colocate", *RATIOS[3:-1]]
+    columns = [column for column in columns if not column.startswith("of_tuned")]  # of fewer settings
+    rows = [
+        {"Settings": name, "Count": len(some)} | {TITLES[column]: geometric_mean(some[column]) for column in columns}
+        for name, some in named.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def headline_table() -> pd.DataFrame:
+    """Three clusters of README: its head says that it is simulated."""
+    lines = summary(FOLDER)
+    lines = lines[lines["setting"].str.startswith(HEADLINE)]
+    titles = {
+        "setting": "Simulated, never run: cluster, job (8B model)",
+        "of_sync": "Step over verl sync",
+        "of_colocate": "Over colocate_async",
+        "off_policy": "Off-policy tokens",
+        "off_policy_colocate": "colocate_async's",
+        "equal_of_colocate": "Over colocate_async at its off-policy share",
+    }
+    return lines[list(titles)].rename(columns=titles)
+
+
+def range_of_all() -> str:
+    """The worst and the best setting, as a line."""
+    ratio = summary(FOLDER)["of_colocate"]
+    return f"Over colocate_async {ratio.min():.2f} to {ratio.max():.2f} in all {len(ratio)} simulated settings.\n"
 
 
 def geometric_mean(values: pd.Series) -> float:

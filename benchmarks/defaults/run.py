@@ -2,8 +2,9 @@
 
 The default is this recipe's yaml as it is. Hand-tuned rows are those of the planner's sweep that are not slower than
 others by construction: partial and stale KV under two stop rules, and discard that drains, with two pool sizes around
-what fills the KV cache. `default, capped` has `max_partial_share` at the share that verl's
-colocate_async has.
+what fills the KV cache. `default, capped` has `max_partial_share` at the share that verl's colocate_async has.
+`default, equal share` has the loosest cap with which the share is not above that: the share that a cap leads to lies
+below the cap.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,8 @@ from .settings import Setting
 
 KINDS = ("baseline", "default", "tuned")
 STALE_KV, COLOCATE = "default, stale KV", "verl colocate_async"
-DEFAULT, CAPPED = "default", "default, capped"
+DEFAULT, CAPPED, EQUAL_SHARE = "default", "default, capped", "default, equal share"
+CAPS = tuple(percent / 100 for percent in range(10, 100, 5))  # tried for an equal share
 
 
 def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
@@ -102,21 +104,66 @@ def run(
         for kind, candidate in candidates(setting)
         if is_missing(setting, candidate.system.name)
     ]
-    _measure_all(file, rows, jobs=jobs, say=say)
+    _measure_all(file, rows, jobs=jobs, say=say, measure_one=_measure_row)
     capped = [
         (setting, "default", ours(CAPPED, max_partial_share=_share(file, setting)))
         for setting in settings
         if is_missing(setting, CAPPED) and file.has(setting=str(setting), system=COLOCATE)
     ]
-    _measure_all(file, capped, jobs=jobs, say=say)
+    _measure_all(file, capped, jobs=jobs, say=say, measure_one=_measure_row)
+    equal = [
+        (setting, _share(file, setting))
+        for setting in settings
+        if is_missing(setting, EQUAL_SHARE) and file.has(setting=str(setting), system=COLOCATE)
+    ]
+    _measure_all(file, equal, jobs=jobs, say=say, measure_one=_measure_equal_share)
+
+
+def equal_share(measure_at: Callable[[float | None], dict[str, Any]], *, share: float) -> dict[str, Any]:
+    """The row with the loosest cap that keeps the off-policy share at most at `share`; without a cap if that does.
+
+    Args:
+        measure_at: the row of the defaults with a cap, or None.
+        share: of another system's tokens that are of older versions [0-1].
+    """
+    best = measure_at(None)
+    if best["off_policy"] <= share:
+        return best
+    tightest, loosest = 0, len(CAPS) - 1
+    while tightest <= loosest:
+        middle = (tightest + loosest) // 2
+        row = measure_at(CAPS[middle])
+        if row["off_policy"] <= share:
+            best, tightest = row, middle + 1
+        else:
+            loosest = middle - 1
+    if best["off_policy"] > share:
+        return {**best, "step_s": "", "refused": f"no cap keeps the off-policy share at {share}"}
+    return best
+
+
+def _measure_equal_share(row: tuple[Setting, float]) -> dict[str, Any]:
+    setting, share = row
+
+    def measure_at(cap: float | None) -> dict[str, Any]:
+        return measure(setting, "default", ours(EQUAL_SHARE, max_partial_share=cap)) | {
+            "cap": "" if cap is None else cap
+        }
+
+    return equal_share(measure_at, share=share)
 
 
 def _measure_all(
-    file: RunsFile, rows: Sequence[tuple[Setting, str, Candidate]], *, jobs: int, say: Callable[[str], None]
+    file: RunsFile,
+    rows: Sequence[tuple[Any, ...]],
+    *,
+    jobs: int,
+    say: Callable[[str], None],
+    measure_one: Callable[[Any], dict[str, Any]],
 ) -> None:
     """On several processes, which end when this one is interrupted; what has been measured then is in the file."""
     with Pool(jobs) as pool:
-        for row in pool.imap_unordered(_measure_row, rows):
+        for row in pool.imap_unordered(measure_one, rows):
             file.add(row)
             say(f"{row['setting']}: {row['system']} {row.get('step_s', row['refused'])} s")
 

@@ -8,8 +8,6 @@ from benchmarks.engine_bound.systems import SETTINGS
 
 FOLDER = Path(__file__).parents[2] / "assets" / "engine_bound"
 SYNC, BASE = "verl sync", "verl colocate_async, 0.05 s poll"
-HEADLINE = "2 servers, B=16, n=8, 16K"
-HEADLINE_SYSTEMS = (SYNC, BASE, "verl separate_async, 0.05 s poll", "partial, defaults", "partial_stale_kv")
 MEASURES = {
     "step_s": "Step [s]",
     "bound_share": "Of the bound",
@@ -18,6 +16,7 @@ MEASURES = {
     "idle": "Idle",
     "waste": "Waste",
     "off_policy": "Off-policy",
+    "planned_off_policy": "Off-policy, planned",
     "staleness": "Staleness",
     "length_bias": "Length bias",
     "planned_step_s": "Planned [s]",
@@ -42,9 +41,8 @@ def read_all(folder: Path = FOLDER) -> pd.DataFrame:
 def engine_bound_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Medians over the runs of a system, its step over that of verl's asynchronous mode in the same setting, and by how
     much it is longer than planned: the whole step, and a trained token's share of it."""
-    runs = _with_planned_share(runs)
     groups = runs.groupby(["setting", "system"], sort=False)
-    frame = groups[[*MEASURES, "planned_length_bias", "planned_off_policy"]].median().reset_index()
+    frame = groups[[*MEASURES, "planned_length_bias"]].median().reset_index()
     base_s = frame["setting"].map(frame[frame["system"] == BASE].set_index("setting")["step_s"])
     frame.insert(2, "Runs", groups.size().to_numpy())
     frame.insert(4, "Of verl async", frame["step_s"] / base_s)
@@ -52,10 +50,7 @@ def engine_bound_table(runs: pd.DataFrame) -> pd.DataFrame:
     frame["Over planned"] = _as_error(over)
     frame["Over planned, per token"] = _as_error(over * frame.pop("planned_length_bias") / frame["length_bias"])
     frame["Valid"] = ["yes" if all_valid else "no" for all_valid in groups["is_valid"].all()]
-    frame["off_policy"] = _measured_or_planned(frame)
-    return frame.drop(columns="planned_off_policy").rename(
-        columns={"setting": "Setting", "system": "System"} | MEASURES
-    )
+    return frame.rename(columns={"setting": "Setting", "system": "System"} | MEASURES)
 
 
 def speedups_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -74,32 +69,6 @@ def speedups_table(runs: pd.DataFrame) -> pd.DataFrame:
     frame["Changed"] = _as_error(frame["ratio"] / frame.pop("slowest"))
     titles = {"setting": "Setting", "system": "System", "speedup": "Speed-up", "ratio": "Of verl sync"}
     return frame.rename(columns=titles | MEASURES)
-
-
-def headline_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Of one setting, the systems that a reader looks for first."""
-    return runs[(runs["setting"] == HEADLINE) & runs["system"].isin(HEADLINE_SYSTEMS)]
-
-
-def headline_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """The step of each system, and its share of verl's sync mode and of the bound."""
-    columns = ["step_s", "bound_share", "waste", "off_policy", "planned_off_policy"]
-    median = _with_planned_share(runs).groupby("system", sort=False)[columns].median().reset_index()
-    median["off_policy"] = _measured_or_planned(median)
-    median = median.drop(columns="planned_off_policy")
-    median.insert(2, "Over verl sync", median["step_s"] / median.set_index("system")["step_s"][SYNC])
-    return median.rename(columns={"system": "System"} | MEASURES)
-
-
-def _with_planned_share(runs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of before the planner's off-policy share was a column have none."""
-    return runs if "planned_off_policy" in runs else runs.assign(planned_off_policy=float("nan"))
-
-
-def _measured_or_planned(rows: pd.DataFrame) -> pd.Series:
-    """The share of off-policy tokens; verl does not count them, so for its modes the planner's, named as such."""
-    planned = rows["planned_off_policy"].map("{:.2f} planned".format, na_action="ignore")
-    return rows["off_policy"].astype(object).where(rows["off_policy"].notna(), planned)
 
 
 def _as_error(ratio: pd.Series) -> pd.Series:

@@ -14,10 +14,11 @@ from benchmarks.support.tables import spread
 FOLDER = Path(__file__).parents[2] / "assets" / "side_by_side"
 CELL = ["tail", "engines"]
 SYNC = "verl sync"
+SYNC_SHORT_POLL = "verl sync, 0.05 s poll"
 SHORT_POLL = "verl colocate_async, 0.05 s poll"
-BASES = (SYNC, "verl sync, 0.05 s poll", "verl colocate_async", SHORT_POLL)
-HEADLINE = (SYNC, SHORT_POLL, "discard, fifo", "partial", "partial_stale_kv")
-HEADLINE_TAILS = (8, 25)  # on one engine
+BASES = (SYNC, SYNC_SHORT_POLL, "verl colocate_async", SHORT_POLL)
+HEADLINE = (SYNC, SYNC_SHORT_POLL, SHORT_POLL, "partial")
+HEADLINE_TAIL = 8  # on one engine
 
 
 def read_runs(folder: Path = FOLDER, file: str = "runs.csv") -> pd.DataFrame:
@@ -60,8 +61,8 @@ def share_of_bound(runs: pd.DataFrame) -> pd.Series:
 def ratios(runs: pd.DataFrame) -> pd.DataFrame:
     """Step time and trained tokens/s of every system over those of each base, in the repetitions that both have.
 
-    `ratio` and `rate` are of the medians. The others are of the ratios within one repetition: machines differ between
-    repetitions.
+    `ratio` and `rate` are of the medians, `step_s` over `base_s` and their rates: of the repetitions that both have,
+    and of no other run. The others are of the ratios within one repetition: machines differ between repetitions.
     """
     base = runs[runs["system"].isin(BASES)].rename(columns={"system": "base"})
     pairs = runs.merge(base, on=[*CELL, "repetition"], suffixes=("", "_base"))
@@ -73,6 +74,8 @@ def ratios(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "repetitions": groups.size(),
+            "step_s": medians["step_s_mean"],
+            "base_s": medians["step_s_mean_base"],
             "ratio": medians["step_s_mean"] / medians["step_s_mean_base"],
             "lowest": groups["within"].min(),
             "median": groups["within"].median(),
@@ -97,7 +100,9 @@ def ratios_table(runs: pd.DataFrame) -> pd.DataFrame:
         columns={
             "base": "Over",
             "repetitions": "Repetitions",
-            "ratio": "Ratio of medians",
+            "step_s": "Step [s]",
+            "base_s": "The other's step [s]",
+            "ratio": "Ratio",
             "lowest": "Lowest within one",
             "median": "Median within one",
             "highest": "Highest within one",
@@ -155,23 +160,42 @@ def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def headline_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Verl's modes and the strategies on one engine: a step, and its share of verl sync's."""
-    runs = runs[(runs["engines"] == 1) & runs["system"].isin(HEADLINE)]
-    of_sync = ratios(runs).query("base == @SYNC").set_index(["tail", "system"])["ratio"]
-    step_s = runs.groupby(["tail", "system"], observed=True)["step_s_mean"].median()
-    columns = {}
-    rate = runs.groupby(["tail", "system"], observed=True)["trained_tok_per_s"].median()
-    for tail in HEADLINE_TAILS:
-        columns[f"Tail {tail}: step [s]"] = step_s[tail]
-        columns[f"Tail {tail}: over verl sync"] = of_sync[tail].reindex(HEADLINE, fill_value=1.0)
-        columns[f"Tail {tail}: trained tokens/s"] = rate[tail]
-    return pd.DataFrame(columns).reindex(HEADLINE).rename_axis("System").reset_index()
+    """The default strategy beside verl's modes on one engine: medians over the repetitions that all of them have.
+
+    A system without runs is left out.
+    """
+    runs = runs[(runs["engines"] == 1) & (runs["tail"] == HEADLINE_TAIL)].astype({"system": str})
+    shown = [name for name in HEADLINE if name in set(runs["system"])]
+    repetitions = runs[runs["system"].isin(shown)].groupby("repetition")["system"].nunique()
+    runs = runs[runs["repetition"].isin(repetitions.index[repetitions == len(shown)])]
+    groups = runs.groupby("system")
+    table = pd.DataFrame({"step_s": groups["step_s_mean"].median(), "runs": groups.size()}).reindex(shown)
+    return table.assign(ours_over=table.loc["partial", "step_s"] / table["step_s"])
 
 
-def headline_commits(runs: pd.DataFrame) -> list[str]:
-    """Those the headline's runs were measured at."""
-    shown = runs[(runs["engines"] == 1) & runs["system"].isin(HEADLINE) & runs["tail"].isin(HEADLINE_TAILS)]
-    return list(shown.sort_values("repetition")["commit"].unique())
+def headline(runs: pd.DataFrame, earlier: pd.DataFrame) -> str:
+    """The measured result as one line, with its caveat."""
+    table = headline_table(runs)
+    ours = table.loc["partial"]
+    others = "; ".join(
+        f"{name}: {row.step_s:.2f} s ({row.ours_over:.3f})" for name, row in table.drop("partial").iterrows()
+    )
+    lines = [
+        f"*Measured* on two CPU cores, tiny model, p99/median of lengths {HEADLINE_TAIL},",
+        f"medians of {ours.runs:.0f} runs: a step of `partial` takes {ours.step_s:.2f} s (over others in brackets);",
+        f"{others}.",
+    ]
+    if SYNC_SHORT_POLL not in table.index:
+        pause = ratios(earlier).query(
+            "tail == @HEADLINE_TAIL and engines == 1 and system == @SYNC_SHORT_POLL and base == @SYNC"
+        )
+        [one] = pause.itertuples()
+        lines += [
+            f"verl sync pauses 2 s between two looks; with 0.05 s it took {one.ratio:.3f} of that",
+            f"({one.repetitions} runs of earlier code).",
+        ]
+    lines += ["Python costs most here: it says little about GPUs."]
+    return "\n".join(lines) + "\n"
 
 
 def _named(frame: pd.DataFrame) -> pd.DataFrame:

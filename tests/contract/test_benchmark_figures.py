@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
+from benchmarks.defaults import run as grid
 from benchmarks.defaults.settings import SETTINGS
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.null_test import summary as null_test
@@ -101,8 +102,27 @@ def test_a_ratio_of_medians_comes_with_those_within_its_repetitions() -> None:
         return found[["repetitions", "ratio", "lowest", "median", "highest"]].to_numpy().flatten().tolist()
 
     assert ratio(sync) == [3, 0.5, 0.25, 0.25, 2.25]
+    both = summary.ratios_table(runs_of(*own, *sync[1:])).query("System == 'partial'")
+    assert both[["Step [s]", "The other's step [s]"]].to_numpy().tolist() == [[5.5, 6.0]], "those of the ratio"
     assert ratio(sync[1:]) == pytest.approx([2, 5.5 / 6, 0.25, 1.25, 2.25]), "only repetitions that both have"
     assert ratio([]) == []
+
+
+def test_the_headline_counts_the_repetitions_that_all_its_systems_have() -> None:
+    seconds = {summary.SYNC: (5.0, 7.0), summary.SHORT_POLL: (3.0, 4.0), "partial": (2.0, 3.5)}
+    rows = [
+        {"system": name, "repetition": i, "step_s_mean": s} for name, own in seconds.items() for i, s in enumerate(own)
+    ]
+    short = {"system": summary.SYNC_SHORT_POLL, "step_s_mean": 4.0}
+    earlier = runs_of({"system": summary.SYNC}, short | {"step_s_mean": 3.0})
+
+    without = summary.headline(runs_of(*rows), earlier)
+    assert "medians of 2 runs" in without and "`partial` takes 2.75 s" in without
+    assert "verl sync: 6.00 s (0.458)" in without and "0.750 of that\n(1 runs of earlier code)" in without
+
+    beside = summary.headline(runs_of(*rows, short | {"repetition": 1}), earlier)
+    assert "medians of 1 runs" in beside and "earlier" not in beside
+    assert "verl sync: 7.00 s (0.500); verl sync, 0.05 s poll: 4.00 s (0.875)" in beside
 
 
 def test_the_cost_of_an_accuracy_is_interpolated_between_validations() -> None:
@@ -254,6 +274,18 @@ def test_the_grid_compares_with_the_best_split_and_leaves_out_settings_that_lack
     assert line["of_separate"] == line["of_baseline"] == pytest.approx(100 / 120)
     assert line["baseline"] == "verl separate_async, 3 of 8 train"
     assert line["of_tuned"] == pytest.approx(100 / (50 / 0.4))
+
+
+@pytest.mark.parametrize(("share", "cap"), [(0.9, None), (0.63, 0.75), (0.05, None)])
+def test_an_equal_share_has_the_loosest_cap_that_keeps_it(share: float, cap: float | None) -> None:
+    def measure_at(limit: float | None) -> dict[str, object]:
+        reached = 0.72 if limit is None else max(0.2, 0.8 * limit + 0.02)
+        return {"off_policy": reached, "step_s": 1 / reached, "cap": limit}
+
+    row = grid.equal_share(measure_at, share=share)
+
+    assert row["cap"] == cap
+    assert bool(row.get("refused")) == (share < 0.2) == (row["step_s"] == "")
 
 
 def test_a_grid_without_a_whole_setting_says_so(tmp_path: Path) -> None:

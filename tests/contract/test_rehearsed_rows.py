@@ -67,17 +67,6 @@ def test_given_rehearsed_rows_then_the_planners_columns_alone_are_new(monkeypatc
     assert again["planned_step_s"].tolist() == [f"sync, {groups}, {window}" for groups in (16, 8, 16)]
 
 
-def test_given_a_mode_of_verls_then_its_off_policy_share_is_the_planned_one_and_says_so() -> None:
-    run = dict.fromkeys(summary.MEASURES, 1.0) | {"is_valid": True, "planned_length_bias": 1.0, "setting": "small"}
-    verl = run | {"system": summary.SYNC, "off_policy": None, "planned_off_policy": 0.0}
-    colocate = verl | {"system": summary.BASE, "planned_off_policy": 0.662}
-    ours = run | {"system": "partial", "off_policy": 0.8, "planned_off_policy": 0.7}
-    runs = pd.DataFrame([verl, colocate, ours]).astype({"off_policy": float})
-
-    for table in (summary.engine_bound_table(runs), summary.headline_table(runs)):
-        assert table["Off-policy"].tolist() == ["0.00 planned", "0.66 planned", 0.8]
-
-
 def test_a_rehearsed_step_stands_beside_the_planned_one_whole_and_per_trained_token() -> None:
     run = dict.fromkeys(summary.MEASURES, 1.0) | {"setting": "small", "system": summary.BASE, "is_valid": True}
     run |= {"step_s": 120.0, "length_bias": 1.2, "planned_step_s": 100.0, "planned_length_bias": 1.05}
