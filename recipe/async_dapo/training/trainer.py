@@ -26,6 +26,7 @@ Every loop of the system, what it waits for (...), and what unblocks it:
 Coordinator and load balancer have no loop of their own: they answer calls, and keep those that have to wait.
 """
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,12 @@ from .correction import truncated_weights
 from .engine_manager import EngineManager
 from .importance_metrics import importance_metrics
 from .kept_checkpoints import KeptCheckpoints
+from .metrics import fields_to_average
 from .replay_buffer import RoundReplayBuffer
 from .rollout_state import from_frames, to_frames
 from .tracking import extend
+
+logger = logging.getLogger(__name__)
 
 
 @register_trainer("async_dapo")
@@ -70,6 +74,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     """One step: open a round, wait for its stop, train on exactly B valid groups, update the engines' weights."""
 
     checkpoint_manager: CheckpointEngineManager
+    _has_told_fields = False
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
@@ -154,6 +159,17 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def on_validate_end(self) -> None:
         self.replay_buffer.news.spans.end(time.time())
+
+    def _val_metrics_update(
+        self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any
+    ) -> dict[str, float]:
+        """Only what can be averaged: anything else would end the validation."""
+        averaged = fields_to_average(rewards)
+        left_out = sorted(rewards.keys() - averaged.keys())
+        if left_out and not self._has_told_fields:
+            self._has_told_fields = True
+            logger.info("validation has no mean of the reward's fields %s: not all their values are numbers", left_out)
+        return super()._val_metrics_update(data_sources, sample_uids, averaged, *args, **kwargs)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.replay_buffer.news.sample_responses(batch, self.tokenizer)
