@@ -129,10 +129,10 @@ def _verl(run: Run) -> None:
         raise ConfigError("verl", "validate_config", f"verl refuses these options: {error}") from error
 
 
-def _output(run: Run) -> None:
+def _output(run: Run) -> str:
     from .output_check import check_output_folders
 
-    check_output_folders(run.config)
+    return check_output_folders(run.config)
 
 
 def _checkpoint(run: Run) -> str:

@@ -28,6 +28,8 @@ Coordinator and load balancer have no loop of their own: they answer calls, and 
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..files.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
 from ..files.data_history import fingerprint, read_history
+from ..files.disk import Disk, means_full
 from ..files.history_file import write_history
 from ..logs import log_phase
 from ..processes.actor_watch import watched
@@ -206,12 +209,27 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _save_checkpoint(self) -> None:
         """The checkpoint before stays until this one is complete; then those beyond the number to keep go, whole."""
         folder = Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{self.global_steps}"
-        with saving(folder, to_frames(self.replay_buffer.state())):
+        with self._naming_a_full_disk(folder), saving(folder, to_frames(self.replay_buffer.state())):
             super()._save_checkpoint()
         selection = self.options.selection
         if selection.history_file is not None:
             write_history(selection.history_file, self.replay_buffer.history.state(), fingerprint(self.config))
         self._checkpoints.saved(folder)
+
+    @contextmanager
+    def _naming_a_full_disk(self, folder: Path) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # torch, safetensors and Ray have errors of their own for it
+            if not means_full(error):
+                raise
+            raise ConfigError(
+                "trainer.default_local_dir",
+                self.config.trainer.default_local_dir,
+                f"{folder} could not be written whole: {Disk.of(folder)}, or that of another node, is full; "
+                "free some space or name a folder on another disk; trainer.resume_mode=auto goes on from the newest "
+                "complete checkpoint",
+            ) from error
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
