@@ -12,6 +12,7 @@ VALIDATE_S = "timing_s/testing"  # after the step, not in it
 REWARD = "critic/score/mean"
 RESPONSE_TOK = "response_length/mean"
 ACCURACY_PREFIX = "val-core/"
+VALIDATION_FAILED = "val-aux/failed_trajectories"  # this recipe's, beside verl's own
 
 _OURS = "async_dapo/"
 LEDGER = _OURS + "ledger/"

@@ -50,6 +50,8 @@ def _parts(values: Values, speedup: float) -> Iterator[str]:
             yield text(values[key])
     if (accuracy := accuracy_of(values)) is not None:
         yield f"accuracy {accuracy:.3g}"
+    if values.get(keys.VALIDATION_FAILED):
+        yield f"failed in validation {values[keys.VALIDATION_FAILED]:.0f}"
 
 
 def _phases(values: Values, speedup: float) -> str:

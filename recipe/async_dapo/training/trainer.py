@@ -56,6 +56,7 @@ from ..files.disk import Disk, means_full
 from ..files.history_file import write_history
 from ..logs import log_phase
 from ..processes.actor_watch import watched
+from ..report import keys
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
@@ -166,13 +167,16 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _val_metrics_update(
         self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> dict[str, float]:
-        """Only what can be averaged: anything else would end the validation."""
+        """Only what can be averaged: anything else would end the validation. verl counts answers that failed as wrong;
+        how many did is told beside."""
         averaged = fields_to_average(rewards)
         left_out = sorted(rewards.keys() - averaged.keys())
         if left_out and not self._has_told_fields:
             self._has_told_fields = True
             logger.info("validation has no mean of the reward's fields %s: not all their values are numbers", left_out)
-        return super()._val_metrics_update(data_sources, sample_uids, averaged, *args, **kwargs)
+        metrics = super()._val_metrics_update(data_sources, sample_uids, averaged, *args, **kwargs)
+        failed, self.replay_buffer.left_out = self.replay_buffer.left_out, 0
+        return metrics | {keys.VALIDATION_FAILED: failed}
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.replay_buffer.news.sample_responses(batch, self.tokenizer)
