@@ -3,12 +3,14 @@ or line, is written."""
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..config import ConfigError
 from ..files.disk import LEAST_BYTES, Disk, in_gb
+from ..options.values import check_each
 from ..plan.model_shape import BYTES_PER_VALUE, load_model
 from .model_check import local_folder
 
@@ -24,19 +26,20 @@ def check_output_folders(config: DictConfig) -> str:
     Raises:
         ConfigError: naming the option, or the environment variable, and what is in the way.
     """
-    for key, value, folder in _folders(config):
-        place = Path(folder).expanduser().absolute()
-        while not place.exists():
-            place = place.parent
-        if not place.is_dir():
-            raise ConfigError(key, value, f"{place} is a file, so no folder can be made there; name another one")
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise ConfigError(
-                key, value, f"this user may not write to {place}; name another folder, or make it writable"
-            )
-        if (disk := Disk.of(place)).free_bytes < LEAST_BYTES:
-            raise ConfigError(key, value, f"{disk} is full; free some space, or name a folder on another disk")
+    check_each([partial(_check_folder, *named) for named in _folders(config)])
     return _check_room(config) if config.trainer.save_freq > 0 else ""
+
+
+def _check_folder(key: str, value: str, folder: str) -> None:
+    place = Path(folder).expanduser().absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise ConfigError(key, value, f"{place} is a file, so no folder can be made there; name another one")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(key, value, f"this user may not write to {place}; name another folder, or make it writable")
+    if (disk := Disk.of(place)).free_bytes < LEAST_BYTES:
+        raise ConfigError(key, value, f"{disk} is full; free some space, or name a folder on another disk")
 
 
 def _check_room(config: DictConfig) -> str:
