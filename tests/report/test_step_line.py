@@ -1,7 +1,9 @@
 """The one line a step writes."""
 
+import pytest
+
 from recipe.async_dapo.report import keys
-from recipe.async_dapo.report.step_line import accuracy_of, step_line
+from recipe.async_dapo.report.step_line import Pace, accuracy_of, duration, step_line
 from recipe.async_dapo.training.metric_names import METRICS, PREFIX
 
 STEP = {
@@ -28,6 +30,25 @@ def test_a_step_is_one_line_with_what_one_looks_for() -> None:
 def test_a_validation_before_training_and_a_step_of_verl_alone_leave_out_what_they_lack() -> None:
     assert step_line(0, {"val-core/math/acc/mean@1": 0.4567}) == "step 0 | accuracy 0.457"
     assert step_line(1, {keys.STEP_S: 321.7, keys.ROLLOUT_S: 0.123}) == "step 1 | 322 s (rollout 0.123)"
+
+
+def test_of_a_run_whose_steps_are_known_the_line_says_how_many_and_the_time_left() -> None:
+    pace = Pace(14)
+    assert step_line(0, {"val-core/math/acc/mean@1": 0.5}, pace=pace) == "step 0/14 | accuracy 0.5"
+    lines = [step_line(step, {keys.STEP_S: 100.0 if step == 1 else 20.0}, pace=pace) for step in range(1, 15)]
+    assert lines[0] == "step 1/14 | 100 s | 22 min left"
+    assert lines[10] == "step 11/14 | 20 s | 60 s left"  # the first step is forgotten
+    assert lines[-1] == "step 14/14 | 20 s"
+    validated = step_line(2, {keys.STEP_S: 10.0, keys.VALIDATE_S: 30.0}, pace=Pace(3))
+    assert validated.endswith("| 40 s left")
+
+
+@pytest.mark.parametrize(
+    ("value_s", "words"),
+    [(99.4, "99 s"), (99.6, "2 min"), (5940, "99 min"), (6000, "1 h 40 min")],
+)
+def test_a_duration_is_as_exact_as_one_needs(value_s: float, words: str) -> None:
+    assert duration(value_s) == words
 
 
 def test_accuracy_is_the_mean_over_data_sources_and_no_best_of_n() -> None:

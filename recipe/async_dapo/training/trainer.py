@@ -109,7 +109,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         self._tracking = tracking
 
     def _extend(self, tracking: Tracking) -> None:
-        extend(tracking, self.config, self.options, self.replay_buffer.news)
+        extend(tracking, self.config, self.options, self.replay_buffer.news, self.total_training_steps)
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
         return RoundReplayBuffer(self.options, self._draw)
