@@ -13,13 +13,14 @@ from .core.last_line import last_line
 from .logs import log_phase, note_start, show_logs
 from .processes.collector import look_rarely
 from .processes.own_ray import prepare_own_ray
-from .startup.overrides import check_overrides
+from .startup.overrides import check_overrides, show_usage
 from .startup.preflight import check_all
 from .verl_version import check_versions
 
 
 def main() -> None:
     """Check everything that can be checked, then train with verl on Ray."""
+    show_usage(sys.argv[1:], entry="main_async_dapo", about="Trains.")
     prepare_own_ray()
     look_rarely()
     with explained():
