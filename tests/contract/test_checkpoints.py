@@ -171,11 +171,11 @@ def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_names_dis
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[], None]
 ) -> None:
     """Of which torch's own error says nothing."""
-    trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+    trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
     trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
     trainer.global_steps = 8
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: write())
-    trainer.replay_buffer = SimpleNamespace(state=lambda: None)  # type: ignore[assignment]
+    trainer.replay_buffer = SimpleNamespace(state=lambda: None)
     monkeypatch.setattr(trainer_module, "to_frames", lambda state: [])
     with pytest.raises(ConfigError) as raised:
         trainer._save_checkpoint()

@@ -105,8 +105,8 @@ def test_verl_counts_the_groups_that_it_throws_away_under_the_names_that_side_by
 
 def test_fields_of_a_reward_that_have_no_mean_do_not_end_a_validation(caplog: pytest.LogCaptureFixture) -> None:
     """verl averages all but texts, and votes by `pred`: lists, mappings and mixed fields would raise."""
-    trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
-    trainer.replay_buffer = SimpleNamespace(left_out=3)  # type: ignore[assignment]
+    trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+    trainer.replay_buffer = SimpleNamespace(left_out=3)
     rewards: dict[str, list[Any]] = {
         "reward": [1.0, 0.0, 1.0, 1.0],
         "acc": [True, False, None, 1],

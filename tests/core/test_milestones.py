@@ -19,7 +19,8 @@ def test_of_nothing_nothing_is_told() -> None:
 
 def told(moves: set[int], *, until_s: int) -> list[tuple[int, float]]:
     """(second, seconds without a move) of each line, if something moves at these seconds."""
-    standstill, lines, count = Standstill(first_s=20.0, now_s=0.0), [], 0
+    standstill, count = Standstill(first_s=20.0, now_s=0.0), 0
+    lines: list[tuple[int, float]] = []
     for second in range(until_s):
         count += second in moves
         if second >= standstill.look_at_s and (quiet_s := standstill.observe(count, now_s=second)) is not None:

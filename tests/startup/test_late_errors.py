@@ -238,7 +238,9 @@ def test_a_full_disk_is_refused_with_its_name(run, tmp_path, monkeypatch):
 )
 def test_a_disk_without_room_for_the_first_checkpoint_is_refused(run, tmp_path, monkeypatch, overrides, parts):
     monkeypatch.setattr(output_check, "LEAST_BYTES", 0)
-    size = parts * output_check._checkpoint_bytes(run()) / 3
+    whole = output_check._checkpoint_bytes(run())
+    assert whole is not None
+    size = parts * whole / 3
     config = run(*SAVES, f"trainer.default_local_dir={tmp_path}", *overrides)
     disk_has(monkeypatch, free_bytes=0.49 * size)  # each of the two nodes writes its half
     with pytest.raises(ConfigError, match=f"trainer.default_local_dir={tmp_path}: a checkpoint takes at least "):

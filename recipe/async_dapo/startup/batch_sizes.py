@@ -1,6 +1,7 @@
 """Mini and micro batches that verl would pad without a word, or that fail at the first long trajectory."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from omegaconf import DictConfig, OmegaConf
@@ -29,7 +30,10 @@ def check_batch_sizes(config: DictConfig, options: AsyncDAPOConfig) -> None:
     def training() -> None:
         micro(_ACTOR + "ppo_", **of_actor, trajectories=_check_mini_batch(config, options, _ACTOR))
 
-    checks = [training, partial(micro, _ROLLOUT + "log_prob_", **of_actor, trajectories=batch)]
+    checks: list[Callable[[], object]] = [
+        training,
+        partial(micro, _ROLLOUT + "log_prob_", **of_actor, trajectories=batch),
+    ]
     if need_reference_policy(config):
         dynamic = _REF + "log_prob_use_dynamic_bsz"
         checks.append(partial(micro, _REF + "log_prob_", model=_REF, dynamic=dynamic, trajectories=batch))
