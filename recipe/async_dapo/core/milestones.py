@@ -49,5 +49,6 @@ class Standstill:
         return quiet_s
 
     def _begin(self, now_s: float) -> None:
-        self._since_s, self._patience_s = now_s, self._first_s
+        self._since_s = now_s
+        self._patience_s: float = self._first_s
         self.look_at_s = now_s + self._first_s / 4
