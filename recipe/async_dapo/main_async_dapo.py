@@ -15,7 +15,7 @@ from .logs import log_phase, note_start, show_logs
 from .processes.collector import look_rarely
 from .processes.own_ray import prepare_own_ray
 from .report.write import report_the_end
-from .startup.overrides import check_overrides
+from .startup.overrides import check_overrides, show_usage
 from .startup.preflight import check_all
 from .startup.resume_check import how_to_go_on
 from .verl_version import check_versions
@@ -23,6 +23,7 @@ from .verl_version import check_versions
 
 def main() -> None:
     """Check everything that can be checked, then train with verl on Ray."""
+    show_usage(sys.argv[1:], entry="main_async_dapo", about="Trains.")
     prepare_own_ray()
     look_rarely()
     with explained():

@@ -7,22 +7,29 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 import recipe.async_dapo
+from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.files.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, read_pool
 from recipe.async_dapo.startup.resume_check import NEWEST_FILE
+from recipe.async_dapo.training import trainer as trainer_module
 from recipe.async_dapo.training.kept_checkpoints import KeptCheckpoints
 from recipe.async_dapo.training.rollout_state import from_frames
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.checkpoints import write_checkpoint
+
+FULL = "/dev/full"  # every write to it fails as on a full disk
 
 
 def kept(root: Path, keep: int | None) -> KeptCheckpoints:
@@ -152,3 +159,29 @@ def test_given_a_checkpoint_of_a_recipe_under_another_name_when_its_folder_was_m
     assert type(read) is PromptGroup
     assert read.trajectories[0].raw_response_ids == [7, 8] and read.trajectories[0].stamps == ((3, 2),)
     assert read.trajectories[1].outputs[0].fields()["rollout_log_probs"].tolist() == [-0.5]
+
+
+def write_text() -> None:
+    with open(FULL, "w") as file:
+        file.write("text")
+
+
+@pytest.mark.parametrize("write", [write_text, lambda: torch.save({"weight": torch.zeros(100_000)}, FULL)])
+def test_given_a_full_disk_when_a_checkpoint_is_written_then_the_error_names_disk_path_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[], None]
+) -> None:
+    """Of which torch's own error says nothing."""
+    trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+    trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
+    trainer.global_steps = 8
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: write())
+    trainer.replay_buffer = SimpleNamespace(state=lambda: None)
+    monkeypatch.setattr(trainer_module, "to_frames", lambda state: [])
+    with pytest.raises(ConfigError) as raised:
+        trainer._save_checkpoint()
+    message = str(raised.value)
+    assert message.startswith(f"trainer.default_local_dir={tmp_path}: {tmp_path}/global_step_8 could not be written")
+    assert "the disk mounted at /" in message and "GB free)" in message and "free some space" in message
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer._save_checkpoint()

@@ -5,6 +5,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -13,9 +14,11 @@ from benchmarks.side_by_side.run import VERL_DISCARDS
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.version_mixture import plan_mixtures
+from recipe.async_dapo.report import keys
 from recipe.async_dapo.training.importance_metrics import importance_metrics, mixture_metrics
 from recipe.async_dapo.training.metric_names import METRICS, PREFIX, STALENESS_BUCKETS
 from recipe.async_dapo.training.metrics import _load, _tokens
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.simulated_cluster import Cluster
 from ..support.simulated_options import options
@@ -98,3 +101,35 @@ def test_verl_counts_the_groups_that_it_throws_away_under_the_names_that_side_by
     buffer.prompt_global_steps, buffer._clear_groups = {"train": {"uid": 1}}, lambda *_: None
     *_, metrics = buffer._evict_terminal_groups(9, "train", ({"uid"}, set(), set(), Counter()))
     assert metrics[stale] == 1
+
+
+def test_fields_of_a_reward_that_have_no_mean_do_not_end_a_validation(caplog: pytest.LogCaptureFixture) -> None:
+    """verl averages all but texts, and votes by `pred`: lists, mappings and mixed fields would raise."""
+    trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+    trainer.replay_buffer = SimpleNamespace(left_out=3)
+    rewards: dict[str, list[Any]] = {
+        "reward": [1.0, 0.0, 1.0, 1.0],
+        "acc": [True, False, None, 1],
+        "pred": [["42"], "7", None, "42"],
+        "steps": [["add", "carry"], ["add"], [], None],
+        "kind": [1, "none", None, 2],
+        "parts": [{"form": 1}, None, None, None],
+        "tokens": [np.float32(2.0), np.float32(4.0), np.float32(3.0), np.float32(3.0)],
+    }
+    sources, uids = ["sums"] * 4, ["a", "a", "b", "b"]
+    caplog.set_level("INFO", logger="recipe.async_dapo")
+    failed = []
+    for _ in range(2):
+        metrics = trainer._val_metrics_update(sources, uids, {k: list(v) for k, v in rewards.items()}, [1] * 4)
+        failed.append(metrics[keys.VALIDATION_FAILED])
+    assert failed == [3, 0]
+    assert metrics["val-core/sums/acc/mean@2"] == 0.5 and metrics["val-aux/sums/tokens/mean@2"] == 3.0
+    assert not any(f"/{name}/" in key for key in metrics for name in ("steps", "kind", "parts", "pred"))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "validation has no mean of the reward's fields ['kind', 'parts', 'pred', 'steps']: "
+        "not all their values are numbers"
+    ]
+    rewards["pred"] = ["42", "7", None, "42"]
+    voted = trainer._val_metrics_update(sources, uids, rewards, [1] * 4)
+    assert "val-core/sums/reward/maj@2/mean" in voted or "val-aux/sums/reward/maj@2/mean" in voted

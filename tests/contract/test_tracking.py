@@ -87,7 +87,7 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(
         rollout_pool_size="auto",
         max_staleness=4,
     )
-    ours.extend(tracking, compose_run([]), options, ScriptedSource())
+    ours.extend(tracking, compose_run([]), options, ScriptedSource(), total_steps=11)
     tracking.log(data=recipe_step(1) | {keys.IDLE_RATIO: 0.9}, step=1)
     for step in range(2, 11):
         tracking.log(data=recipe_step(step) | {keys.IDLE_RATIO: 0.9}, step=step)
@@ -95,7 +95,8 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("responses/text_summary")]
     assert len(texts) == 10 and texts[0].startswith("**reward 1, 10 tokens: version 3 (5)")
-    assert said[0].startswith("step 1 | ") and "failed 0" in said[0] and len(said) == 11
+    assert said[0].startswith("step 1/11 | ") and "failed 0" in said[0] and len(said) == 11
+    assert said[0].endswith(" left")
     assert said[-1].startswith("step 10: hint: over 10 steps, async_dapo/load_balancer/idle_ratio is 0.9")
     assert "timing_s/step" not in capsys.readouterr().out
     assert [line.step for line in read_steps(tmp_path / "run" / STEPS_FILE)] == list(range(1, 11))

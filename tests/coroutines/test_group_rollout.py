@@ -105,6 +105,8 @@ def test_given_validation_when_trajectories_fail_then_the_others_are_kept() -> N
         outcome = await outcome_of(rollout(broken, scores(0.0, ValueError("broken"), 0.0), keeps_failures=True), held)
         assert outcome.verdict is Verdict.VALID
         assert [trajectory.is_finished for trajectory in held.trajectories].count(True) == 2
+        assert outcome.failed == 2 and outcome.reason == "generation_error"
+        assert outcome.cause is not None and "refused" in outcome.cause.summary
 
     simulate(main())
 

@@ -81,8 +81,8 @@ def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_
     assert (tmp_path / "run" / "training.png").stat().st_size > 1000
     assert "0.40 -> 0.70" in done.stdout
     assert "[tokens]" in done.stdout
-    assert f"step 0 | accuracy 0.4 ({keys.ACCURACY.removeprefix('val-core/')})\n" in done.stdout
-    assert "step 1 | 1.5 s (rollout 1) | filtered 50 % | interrupted 3 | reward 0.5\n" in done.stdout
+    assert f"step 0/2 | accuracy 0.4 ({keys.ACCURACY.removeprefix('val-core/')})\n" in done.stdout
+    assert "step 1/2 | 1.5 s (rollout 1) | filtered 50 % | interrupted 3 | reward 0.5 | 2 s left\n" in done.stdout
 
 
 def test_given_another_data_source_when_the_run_ends_then_the_table_has_its_accuracy_by_name(tmp_path):
@@ -129,7 +129,8 @@ def test_given_overrides_after_two_dashes_when_run_then_they_reach_the_entry_las
 def test_given_a_failing_run_when_it_ends_then_its_last_lines_are_shown(tmp_path):
     done = run("print('[58 s] engine 1 of 1', flush=True); print('[it] went wrong'); sys.exit(5)", tmp_path / "run")
     assert done.returncode == 1
-    assert done.stdout.startswith("[58 s] engine 1 of 1\n")
+    said = done.stdout.splitlines()
+    assert said[0].startswith("preparing model and data; then starting Ray") and said[1] == "[58 s] engine 1 of 1"
     assert "[it] went wrong" in done.stdout
     assert "exit code 5" in done.stdout
     assert not (tmp_path / "run" / "summary.json").exists()

@@ -1,7 +1,9 @@
 """The one line a step writes."""
 
+import pytest
+
 from recipe.async_dapo.report import keys
-from recipe.async_dapo.report.step_line import accuracy_name, accuracy_of, step_line
+from recipe.async_dapo.report.step_line import Pace, accuracy_name, accuracy_of, duration, step_line
 from recipe.async_dapo.training.metric_names import METRICS, PREFIX
 
 STEP = {
@@ -37,6 +39,25 @@ def test_what_stands_for_the_accuracy_is_named() -> None:
     both = {"val-core/a/acc/mean@4": 0.2, "val-core/b/acc/mean@4": 0.6, "val-core/a/reward/mean@4": -1.0}
     assert accuracy_name(both) == "mean of a/acc/mean@4, b/acc/mean@4"
     assert accuracy_name({keys.STEP_S: 1.0}) == ""
+
+
+def test_of_a_run_whose_steps_are_known_the_line_says_how_many_and_the_time_left() -> None:
+    pace = Pace(14)
+    assert step_line(0, {"val-core/math/acc/mean@1": 0.5}, pace=pace) == "step 0/14 | accuracy 0.5 (math/acc/mean@1)"
+    lines = [step_line(step, {keys.STEP_S: 100.0 if step == 1 else 20.0}, pace=pace) for step in range(1, 15)]
+    assert lines[0] == "step 1/14 | 100 s | 22 min left"
+    assert lines[10] == "step 11/14 | 20 s | 60 s left"  # the first step is forgotten
+    assert lines[-1] == "step 14/14 | 20 s"
+    validated = step_line(2, {keys.STEP_S: 10.0, keys.VALIDATE_S: 30.0}, pace=Pace(3))
+    assert validated.endswith("| 40 s left")
+
+
+@pytest.mark.parametrize(
+    ("value_s", "words"),
+    [(99.4, "99 s"), (99.6, "2 min"), (5940, "99 min"), (6000, "1 h 40 min")],
+)
+def test_a_duration_is_as_exact_as_one_needs(value_s: float, words: str) -> None:
+    assert duration(value_s) == words
 
 
 def test_accuracy_is_the_mean_over_data_sources_and_no_best_of_n() -> None:

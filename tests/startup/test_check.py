@@ -1,13 +1,17 @@
 """The check before a run: every mistake a line, an exit status, and the run in words."""
 
+import pickle
 import re
+from collections import Counter
+from functools import partial
 
 import pytest
 
 from recipe.async_dapo.check import main
-from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
+from recipe.async_dapo.options.values import ConfigErrors, check_each
 from recipe.async_dapo.startup import run_in_words
-from recipe.async_dapo.startup.preflight import CHECKS
+from recipe.async_dapo.startup.preflight import CHECKS, check_all, findings
 
 from ..support.composed_runs import valid_overrides
 
@@ -35,6 +39,54 @@ def test_given_two_mistakes_when_checked_then_both_have_a_line(files, capsys):
     bad = [line for line in lines(capsys) if line.startswith("BAD ")]
     assert [line[5:27].strip() for line in bad] == ["algorithm", "data"]
     assert "did you mean wandb?" in bad[0] and "data.train_files=none.parquet: no such file" in bad[1]
+
+
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor."
+
+
+def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(run, tmp_path):
+    mistakes = {
+        "verl's options": [f"{ROLLOUT}mode=sync", "data.truncation=left", f"++{ROLLOUT}temprature=0.7"],
+        "algorithm": ["trainer.logger=[wandbb,mlfow]", "algorithm.adv_estimator=grop", f"{ROLLOUT}top_p=0.9"],
+        "reward options": [
+            "reward.num_workers=0",
+            "reward.reward_kwargs.overlong_buffer_cfg.enable=True",
+        ],
+        "engines": [f"++{ROLLOUT}engine_kwargs.vllm.{kwarg}" for kwarg in ("max_model_len=48", "kv_cache_dtyp=fp8")],
+        "trainer": [
+            f"{ROLLOUT}log_prob_micro_batch_size_per_gpu=5",
+            f"{ACTOR}ppo_mini_batch_size=3",
+            f"{ROLLOUT}val_kwargs.n=0",
+            "trainer.default_hdfs_dir=hdfs://models",
+        ],
+        "output folders": [
+            f"trainer.{name}={tmp_path}/file/out" for name in ("rollout_data_dir", "validation_data_dir")
+        ],
+    }
+    (tmp_path / "file").touch()
+    config = run(*(override for overrides in mistakes.values() for override in overrides))
+    found = Counter(finding.name for finding in findings(config) if finding.error is not None)
+    expected = {kind: len(overrides) for kind, overrides in mistakes.items()} | {"algorithm": 4}  # two loggers
+    assert {kind: found[kind] for kind in mistakes} == expected
+    with pytest.raises(ConfigError, match=r"rollout\.mode=sync"):  # a training ends with the first
+        check_all(config)
+
+
+def test_several_errors_read_as_the_first_and_arrive_whole_from_another_process():
+    def fail(key: str) -> None:
+        raise ConfigError(key, 1, "is wrong; set 2")
+
+    def crash() -> None:
+        raise KeyError("a consequence")
+
+    with pytest.raises(ConfigErrors) as found:
+        check_each(
+            [lambda: None, partial(fail, "a"), lambda: check_each([partial(fail, "b"), partial(fail, "c")]), crash]
+        )
+    arrived = pickle.loads(pickle.dumps(found.value))
+    assert str(arrived) == "a=1: is wrong; set 2" and [error.args[0] for error in arrived.errors] == ["a", "b", "c"]
+    with pytest.raises(KeyError):
+        check_each([crash, partial(fail, "a")])
 
 
 def test_given_an_unknown_key_when_checked_then_nothing_else_is(files, capsys):

@@ -170,8 +170,19 @@ def test_given_a_prompt_over_the_limit_when_checked_then_limit_length_and_prompt
 def test_given_overlong_prompts_that_verl_leaves_out_when_too_few_remain_then_they_are_counted(run, tmp_path):
     content = [*rows(7), *rows(9, prompt="x" * (LONGEST_PROMPT + 1))]
     path = write_parquet(tmp_path / "train.parquet", content)
-    assert "has 7 prompts of at most data.max_prompt_length=32 tokens (of 16 in all), fewer than one batch" in refusal(
-        run, f"data.train_files={path}"
+    assert refusal(run, f"data.train_files={path}") == (
+        "data.max_prompt_length=32: only 7 of the 16 prompts in data.train_files are so short, fewer than one batch; "
+        "set it to 33 at least"
+    )
+
+
+def test_given_a_limit_that_hardly_a_prompt_keeps_then_the_one_that_a_batch_keeps_is_named(run, tmp_path):
+    letters = [20, 1, 7, 5, 3, 6, 2, 9, 8, 4, 10, 11, 12, 13, 14, 15]
+    path = write_parquet(tmp_path / "train.parquet", [row(k, prompt="x" * count) for k, count in enumerate(letters)])
+    template_tok = 32 - LONGEST_PROMPT
+    assert refusal(run, f"data.train_files={path}", "data.max_prompt_length=4") == (
+        "data.max_prompt_length=4: only 0 of the 16 prompts in data.train_files are so short, fewer than one batch; "
+        f"set it to {template_tok + 8} at least"  # the batch is of 8
     )
 
 

@@ -82,6 +82,15 @@ def test_given_another_verl_when_started_then_the_process_ends_with_the_remedy(f
     assert_refused(done, tmp_path, message)
 
 
+@pytest.mark.parametrize(("entry", "flag"), [("main_async_dapo", "--help"), ("rehearse", "-h")])
+def test_asked_for_help_it_says_how_it_is_used_and_where_the_options_are(tmp_path, entry, flag):
+    done = start(tmp_path, flag, entry=entry)
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: python -m recipe.async_dapo.{entry} KEY=VALUE ...")
+    assert len(done.stdout.splitlines()) < 15
+    for pointer in ("docs/options.md", "python -m recipe.async_dapo.check", "data.train_files=", "--cfg job"):
+        assert pointer in done.stdout
+
+
 def test_given_an_undeclared_option_when_started_then_the_one_that_was_meant_is_named(files, tmp_path):
     done = start(tmp_path, *valid_overrides(files), "async_dapo.stop_rules=fifo")
     message = "no such option; did you mean async_dapo.stop_rule? (+async_dapo.stop_rules=... would add it)"

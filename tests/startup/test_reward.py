@@ -19,6 +19,10 @@ BAD_REWARDS = [
         "return {'score': 1.0, 'acc': 1.0, 'how': object()}",
         "of the reward function's result=how: is a builtins.object, which no checkpoint can hold: use numbers",
     ),
+    (
+        "return {'score': 1.0, 'acc': 1.0, 'reward': 0.5}",
+        "the reward function returns `reward`, verl's name for the score itself; rename it",
+    ),
     ("return None", "the reward function returns acc=None; return a finite number"),
     ("return solution_str[0]", "raised IndexError('string index out of range') at reward.py:2 on an empty answer"),
     ("raise KeyboardInterrupt", "raised KeyboardInterrupt() at reward.py:2 on an empty answer"),
@@ -52,6 +56,11 @@ def test_a_reward_function_that_needs_the_main_thread_has_it(run, tmp_path):
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_a_reward_function_that_returns_a_number_returns_acc(run, tmp_path, kind):
     path = write_reward(tmp_path, "return 0.5", kind=kind)
+    check_all(run(f"reward.custom_reward_function.path={path}"))
+
+
+def test_fields_beside_the_score_may_be_numbers_texts_and_lists_of_these(run, tmp_path):
+    path = write_reward(tmp_path, "return {'score': 1, 'acc': 1, 'how': ['a', 'b'], 'why': '', 'steps': [0, 1]}")
     check_all(run(f"reward.custom_reward_function.path={path}"))
 
 

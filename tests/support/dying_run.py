@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 
 class DyingTrainer(RecordsWeights):
-    """`DEATHS` lists (step, moment, part, engine)."""
+    """`DEATHS` lists (step, moment, part, engine); parts: `server`, `core`, `rank` (the last tensor parallel one)."""
 
     def prepare_step(self) -> dict[str, Any]:
         metrics = super().prepare_step()
@@ -52,9 +52,12 @@ class DyingTrainer(RecordsWeights):
         self._await_requests()
         server = psutil.Process(replica.processes[0].pid)
         core = next(child for child in server.children() if "EngineCore" in " ".join(child.cmdline()))
-        self._dead += [server.pid, core.pid]
+        ranks = [child for child in core.children() if "resource_tracker" not in " ".join(child.cmdline())]
+        victim = {"server": server, "core": core, "rank": ranks[-1] if ranks else None}[part]
+        assert victim is not None, "an engine of one rank computes in its core"
+        self._dead += [server.pid, core.pid, *(rank.pid for rank in ranks)]
         self._note({"step": self.global_steps, "killed": part, "engine": engine, "at": time.time()})
-        os.kill(server.pid if part == "server" else core.pid, signal.SIGKILL)
+        os.kill(victim.pid, signal.SIGKILL)
 
     def _await_requests(self) -> None:
         """In a round, until engines generate."""

@@ -23,14 +23,22 @@ REMEDIES = (
         "a process was killed, often for want of memory: its own log is in Ray's session folder (logs/worker-*.err); "
         "start the command again to resume from the last checkpoint",
     ),
-    (re.compile(r"No space left on device"), "free some space, or set trainer.default_local_dir to another disk"),
+    (
+        re.compile(r"No space left on device"),
+        "`df -h` shows which disk is full: free some space on it, or point trainer.default_local_dir, "
+        "async_dapo.report_dir or the loggers' folders to another one; then start the command again to resume from the "
+        "last checkpoint",
+    ),
 )
 # What Ray says of an actor that is dead, in lines of their own.
 _DEAD = re.compile(r"class_name: (\S+\.)?(?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(.*?\bip: (?P<ip>[\w.:]+))?", re.DOTALL)
 # What Ray says when it has killed processes because memory, not a GPU's, was short; then who they were.
 _LOW = re.compile(r"node running low on memory\. Memory on the node \(IP: (?P<ip>[\w.:]+).*? was (?P<used>.*? limit)")
 _SELECTED = re.compile(r"Selected to kill: .*?task name=(?:\S+:)?(\w+)\.")
-LOOK_ABOVE = "the traceback above says where; with trainer.resume_mode=auto the same command goes on"
+LOOK_ABOVE = (
+    "the traceback above says where; once its cause is gone, the same command goes on from the last checkpoint, if "
+    "there is one and trainer.resume_mode=auto"
+)
 
 
 def last_line(kind: str, text: str) -> str:

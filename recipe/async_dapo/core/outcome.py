@@ -29,12 +29,12 @@ class GroupOutcome:
     prompt_uid: str
     verdict: Verdict
     reason: str = ""
-    cause: Cause | None = None  # of a failed group: that of its first trajectory that failed
+    cause: Cause | None = None  # that of its first trajectory that failed
     response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory; of a screened group, of its samples
     oldest_version: int | None = None  # of all generated tokens of the group
     newest_version: int | None = None
     scored: int = 0  # trajectories [count]
-    failed: int = 0  # trajectories that failed for good; their siblings were interrupted [count]
+    failed: int = 0  # trajectories that failed for good; their siblings were interrupted, in a validation kept [count]
     metrics: tuple[float, ...] = ()  # of its trajectories, where it was judged by them
     is_kept: bool = False  # screening would have ended it, had it not been drawn to be kept
 
@@ -75,8 +75,9 @@ class CauseCounts:
         self._examples: dict[str, str] = {}
 
     def count(self, outcomes: Iterable[GroupOutcome]) -> Counter[tuple[str, str]]:
-        """Failed groups by reason and cause, in one line each; the cause is empty where it is unknown."""
-        failed = (outcome for outcome in outcomes if outcome.verdict is Verdict.FAILED)
+        """Failed groups by reason and cause, in one line each; the cause is empty where it is unknown. In a validation
+        they are those with a trajectory that failed."""
+        failed = (outcome for outcome in outcomes if outcome.reason)
         return Counter((outcome.reason, self._example(outcome.cause)) for outcome in failed)
 
     def _example(self, cause: Cause | None) -> str:

@@ -69,6 +69,21 @@ class RoundSummary:
     waiting_for_calls_max: int = 0  # trajectories at once
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundProgress:
+    """How far an open round has come."""
+
+    generated: int  # trajectories
+    trajectories: int  # that were to be generated
+    ended: int  # groups
+    groups: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.generated} of {self.trajectories} answers are generated, {self.ended} of {self.groups} groups ended"
+        )
+
+
 class Round:
     """The groups of one round, from waiting to ended."""
 
@@ -205,6 +220,19 @@ class Round:
         if self._rule is not None:
             self._rule.on_end(outcome.prompt_uid, outcome.verdict)
         self._update()
+
+    def progress(self, *, trajectories: int) -> RoundProgress:
+        """
+        Args:
+            trajectories: that all groups were to generate [count].
+        """
+        ended = len(self._reported)
+        return RoundProgress(
+            generated=self._ended_trajectories,
+            trajectories=trajectories,
+            ended=ended,
+            groups=ended + self.num_running + self.num_waiting,
+        )
 
     def count_ended(self) -> EndedGroups:
         """How groups have ended so far."""

@@ -8,7 +8,7 @@ import rich.progress
 from rich.console import Console
 from rich.markup import escape
 
-from ..report.step_line import step_line
+from ..report.step_line import Pace, step_line
 
 _STARTING = "starting Ray, vLLM and FSDP (about a minute)"
 
@@ -18,6 +18,7 @@ class Progress:
 
     def __init__(self, console: Console, *, steps: int) -> None:
         self._console = console
+        self._pace = Pace(steps)
         self._bar = rich.progress.Progress(
             rich.progress.SpinnerColumn(),
             rich.progress.TextColumn("{task.description}"),
@@ -32,6 +33,8 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._bar.start()
+        if not self._console.is_terminal:
+            self._print(f"preparing model and data; then {_STARTING}")
         return self
 
     def __exit__(
@@ -57,7 +60,7 @@ class Progress:
         """The step's line; on a terminal it stays above the bar."""
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, description="training")
-        self._print(step_line(step, values))
+        self._print(step_line(step, values, pace=self._pace))
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

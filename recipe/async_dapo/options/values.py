@@ -1,6 +1,6 @@
 """Values of options: what may be chosen, the error for what may not, and plain dicts as typed arguments."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from enum import StrEnum
@@ -49,6 +49,38 @@ class ConfigError(ValueError):
     def __str__(self) -> str:
         key, value, remedy = self.args
         return f"{key}={value}: {remedy}"
+
+
+class ConfigErrors(ConfigError):
+    """Several bad options; reads as the first one."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        super().__init__(*errors[0].args)
+        self.errors = tuple(errors)
+
+    def __reduce__(self) -> tuple[type["ConfigErrors"], tuple[Sequence[ConfigError]]]:
+        return ConfigErrors, (self.errors,)
+
+
+def check_each(checks: Iterable[Callable[[], object]]) -> None:
+    """Run every check, whatever becomes of those before, so that several mistakes are found at once.
+
+    Raises:
+        ConfigError: what one of them found; `ConfigErrors` if several did.
+    """
+    errors: list[ConfigError] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigErrors as found:
+            errors += found.errors
+        except ConfigError as error:
+            errors.append(error)
+        except Exception:
+            if not errors:  # else most likely a consequence
+                raise
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from ..cpu.run_metrics import RunMetrics
 from ..plan.bound import Bound, bound_of
+from ..plan.scenario import Scenario
 from .options import RehearsalOptions
 from .timeline import Timeline
 from .validity import Validity, judge
@@ -19,6 +20,12 @@ WASTE = "async_dapo/tokens/waste_ratio"
 OFF_POLICY = "async_dapo/partial/off_policy_token_ratio"
 # Valid groups that verl throws away: sync those after the B-th, its asynchronous modes those that are too old.
 VERL_DISCARDS = ("training/filter_groups/discarded_surplus_samples", "training/off_policy/evicted_samples")
+# Below the table in the terminal.
+LEGEND = """\
+idle: empty engine places, of those used at the rollout's peak. tok/s/GPU: trained tokens.
+of bound: the bound over the step's seconds; a single step passes 1 if its answers are short, or begun in steps before.
+waste: thrown-away tokens over these plus trained ones. off-policy: share of trained tokens from older versions.
+staleness: of a trajectory's oldest token, mean [versions]. bias: trained over natural mean length."""
 
 
 class RunFigures(Protocol):
@@ -60,6 +67,7 @@ class Step:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
     system: str
+    setting: str  # model, accelerators, engines
     speedup: float
     steps: list[Step]
     warmup: int
@@ -89,6 +97,7 @@ def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: RunFigure
     began_s, ended_s = timeline.steps[measured[0].step].began_s, timeline.steps[measured[-1].step].ended_s
     return Rehearsal(
         system=_system(config),
+        setting=_setting(scenario),
         speedup=options.speedup,
         steps=steps,
         warmup=options.warmup,
@@ -158,6 +167,12 @@ def _system(config: DictConfig) -> str:
     return config.async_dapo.rollout_strategy if mode == "async_dapo" else f"verl {mode}"
 
 
+def _setting(scenario: Scenario) -> str:
+    size, servers = scenario.tensor_parallel_size, scenario.num_servers
+    engines = f"{servers} engine{'s' * (servers > 1)} of tensor parallel size {size}"
+    return f"{scenario.model.name} on {scenario.num_gpus} x {scenario.accelerator.name}, {engines}"
+
+
 def title_of(rehearsal: Rehearsal) -> str:
     mean = rehearsal.mean
     return f"{rehearsal.system}: {mean.step_s:.0f} s a step, {mean.bound_share:.2f} of the bound"
@@ -175,8 +190,9 @@ def table(rehearsal: Rehearsal) -> str:
         [
             *lines,
             "",
-            f"{rehearsal.system}, virtual seconds at {rehearsal.speedup:g} to a real one; mean without the first "
-            f"{rehearsal.warmup} steps.",
+            f"{rehearsal.system}: {rehearsal.setting}.",
+            LEGEND,
+            f"Virtual seconds at {rehearsal.speedup:g} to a real one; mean without the first {rehearsal.warmup} steps.",
             f"Bound: {bound.step_s:.1f} s a step (rollout {bound.rollout_s:.1f} s at {bound.tokens_per_s:.0f} tok/s).",
             str(rehearsal.validity),
             f"{rehearsal.wall_s:.0f} real s, at most {rehearsal.peak_memory_bytes / 1e9:.1f} GB.",
@@ -204,6 +220,7 @@ def as_json(rehearsal: Rehearsal) -> str:
     bound = rehearsal.bound
     document = {
         "system": rehearsal.system,
+        "setting": rehearsal.setting,
         "speedup": rehearsal.speedup,
         "warmup": rehearsal.warmup,
         "num_gpus": rehearsal.num_gpus,

@@ -14,6 +14,7 @@ from rich.console import Console
 from ..cpu.activation import run_environment
 from ..cpu.run_metrics import RunMetrics
 from ..cpu.supervision import RayFolder, TrainingProcess, exit_on_signals
+from ..startup.overrides import show_usage
 from .cpu_share import CpuMeter
 from .figure import draw_timeline
 from .options import RehearsalOptions
@@ -43,6 +44,7 @@ class Ended:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     overrides = list(sys.argv[1:] if arguments is None else arguments)
+    show_usage(overrides, entry="rehearse", about="Rehearses a training on emulated engines: docs/rehearsal.md.")
     exit_on_signals()
     try:
         rehearsal = rehearse(overrides)

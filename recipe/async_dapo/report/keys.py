@@ -13,6 +13,7 @@ REWARD = "critic/score/mean"
 ADVANTAGE_MAX = "critic/advantages/max"
 RESPONSE_TOK = "response_length/mean"
 ACCURACY_PREFIX = "val-core/"
+VALIDATION_FAILED = "val-aux/failed_trajectories"  # this recipe's, beside verl's own
 
 _OURS = "async_dapo/"
 LEDGER = _OURS + "ledger/"

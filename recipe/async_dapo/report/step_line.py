@@ -1,5 +1,6 @@
 """The one line a step writes, to the console and to the log, whatever trains: this recipe or verl alone."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from statistics import fmean
 
@@ -8,14 +9,45 @@ from . import keys
 Values = Mapping[str, float]
 
 
-def step_line(step: int, values: Values, *, speedup: float = 1.0) -> str:
-    """For example `step 12 | 41.2 s (rollout 28, train 11) | B 512 | filtered 38 % | ... | failed 0`.
+def step_line(step: int, values: Values, *, speedup: float = 1.0, pace: "Pace | None" = None) -> str:
+    """For example `step 12/300 | 41.2 s (rollout 28, train 11) | B 512 | ... | failed 0 | 3 h 17 min left`.
 
     Args:
         values: all metrics that were logged for the step; parts whose metrics are missing are left out.
         speedup: seconds to show for a measured one.
+        pace: of the run, if it is known how many steps there are.
     """
-    return " | ".join((f"step {step}", *_parts(values, speedup)))
+    number, left = (f"{step}", []) if pace is None else (f"{step}/{pace.total_steps}", pace.left(step, values))
+    return " | ".join((f"step {number}", *_parts(values, speedup), *left))
+
+
+class Pace:
+    """When a run will end, by the mean of its newest steps and of what comes between them.
+
+    Args:
+        total_steps: of the run, also if it was resumed.
+    """
+
+    NEWEST = 10
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+        self._newest_s: deque[float] = deque(maxlen=self.NEWEST)
+
+    def left(self, step: int, values: Values) -> list[str]:
+        """In words; nothing before the first step and after the last one."""
+        if keys.STEP_S in values:
+            self._newest_s.append(values[keys.STEP_S] + values.get(keys.VALIDATE_S, 0.0))
+        steps = self.total_steps - step
+        return [f"{duration(steps * fmean(self._newest_s))} left"] if self._newest_s and steps > 0 else []
+
+
+def duration(value_s: float) -> str:
+    """To the second, the minute or ten minutes, as it is long."""
+    if value_s < 99.5:
+        return f"{value_s:.0f} s"
+    minutes = round(value_s / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
 
 
 def accuracy_of(values: Values) -> float | None:
@@ -46,7 +78,8 @@ def percent(ratio: float) -> str:
 
 def _parts(values: Values, speedup: float) -> Iterator[str]:
     if keys.STEP_S in values:
-        yield f"{seconds(speedup * values[keys.STEP_S])} s ({_phases(values, speedup)})"
+        phases = _phases(values, speedup)
+        yield f"{seconds(speedup * values[keys.STEP_S])} s" + (f" ({phases})" if phases else "")
     for key, text in (
         (keys.TRAINED_GROUPS, lambda count: f"B {count:.0f}"),
         (keys.REJECTED_RATIO, lambda ratio: f"filtered {percent(ratio)}"),
@@ -60,6 +93,8 @@ def _parts(values: Values, speedup: float) -> Iterator[str]:
             yield text(values[key])
     if (accuracy := accuracy_of(values)) is not None:
         yield f"accuracy {accuracy:.3g} ({accuracy_name(values)})"
+    if values.get(keys.VALIDATION_FAILED):
+        yield f"failed in validation {values[keys.VALIDATION_FAILED]:.0f}"
 
 
 def _phases(values: Values, speedup: float) -> str:

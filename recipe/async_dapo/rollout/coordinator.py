@@ -20,9 +20,9 @@ import ray
 from ray.actor import ActorHandle
 
 from ..core.failures import EndedGroups
-from ..core.outcome import GroupOutcome
+from ..core.outcome import GroupOutcome, Verdict
 from ..core.over_sampling import AtHand
-from ..core.round import RoundSpec, RoundSummary
+from ..core.round import RoundProgress, RoundSpec, RoundSummary
 from ..logs import log_phase, show_logs
 from ..processes.actor_limits import MAX_PENDING_CALLS
 from .open_round import OpenRound, Ticket
@@ -130,6 +130,12 @@ class EarlyStoppingCoordinator:
         current = self._find(round_id)
         return EndedGroups() if current is None else current.state.count_ended()
 
+    async def progress(self, round_id: str) -> RoundProgress:
+        """How far the round has come."""
+        current = self._find(round_id)
+        assert current is not None, f"round {round_id} is not open"
+        return current.state.progress(trajectories=current.trajectories)
+
     async def should_stop_generation(self) -> bool:
         return self._round is None or self._round.stopped.is_set()
 
@@ -161,7 +167,7 @@ class EarlyStoppingCoordinator:
 
     def _tell_cause(self, outcome: GroupOutcome) -> None:
         """Each place where user code fails, once in a run."""
-        if outcome.cause is None or outcome.cause.place in self._told:
+        if outcome.verdict is not Verdict.FAILED or outcome.cause is None or outcome.cause.place in self._told:
             return
         self._told.add(outcome.cause.place)
         logger.warning(

@@ -92,6 +92,7 @@ class GroupRollout:
         self._listeners = listeners or Listeners()
         self.running = RunningTrajectories()
         self._told: set[str] = set()
+        self._left_out: dict[str, list[TrajectoryFailed]] = {}  # of a validation, by group
         self.calls: list[CallCounts] = []
         self.turns: list[TurnCounts] = []
         self.diverged_tok = 0
@@ -119,7 +120,7 @@ class GroupRollout:
                 group, Verdict.FAILED, reason=failure.reason, cause=failure.cause, failed=len(failures)
             )
         if self._keeps_failures:
-            return GroupOutcome.of(group, Verdict.VALID)
+            return self._validated(group)
         if self._screening.is_screened_out(group):
             return GroupOutcome.of(group, Verdict.SCREENED, metrics=self._metrics(group))
         if group.unfinished:
@@ -179,11 +180,20 @@ class GroupRollout:
                 raise recorder.given_up
 
     def _fail(self, group: PromptGroup, reason: str, cause: Cause) -> None:
+        failure = TrajectoryFailed(reason, cause)
         if not self._keeps_failures:
-            raise TrajectoryFailed(reason, cause)
+            raise failure
+        self._left_out.setdefault(group.uid, []).append(failure)
         level = logging.DEBUG if cause.place in self._told else logging.WARNING  # each cause once
         self._told.add(cause.place)
         logger.log(level, "a trajectory of validation prompt %s is left out: %s: %s", group.uid, reason, cause.summary)
+
+    def _validated(self, group: PromptGroup) -> GroupOutcome:
+        failures = self._left_out.pop(group.uid, [])
+        if not failures:
+            return GroupOutcome.of(group, Verdict.VALID)
+        first = failures[0]
+        return GroupOutcome.of(group, Verdict.VALID, reason=first.reason, cause=first.cause, failed=len(failures))
 
     def _note_certain(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         if not self._is_filtered or self._keeps_failures or group.is_certain or not group.unfinished:

@@ -17,12 +17,14 @@ from verl.experimental.agent_loop import AgentLoopManager
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.failures import EndedGroups
+from ..core.milestones import Standstill
 from ..core.over_sampling import AtHand
 from ..core.pool_records import Dispatch
-from ..core.round import RoundSpec
+from ..core.round import RoundProgress, RoundSpec
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
+from ..logs import log_phase
 from ..processes.actor_limits import MAX_PENDING_CALLS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .introductions import introduce
@@ -33,6 +35,7 @@ from .worker import AsyncDAPOAgentLoopWorker, RoundOrder
 
 logger = logging.getLogger(__name__)
 
+QUIET_S = 20.0  # that a round may go on without an answer that ends, before that is told
 CONNECT_TIMEOUT_S = 600.0  # for a worker to import all it needs, on a busy node
 
 
@@ -142,11 +145,13 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         waiting = list(self._worker_refs)
         while True:
             now_s = time.monotonic()
+            if now_s >= self._standstill.look_at_s:
+                self._tell_standstill(now_s)
             if now_s >= self._look_at:  # a server that hangs would be waited for until the end of the round
                 self._balancer.look_after_servers.remote()
                 self._look_at = now_s + self._options.engine_timeout_s / 2
             left_s = max(0.0, deadline - now_s)
-            ready, _ = ray.wait([event, *waiting], num_returns=1, timeout=min(left_s, self._look_at - now_s))
+            ready, _ = ray.wait([event, *waiting], num_returns=1, timeout=self._patience_s(left_s, now_s))
             if not ready and left_s:
                 continue
             if not ready:
@@ -158,6 +163,20 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 return self._get(event)
             self._get(ready[0])  # a worker's round is over: raises its error if it has one
             waiting.remove(ready[0])
+
+    def _patience_s(self, left_s: float, now_s: float) -> float:
+        return max(0.0, min(left_s, self._look_at - now_s, self._standstill.look_at_s - now_s))
+
+    def _tell_standstill(self, now_s: float) -> None:
+        """What hangs is mostly a reward or a tool, and ends by a time limit: until then this is all that is told."""
+        progress: RoundProgress = self._get(self._coordinator.progress.remote(self._round_id))
+        quiet_s = self._standstill.observe(progress, now_s=now_s)
+        if quiet_s is not None:
+            log_phase(
+                f"{self._round_id}: {progress}, and no more for {quiet_s:.0f} s; a reward may take "
+                f"async_dapo.reward.timeout_s={self._options.reward.timeout_s:g}, "
+                f"{1 + self._options.reward.max_retries} times"
+            )
 
     def count_ended(self) -> EndedGroups:
         """How the groups of the open round have ended so far."""
@@ -224,6 +243,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         assert not self._worker_refs, f"round {self._round_id} is still open"
         self._round_id = spec.round_id
         self._started = time.monotonic()
+        self._standstill = Standstill(first_s=QUIET_S, now_s=self._started)
         self._look_at = self._started + self._options.engine_timeout_s / 2
         self._frozen = {group.uid: _leases(group) for group in groups}
         screening = NO_SCREENING if order.validate else self._options.screening

@@ -1,8 +1,11 @@
 """Advantages, losses and sampling: what verl would ignore in part, or what the loss could not be corrected for."""
 
+from functools import partial
+
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..options.values import check_each
 from .correction_check import check_importance_sampling
 
 _ROLLOUT = "actor_rollout_ref.rollout."
@@ -20,9 +23,13 @@ def check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> None:
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    _check_advantages(config, options)
-    _check_sampling(config)
-    check_importance_sampling(config, options)
+    check_each(
+        [
+            partial(_check_advantages, config, options),
+            partial(_check_sampling, config),
+            partial(check_importance_sampling, config, options),
+        ]
+    )
 
 
 def _check_advantages(config: DictConfig, options: AsyncDAPOConfig) -> None:

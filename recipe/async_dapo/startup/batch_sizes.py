@@ -1,10 +1,13 @@
 """Mini and micro batches that verl would pad without a word, or that fail at the first long trajectory."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..options.values import check_each
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
@@ -22,16 +25,23 @@ def check_batch_sizes(config: DictConfig, options: AsyncDAPOConfig) -> None:
     from verl.workers.config import CriticConfig
 
     batch, dynamic = options.target_valid_groups * options.rollout_n, _ACTOR + "use_dynamic_bsz"
-    mini_batch = _check_mini_batch(config, options, _ACTOR)
-    _check_micro_batches(config, _ACTOR + "ppo_", model=_ACTOR, dynamic=dynamic, trajectories=mini_batch)
-    _check_micro_batches(config, _ROLLOUT + "log_prob_", model=_ACTOR, dynamic=dynamic, trajectories=batch)
+    micro, of_actor = partial(_check_micro_batches, config), {"model": _ACTOR, "dynamic": dynamic}
+
+    def training() -> None:
+        micro(_ACTOR + "ppo_", **of_actor, trajectories=_check_mini_batch(config, options, _ACTOR))
+
+    checks: list[Callable[[], object]] = [
+        training,
+        partial(micro, _ROLLOUT + "log_prob_", **of_actor, trajectories=batch),
+    ]
     if need_reference_policy(config):
         dynamic = _REF + "log_prob_use_dynamic_bsz"
-        _check_micro_batches(config, _REF + "log_prob_", model=_REF, dynamic=dynamic, trajectories=batch)
+        checks.append(partial(micro, _REF + "log_prob_", model=_REF, dynamic=dynamic, trajectories=batch))
     if need_critic(config):  # its micro batches are always dynamic, and those of its training as large as the others
-        _check_mini_batch(config, options, _CRITIC)
         key, most_tok = _CRITIC + "ppo_infer_max_token_len_per_gpu", CriticConfig.ppo_infer_max_token_len_per_gpu
-        _check_longest(config, key, model=_CRITIC, default=most_tok)
+        checks.append(partial(_check_mini_batch, config, options, _CRITIC))
+        checks.append(partial(_check_longest, config, key, model=_CRITIC, default=most_tok))
+    check_each(checks)
 
 
 def _check_mini_batch(config: DictConfig, options: AsyncDAPOConfig, model: str) -> int:

@@ -8,6 +8,7 @@ a token has at least one byte; at most `MAX_TOKENIZED` distinct ones, the longes
 import heapq
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,10 +98,10 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
     return list(row_of_source.values())
 
 
-def _too_few(config: DictConfig, key: str, prompts: int, unit: str, why: str = "") -> ConfigError:
+def _too_few(config: DictConfig, key: str, prompts: int, unit: str) -> ConfigError:
     is_batch = unit == "one batch"
     remedy = f"lower data.train_batch_size={config.data.train_batch_size} or add data" if is_batch else "add data"
-    return ConfigError(f"data.{key}", config.data[key], f"has {prompts} prompts{why}, fewer than {unit}; {remedy}")
+    return ConfigError(f"data.{key}", config.data[key], f"has {prompts} prompts, fewer than {unit}; {remedy}")
 
 
 def _local_files(config: DictConfig, key: str) -> list[Path]:
@@ -223,13 +224,15 @@ def _check_lengths(config: DictConfig, key: str, census: Census, meter: PromptMe
         return
     filters = config.data.filter_overlong_prompts
     census.keep_longest_suspects()
-    fitting = census.surely_short
+    fitting, too_long = census.surely_short, Counter[int]()  # rows, by their tokens
     for text, rows in census.suspects.items():
         prompt = json.loads(text)
         num_tok = meter.count_tok(prompt)
         if num_tok <= meter.limit_tok:
             fitting += rows
-        elif not filters:
+        elif filters:
+            too_long[num_tok] += rows
+        else:
             raise ConfigError(
                 "data.max_prompt_length",
                 meter.limit_tok,
@@ -239,5 +242,18 @@ def _check_lengths(config: DictConfig, key: str, census: Census, meter: PromptMe
     if census.dropped_suspects:
         logger.warning("data.%s: %d long prompts are not checked, only longer ones", key, census.dropped_suspects)
     elif filters and fitting < wanted:
-        why = f" of at most data.max_prompt_length={meter.limit_tok} tokens (of {census.rows} in all)"
-        raise _too_few(config, key, fitting, unit, why)
+        raise ConfigError(
+            "data.max_prompt_length",
+            meter.limit_tok,
+            f"only {fitting} of the {census.rows} prompts in data.{key} are so short, fewer than {unit}; set it to "
+            f"{_limit_for(wanted - fitting, too_long)} at least",
+        )
+
+
+def _limit_for(missing: int, too_long: Counter[int]) -> int:
+    """Tokens that so many more prompts have at most."""
+    for num_tok in sorted(too_long):
+        missing -= too_long[num_tok]
+        if missing <= 0:
+            break
+    return num_tok

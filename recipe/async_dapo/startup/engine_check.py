@@ -1,11 +1,13 @@
 """Engines: their number, their calls, their memory, and what they may be asked for at once."""
 
+from functools import partial
 from importlib.util import find_spec
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig, Auto, ConfigError
+from ..options.values import check_each
 from ..processes.actor_limits import MAX_PENDING_CALLS, server_calls
 from .batch_sizes import num_gpus
 
@@ -18,9 +20,13 @@ def check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    _check_waiting(options)
-    _check_engines(config, options)
-    _check_attention(config)
+    check_each(
+        [
+            partial(_check_waiting, options),
+            partial(_check_engines, config, options),
+            partial(_check_attention, config),
+        ]
+    )
 
 
 def _check_waiting(options: AsyncDAPOConfig) -> None:

@@ -1,13 +1,14 @@
 """`engine_kwargs.vllm`: what goes to vLLM unseen, and takes the place of verl's own options there."""
 
 import ast
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
-from ..options.values import ConfigError, did_you_mean
+from ..options.values import ConfigError, check_each, did_you_mean
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _KWARGS = _ROLLOUT + "engine_kwargs.vllm."
@@ -45,26 +46,28 @@ def check_engine_kwargs(config: DictConfig) -> None:
         ConfigError: for an argument that vLLM does not have, or one that contradicts an option of its own.
     """
     rollout = config.actor_rollout_ref.rollout
-    for key, value in rollout.engine_kwargs.vllm.items():
-        name = str(key).replace("-", "_")
-        if value is None:
-            continue
-        if name in OWN:
-            raise ConfigError(_KWARGS + str(key), value, "is the recipe's own: it brings the weights; leave it out")
-        if name in OVERRIDDEN and value != rollout.get(OVERRIDDEN[name]):
-            option = OVERRIDDEN[name]
-            raise ConfigError(
-                _KWARGS + str(key),
-                value,
-                f"would take the place of {_ROLLOUT}{option}={rollout.get(option)} in vLLM alone, behind every check; "
-                f"set {_ROLLOUT}{option} instead",
-            )
-        if name == "stream_interval" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(_KWARGS + str(key), value, "must be a whole number of tokens, >= 1")
-        known = vllm_arguments()
-        if known and name not in known:
-            hint = did_you_mean(name, known) or "; see `vllm serve --help`"
-            raise ConfigError(_KWARGS + str(key), value, f"vLLM has no such argument{hint}")
+    given = rollout.engine_kwargs.vllm.items()
+    check_each([partial(_check_argument, rollout, str(key), value) for key, value in given if value is not None])
+
+
+def _check_argument(rollout: DictConfig, key: str, value: Any) -> None:
+    name = key.replace("-", "_")
+    if name in OWN:
+        raise ConfigError(_KWARGS + key, value, "is the recipe's own: it brings the weights; leave it out")
+    if name in OVERRIDDEN and value != rollout.get(OVERRIDDEN[name]):
+        option = OVERRIDDEN[name]
+        raise ConfigError(
+            _KWARGS + key,
+            value,
+            f"would take the place of {_ROLLOUT}{option}={rollout.get(option)} in vLLM alone, behind every check; "
+            f"set {_ROLLOUT}{option} instead",
+        )
+    if name == "stream_interval" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ConfigError(_KWARGS + key, value, "must be a whole number of tokens, >= 1")
+    known = vllm_arguments()
+    if known and name not in known:
+        hint = did_you_mean(name, known) or "; see `vllm serve --help`"
+        raise ConfigError(_KWARGS + key, value, f"vLLM has no such argument{hint}")
 
 
 @cache

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache, partial
 from typing import Any
 
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from ..options.values import ConfigError, did_you_mean
+from ..options.values import ConfigError, check_each, did_you_mean
 
 # Nodes of which verl makes dataclasses, minutes after the start, in workers and servers.
 TYPED_NODES = (
@@ -23,13 +24,20 @@ def check_option_names(config: DictConfig) -> None:
     Raises:
         ConfigError: for an option that verl's dataclass of that node does not have.
     """
-    for key in TYPED_NODES:
-        for name, node in _typed(OmegaConf.select(config, key), key):
-            known = {field.name for field in fields(get_class(node._target_))} | {"_target_"}
-            for option in node:
-                if option not in known:
-                    hint = did_you_mean(option, known) or "; remove it"
-                    raise ConfigError(f"{name}.{option!s}", node[option], f"verl has no such option{hint}")
+    nodes = [one for key in TYPED_NODES for one in _typed(OmegaConf.select(config, key), key)]
+    check_each([partial(_check_name, name, node, option) for name, node in nodes for option in node])
+
+
+def _check_name(name: str, node: DictConfig, option: Any) -> None:
+    known = _names_of(node._target_)
+    if option not in known:
+        hint = did_you_mean(option, known) or "; remove it"
+        raise ConfigError(f"{name}.{option!s}", node[option], f"verl has no such option{hint}")
+
+
+@cache
+def _names_of(target: str) -> frozenset[str]:
+    return frozenset({field.name for field in fields(get_class(target))} | {"_target_"})
 
 
 def _typed(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:

@@ -1,6 +1,7 @@
 """Overrides on the command line, as Hydra reads them: a typo in a key is explained before anything is built."""
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,10 +14,31 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..config import ConfigError
 
+USAGE = """\
+usage: python -m {module} KEY=VALUE ...
+
+{about} Options are Hydra overrides: verl's, and this recipe's under async_dapo. The least that a run names:
+
+    actor_rollout_ref.model.path=MODEL data.train_files=TRAIN.parquet data.val_files=VAL.parquet
+
+docs/options.md has this recipe's options, docs/your_own.md those of your data, reward, agent loop and tools.
+`python -m {package}.check KEY=VALUE ...` says in seconds what is wrong with a run.
+--cfg job prints every option with its value, verl's too: about 1,000 lines. --hydra-help has Hydra's own flags.
+"""
+
 CONFIG_FOLDER = Path(__file__).parents[1] / "config"
 CONFIG_NAME = "async_dapo_trainer"
 _UNKNOWN_KEY = re.compile(r"Could not override '(.+?)'")
 _UNKNOWN_GROUP_OPTION = re.compile(r"Could not find '(.+)/(.+)'\n\nAvailable options in '.+':\n((?:\t.+\n)+)")
+
+
+def show_usage(arguments: Sequence[str], *, entry: str, about: str) -> None:
+    """End the process with usage and the way to the options, if asked for: Hydra would print all options."""
+    if not {"-h", "--help"} & set(arguments):
+        return
+    package = __package__.rpartition(".")[0]
+    sys.stdout.write(USAGE.format(module=f"{package}.{entry}", package=package, about=about))
+    sys.exit(0)
 
 
 def compose_overrides(overrides: Sequence[str]) -> DictConfig:

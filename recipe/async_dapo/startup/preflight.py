@@ -1,7 +1,6 @@
 """Start-up checks: everything that can be known to be wrong before a cluster starts ends in a clear error."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +11,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..options.values import ConfigErrors, check_each
 from ..verl_version import check_versions
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ class Finding:
     name: str
     note: str = ""
     error: ConfigError | None = None
-    seconds: float = 0.0
 
 
 def check_all(config: DictConfig) -> AsyncDAPOConfig:
@@ -54,39 +53,39 @@ def check_all(config: DictConfig) -> AsyncDAPOConfig:
 
 def findings(config: DictConfig) -> Iterator[Finding]:
     """Run every check, cheap ones first, each whatever became of those before; without options no other can run."""
-    yield _timed("versions", check_versions)
+    yield from _run("versions", check_versions)
     parsed: list[AsyncDAPOConfig] = []
 
     def parse() -> str:
         parsed.append(AsyncDAPOConfig.from_hydra(config))
         return f"{parsed[0].rollout_strategy}, {parsed[0].stop_rule}"
 
-    yield _timed("async_dapo options", parse)
+    yield from _run("async_dapo options", parse)
     for options in parsed:
         run = Run(config=config, options=options)
         for name, check in CHECKS.items():
-            yield _timed(name, partial(check, run))
+            yield from _run(name, partial(check, run))
 
 
-def _timed(name: str, check: Callable[[], str | None]) -> Finding:
-    began_s = time.perf_counter()
-    note, problem = "", None
+def _run(name: str, check: Callable[[], str | None]) -> Iterator[Finding]:
+    """One finding if all is well, else one for each mistake."""
     try:
-        note = check() or ""
+        yield Finding(name=name, note=check() or "")
+    except ConfigErrors as found:
+        yield from (Finding(name=name, error=error) for error in found.errors)
     except ConfigError as error:
-        problem = error
+        yield Finding(name=name, error=error)
     except OmegaConfBaseException as error:
         what = str(error).split("\n")[0]
         problem = ConfigError(error.full_key or "config", "<unreadable>", f"{what}; correct the override")
-    return Finding(name=name, note=note, error=problem, seconds=time.perf_counter() - began_s)
+        yield Finding(name=name, error=problem)
 
 
 def _verl_options(run: Run) -> None:
     from .option_names import check_option_names
     from .verl_options import check_verl_options
 
-    check_verl_options(run.config)
-    check_option_names(run.config)
+    check_each([partial(check_verl_options, run.config), partial(check_option_names, run.config)])
     from verl.utils.device import auto_set_device
 
     auto_set_device(run.config)
@@ -96,8 +95,7 @@ def _algorithm(run: Run) -> str:
     from .algorithm_check import check_algorithm
     from .value_choices import check_choices
 
-    check_choices(run.config)
-    check_algorithm(run.config, run.options)
+    check_each([partial(check_choices, run.config), partial(check_algorithm, run.config, run.options)])
     return f"{run.config.algorithm.adv_estimator}, importance sampling {run.options.importance_sampling}"
 
 
@@ -111,16 +109,15 @@ def _engines(run: Run) -> None:
     from .engine_check import check_engines
     from .engine_kwargs import check_engine_kwargs
 
-    check_engine_kwargs(run.config)
-    check_engines(run.config, run.options)
+    check_each([partial(check_engine_kwargs, run.config), partial(check_engines, run.config, run.options)])
 
 
 def _trainer(run: Run) -> None:
     from .batch_sizes import check_batch_sizes
     from .trainer_check import check_trainer
 
-    check_batch_sizes(run.config, run.options)
-    check_trainer(run.config, run.options)
+    both = (check_batch_sizes, check_trainer)
+    check_each([partial(check, run.config, run.options) for check in both])
 
 
 def _verl(run: Run) -> None:
@@ -136,10 +133,10 @@ def _verl(run: Run) -> None:
         raise ConfigError("verl", "validate_config", f"verl refuses these options: {error}") from error
 
 
-def _output(run: Run) -> None:
+def _output(run: Run) -> str:
     from .output_check import check_output_folders
 
-    check_output_folders(run.config)
+    return check_output_folders(run.config)
 
 
 def _checkpoint(run: Run) -> str:

@@ -12,6 +12,7 @@ from ..rollout.reward_pool import RewardPool
 from ..rollout.started_process import RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised
 
 MAX_SOURCES = 64
+VERLS_FIELD = "reward"  # validation lists scores under it: another field of that name would shift them all
 _ESCAPE = "or set async_dapo.reward.check_at_start=False"
 
 
@@ -80,6 +81,10 @@ def _check_result(result: Any, metric: str | None, *, key: str, value: str) -> N
     returned = result if isinstance(result, dict) else {"acc": result}  # what verl makes of a bare number
     if isinstance(result, dict) and "score" not in result:
         raise ConfigError(key, value, f"the reward function returns {sorted(result)} without `score`; add it")
+    if VERLS_FIELD in returned:
+        raise ConfigError(
+            key, value, f"the reward function returns `{VERLS_FIELD}`, verl's name for the score itself; rename it"
+        )
     try:
         to_plain(returned, source="result")
     except ConfigError as error:

@@ -1,8 +1,11 @@
 """Reward models and length penalties: combinations that verl would ignore, or that fail after the first rollout."""
 
+from functools import partial
+
 from omegaconf import DictConfig
 
 from ..config import ConfigError
+from ..options.values import check_each
 
 
 def check_reward_options(config: DictConfig) -> None:
@@ -11,8 +14,7 @@ def check_reward_options(config: DictConfig) -> None:
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    _check_reward_model(config)
-    _check_overlong_penalty(config)
+    check_each([partial(_check_reward_model, config), partial(_check_overlong_penalty, config)])
 
 
 def _check_reward_model(config: DictConfig) -> None:

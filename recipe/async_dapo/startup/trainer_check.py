@@ -1,10 +1,12 @@
 """The trainer's own options: validation, checkpoints, storage of a step's trajectories."""
 
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..options.values import check_each
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
@@ -19,11 +21,8 @@ def check_trainer(config: DictConfig, options: AsyncDAPOConfig) -> None:
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    _check_validation(config)
-    _check_critic(config)
-    _check_checkpoints(config)
-    _check_checkpoint_parts(config)
-    _check_storage(config, options)
+    checks = (_check_validation, _check_critic, _check_checkpoints, _check_checkpoint_parts)
+    check_each([*(partial(check, config) for check in checks), partial(_check_storage, config, options)])
 
 
 def _check_validation(config: DictConfig) -> None:

@@ -5,11 +5,13 @@ verl's older trainer, so scripts still carry them.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import ConfigError
+from ..options.values import check_each
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
@@ -119,20 +121,24 @@ def check_verl_options(config: DictConfig) -> None:
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    for key, accepted, why in FIXED:
-        _require(config, key, accepted, why)
-    for key, accepted, instead in IGNORED:
-        _require(config, key, accepted, f"another value would be ignored; {instead}")
-    for key, read in SHADOWED:
-        value, wanted = OmegaConf.select(config, key), OmegaConf.select(config, read)
-        if value is not None and wanted is not None and value != wanted:
-            raise ConfigError(key, value, f"is ignored, verl reads {read}={wanted}; set both to the same value")
-    for node in MOVED_TO_REWARD:
-        for key, value in _leaves(config.get(node), node):
-            if value is not None:
-                raise ConfigError(
-                    key, value, f"verl's V1 trainer does not read `{node}` any more; set its successor under `reward`"
-                )
+    ignored = [(key, accepted, f"another value would be ignored; {instead}") for key, accepted, instead in IGNORED]
+    required = [partial(_require, config, *row) for row in (*FIXED, *ignored)]
+    shadowed = [partial(_check_shadowed, config, *row) for row in SHADOWED]
+    moved = [partial(_check_moved, *leaf, node) for node in MOVED_TO_REWARD for leaf in _leaves(config.get(node), node)]
+    check_each([*required, *shadowed, *moved])
+
+
+def _check_shadowed(config: DictConfig, key: str, read: str) -> None:
+    value, wanted = OmegaConf.select(config, key), OmegaConf.select(config, read)
+    if value is not None and wanted is not None and value != wanted:
+        raise ConfigError(key, value, f"is ignored, verl reads {read}={wanted}; set both to the same value")
+
+
+def _check_moved(key: str, value: Any, node: str) -> None:
+    if value is not None:
+        raise ConfigError(
+            key, value, f"verl's V1 trainer does not read `{node}` any more; set its successor under `reward`"
+        )
 
 
 def _require(config: DictConfig, key: str, accepted: tuple[Any, ...], why: str) -> None:

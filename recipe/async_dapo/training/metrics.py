@@ -3,7 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..core.length_bias import LengthBiasWindow
 from ..core.outcome import Verdict
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from ..rollout.reports import RoundResult
 
 BYTES_PER_KEPT_TOKEN = 9  # id, log-prob, mask
+VOTES = "pred"  # the field by which verl counts what most answers to a prompt say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,3 +225,17 @@ def _mean(counts: Counter) -> float:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def fields_to_average(rewards: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """What verl can average of the fields that validation's answers were rewarded with: numbers in every answer that
+    has them; and `pred`, if its values can be counted as votes.
+
+    Args:
+        rewards: field -> its value in each answer; None in those without it.
+    """
+
+    def fits(name: str, value: Any) -> bool:
+        return value is None or isinstance(value, Real | np.bool_) or (name == VOTES and isinstance(value, str))
+
+    return {name: values for name, values in rewards.items() if all(fits(name, value) for value in values)}

@@ -57,6 +57,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
         self.news = RunNews()
+        self.left_out = 0  # trajectories of a validation that failed [count]
         self._skipped = 0
         self.history = PromptHistory(options.selection.forgetting)
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
@@ -233,6 +234,8 @@ class RoundReplayBuffer(ReplayBuffer):
     def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:
         self.manager.next_event()
         summary = self.manager.close_round().summary
+        self.left_out += sum(outcome.failed for outcome in summary.outcomes)
+        self.news.observe_validation(summary.outcomes)
         uids = [outcome.prompt_uid for outcome in summary.outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)
         batch = store.batch_of(uids, partition_id=store.VAL)

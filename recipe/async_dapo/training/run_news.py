@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from transfer_queue import KVBatchMeta
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from .. import store
 from ..config import AsyncDAPOConfig
 from ..core.load_samples import PackedSamples
-from ..core.outcome import CauseCounts
+from ..core.outcome import CauseCounts, GroupOutcome
 from ..core.spans import Spans
 from ..report.responses import SAMPLED, SampledResponse, pieces_of
 from ..report.timeline import StepTimeline
@@ -41,6 +41,11 @@ class RunNews:
         loads = record.result.balancer.loads
         self._samples = {server: load.samples for server, load in loads.items() if load.samples}
         self._causes.update(self._cause_counts.count(record.result.summary.outcomes))
+
+    def observe_validation(self, outcomes: Iterable[GroupOutcome]) -> None:
+        """A validation's round has closed."""
+        for (reason, what), count in self._cause_counts.count(outcomes).items():
+            self._causes[f"in validation, {reason}", what] += count
 
     def sample_responses(self, batch: KVBatchMeta, tokenizer: PreTrainedTokenizerBase) -> None:
         """A few of a batch that has its rewards; its order says nothing of them."""

@@ -18,7 +18,7 @@ from ..report.health import Hints
 from ..report.layout import LAYOUT, custom_scalars
 from ..report.record import RunDescription, RunRecorder, RunSource
 from ..report.responses import as_markdown
-from ..report.step_line import step_line
+from ..report.step_line import Pace, step_line
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +32,16 @@ class StepLines:
 
     Args:
         speedup: of a rehearsal: virtual seconds in a real one.
+        total_steps: of the run, if that is known.
     """
 
-    def __init__(self, speedup: float = 1.0) -> None:
+    def __init__(self, speedup: float = 1.0, total_steps: int | None = None) -> None:
         self._speedup = speedup
+        self._pace = None if total_steps is None else Pace(total_steps)
         self._hints = Hints()
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        logger.info(step_line(step, data, speedup=self._speedup))
+        logger.info(step_line(step, data, speedup=self._speedup, pace=self._pace))
         if keys.STEP_S in data and (hint := self._hints.of_step(step, data)) is not None:
             logger.info("step %d: hint: %s", step, hint)
 
@@ -112,17 +114,19 @@ def extend(
     options: AsyncDAPOConfig,
     source: RunSource,
     *,
+    total_steps: int | None = None,
     earlier_metrics: bytes = b"",
 ) -> None:
     """Give verl's loggers this recipe's line and record, in place.
 
     Args:
+        total_steps: of the whole run; None: not known.
         earlier_metrics: lines that the file logger's file begins with.
     """
     if FILE in tracking.logger:
         tracking.logger[FILE].fp.write(earlier_metrics)
     if CONSOLE in tracking.logger:
-        tracking.logger[CONSOLE] = StepLines()
+        tracking.logger[CONSOLE] = StepLines(total_steps=total_steps)
     if TENSORBOARD in tracking.logger:
         writer = tracking.logger[TENSORBOARD].writer
         writer.add_custom_scalars(custom_scalars())

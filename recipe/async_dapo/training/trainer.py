@@ -26,7 +26,10 @@ Every loop of the system, what it waits for (...), and what unblocks it:
 Coordinator and load balancer have no loop of their own: they answer calls, and keep those that have to wait.
 """
 
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +52,11 @@ from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..files.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
 from ..files.data_history import fingerprint, read_history
+from ..files.disk import Disk, means_full
 from ..files.history_file import write_history
 from ..logs import log_phase
 from ..processes.actor_watch import watched
+from ..report import keys
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.prompts import make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
@@ -60,9 +65,12 @@ from .correction import truncated_weights
 from .engine_manager import EngineManager
 from .importance_metrics import importance_metrics
 from .kept_checkpoints import KeptCheckpoints
+from .metrics import fields_to_average
 from .replay_buffer import RoundReplayBuffer
 from .rollout_state import from_frames, to_frames
 from .tracking import extend, keep_metrics_file
+
+logger = logging.getLogger(__name__)
 
 
 @register_trainer("async_dapo")
@@ -70,6 +78,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     """One step: open a round, wait for its stop, train on exactly B valid groups, update the engines' weights."""
 
     checkpoint_manager: CheckpointEngineManager
+    _has_told_fields = False
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
@@ -101,7 +110,14 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def _extend(self, tracking: Tracking) -> None:
         news, earlier = self.replay_buffer.news, self._earlier_metrics
-        extend(tracking, self.config, self.options, news, earlier_metrics=earlier)
+        extend(
+            tracking,
+            self.config,
+            self.options,
+            news,
+            total_steps=self.total_training_steps,
+            earlier_metrics=earlier,
+        )
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
         return RoundReplayBuffer(self.options, self._draw)
@@ -157,6 +173,20 @@ class AsyncDAPOTrainer(PPOTrainer):
     def on_validate_end(self) -> None:
         self.replay_buffer.news.spans.end(time.time())
 
+    def _val_metrics_update(
+        self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any
+    ) -> dict[str, float]:
+        """Only what can be averaged: anything else would end the validation. verl counts answers that failed as wrong;
+        how many did is told beside."""
+        averaged = fields_to_average(rewards)
+        left_out = sorted(rewards.keys() - averaged.keys())
+        if left_out and not self._has_told_fields:
+            self._has_told_fields = True
+            logger.info("validation has no mean of the reward's fields %s: not all their values are numbers", left_out)
+        metrics = super()._val_metrics_update(data_sources, sample_uids, averaged, *args, **kwargs)
+        failed, self.replay_buffer.left_out = self.replay_buffer.left_out, 0
+        return metrics | {keys.VALIDATION_FAILED: failed}
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.replay_buffer.news.sample_responses(batch, self.tokenizer)
         correction = self.config.algorithm.rollout_correction
@@ -192,12 +222,27 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _save_checkpoint(self) -> None:
         """The checkpoint before stays until this one is complete; then those beyond the number to keep go, whole."""
         folder = Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{self.global_steps}"
-        with saving(folder, to_frames(self.replay_buffer.state())):
+        with self._naming_a_full_disk(folder), saving(folder, to_frames(self.replay_buffer.state())):
             super()._save_checkpoint()
         selection = self.options.selection
         if selection.history_file is not None:
             write_history(selection.history_file, self.replay_buffer.history.state(), fingerprint(self.config))
         self._checkpoints.saved(folder)
+
+    @contextmanager
+    def _naming_a_full_disk(self, folder: Path) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # torch, safetensors and Ray have errors of their own for it
+            if not means_full(error):
+                raise
+            raise ConfigError(
+                "trainer.default_local_dir",
+                self.config.trainer.default_local_dir,
+                f"{folder} could not be written whole: {Disk.of(folder)}, or that of another node, is full; "
+                "free some space or name a folder on another disk; trainer.resume_mode=auto goes on from the newest "
+                "complete checkpoint",
+            ) from error
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
