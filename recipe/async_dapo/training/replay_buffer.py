@@ -233,6 +233,7 @@ class RoundReplayBuffer(ReplayBuffer):
     def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:
         self.manager.next_event()
         summary = self.manager.close_round().summary
+        self.manager.learn_from_validation()
         uids = [outcome.prompt_uid for outcome in summary.outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)
         batch = store.batch_of(uids, partition_id=store.VAL)
