@@ -67,6 +67,7 @@ ENVIRONMENT = (
     "HF_HUB_OFFLINE",
     "HF_DATASETS_OFFLINE",
     "TRANSFORMERS_OFFLINE",
+    "VLLM_USE_V2_MODEL_RUNNER",
 )
 # Samples go to the reward workers one by one: verl's other way of packing one takes five times as long.
 DEFAULT_ENVIRONMENT = {"VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy"}

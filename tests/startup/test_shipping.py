@@ -211,6 +211,13 @@ def test_given_the_users_own_runtime_environment_when_shipped_then_it_is_kept(ru
     assert "secret" not in str(runtime_env)
 
 
+def test_given_a_choice_of_vllms_model_runner_when_shipped_then_the_servers_get_it(run, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    config = run()
+    with shipped(config):
+        assert config.ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER == "0"
+
+
 def test_given_secrets_in_the_environment_when_shipped_then_the_runtime_environment_has_none(run, monkeypatch):
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, "kept-secret")
