@@ -6,6 +6,7 @@ variables. Not shipped, but made absolute, so that they mean the same on every n
 
 import hashlib
 import importlib
+import json
 import os
 import re
 import shutil
@@ -66,9 +67,15 @@ ENVIRONMENT = (
     "HF_HUB_OFFLINE",
     "HF_DATASETS_OFFLINE",
     "TRANSFORMERS_OFFLINE",
+    "VLLM_USE_V2_MODEL_RUNNER",
 )
 # Samples go to the reward workers one by one: verl's other way of packing one takes five times as long.
 DEFAULT_ENVIRONMENT = {"VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy"}
+
+# What `ray job submit` and KubeRay's RayJob tell a driver of its job. The other one lets its `ray.init` set what the
+# job sets, too: Ray refuses that otherwise, even where both have the same value.
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+OVERRIDE_VARIABLE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 
 USER_PACKAGE = "async_dapo_user_files"
 
@@ -182,11 +189,33 @@ def _absolute(value: str) -> str:
 
 
 def _add_to_runtime_env(config: DictConfig, modules: list[Path]) -> None:
+    """To that of the options. Where this process is the driver of a Ray job, that job's modules stay, and its variables
+    and its setup hook go before our defaults."""
     runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env, resolve=True) or {}
     assert isinstance(runtime_env, dict)
-    runtime_env["py_modules"] = [*(runtime_env.get("py_modules") or []), *map(str, modules)]
-    environment = DEFAULT_ENVIRONMENT | {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    job = _runtime_env_of_job()
+    for field in runtime_env.keys() & job.keys() - {"py_modules", "env_vars"}:
+        key = f"ray_kwargs.ray_init.runtime_env.{field}"
+        raise ConfigError(key, runtime_env[field], f"the Ray job sets {field}, too; leave it out here, or there")
+    runtime_env["py_modules"] = [
+        *(job.get("py_modules") or []),
+        *(runtime_env.get("py_modules") or []),
+        *map(str, modules),
+    ]
+    of_job = job.get("env_vars") or {}
+    environment = {name: value for name, value in DEFAULT_ENVIRONMENT.items() if name not in of_job}
+    environment |= {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     runtime_env["env_vars"] = environment | (runtime_env.get("env_vars") or {})
-    runtime_env.setdefault("worker_process_setup_hook", f"{look_rarely.__module__}.{look_rarely.__name__}")
+    if "worker_process_setup_hook" not in job:
+        runtime_env.setdefault("worker_process_setup_hook", f"{look_rarely.__module__}.{look_rarely.__name__}")
+    if job:
+        os.environ[OVERRIDE_VARIABLE] = "1"
     with open_dict(config):
         config.ray_kwargs.ray_init.runtime_env = runtime_env
+
+
+def _runtime_env_of_job() -> dict[str, Any]:
+    """With its files uploaded. Empty for a driver that was started by hand."""
+    runtime_env = json.loads(os.environ.get(JOB_VARIABLE, "{}")).get("runtime_env") or {}
+    assert isinstance(runtime_env, dict)
+    return runtime_env

@@ -35,6 +35,17 @@ def clock(monkeypatch):
     return now
 
 
+def test_given_layers_that_cache_differently_then_the_room_is_vllms_own_figure_of_each_rank(clock):
+    options = config(blocks=600)
+    options.cache_config.kv_cache_size_tokens = 1_000
+    meter = LoadMeter(options, [0, 1])
+    assert meter.load().kv_room_tok == 2_000
+    meter.record(stats(1, 0.5), None)
+    clock.now_s = 1.0
+    meter.record(stats(0, 0.0), None)
+    assert meter.load().kv_tok_s == 500
+
+
 def test_given_steps_then_time_counts_with_what_ran_in_it(clock):
     meter = LoadMeter(config(), [0])
     for now_s, running, usage in ((0.0, 2, 0.1), (1.0, 4, 0.5), (3.0, 0, 0.0), (9.0, 1, 0.2)):

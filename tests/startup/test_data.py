@@ -89,6 +89,13 @@ def test_given_a_missing_value_when_checked_then_its_row_is_named(run, tmp_path,
     assert message in refusal(run, f"data.train_files={path}")
 
 
+def test_given_a_reward_model_when_data_has_no_ground_truth_then_it_is_in_order(run, tmp_path):
+    without = {"reward_model": {"style": "model", "ground_truth": None}}
+    path = write_parquet(tmp_path / "train.parquet", [row(number) | without for number in range(16)])
+    config = run(f"data.train_files={path}", "reward.reward_model.enable=True")
+    assert [one["data_source"] for one in check_data(config, AsyncDAPOConfig.from_hydra(config))] == ["sums"]
+
+
 @pytest.mark.parametrize("key", ["train_files", "val_files"])
 def test_given_a_file_without_rows_when_checked_then_it_is_called_empty(run, files, tmp_path, key):
     path = tmp_path / "empty.parquet"

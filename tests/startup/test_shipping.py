@@ -1,5 +1,6 @@
 """What other nodes get of this one: code and option files through Ray, and places as absolute paths."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from verl.utils.import_utils import load_extern_object
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.processes.staging import staging_folder
-from recipe.async_dapo.shipping import USER_PACKAGE, localise, shipped
+from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped
 
 ROOT = Path(__file__).parents[2]
 
@@ -210,6 +211,13 @@ def test_given_the_users_own_runtime_environment_when_shipped_then_it_is_kept(ru
     assert "secret" not in str(runtime_env)
 
 
+def test_given_a_choice_of_vllms_model_runner_when_shipped_then_the_servers_get_it(run, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    config = run()
+    with shipped(config):
+        assert config.ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER == "0"
+
+
 def test_given_secrets_in_the_environment_when_shipped_then_the_runtime_environment_has_none(run, monkeypatch):
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, "kept-secret")
@@ -232,3 +240,44 @@ def test_given_the_users_own_setup_hook_when_shipped_then_it_is_kept(run):
     config = run("+ray_kwargs.ray_init.runtime_env={worker_process_setup_hook: theirs.hook}")
     with shipped(config):
         assert config.ray_kwargs.ray_init.runtime_env.worker_process_setup_hook == "theirs.hook"
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """This process as the driver of a Ray job, whose runtime environment it takes."""
+    monkeypatch.setenv(OVERRIDE_VARIABLE, "0")  # whatever a run sets is undone
+
+    def start(**runtime_env: object) -> None:
+        monkeypatch.setenv(JOB_VARIABLE, json.dumps({"runtime_env": runtime_env, "metadata": {}}))
+
+    return start
+
+
+def test_given_a_ray_job_when_shipped_then_its_modules_stay_and_its_variables_and_hook_go_before_our_defaults(run, job):
+    job(
+        py_modules=["gcs://theirs.zip"],
+        worker_process_setup_hook="theirs.hook",
+        env_vars={"VERL_DATAPROTO_SERIALIZATION_METHOD": "theirs", "WANDB_API_KEY": "kept-secret"},
+    )
+    config = run("+ray_kwargs.ray_init.runtime_env={py_modules: [/mine], env_vars: {A: b}}")
+    with shipped(config):
+        runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env)
+    assert runtime_env["py_modules"][:2] == ["gcs://theirs.zip", "/mine"] and len(runtime_env["py_modules"]) > 2
+    assert runtime_env["env_vars"]["A"] == "b" and runtime_env["env_vars"]["VERL_PLATFORM"] == "cpu"
+    assert "VERL_DATAPROTO_SERIALIZATION_METHOD" not in runtime_env["env_vars"]
+    assert "worker_process_setup_hook" not in runtime_env and "kept-secret" not in str(runtime_env)
+    assert os.environ[OVERRIDE_VARIABLE] == "1"
+
+
+def test_given_a_field_that_the_ray_job_sets_when_the_options_set_it_too_then_the_run_is_refused(run, job):
+    job(pip=["theirs"], working_dir="gcs://theirs.zip")
+    config = run("+ray_kwargs.ray_init.runtime_env={pip: [mine]}")
+    message = r"ray_init\.runtime_env\.pip=.*mine.*: the Ray job sets pip, too; leave it out here, or there"
+    with pytest.raises(ConfigError, match=message), shipped(config):
+        pass
+
+
+def test_given_no_ray_job_when_shipped_then_ray_is_not_told_to_override_one(run, job):
+    config = run()
+    with shipped(config):
+        assert os.environ[OVERRIDE_VARIABLE] == "0"

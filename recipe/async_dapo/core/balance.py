@@ -44,6 +44,8 @@ class Balance:
         self._lengths = ResponseLengths(limit_tok)
         self._is_open = False
         self.steered = 0  # in this round
+        self._told: dict[str, EngineLoad] = {}  # by servers, with the last answer of this round
+        self._grown = 0
 
     @property
     def places(self) -> int:
@@ -54,6 +56,7 @@ class Balance:
     def open(self, loads: Mapping[str, EngineLoad]) -> list[Grant]:
         """A round begins on these servers."""
         self._is_open, self.steered = True, 0
+        self._told = {}
         self.leases.forget_peaks()
         self.controller.open(loads)
         return self._apply()
@@ -73,6 +76,16 @@ class Balance:
         self._is_open = False
         self.controller.end_round(loads, self.leases.peaks)
 
+    def learn_first(self) -> list[Grant]:
+        """A validation has ended: it says more of the first round than a guess does."""
+        self.controller.learn_first(self._told)
+        return self._apply()
+
+    def take_growth(self) -> int:
+        """Places that servers were given beyond those they began the round with, since this was asked last."""
+        grown, self._grown = self._grown, 0
+        return grown
+
     def request(
         self, lease_id: str, sticky_key: str | None, *, prompt_tok: int = 0, generated_tok: int = 0
     ) -> list[Grant]:
@@ -89,16 +102,21 @@ class Balance:
 
     def release(self, returned: Returned) -> list[Grant]:
         """Give a place back, and learn from what came with it."""
-        grants = []
+        grants: list[Grant] = []
         if returned.response_tok is not None:
             self._lengths.add(returned.response_tok)
         if returned.load is not None and self._sizes_itself and self._is_open:
-            inflight = self.leases.inflight_on(returned.server_id)
-            if self.controller.steer(returned.server_id, returned.load, inflight=inflight):
-                self.steered += 1
-                places = {returned.server_id: self.controller.places_of(returned.server_id)}
-                grants = self.leases.set_places(places, {})
+            grants = self._steer(returned.server_id, returned.load, has_ended=returned.response_tok is not None)
         return grants + self.leases.release(returned.lease_id)
+
+    def _steer(self, server_id: str, load: EngineLoad, *, has_ended: bool) -> list[Grant]:
+        self._told[server_id] = load
+        inflight, before = self.leases.inflight_on(server_id), self.controller.more_places
+        if not self.controller.steer(server_id, load, inflight=inflight, has_ended=has_ended):
+            return []
+        self.steered += 1
+        self._grown += self.controller.more_places - before
+        return self.leases.set_places({server_id: self.controller.places_of(server_id)}, {})
 
     def figures(self) -> dict[str, float]:
         return {**self.controller.figures(), "places": self.places, "steered": self.steered}

@@ -5,7 +5,8 @@
 `context` is what a request takes of the KV cache on average [tokens]: a guess for the first round, from then on what
 rounds have measured. `share` of the room is filled: less by a tenth after a round that preempted too much, more by 3 %
 of the room after one that was full and did not. `speed` is a slow server's, compared with the others [0-1]. Within a
-round a server that preempts too much has places taken away, and gets them back one by one.
+round a server that preempts too much has places taken away, and gets them back one by one. Before anything is
+measured, a server that is full and far from using its room gets one more for each response that ends.
 
 Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
 """
@@ -22,6 +23,7 @@ CUT, GROWTH = 0.9, 0.03
 # too little is left. To compute one takes a fraction of the time of generating it: some cost less than empty room.
 HARDLY_ANY, TOO_MANY = 0.15, 0.35
 BURST = 0.2  # of the requests in flight: so many preemptions alone are no reason to act in mid-round
+GROWS_BELOW = 0.5  # of the room in use: the guess was too large, and what runs will hardly take more than the room
 NOISE = 0.15  # servers that are slower by less are as fast as the others
 
 
@@ -68,6 +70,7 @@ class _Server:
     kv_room_tok: int
     max_num_seqs: int
     speed: float = 1.0
+    more: int = 0  # places than the guess allows
     braked_to: int | None = None  # for the rest of the round
     seen: EngineLoad | None = None  # when it was braked last in this round
     calm_releases: int = 0  # since it was braked, or given a place back
@@ -98,9 +101,14 @@ class ConcurrencyController:
 
     def places_of(self, server_id: str) -> int:
         server = self._servers[server_id]
-        by_room = self._share * server.kv_room_tok / self._context_tok
+        by_room = self._share * server.kv_room_tok / self._context_tok + server.more
         places = max(1, min(self._most, int(server.speed * min(server.max_num_seqs, by_room))))
         return places if server.braked_to is None else min(places, server.braked_to)
+
+    @property
+    def more_places(self) -> int:
+        """Beyond those that the first guess allows [count]."""
+        return sum(server.more for server in self._servers.values())
 
     @property
     def weights(self) -> dict[str, float]:
@@ -124,9 +132,13 @@ class ConcurrencyController:
     def leave(self, server_id: str) -> None:
         self._servers.pop(server_id, None)
 
-    def steer(self, server_id: str, load: EngineLoad, *, inflight: int) -> bool:
+    def steer(self, server_id: str, load: EngineLoad, *, inflight: int, has_ended: bool = False) -> bool:
         """Take places from a server that preempts too much, and give one back for each tenth of its requests that have
-        ended since; called as a request ends. True if its places have changed."""
+        ended since; called as a request ends. True if its places have changed.
+
+        Args:
+            has_ended: with the request its response, on which the first guess is tried.
+        """
         server = self._servers.get(server_id)
         if server is None or (server.braked_to is not None and inflight > server.braked_to):
             return False  # it has not yet come down to its places
@@ -136,12 +148,29 @@ class ConcurrencyController:
             server.braked_to, server.seen, server.calm_releases = max(1, int(CUT * inflight)), load, 0
             return True
         if server.braked_to is None:
-            return False
+            return has_ended and self._grow(server_id, load, inflight)
         server.calm_releases += 1
         if server.calm_releases < (1 - CUT) * inflight:
             return False
         server.braked_to, server.calm_releases = server.braked_to + 1, 0
         return True
+
+    def _grow(self, server_id: str, load: EngineLoad, inflight: int) -> bool:
+        """One more place where the first guess leaves most of the room empty."""
+        places = self.places_of(server_id)
+        is_empty = load.kv_peak < GROWS_BELOW and not load.preemptions
+        if self._is_measured or not is_empty or inflight < places or places >= min(self._most, load.max_num_seqs):
+            return False
+        self._servers[server_id].more += 1
+        return True
+
+    def learn_first(self, loads: Mapping[str, EngineLoad]) -> None:
+        """Expect of the first round what was seen before it, in a validation, rather than the guess. Its requests may
+        be of other lengths: the round itself counts alone."""
+        if not self._is_measured and (context_tok := _mean_context_tok(loads)):
+            self._context_tok, self._reason = context_tok, "as in validation"
+            for server in self._servers.values():
+                server.more = 0
 
     def end_round(self, loads: Mapping[str, EngineLoad], inflight_max: Mapping[str, int]) -> None:
         """Learn from a round.
@@ -169,7 +198,7 @@ class ConcurrencyController:
             self._reason = "full, none preempted: more of the room"
         self._measure_speeds(used)
         for server in self._servers.values():
-            server.braked_to, server.seen = None, None
+            server.braked_to, server.seen, server.more = None, None, 0
 
     def figures(self) -> dict[str, float]:
         """For metrics and the log."""
@@ -194,10 +223,9 @@ class ConcurrencyController:
 
     def _measure_context(self, loads: Mapping[str, EngineLoad]) -> None:
         """Up at once, down by halves: too small a context preempts, too large a one leaves some room empty."""
-        request_s = sum(load.request_s for load in loads.values())
-        if not request_s:
+        context_tok = _mean_context_tok(loads)
+        if context_tok is None:
             return
-        context_tok = max(1.0, sum(load.kv_tok_s for load in loads.values()) / request_s)
         is_less = self._is_measured and context_tok < self._context_tok
         self._context_tok = (self._context_tok + context_tok) / 2 if is_less else context_tok
         self._is_measured = True
@@ -206,3 +234,9 @@ class ConcurrencyController:
         before = {server_id: server.speed for server_id, server in self._servers.items()}
         for server_id, speed in speeds({key: load.step_sums for key, load in loads.items()}, before).items():
             self._servers[server_id].speed = speed if speed < 1 - NOISE else 1.0
+
+
+def _mean_context_tok(loads: Mapping[str, EngineLoad]) -> float | None:
+    """What a running request took of the KV cache; None if none ran."""
+    request_s = sum(load.request_s for load in loads.values())
+    return max(1.0, sum(load.kv_tok_s for load in loads.values()) / request_s) if request_s else None

@@ -197,6 +197,10 @@ class Round:
         """So many more trajectories of a running group wait for calls and need no engine, or fewer."""
         self._running.wait(uid, change)
 
+    def add_places(self, count: int) -> None:
+        """Engines have room for so many more trajectories than when the round began."""
+        self._running.grow(count)
+
     def mark_certain(self, uid: str) -> None:
         """Two trajectories of a running group differ: it will be valid, and what was held back of it starts."""
         if uid in self._running:

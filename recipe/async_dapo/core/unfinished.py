@@ -36,6 +36,11 @@ class Unfinished:
         generates = self._pool_size is None or self._total - self._total_waiting < self._pool_size
         return generates and (self._most is None or self._total < self._most)
 
+    def grow(self, count: int) -> None:
+        """So many more trajectories may generate."""
+        if self._pool_size is not None:
+            self._pool_size += count
+
     def add(self, uid: str, count: int) -> None:
         """So many trajectories of a group start."""
         self._of_group[uid] = self._of_group.get(uid, 0) + count

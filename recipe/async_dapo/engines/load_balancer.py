@@ -58,6 +58,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         self._is_open = True
         self._released = asyncio.Event()  # replaced whenever a lease comes back
         self._meter = InflightMeter()
+        self._coordinator: ActorHandle | None = None
 
     async def lease(self, request_id: str, lease_id: str, prompt_tok: int = 0, generated_tok: int = 0) -> str | None:
         """Lease a slot under `lease_id`, waiting for one if need be; requests with the same id go to the same server,
@@ -157,6 +158,15 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         self._is_open = True
         return self._balance.places
 
+    async def learn_first(self) -> int:
+        """A validation has ended. Returns the requests that the servers have room for together [count]."""
+        self._deliver(self._balance.learn_first())
+        return self._balance.places
+
+    async def report_growth_to(self, coordinator: ActorHandle) -> None:
+        """It starts more trajectories when servers turn out to have room for more in mid-round."""
+        self._coordinator = coordinator
+
     async def look_after_servers(self) -> None:
         """Ask every server for a sign of life; one that is dead or silent is removed."""
         await self._calls.tell_all("ping")
@@ -229,6 +239,8 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
     def _take_back(self, returned: Returned) -> None:
         self._meter.note(self._table.total_inflight)
         self._deliver(self._balance.release(returned))
+        if (growth := self._balance.take_growth()) and self._coordinator is not None:
+            self._coordinator.add_places.remote(growth)
         self._note_release()
 
     def _note_release(self) -> None:

@@ -28,8 +28,11 @@ class LoadMeter(AggregateStatLoggerBase):
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int]) -> None:
         cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
         ranks = max(1, len(engine_indexes))
-        self._kv_room_tok = (cache.num_gpu_blocks or 0) * cache.block_size  # vLLM's count is of all ranks together
-        self._rank_room_tok = self._kv_room_tok / ranks
+        blocks_tok = (cache.num_gpu_blocks or 0) * cache.block_size  # vLLM's count of blocks is of all ranks together
+        # Where layers differ, as in gpt-oss and Gemma, a token takes a block of each group of them: vLLM's own figure,
+        # of one rank, knows that. Older versions have none.
+        self._rank_room_tok = getattr(cache, "kv_cache_size_tokens", None) or blocks_tok / ranks
+        self._kv_room_tok = int(self._rank_room_tok * ranks)
         self._max_num_seqs = scheduler.max_num_seqs * ranks
         self.reset()
 

@@ -74,6 +74,7 @@ class RoundSimulation:
         self._on_valid = on_valid
         self._clock = VirtualClock()
         self._round = Round(spec)
+        self._fleet = fleet
         self._running = GroupSimulation(
             fleet,
             self._clock,
@@ -187,6 +188,7 @@ class RoundSimulation:
 
     def on_generated(self, uid: str) -> None:
         self._round.end_trajectory(uid)
+        self._round.add_places(self._fleet.balance.take_growth())
         if self._round.may_start:
             self._fill_lanes()
 

@@ -119,6 +119,12 @@ class EarlyStoppingCoordinator:
             for prompt_uid in prompt_uids:
                 current.state.mark_certain(prompt_uid)
 
+    async def add_places(self, count: int) -> None:
+        """The load balancer: engines have room for so many more trajectories than when the round began."""
+        if self._round is not None:
+            self._round.state.add_places(count)
+            self._round.wake_taker()
+
     async def at_hand(self, round_id: str) -> AtHand:
         """Groups that are valid or can still become so."""
         current = self._find(round_id)

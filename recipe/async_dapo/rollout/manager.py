@@ -76,6 +76,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         called = [self._coordinator, self._balancer, *reward_workers]
         connecting += [introduce(worker, called) for _, worker in workers]
         meeting = introduce(self._coordinator, [self._balancer])
+        connecting.append(self._balancer.report_growth_to.remote(self._coordinator))
         _, late = ray.wait(connecting, num_returns=len(connecting), timeout=CONNECT_TIMEOUT_S)
         if late:
             silent = sorted({connecting.index(call) % len(workers) for call in late})
@@ -218,6 +219,10 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             concurrency_state: of a checkpoint, to go on with.
         """
         self._places = self._get(self._balancer.open.remote(concurrency_state))
+
+    def learn_from_validation(self) -> None:
+        """Before anything is known of training, engines are sized by what a validation took."""
+        self._places = self._get(self._balancer.learn_first.remote())
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """verl's entry for validation: run all prompts to their end on the same workers, without early stop."""

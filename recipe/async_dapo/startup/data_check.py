@@ -40,9 +40,11 @@ class Census:
 
     Args:
         enough_short: number of short prompts from which on long ones no longer matter; None: they always do.
+        needs_truth: whether each row must say what is right; a reward model can do without.
     """
 
     enough_short: int | None
+    needs_truth: bool
     rows: int = 0
     surely_short: int = 0
     suspects: dict[str, int] = field(default_factory=dict)  # prompt as JSON -> rows, for prompts that may be too long
@@ -85,7 +87,10 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
         ("train_files", config.data.train_max_samples, options.target_valid_groups, "one batch"),
         ("val_files", config.data.val_max_samples, 1, "one prompt"),
     ):
-        census = Census(enough_short=wanted if config.data.filter_overlong_prompts else None)
+        census = Census(
+            enough_short=wanted if config.data.filter_overlong_prompts else None,
+            needs_truth=not config.reward.reward_model.enable,
+        )
         for file in files[key]:
             _take_census(f"data.{key}", file, config.data, meter, census)
         row_of_source = census.row_of_source | row_of_source
@@ -202,7 +207,7 @@ def _count_batch(key: str, file: Path, batch: pa.RecordBatch, meter: PromptMeter
     for what, bad in (
         ("no prompt", pc.fill_null(pc.less(pc.list_value_length(prompts), 1), True)),
         ("no data_source", pc.is_null(sources)),
-        ("no ground truth", pc.is_null(truths)),
+        ("no ground truth", pc.and_(pc.is_null(truths), census.needs_truth)),
     ):
         if (first := pc.index(bad, True).as_py()) >= 0:
             raise ConfigError(key, file, f"row {census.rows + first} has {what}; prepare the data again")

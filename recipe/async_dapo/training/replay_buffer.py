@@ -236,6 +236,7 @@ class RoundReplayBuffer(ReplayBuffer):
         summary = self.manager.close_round().summary
         self.left_out += sum(outcome.failed for outcome in summary.outcomes)
         self.news.observe_validation(summary.outcomes)
+        self.manager.learn_from_validation()
         uids = [outcome.prompt_uid for outcome in summary.outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)
         batch = store.batch_of(uids, partition_id=store.VAL)
