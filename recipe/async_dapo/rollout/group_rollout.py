@@ -156,6 +156,9 @@ class GroupRollout:
             self._fail(group, "generation_error", cause_of(error))
         else:
             recorder.drop_rest()
+            if not trajectory.generated_tok or not all(output.response_ids for output in outputs):
+                self._fail(group, "generation_error", Cause("its agent loop has returned without a generated token"))
+                return
             sampled = SampledTokens(trajectory.turns)
             self.turns.append(TurnCounts.of(trajectory.turns, recorder.calls_s))
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
