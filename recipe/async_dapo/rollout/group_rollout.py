@@ -152,6 +152,11 @@ class GroupRollout:
         except TrajectoryInterrupted:
             recorder.is_stopping = True
             raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if recorder.is_stopping or recorder.is_interrupted or (task is not None and task.cancelling()):
+                raise
+            self._fail(group, "generation_error", Cause("its agent loop has cancelled itself"))
         except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
             self._fail(group, "generation_error", cause_of(error))
         else:
