@@ -202,12 +202,14 @@ def test_given_a_recover_that_blocks_then_the_worker_goes_on_meanwhile() -> None
     charge = unknown_calls("retry", lambda _: recover())(_free_function(service))
     others_ran = threading.Event()
 
-    async def crash() -> None:
+    async def crash() -> PromptGroup:
         assert await stopped_at(rollout(asking(service, charge)), held, 5.0) is None
+        left = resumed(held)
         await asyncio.sleep(10.0)
+        return left
 
-    async def resume() -> None:
-        outcome = await outcome_of(rollout(asking(service, charge)), resumed(held))
+    async def resume(left: PromptGroup) -> None:
+        outcome = await outcome_of(rollout(asking(service, charge)), left)
         assert outcome.verdict is Verdict.VALID
 
     loop = asyncio.new_event_loop()
@@ -216,7 +218,6 @@ def test_given_a_recover_that_blocks_then_the_worker_goes_on_meanwhile() -> None
         loop.call_soon_threadsafe(others_ran.set)
         return 2 if others_ran.wait(timeout=5) else 0
 
-    simulate(crash())
-    loop.run_until_complete(resume())
+    loop.run_until_complete(resume(simulate(crash())))
     loop.close()
     assert service.answers == [2] * 4

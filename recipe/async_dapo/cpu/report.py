@@ -11,7 +11,6 @@ from rich.table import Table
 
 from ..files.run_files import STEPS_FILE
 from ..report.record import all_causes, read_steps
-from ..report.run import after_the_first
 from . import run_metrics as keys
 from .run_metrics import RunMetrics
 
@@ -28,7 +27,7 @@ def summarise(metrics: RunMetrics, *, options: dict[str, Any], wall_s: float, pe
         "accuracy_before": accuracy[0] if accuracy else None,
         "accuracy_after": accuracy[-1] if len(accuracy) > 1 else None,
         "steps": metrics.trained_steps,
-        "step_s_median": statistics.median(after_the_first(step_s)) if step_s else None,
+        "step_s_median": statistics.median(step_s) if step_s else None,
         "wall_s": wall_s,
         "peak_memory_gb": peak_memory_bytes / 1e9,
         "groups": {term: _count(metrics.last(keys.LEDGER + term)) for term in LEDGER_TERMS}

@@ -86,8 +86,8 @@ def mixture_token_log_probs(log_q_KBT: Tensor, counts_K: Tensor, mask_BT: Tensor
 def version_statistics(
     log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor
 ) -> dict[int | Literal["overall"], RatioStatistics]:
-    """Token-ratio statistics of each policy version in the batch (ascending), then of all tokens ("overall"); nothing for
-    a batch without tokens.
+    """Token-ratio statistics of each policy version in the batch (ascending), then of all tokens ("overall"); none of a
+    batch without tokens.
 
     Args:
         log_ratio_BT: [B, T] nats, log p - log q_own of each token.
