@@ -216,7 +216,7 @@ def test_given_a_recover_that_blocks_then_the_worker_goes_on_meanwhile() -> None
 
     def recover() -> int:
         loop.call_soon_threadsafe(others_ran.set)
-        return 2 if others_ran.wait(timeout=5) else 0
+        return 2 if others_ran.wait(timeout=1) else 0
 
     loop.run_until_complete(resume(simulate(crash())))
     loop.close()

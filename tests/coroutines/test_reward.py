@@ -26,9 +26,7 @@ def output() -> AgentLoopOutput:
     return AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], metrics=AgentLoopMetrics())
 
 
-def scorer(
-    reward: Any, *, metric: str | None = "acc", max_retries: int = 0, processes: int | None = 2
-) -> RewardScorer:
+def scorer(reward: Any, *, metric: str | None = "acc", max_retries: int = 0, processes: int | None = 2) -> RewardScorer:
     reward_ = reward_options(timeout_s=TIMEOUT_S, processes=processes, max_retries=max_retries)
     options: Any = SimpleNamespace(reward=reward_, filter=SimpleNamespace(metric=metric))
     return RewardScorer(reward, options=options)
