@@ -3,7 +3,10 @@ send many things in one.
 """
 
 import asyncio
+import contextvars
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -47,6 +50,21 @@ async def within(limit_s: float, awaitable: Awaitable[T]) -> T:
         if limit.expired():
             raise LimitReached from error
         raise
+
+
+async def on_thread(function: Callable[..., T], *args: Any) -> T:
+    """What a plain function returns, while the event loop goes on; nothing waits for a thread that never ends."""
+    result: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(function(*args))
+        except BaseException as error:
+            result.set_exception(error)
+
+    result.set_running_or_notify_cancel()
+    threading.Thread(target=contextvars.copy_context().run, args=[work], daemon=True).start()
+    return await asyncio.wrap_future(result)
 
 
 async def resolve(awaitable: Awaitable[T]) -> T:

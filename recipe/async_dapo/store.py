@@ -73,10 +73,8 @@ def _rows(
 def _policy_versions(response_mask_T: torch.Tensor, stamps: tuple[tuple[int, int], ...]) -> torch.Tensor:
     """[T] int32: the policy version that sampled each token; -1 for tokens that no policy sampled."""
     versions_T = torch.full_like(response_mask_T, -1, dtype=torch.int32)
-    sampled_by: list[int] = []
-    for version, count in stamps:
-        sampled_by += [version] * count
-    versions_T[response_mask_T.bool()] = torch.tensor(sampled_by, dtype=torch.int32)
+    version_S, count_S = torch.tensor(stamps, dtype=torch.int32).reshape(-1, 2).unbind(1)
+    versions_T[response_mask_T.bool()] = version_S.repeat_interleave(count_S)
     return versions_T
 
 

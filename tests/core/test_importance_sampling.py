@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipe.async_dapo.training import importance_sampling
 from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs, version_statistics
 
 NAN, INF = math.nan, math.inf
@@ -58,14 +59,30 @@ def test_bad_input_to_a_mixture_is_refused(log_q: torch.Tensor, counts: list[flo
         mixture_token_log_probs(log_q, torch.tensor(counts), ONES_BT)
 
 
-def test_bad_input_to_statistics_is_refused() -> None:
+def test_shapes_that_differ_are_refused() -> None:
     ratios = LOG_Q_KBT[0]
     with pytest.raises(ValueError, match="shapes must be equal"):
         version_statistics(ratios, ratios[0], ratios)
-    with pytest.raises(ValueError, match="0 of 0 generated tokens"):
-        version_statistics(ratios, ratios, torch.zeros(1, 2))
-    with pytest.raises(ValueError, match="0 of 2 generated tokens"):
-        version_statistics(ratios * NAN, ONES_BT, ONES_BT)
+
+
+def test_ratios_that_are_not_finite_and_a_batch_without_tokens_end_no_run() -> None:
+    ratios = LOG_Q_KBT[0]
+    assert version_statistics(ratios, ratios, torch.zeros(1, 2)) == {}
+    assert version_statistics(ratios * NAN, ONES_BT, ONES_BT) == {}
+    whole = version_statistics(ratios, ONES_BT, ONES_BT)
+    with_others = torch.cat([ratios, torch.tensor([[NAN, INF, -INF]])], dim=-1)
+    assert version_statistics(with_others, torch.ones(1, 5), torch.ones(1, 5)) == whole
+
+
+def test_statistics_of_parts_add_up_to_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    ratios, versions = 30 * torch.randn(3, 7, dtype=torch.float64), torch.randint(0, 3, (3, 7))
+    whole = version_statistics(ratios, versions, torch.ones(3, 7))
+    monkeypatch.setattr(importance_sampling, "CHUNK", 2)
+    in_parts = version_statistics(ratios, versions, torch.ones(3, 7))
+    assert list(in_parts) == list(whole) == [0, 1, 2, "overall"]
+    for key, row in whole.items():
+        assert in_parts[key] == pytest.approx(row, rel=1e-12)
 
 
 @derandomized

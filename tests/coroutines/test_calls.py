@@ -1,6 +1,7 @@
 """Recorded calls: made once, over stops, kills and checkpoints; a tool says what becomes of one that may have been."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ class Service:
         await asyncio.sleep(self.takes_s)
         return 2 * amount
 
-    def recover(self, call: str) -> int:
+    async def recover(self, call: str) -> int:
         if call not in self.charged:
             raise LookupError(call)
         return 2
@@ -194,3 +195,29 @@ def test_given_a_loop_that_cannot_be_repeated_when_it_is_gone_then_it_is_not_run
         await asyncio.sleep(60)
 
     simulate(main())
+
+
+def test_given_a_recover_that_blocks_then_the_worker_goes_on_meanwhile() -> None:
+    service, held = Service(), group()
+    charge = unknown_calls("retry", lambda _: recover())(_free_function(service))
+    others_ran = threading.Event()
+
+    async def crash() -> PromptGroup:
+        assert await stopped_at(rollout(asking(service, charge)), held, 5.0) is None
+        left = resumed(held)
+        await asyncio.sleep(10.0)
+        return left
+
+    async def resume(left: PromptGroup) -> None:
+        outcome = await outcome_of(rollout(asking(service, charge)), left)
+        assert outcome.verdict is Verdict.VALID
+
+    loop = asyncio.new_event_loop()
+
+    def recover() -> int:
+        loop.call_soon_threadsafe(others_ran.set)
+        return 2 if others_ran.wait(timeout=1) else 0
+
+    loop.run_until_complete(resume(simulate(crash())))
+    loop.close()
+    assert service.answers == [2] * 4

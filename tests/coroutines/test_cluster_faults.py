@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.config import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.options.groups import FilterConfig
@@ -208,7 +208,7 @@ def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_coun
     assert timeouts == sum(step["async_dapo/failure/killed_reward_processes"] for step in metrics) >= failed
 
 
-def test_given_an_agent_loop_that_cancels_itself_when_nothing_stopped_then_its_group_is_set_aside_and_steps_go_on(
+def test_given_an_agent_loop_that_cancels_itself_when_nothing_stopped_then_its_group_fails_and_steps_go_on(
     start,
 ) -> None:
     cluster = start(options())
@@ -223,18 +223,45 @@ def test_given_an_agent_loop_that_cancels_itself_when_nothing_stopped_then_its_g
             return await generate(sampling_params, uid, prompt_ids)
 
         worker._generate = cancel_sometimes
-    for _ in range(3):
-        cluster.step()
+    failed = sum(cluster.step()["async_dapo/failure/generation_error"] for _ in range(3))
+    assert failed == cluster.buffer.pool.ledger.failed == 1
     assert "group-0" not in cluster.trained
 
 
-def test_given_agent_loops_that_all_cancel_themselves_then_the_error_blames_them_and_not_the_data(start) -> None:
-    cluster = start(options(filter=FilterConfig(metric="acc", max_num_gen_batches=3)))
+def test_given_agent_loops_that_all_cancel_themselves_then_training_ends_and_the_error_blames_them(start) -> None:
+    cluster = start(options(filter=FilterConfig(metric="acc", max_num_gen_batches=0)))
 
     async def cancel(*_: Any) -> None:
         raise asyncio.CancelledError
 
     for worker in cluster.workers:
         worker._generate = cancel
-    with pytest.raises(ConfigError, match=r"groups ended as \d+ set aside: their agent loops cancel themselves"):
+    end_after(cluster, prompts=2_000)
+    with pytest.raises(RuntimeError, match=r"groups ended as \d+ generation_error. .* loop has cancelled itself; corr"):
         cluster.step()
+
+
+def test_given_fewer_tokens_a_round_than_any_response_has_then_training_ends_and_the_option_is_named(start) -> None:
+    opts = options(
+        rollout_strategy=RolloutStrategy.PARTIAL,
+        stop_rule=StopRuleName.FIRST_COMPLETED,
+        max_tokens_per_round=2,
+        filter=FilterConfig(metric="acc", max_num_gen_batches=0),
+    )
+    cluster = start(opts, task=Task(lambda _: 10))
+    end_after(cluster, prompts=2_000)
+    with pytest.raises(
+        ConfigError, match=r"^async_dapo.max_tokens_per_round=2: .*: groups ended as \d+ set aside; raise"
+    ):
+        cluster.step()
+
+
+def end_after(cluster: Any, *, prompts: int) -> None:
+    """No step needs so many."""
+    draw = cluster.buffer._draw
+
+    def counted(count: int) -> Any:
+        assert cluster.num_drawn < prompts, "prompts are drawn without end"
+        return draw(count)
+
+    cluster.buffer._draw = counted

@@ -5,13 +5,14 @@ import math
 
 import pytest
 from ray.exceptions import ActorDiedError
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Trajectory
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.options.values import OnRewardError
+from recipe.async_dapo.store import rows_of
 
 from ..support.rollout_world import N, finished, group, outcome_of, rollout, scores
 from ..support.simulation import now_s, simulate
@@ -122,3 +123,37 @@ def test_generated_trajectories_are_told_once_each_before_they_are_scored() -> N
 
     simulate(main())
     assert told == [(pytest.approx(k), "group") for k in (1, 2, 3, 4)]
+
+
+async def unreset(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+    """The second one's environment does not start: it returns a masked output, and has asked no engine."""
+    await asyncio.sleep(1)
+    if trajectory.session_id != 1:
+        return finished(trajectory)
+    return [AgentLoopOutput(prompt_ids=[1], response_ids=[9, 9], response_mask=[0, 0], metrics=AgentLoopMetrics())]
+
+
+def test_given_a_trajectory_that_samples_no_token_then_it_is_a_counted_failure() -> None:
+    outcome = simulate(outcome_of(rollout(unreset)))
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
+    assert outcome.cause is not None and "without a generated token" in outcome.cause.summary
+
+
+def test_given_validation_when_a_trajectory_samples_no_token_then_the_others_are_stored() -> None:
+    async def main() -> None:
+        held = group()
+        outcome = await outcome_of(rollout(unreset, keeps_failures=True), held)
+        assert outcome.verdict is Verdict.VALID
+        rows = list(rows_of(held, dispatched_at_step=0))
+        assert [key for key, _, _ in rows] == ["group_0_0", "group_2_0", "group_3_0"]
+
+    simulate(main())
+
+
+def test_given_an_output_without_tokens_beside_others_then_it_is_a_counted_failure() -> None:
+    async def empty(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        nothing = AgentLoopOutput(prompt_ids=[1], response_ids=[], response_mask=[], metrics=AgentLoopMetrics())
+        return [nothing, *finished(trajectory)]
+
+    outcome = simulate(outcome_of(rollout(empty)))
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")

@@ -1,8 +1,10 @@
 """Outputs of agent loops as they are stored: which policy version sampled each token, and what is refused."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
+import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -97,3 +99,43 @@ def test_given_finished_trajectories_then_every_row_has_the_prompt_s_columns_as_
     stored = list_of_dict_to_tensordict(list(fields))
     for key, value in prompt.items():
         assert stored.get(key).tolist() == [value, value]
+
+
+def test_given_a_masked_output_without_log_probs_then_its_row_has_the_fields_of_the_others() -> None:
+    tokens = sampled()
+    masked = output([99, 98], [0, 0], reward_score=1.0).model_copy(update={"response_logprobs": None})
+    outputs = [PackedOutput.pack(one, tokens) for one in (masked, output([10, 11], [1, 1], reward_score=1.0))]
+    trajectory = Trajectory(session_id=0)
+    trajectory.finish(outputs)
+    trajectory.finished_stamps = ((0, 2),)
+    group = PromptGroup(uid="group", prompt={}, drawn_at_step=1, trajectories=[trajectory])
+    _, fields, tags = zip(*rows_of(group, dispatched_at_step=1), strict=True)
+    assert list_of_dict_to_tensordict(list(fields))["rollout_log_probs"].tolist() == [[0.0, 0.0], [-0.5, -0.25]]
+    assert [tag["min_global_steps"] for tag in tags] == [0, 0]
+
+
+@pytest.mark.parametrize("score", [None, 0.5])
+def test_fields_are_what_verl_makes_of_the_output_itself(score: float | None) -> None:
+    whole = output([10, 11, 99, 12], [1, 1, 0, 1], reward_score=score, num_turns=2, extra_fields={"tool": "sums"})
+    fields, verls = PackedOutput.pack(whole, sampled()).fields(), whole.as_dict()
+    assert fields.keys() == verls.keys()
+    for key, value in verls.items():
+        if isinstance(value, torch.Tensor):
+            assert (fields[key].dtype, fields[key].tolist()) == (value.dtype, value.tolist()), key
+        else:
+            assert fields[key] == value, key
+
+
+def test_rows_are_made_without_a_python_number_for_each_token() -> None:
+    num_tok = 100_000
+    turn = Turn(prompt_digest=b"", prompt_len_tok=1)
+    append_tokens(turn, [10] * num_tok, [-0.5] * num_tok, [(0, 60_000), (1, 40_000)])
+    trajectory = Trajectory(session_id=0)
+    trajectory.finish([PackedOutput.pack(output([10] * num_tok, [1] * num_tok), SampledTokens([turn]))])
+    group = PromptGroup(uid="group", prompt={}, drawn_at_step=1, trajectories=[trajectory])
+    tracemalloc.start()
+    [(_, fields, _)] = rows_of(group, dispatched_at_step=1)
+    _, peak_bytes = tracemalloc.get_traced_memory()  # what torch allocates is not traced
+    tracemalloc.stop()
+    assert peak_bytes < num_tok
+    assert fields["policy_versions"].tolist() == [0] * 60_000 + [1] * 40_000

@@ -10,9 +10,12 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.options.groups import REWARD_IMPORT_LIMIT_S
 from recipe.async_dapo.rollout.reward import RewardFailed, RewardScorer
+from recipe.async_dapo.rollout.reward_pool import RewardPool
 
-from ..support.fakes import ScriptedReward
+from ..support.fakes import ScriptedProcess, ScriptedReward
+from ..support.scripted_reward import reward_options
 from ..support.simulation import now_s, simulate
 
 TIMEOUT_S = 60.0
@@ -23,10 +26,9 @@ def output() -> AgentLoopOutput:
     return AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], metrics=AgentLoopMetrics())
 
 
-def scorer(reward: Any, *, metric: str | None = "acc", max_retries: int = 0) -> RewardScorer:
-    options: Any = SimpleNamespace(
-        reward=SimpleNamespace(wait_limit_s=TIMEOUT_S, max_retries=max_retries), filter=SimpleNamespace(metric=metric)
-    )
+def scorer(reward: Any, *, metric: str | None = "acc", max_retries: int = 0, processes: int | None = 2) -> RewardScorer:
+    reward_ = reward_options(timeout_s=TIMEOUT_S, processes=processes, max_retries=max_retries)
+    options: Any = SimpleNamespace(reward=reward_, filter=SimpleNamespace(metric=metric))
     return RewardScorer(reward, options=options)
 
 
@@ -81,11 +83,32 @@ def test_given_a_reward_that_fails_once_when_retried_then_the_second_score_count
     simulate(main())
 
 
-def test_given_a_reward_that_hangs_then_each_attempt_ends_at_its_time_limit() -> None:
+def test_given_a_reward_that_hangs_without_a_process_of_ours_then_each_attempt_ends_at_its_time_limit() -> None:
     async def main() -> None:
         with pytest.raises(RewardFailed, match="reward_timeout"):
-            await scorer(ScriptedReward(takes_s=10**6), max_retries=2).score([output()], {})
+            await scorer(ScriptedReward(takes_s=10**6), max_retries=2, processes=0).score([output()], {})
         assert now_s() == pytest.approx(3 * TIMEOUT_S)
+
+    simulate(main())
+
+
+def test_given_a_burst_of_slow_answers_then_those_that_wait_in_line_for_a_process_do_not_time_out() -> None:
+    async def start() -> ScriptedProcess:
+        return ScriptedProcess(takes_many=False, timeout_s=TIMEOUT_S)
+
+    async def main() -> None:
+        pool = RewardPool(start, limit=2)
+
+        async def compute_score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
+            assert await pool.call({"takes_s": 2.0}) == "score"
+            outputs[-1].reward_score = 1.0
+
+        burst, answers = scorer(compute_score, metric=None), [output() for _ in range(1024)]
+        async with asyncio.TaskGroup() as tasks:
+            for answer in answers:
+                tasks.create_task(burst.score([answer], {}))
+        assert [answer.reward_score for answer in answers] == [1.0] * 1024
+        assert now_s() > 1024
 
     simulate(main())
 
@@ -129,9 +152,9 @@ def test_given_a_reward_worker_that_cannot_be_reached_for_a_while_then_no_attemp
 
 def test_given_a_reward_worker_that_cannot_be_reached_for_good_then_an_attempt_ends_at_its_time_limit() -> None:
     async def main() -> None:
-        with pytest.raises(RewardFailed, match="reward_timeout"):
+        with pytest.raises(RewardFailed, match="reward_timeout: its reward worker cannot be reached for 360"):
             await scorer(ScriptedReward(UNREACHABLE)).score([output()], {})
-        assert now_s() == pytest.approx(TIMEOUT_S)
+        assert now_s() == pytest.approx(REWARD_IMPORT_LIMIT_S + TIMEOUT_S)
 
     simulate(main())
 

@@ -63,7 +63,7 @@ def outputs(draw: st.DrawFn) -> PackedOutput:
         prompt_ids=array("i", draw(st.lists(INT32, max_size=3))),
         response_ids=array("i", tokens),
         response_mask=bytes([1] * len(tokens)),
-        response_logprobs=draw(st.none() | st.just(array("f", [-0.5] * len(tokens)))),
+        response_logprobs=array("f", [-0.5] * len(tokens)),
     )
 
 

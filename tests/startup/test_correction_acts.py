@@ -85,12 +85,18 @@ class Queue:
 def loss(run, monkeypatch):
     """The policy loss of one mini-batch under the given overrides."""
 
-    def compute(*overrides: str, advantage: Any = AsyncDAPOTrainer._compute_advantage) -> float:
+    def compute(
+        *overrides: str,
+        advantage: Any = AsyncDAPOTrainer._compute_advantage,
+        metrics: dict[str, Any] | None = None,
+        **changed: torch.Tensor,
+    ) -> float:
         config = run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides)
         options = AsyncDAPOConfig.from_hydra(config)
         check_importance_sampling(config, options)
         wire_importance_sampling(config, options.importance_sampling)
         queue = Queue()
+        queue.fields |= changed
         monkeypatch.setattr(trainer_base, "tq", queue)
         monkeypatch.setattr(store, "tq", queue)
         batch = KVBatchMeta(partition_id="train", keys=KEYS, tags=[{}] * 4)
@@ -100,7 +106,7 @@ def loss(run, monkeypatch):
         trainer._balance = Mixture() if options.importance_sampling is ImportanceSampling.BALANCE else None
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
             trainer._compute_old_log_prob(batch, {})
-        advantage(trainer, batch, {})
+        advantage(trainer, batch, {} if metrics is None else metrics)
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         names = [name for name in queue.fields if name not in ("uid", "rm_scores", "rollout_log_probs", "returns")]
         data = TensorDict({name: queue.fields[name] for name in names}, batch_size=4)
@@ -207,6 +213,22 @@ def test_rejected_tokens_leave_the_number_that_the_loss_is_divided_by_as_well_as
     over_all = expected(current_minus_proximal, weight)
     assert loss(*band, advantage=PPOTrainer._compute_advantage) == pytest.approx(over_all, rel=1e-5), "verl alone"
     assert loss(*band) == pytest.approx(over_all * sum(RESPONSE_LENS) / kept, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", [NONE, DECOUPLED, BALANCE])
+def test_a_batch_whose_every_token_is_masked_is_counted_and_the_run_goes_on(loss, mode: str) -> None:
+    masked = nested([torch.zeros(length, dtype=torch.int64) for length in RESPONSE_LENS])
+    metrics: dict[str, Any] = {}
+    loss(mode, metrics=metrics, response_mask=masked)  # 0, over as many tokens as the mask had before
+    assert metrics == {"async_dapo/importance/not_finite_tokens": 0.0}
+
+
+def test_a_ratio_that_is_not_finite_is_counted_and_the_run_goes_on(loss) -> None:
+    log_probs = per_token(lambda i, t: math.nan if (i, t) == (1, 2) else BEHAVIOUR)
+    metrics: dict[str, Any] = {}
+    loss(DECOUPLED, metrics=metrics, old_log_probs=nested(log_probs))
+    assert metrics["async_dapo/importance/not_finite_tokens"] == 1.0
+    assert metrics["async_dapo/importance/overall/ratio_max"] == 1.0
 
 
 def test_bypass_clips_the_whole_ratio_to_the_behaviour_policy(loss) -> None:

@@ -54,7 +54,7 @@ def test_without_processes_all_is_left_to_verl_and_the_time_limit_is_that_of_the
     path = config.reward.custom_reward_function.path
     assert isolated(config).path == path
     options = AsyncDAPOConfig.from_hydra(config).reward
-    assert options.wait_limit_s == options.timeout_s
+    assert options.call_limit_s == options.timeout_s
 
 
 def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_first(run, tmp_path, monkeypatch):

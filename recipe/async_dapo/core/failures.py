@@ -60,6 +60,10 @@ class EndedGroups:
         return sum(self.failed.values())
 
     @property
+    def num_scored(self) -> int:
+        return self.valid + self.filtered + self.screened
+
+    @property
     def main_reason(self) -> str:
         """Why most of the failed groups failed."""
         return max(self.failed, key=lambda reason: self.failed[reason])
@@ -73,9 +77,13 @@ class EndedGroups:
     def is_hopeless(self, n: int) -> bool:
         """Whether hardly a group of n can be complete."""
         of_trajectories = log_likelihood_ratio(failed=self.failed_trajectories, scored=self.scored_trajectories, n=n)
-        scored = self.valid + self.filtered + self.screened
-        of_groups = log_likelihood_ratio(failed=self.num_failed, scored=scored, n=1)
+        of_groups = log_likelihood_ratio(failed=self.num_failed, scored=self.num_scored, n=1)
         return max(of_trajectories, of_groups) >= -math.log(FALSE_ALARM)
+
+    def are_hardly_any(self, target_valid_groups: int) -> bool:
+        """Whether hardly a group ends within the round: twice as many as are wanted have been set aside instead."""
+        of_groups = log_likelihood_ratio(failed=self.set_aside, scored=self.num_scored, n=1)
+        return self.set_aside >= 2 * target_valid_groups and of_groups >= -math.log(FALSE_ALARM)
 
 
 def failure_rate(complete_share: float, n: int) -> float:

@@ -39,6 +39,7 @@ class Recorder:
     diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
     diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
     in_request: bool = False  # a request is out: it will come back by itself when the engines stop
+    is_interrupted: bool = False  # a request of it came back before its turn had ended
     is_stopping: bool = False  # the round has stopped: no further step of the loop may start
     calls: CallCounts = field(default_factory=CallCounts)
     calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
@@ -50,7 +51,7 @@ class Recorder:
         self.trajectory, self.runner, self.round_limit_tok = trajectory, runner, limit_tok
         self.generated_tok, self.reprefilled_tok = 0, []
         self.diverged_tok, self.diverged_attachments = 0, []
-        self.is_stopping, self.calls = False, CallCounts()
+        self.is_interrupted, self.is_stopping, self.calls = False, False, CallCounts()
 
     def begin_turn(self, prompt_ids: Sequence[int]) -> Turn:
         """The turn of this request, recorded earlier or new."""

@@ -53,6 +53,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 await self._end_turn(recorder, turn, request_id, prompt_ids, sampling_params, options)
                 break
             except TrajectoryInterrupted:
+                recorder.is_interrupted = True
                 if recorder.kept_loop is None:
                     raise
                 await recorder.kept_loop.next_round()

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from .values import OnRewardError
 
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
-WAITS_FOR_OTHERS = 10  # times a reward's own time limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +16,16 @@ class RewardConfig:
     check_at_start: bool
 
     @property
-    def wait_limit_s(self) -> float:
-        """Longest time from a call to its result: the reward function is imported, others run first, then it does."""
-        if self.processes == 0:
-            return self.timeout_s
-        return REWARD_IMPORT_LIMIT_S + WAITS_FOR_OTHERS * self.timeout_s
+    def call_limit_s(self) -> float | None:
+        """Longest time from a call to its result. None = no limit for the wait in line: the time of a call, and that of
+        each one ahead of it, runs from when a process takes it.
+        """
+        return self.timeout_s if self.processes == 0 else None
+
+    @property
+    def unreachable_limit_s(self) -> float:
+        """Longest time that a call is repeated because its reward worker cannot be reached."""
+        return REWARD_IMPORT_LIMIT_S + self.timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import functools
+import inspect
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..aio import LimitReached, within
+from ..aio import LimitReached, on_thread, within
 from ..calls import RETRY, Policy, RecordedError, TrajectoryGivenUp, running_call_id, value_of
 from ..core.journal import Call, WhenUnknown
 from ..core.recording import Recorder, current_recorder
@@ -155,7 +156,10 @@ class CallRunner:
             return False
         recorder.calls.unknown += not is_new
         if policy.recover is not None:
-            return await self._is_recovered(call, functools.partial(policy.recover, call.call_id))
+            recover = functools.partial(policy.recover, call.call_id)
+            if not inspect.iscoroutinefunction(policy.recover):
+                recover = functools.partial(on_thread, recover)  # it may block, as a database's client does
+            return await self._is_recovered(call, recover)
         if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
             logger.debug("nobody knows whether %s has happened", call.call_id)
             raise TrajectoryGivenUp("unknown_call", f"nobody knows whether a call of {call.name} has happened")

@@ -153,10 +153,18 @@ class GroupRollout:
         except TrajectoryInterrupted:
             recorder.is_stopping = True
             raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if recorder.is_stopping or recorder.is_interrupted or (task is not None and task.cancelling()):
+                raise
+            self._fail(group, "generation_error", Cause("its agent loop has cancelled itself"))
         except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
             self._fail(group, "generation_error", cause_of(error))
         else:
             recorder.drop_rest()
+            if not trajectory.generated_tok or not all(output.response_ids for output in outputs):
+                self._fail(group, "generation_error", Cause("its agent loop has returned without a generated token"))
+                return
             sampled = SampledTokens(trajectory.turns)
             self.turns.append(TurnCounts.of(trajectory.turns, recorder.calls_s))
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])

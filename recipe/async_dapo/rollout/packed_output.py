@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
+import numpy as np
+import torch
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config import ConfigError
@@ -25,7 +27,7 @@ class PackedOutput:
     prompt_ids: array
     response_ids: array
     response_mask: bytes
-    response_logprobs: array | None
+    response_logprobs: array
 
     @classmethod
     def pack(cls, output: AgentLoopOutput, sampled: SampledTokens) -> "PackedOutput":
@@ -48,13 +50,15 @@ class PackedOutput:
         to_plain({"extra_fields": output.extra_fields}, source=AGENT_LOOP)  # now rather than when a checkpoint is due
         log_probs = output.response_logprobs
         is_sampled = output.response_mask
-        if log_probs is None and any(is_sampled):
-            raise ConfigError(
-                AGENT_LOOP, "response_logprobs", "training needs the log-probs that the engine gave: pass them on"
-            )
+        if log_probs is None:
+            if any(is_sampled):
+                raise ConfigError(
+                    AGENT_LOOP, "response_logprobs", "training needs the log-probs that the engine gave: pass them on"
+                )
+            log_probs = [0.0] * len(is_sampled)  # the rows of a batch have the same fields
         try:
             stamps = sampled.stamps_of(
-                list(compress(output.response_ids, is_sampled)), list(compress(log_probs or [], is_sampled))
+                list(compress(output.response_ids, is_sampled)), list(compress(log_probs, is_sampled))
             )
         except (BrokenRecord, ValueError) as error:
             raise ConfigError(
@@ -70,19 +74,20 @@ class PackedOutput:
             prompt_ids=array("i", output.prompt_ids),
             response_ids=array("i", output.response_ids),
             response_mask=bytes(output.response_mask),
-            response_logprobs=None if log_probs is None else array("f", log_probs),
+            response_logprobs=array("f", log_probs),
         )
 
     def fields(self) -> dict[str, Any]:
-        """The output as verl's trainer reads it: 1-d tensors, and the rest as it is."""
-        output = self.rest.model_copy(
-            update={
-                "prompt_ids": list(self.prompt_ids),
-                "response_ids": list(self.response_ids),
-                "response_mask": list(self.response_mask),
-                "response_logprobs": None if self.response_logprobs is None else list(self.response_logprobs),
-            }
-        )
-        fields = output.as_dict()
+        """The output as verl's trainer reads it: 1-d tensors, and the rest as it is; verl's own `as_dict` makes the
+        tensors of lists, a Python number for each token.
+        """
+        fields = self.rest.model_copy(update={"reward_score": None}).as_dict()
         fields.pop("multi_modal_data", None)
+        fields["prompts"] = torch.tensor(np.asarray(self.prompt_ids), dtype=torch.int64)
+        fields["responses"] = torch.tensor(np.asarray(self.response_ids), dtype=torch.int64)
+        fields["response_mask"] = torch.tensor(np.frombuffer(self.response_mask, np.uint8), dtype=torch.int64)
+        fields["rollout_log_probs"] = torch.tensor(np.asarray(self.response_logprobs), dtype=torch.float32)
+        if self.rest.reward_score is not None:
+            fields["rm_scores"] = torch.zeros(len(self.response_ids))
+            fields["rm_scores"][-1] = self.rest.reward_score
         return fields

@@ -74,11 +74,11 @@ class RewardScorer:
         for attempt in range(1 + self._options.max_retries):
             self.calls.retries += attempt > 0
             try:
-                async with asyncio.timeout(self._options.wait_limit_s) as limit:
+                async with asyncio.timeout(self._options.call_limit_s) as limit:
                     await self._insist(outputs, sample)
             except TimeoutError as error:
                 self._count(error)
-                detail = f"no answer within {self._options.wait_limit_s} s" if limit.expired() else str(error)
+                detail = f"no answer within {self._options.call_limit_s} s" if limit.expired() else str(error)
                 failure = RewardFailed("reward_timeout", Cause(detail))
             except Exception as error:  # the user's function may raise anything: policy `reward.on_error`
                 if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
@@ -112,8 +112,13 @@ class RewardScorer:
         _share(outputs)
 
     async def _insist(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
-        """Score; again, if the reward worker cannot be reached: that is no fault of the reward function."""
-        while True:
+        """Score; again, if the reward worker cannot be reached: that is no fault of the reward function.
+
+        Raises:
+            TimeoutError: if it cannot be reached for good.
+        """
+        limit_s = self._options.unreachable_limit_s
+        for _ in range(math.ceil(limit_s / RECONNECT_S)):  # not a clock: a call that did get through may wait in line
             try:
                 await self._compute_score(outputs, sample)
                 return
@@ -122,6 +127,7 @@ class RewardScorer:
                     raise
                 logger.debug("a reward worker cannot be reached; the call is repeated")
                 await asyncio.sleep(RECONNECT_S)
+        raise TimeoutError(f"its reward worker cannot be reached for {limit_s} s")
 
     def metric_of(self, output: AgentLoopOutput) -> float:
         """The raw metric that groups are filtered by."""

@@ -46,7 +46,7 @@ class OutputRecord(Record):
     prompt_ids: bytes  # int32
     response_ids: bytes  # int32
     response_mask: bytes
-    response_logprobs: bytes | None  # float32, nats
+    response_logprobs: bytes  # float32, nats
 
 
 class TrajectoryRecord(Record):
@@ -125,7 +125,7 @@ def _output_record(packed: PackedOutput) -> OutputRecord:
         prompt_ids=packed.prompt_ids.tobytes(),
         response_ids=packed.response_ids.tobytes(),
         response_mask=packed.response_mask,
-        response_logprobs=None if packed.response_logprobs is None else packed.response_logprobs.tobytes(),
+        response_logprobs=packed.response_logprobs.tobytes(),
     )
 
 
@@ -175,8 +175,8 @@ def _turn(record: TurnRecord) -> Turn:
 
 def _output(record: OutputRecord) -> PackedOutput:
     response_ids = array("i", record.response_ids)
-    log_probs = None if record.response_logprobs is None else array("f", record.response_logprobs)
-    if any(len(part) != len(response_ids) for part in (record.response_mask, log_probs) if part is not None):
+    log_probs = array("f", record.response_logprobs)
+    if not len(record.response_mask) == len(log_probs) == len(response_ids):
         raise ValueError("tokens, mask and log-probs of an output differ in length")
     return PackedOutput(
         rest=AgentLoopOutput(**record.rest),

@@ -18,8 +18,10 @@ def importance_metrics(log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor
         mask_BT: [B, T] tokens in the loss.
     """
     bucket_BT = (step - 1 - version_BT).clamp(0, len(STALENESS_BUCKETS) - 1)
-    values = {}
-    for bucket, statistics in version_statistics(log_ratio_BT, bucket_BT, mask_BT).items():
+    by_bucket = version_statistics(log_ratio_BT, bucket_BT, mask_BT)
+    counted_tok = by_bucket["overall"]["tokens"] if by_bucket else 0
+    values: dict[str, float] = {"importance/not_finite_tokens": int(mask_BT.sum()) - counted_tok}
+    for bucket, statistics in by_bucket.items():
         scope = "overall" if bucket == "overall" else f"staleness_{STALENESS_BUCKETS[bucket]}"
         values[f"importance/{scope}/ess_ratio"] = statistics["ess_tok"] / statistics["tokens"]
         for name in ("renyi2", "ratio_mean", "ratio_max", "k3_kl"):
@@ -46,8 +48,8 @@ def mixture_metrics(
     values = {
         "versions": len(older),
         "scored_trajectories": sum(map(len, older.values())),
-        "token_share": plan.mixed_tok / batch_tok,
-        "unknown_share": plan.unknown_tok / batch_tok,
+        "token_share": plan.mixed_tok / max(1, batch_tok),
+        "unknown_share": plan.unknown_tok / max(1, batch_tok),
         "extended_share": 0.0 if keeps_versions else plan.extended_share,
         **measured,
     }

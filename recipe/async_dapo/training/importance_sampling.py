@@ -23,12 +23,17 @@ partition of unity by at most (1/min_j n_j - 1/N) mu^2 (Owen 2013, Theorem 9.8).
 No weight repairs a batch that was selected by its outcome, such as the trajectories that finished first.
 """
 
-from typing import Literal, TypedDict, cast
+import functools
+import math
+import operator
+from dataclasses import dataclass
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 MAX_LOG = 600.0  # exp() saturates at e^600 = 4e260, so that sums over any batch stay finite in float64
+CHUNK = 2**20  # tokens whose statistics are taken at once: their copies in float64 stay small
 _LOG_PROB_TOLERANCE = 1e-3  # nats above 0 that engines produce by rounding
 
 
@@ -81,58 +86,78 @@ def mixture_token_log_probs(log_q_KBT: Tensor, counts_K: Tensor, mask_BT: Tensor
 def version_statistics(
     log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor
 ) -> dict[int | Literal["overall"], RatioStatistics]:
-    """Token-ratio statistics of each policy version in the batch (ascending), then of all tokens ("overall").
+    """Token-ratio statistics of each policy version in the batch (ascending), then of all tokens ("overall"); none of a
+    batch without tokens.
 
     Args:
         log_ratio_BT: [B, T] nats, log p - log q_own of each token.
         version_BT: [B, T] integer, policy version that sampled the token.
-        mask_BT: [B, T] bool or 0/1, generated tokens, at least one and all finite; the rest is never read.
+        mask_BT: [B, T] bool or 0/1, generated tokens; the rest is never read. Ratios that are not finite are left out.
     """
     if len(shapes := {tuple(tensor.shape) for tensor in (log_ratio_BT, version_BT, mask_BT)}) != 1:
         raise ValueError(f"log_ratio_BT, version_BT, mask_BT: shapes must be equal, got {shapes}")
-    keep_BT = mask_BT.bool()
-    log_ratio_N = log_ratio_BT.detach()[keep_BT].double()
-    finite = int(log_ratio_N.isfinite().sum())
-    if not 0 < finite == len(log_ratio_N):
-        raise ValueError(f"log_ratio_BT: {finite} of {len(log_ratio_N)} generated tokens finite; must be all, and >= 1")
-    versions_J, version_N = torch.unique(version_BT[keep_BT], return_inverse=True)
-    rows = _ratio_statistics(log_ratio_N, version_N, len(versions_J))
-    rows += _ratio_statistics(log_ratio_N, torch.zeros_like(version_N), 1)
-    return dict(zip([*versions_J.tolist(), "overall"], rows, strict=True))
+    sums: dict[int, _Sums] = {}
+    columns = (log_ratio_BT.detach(), version_BT, mask_BT)
+    for log_ratio_N, version_N, mask_N in zip(*(one.flatten().split(CHUNK) for one in columns), strict=True):
+        keep_N = mask_N.bool() & log_ratio_N.isfinite()
+        log_ratio_N, version_N = log_ratio_N[keep_N].double(), version_N[keep_N]
+        for version in map(int, version_N.unique()):
+            own = _Sums.of(log_ratio_N[version_N == version])
+            sums[version] = sums[version] + own if version in sums else own
+    if not sums:
+        return {}
+    statistics: dict[int | Literal["overall"], RatioStatistics] = {key: sums[key].statistics() for key in sorted(sums)}
+    statistics["overall"] = functools.reduce(operator.add, sums.values()).statistics()
+    return statistics
 
 
-def _ratio_statistics(log_ratio_N: Tensor, group_N: Tensor, num_groups: int) -> list[RatioStatistics]:
-    log_count_G, log_sum_G, log_sum_squares_G = _log_moments(log_ratio_N, group_N, num_groups)
-    k3_N = torch.expm1(log_ratio_N.clamp(max=MAX_LOG)) - log_ratio_N
-    count_G = torch.bincount(group_N, minlength=num_groups)
-    edge_G = log_ratio_N.new_zeros(num_groups)
-    columns = {
-        "tokens": count_G,
-        "ratio_mean": _saturating_exp(log_sum_G - log_count_G),
-        "ratio_max": _saturating_exp(edge_G.scatter_reduce(0, group_N, log_ratio_N, "amax", include_self=False)),
-        "ratio_min": _saturating_exp(edge_G.scatter_reduce(0, group_N, log_ratio_N, "amin", include_self=False)),
-        "k3_kl": torch.zeros_like(edge_G).index_add(0, group_N, k3_N) / count_G,
-        "ess_tok": _ess(log_sum_G, log_sum_squares_G),
-        "renyi2": _saturating_exp(log_sum_squares_G - log_count_G),
-    }
-    rows = zip(*(column_G.tolist() for column_G in columns.values()), strict=True)
-    return [cast(RatioStatistics, dict(zip(columns, row, strict=True))) for row in rows]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums:
+    """What a number of tokens adds to the statistics, w = e^(log ratio)."""
+
+    tokens: int
+    lowest: float  # of the log ratios
+    highest: float
+    sum_w: float  # of w e^-highest: in 1..tokens, whatever the ratios are
+    sum_w2: float  # of its squares
+    sum_k3: float
+
+    @classmethod
+    def of(cls, log_ratio_N: Tensor) -> "_Sums":
+        highest = float(log_ratio_N.max())
+        w_N = (log_ratio_N - highest).exp()
+        return cls(
+            tokens=len(log_ratio_N),
+            lowest=float(log_ratio_N.min()),
+            highest=highest,
+            sum_w=float(w_N.sum()),
+            sum_w2=float(w_N.dot(w_N)),
+            sum_k3=float((log_ratio_N.clamp(max=MAX_LOG).expm1() - log_ratio_N).sum()),
+        )
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        highest = max(self.highest, other.highest)
+        mine, others = math.exp(self.highest - highest), math.exp(other.highest - highest)
+        return _Sums(
+            tokens=self.tokens + other.tokens,
+            lowest=min(self.lowest, other.lowest),
+            highest=highest,
+            sum_w=self.sum_w * mine + other.sum_w * others,
+            sum_w2=self.sum_w2 * mine**2 + other.sum_w2 * others**2,
+            sum_k3=self.sum_k3 + other.sum_k3,
+        )
+
+    def statistics(self) -> RatioStatistics:
+        return RatioStatistics(
+            tokens=self.tokens,
+            ratio_mean=_saturating_exp(self.highest + math.log(self.sum_w / self.tokens)),
+            ratio_max=_saturating_exp(self.highest),
+            ratio_min=_saturating_exp(self.lowest),
+            k3_kl=self.sum_k3 / self.tokens,
+            ess_tok=self.sum_w**2 / self.sum_w2,
+            renyi2=_saturating_exp(2 * self.highest + math.log(self.sum_w2 / self.tokens)),
+        )
 
 
-def _ess(log_sum_G: Tensor, log_sum_squares_G: Tensor) -> Tensor:
-    return torch.where(torch.isneginf(log_sum_G), 0.0, (2 * log_sum_G - log_sum_squares_G).exp())
-
-
-def _saturating_exp(log_values: Tensor) -> Tensor:
-    return log_values.clamp(max=MAX_LOG).exp()
-
-
-def _log_moments(values_N: Tensor, group_N: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Per group, [G] float64: log N, log sum w, log sum w^2 for w = e^values."""
-    zeros_G = values_N.new_zeros(num_groups)
-    peak_G = (zeros_G - torch.inf).scatter_reduce(0, group_N, values_N, "amax")
-    shift_G = torch.where(peak_G.isfinite(), peak_G, 0.0)
-    shifted_N = (values_N - shift_G[group_N]).exp()
-    log_count_G = torch.bincount(group_N, minlength=num_groups).double().log()
-    log_sum_G = zeros_G.index_add(0, group_N, shifted_N).log() + shift_G
-    return log_count_G, log_sum_G, zeros_G.index_add(0, group_N, shifted_N.square()).log() + 2 * shift_G
+def _saturating_exp(value: float) -> float:
+    return math.exp(min(value, MAX_LOG))

@@ -139,6 +139,7 @@ METRICS: dict[str, str] = {
     "length/trained/p90": "90 % quantile [tokens]",
     "length/dispatched/p50": "median response length of dispatched groups over the window [tokens]",
     "length/dispatched/p90": "90 % quantile [tokens]",
+    "importance/not_finite_tokens": "tokens of the loss whose ratio is no finite number: left out below [tokens]",
     **{
         f"importance/{scope}/{name}": f"{meaning}; {about}"
         for scope, about in [

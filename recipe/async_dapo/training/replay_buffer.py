@@ -30,7 +30,7 @@ from ..rollout.reports import RoundResult
 from .metrics import RoundRecord, round_line, round_metrics
 from .rollout_state import RolloutState
 from .run_news import RunNews
-from .too_few_groups import too_many_batches, too_many_failures
+from .too_few_groups import too_many_batches, too_many_failures, too_many_set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -217,6 +217,8 @@ class RoundReplayBuffer(ReplayBuffer):
         ended = self.manager.count_ended()
         if ended.is_hopeless(self._options.rollout_n):
             raise too_many_failures(ended, self._options)
+        if ended.are_hardly_any(self._options.target_valid_groups):
+            raise too_many_set_aside(ended, self._options)
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:
             raise too_many_batches(ended, self._options)

@@ -1,9 +1,11 @@
 """Builds trainer, engines and workers on the cluster, trains to the end, and takes the data plane down."""
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
@@ -23,6 +25,8 @@ from .correction import wire_importance_sampling
 from .tracking import gpus_per_engine
 from .trainer import AsyncDAPOTrainer
 
+MOST_THREADS = 16  # memory is the limit beyond that
+
 
 def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTrainer) -> None:
     """Build everything, train to the end, and close the data plane, which has been started, whatever happens.
@@ -31,6 +35,7 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
     """
     configure_verl_logging()
     show_logs()
+    use_idle_cores()
     OmegaConf.resolve(config)
     localise(config)
     options = AsyncDAPOConfig.from_hydra(config)
@@ -49,6 +54,12 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
     finally:
         take_down(trainer, router_config, succeeded=succeeded)
         report_the_end(options.report_dir)
+
+
+def use_idle_cores() -> None:
+    """Ray gives an actor of one CPU one thread, for what this one computes over whole batches while all GPUs wait."""
+    if torch.get_num_threads() == 1:
+        torch.set_num_threads(min(MOST_THREADS, len(os.sched_getaffinity(0))))
 
 
 def _prepare(config: DictConfig, options: AsyncDAPOConfig) -> Path:

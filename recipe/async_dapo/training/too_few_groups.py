@@ -19,9 +19,7 @@ def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig) -> ConfigErro
     if ended.num_failed > max(ended.filtered, ended.set_aside):
         cause = _cause(ended, options)
     elif ended.set_aside > ended.filtered:
-        cause = "their agent loops cancel themselves, as nothing else did; correct what raises CancelledError"
-        if options.max_tokens_per_round is not None:
-            cause = f"async_dapo.max_tokens_per_round={options.max_tokens_per_round} ends too few groups; raise it"
+        cause = f"async_dapo.max_tokens_per_round={options.max_tokens_per_round} ends too few groups; raise it"
     else:
         cause = "the task is too easy, too hard, or the reward is constant"
         cause += "; raise the limit (0 = none) or change the data"
@@ -30,6 +28,15 @@ def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig) -> ConfigErro
         limit,
         f"drew {limit} batches and still has fewer than {options.target_valid_groups} valid groups; groups ended as "
         f"{ended}: {cause}",
+    )
+
+
+def too_many_set_aside(ended: EndedGroups, options: AsyncDAPOConfig) -> ConfigError:
+    """Hardly a group ends within a round: further prompts would only be set aside, too."""
+    return ConfigError(
+        "async_dapo.max_tokens_per_round",
+        options.max_tokens_per_round,
+        f"ends too few groups of rollout.n={options.rollout_n} in a round: groups ended as {ended}; raise it",
     )
 
 

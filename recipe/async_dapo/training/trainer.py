@@ -72,6 +72,8 @@ from .tracking import extend, keep_metrics_file
 
 logger = logging.getLogger(__name__)
 
+logger = logging.getLogger(__name__)
+
 
 @register_trainer("async_dapo")
 class AsyncDAPOTrainer(PPOTrainer):
@@ -199,6 +201,8 @@ class AsyncDAPOTrainer(PPOTrainer):
             log_ratio_BT = data["old_log_probs"] - pad_sequence(sampled_by, batch_first=True)
         step = self.global_steps
         metrics.update(importance_metrics(log_ratio_BT, data["policy_versions"], mask_BT.bool(), step=step))
+        if not mask_BT.any():
+            return self._advantage_without_tokens(batch, metrics)
         batch = super()._compute_advantage(batch, metrics)
         if self._balance is not None:
             weights_BT, weight_metrics = truncated_weights(log_ratio_BT.float(), mask_BT, correction)
@@ -208,6 +212,16 @@ class AsyncDAPOTrainer(PPOTrainer):
         if correction.rollout_rs is not None:
             store.leave_rejected_out(batch)
         return batch
+
+    def _advantage_without_tokens(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Of a batch whose every token is out of the loss: verl's correction refuses one."""
+        logger.warning("step %d: no token of the batch is in the loss; it is not corrected", self.global_steps)
+        correction = self.config.algorithm.rollout_correction
+        correction.bypass_mode = True
+        try:
+            return super()._compute_advantage(batch, metrics)
+        finally:
+            correction.bypass_mode = False
 
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
