@@ -8,6 +8,9 @@
                                         STOPPED  -> whatever runs is interrupted and comes back unfinished
 
 The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
+
+A group with requests that are frozen in their engines (`partial_stale_kv`) starts first, and whatever the pool size:
+until it starts, its requests keep places that nobody gives back, and groups that run may wait for these for ever.
 """
 
 from collections import Counter
@@ -81,6 +84,7 @@ class Round:
         self._must_finish = set(spec.must_finish)
         self._certain: set[str] = set()  # waiting and running groups that are sure to be valid
         self._sizes: dict[str, int] = {}  # trajectories to generate, of waiting groups
+        self._attached: set[str] = set()  # waiting groups with frozen requests
         self._held_back: dict[str, int] = {}  # trajectories that start when their group is certain
         self._running = Unfinished(pool_size=spec.pool_size, most=spec.most_unfinished)
         self._ended_trajectories = 0
@@ -128,11 +132,13 @@ class Round:
     @property
     def may_start(self) -> bool:
         """Whether a waiting group may start now."""
-        return self._running.has_place and self.num_waiting > 0 and not self.is_halted
+        if self.is_halted:
+            return False
+        return bool(self._attached) or (self._running.has_place and self.num_waiting > 0)
 
     def may_start_on(self, worker: int) -> bool:
         """Whether this worker may take one."""
-        return self.may_start and self._queues.has_for(worker)
+        return self.may_start and self._queues.has_for(worker, attached_only=not self._running.has_place)
 
     @property
     def ended_trajectories(self) -> int:
@@ -146,6 +152,7 @@ class Round:
         held_back: Mapping[str, int] | None = None,
         homes: Mapping[str, int] | None = None,
         bound: Collection[str] = (),
+        attached: Collection[str] = (),
     ) -> None:
         """Add waiting groups, in order of start.
 
@@ -155,20 +162,27 @@ class Round:
             held_back: uid -> further trajectories, which start when the group has become certain [count].
             homes: uid -> the worker that should run it, as agent loops of it rest there.
             bound: of these, groups that no other worker can go on with.
+            attached: of these, groups with requests that are frozen in their engines.
         """
         self._sizes.update(sizes)
         self._held_back.update(held_back or {})
         self._certain.update(certain)
-        self._queues.extend(list(sizes), homes, bound)
+        self._attached.update(attached)
+        self._running.hold(sum(sizes[uid] for uid in attached))
+        self._queues.extend(list(sizes), homes, bound, attached)
         self._update()
 
     def take(self, worker: int) -> str | None:
         """The next group for a lane of this worker; None when nothing may start now."""
         if not self.may_start:
             return None
-        uid = self._queues.pop(worker)
+        uid = self._queues.pop(worker, attached_only=not self._running.has_place)
         if uid is not None:
-            self._running.add(uid, self._sizes.pop(uid))
+            size = self._sizes.pop(uid)
+            if uid in self._attached:
+                self._attached.remove(uid)
+                self._running.hold(-size)
+            self._running.add(uid, size)
             self._start_order.append(uid)
             if self._rule is not None:
                 self._rule.on_start(uid)
