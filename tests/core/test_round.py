@@ -254,3 +254,22 @@ def test_given_a_group_that_is_certain_when_the_round_closes_then_it_counts_unti
         opened.mark_certain(uid)
     opened.report(outcome("a"))
     assert opened.close().certain_groups == 2  # b still runs, c waits
+
+
+def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_ones_wait_and_begun_ones_do_not() -> None:
+    spec = RoundSpec(
+        round_id="round",
+        stop_rule=StopRuleName.FIRST_COMPLETED,
+        target_valid_groups=1,
+        carried_valid_groups=0,
+        num_workers=1,
+        drains=False,
+        must_finish=frozenset({"old"}),
+        most_trainable=3,
+    )
+    opened = Round(spec)
+    opened.add_groups(dict.fromkeys(["old", "older", "a", "b"], 1), begun=["old", "older"])
+    assert [opened.take(0), opened.take(0), opened.take(0)] == ["old", "older", "a"]
+    assert not opened.may_start and not opened.may_start_on(0) and opened.take(0) is None
+    opened.report(outcome("older", Verdict.FILTERED))
+    assert opened.take(0) == "b"

@@ -90,6 +90,26 @@ def test_given_frozen_requests_in_every_place_then_their_groups_start_and_nobody
         assert cluster.step()["async_dapo/round/rollout_s"] < 300
 
 
+def test_given_a_long_tail_when_tokens_may_be_one_version_old_then_none_is_masked(start) -> None:
+    """Groups that begin while older ones have to be finished must find room in a later step."""
+    opts = options(
+        rollout_strategy=RolloutStrategy.PARTIAL,
+        stop_rule=StopRuleName.FIRST_COMPLETED,
+        rollout_pool_size=Auto.AUTO,
+        over_sampling_batch_size=Auto.AUTO,
+        max_staleness=1,
+        max_loads_per_server=None,
+        target_valid_groups=4,
+    )
+
+    def length_of(prompt_ids: list[int]) -> int:
+        return max(1, min(900, int(40 * Random(f"length {prompt_ids}").lognormvariate(0, 1.4))))
+
+    task = Task(length_of, lambda prompt_ids: float(Random(f"metric {prompt_ids}").random() < 0.5))
+    cluster = start(opts, task=task)
+    assert sum(cluster.step()["async_dapo/partial/withheld_tokens"] for _ in range(25)) == 0
+
+
 @pytest.mark.parametrize("seed", [*range(60), *MORE_SEEDS])
 def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeated(start, seed) -> None:
     """Tools, stops, resumptions, retirements, failures, validations and restarts from a checkpoint, in any order; none

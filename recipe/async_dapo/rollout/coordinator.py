@@ -68,6 +68,7 @@ class EarlyStoppingCoordinator:
             {group.prompt_uid: group.home for group in groups if group.home is not None},
             [group.prompt_uid for group in groups if group.is_bound],
             frozenset(group.prompt_uid for group in groups if group.is_attached),
+            [group.prompt_uid for group in groups if group.has_begun],
         )
         self._after_change(current)
 

@@ -1,5 +1,6 @@
 """Engines: their number, their calls, their memory, and what they may be asked for at once."""
 
+import logging
 from importlib.util import find_spec
 
 import torch
@@ -8,6 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from ..config import AsyncDAPOConfig, Auto, ConfigError
 from ..processes.actor_limits import MAX_PENDING_CALLS, server_calls
 from .batch_sizes import num_gpus
+
+logger = logging.getLogger(__name__)
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 
@@ -19,6 +22,7 @@ def check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
         ConfigError: naming key, value and remedy.
     """
     _check_waiting(options)
+    _warn_of_stale_pool(options)
     _check_engines(config, options)
     _check_attention(config)
 
@@ -38,6 +42,20 @@ def _check_waiting(options: AsyncDAPOConfig) -> None:
             value,
             f"{options.num_workers} workers could wait with {waiting} requests at once, and the load balancer takes "
             f"{MAX_PENDING_CALLS} calls; lower it",
+        )
+
+
+def _warn_of_stale_pool(options: AsyncDAPOConfig) -> None:
+    """A pool of a fixed size is the user's, also where `auto` would hold less."""
+    bound = options.round_size().staleness_bound(1.0) if options.most_trainable is not None else None
+    if bound is not None and options.fixed_pool_size is not None and options.fixed_pool_size > bound:
+        logger.warning(
+            "async_dapo.rollout_pool_size=%d: with responses of half their limit, more than %d trajectories in flight "
+            "pass async_dapo.max_staleness=%d before they are trained, and tokens are masked or thrown away; set auto, "
+            "or raise async_dapo.max_staleness",
+            options.fixed_pool_size,
+            bound,
+            options.max_staleness,
         )
 
 
