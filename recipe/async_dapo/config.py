@@ -127,6 +127,13 @@ class AsyncDAPOConfig:
         return self.rollout_strategy is not RolloutStrategy.DISCARD
 
     @property
+    def most_trainable(self) -> int | None:
+        """Valid groups that a step and those that may still train on its tokens take; None = any number."""
+        if not self.max_staleness or not self.keeps_tokens:
+            return None  # without a limit, or nothing that a later step could find too old
+        return (1 + self.max_staleness) * self.target_valid_groups
+
+    @property
     def keeps_kv(self) -> bool:
         """Whether interrupted requests stay in their engines over the weight update."""
         return self.rollout_strategy is RolloutStrategy.PARTIAL_STALE_KV
@@ -205,6 +212,7 @@ class AsyncDAPOConfig:
             must_finish=must_finish,
             pool_size=pool_size,
             most_unfinished=most_unfinished,
+            most_trainable=self.most_trainable,
             valid_share=valid_share,
         )
 

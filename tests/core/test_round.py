@@ -68,6 +68,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.must_finish = set(must_finish)
         self.workers = workers
         self.waiting: list[str] = []
+        self.attached: set[str] = set()  # of these
         self.running: dict[str, int] = {}
         self.in_calls: Counter[str] = Counter()
         self.ended: list[GroupOutcome] = []
@@ -77,20 +78,23 @@ class RoundMachine(RuleBasedStateMachine):
         if must_finish:
             self.add(num_must_finish, 1)
 
-    @rule(count=st.integers(1, 4), size=st.integers(0, 3))
-    def add(self, count: int, size: int) -> None:
+    @rule(count=st.integers(1, 4), size=st.integers(0, 3), is_attached=st.booleans())
+    def add(self, count: int, size: int, is_attached: bool = False) -> None:
         sizes = {f"group-{self.num_added + k}": size for k in range(count)}
         self.num_added += count
         self.waiting += sizes
         self.sizes = getattr(self, "sizes", {}) | sizes
-        self.round.add_groups(sizes)
+        self.attached |= set(sizes) if is_attached else set()
+        self.round.add_groups(sizes, attached=set(sizes) if is_attached else set())
 
     @rule(worker=st.integers(0, 2))
     def take(self, worker: int) -> None:
         halted, free = self.round.is_halted, self.has_place
         uid = self.round.take(worker % self.workers)
-        assert (uid is not None) == (not halted and free and bool(self.waiting))
+        assert (uid is not None) == (not halted and (bool(self.attached) or (free and bool(self.waiting))))
+        assert uid in self.attached or not self.attached or uid is None, "one that holds no places went first"
         if uid is not None:
+            self.attached.discard(uid)
             self.waiting.remove(uid)
             self.running[uid] = self.sizes[uid]
             self.start_order.append(uid)
@@ -140,9 +144,9 @@ class RoundMachine(RuleBasedStateMachine):
 
     @property
     def has_place(self) -> bool:
-        generating = self.inflight - self.in_calls.total()
-        return (self.pool_size is None or generating < self.pool_size) and (
-            self.most is None or self.inflight < self.most
+        unfinished = self.inflight + sum(self.sizes[uid] for uid in self.attached)  # those hold their places already
+        return (self.pool_size is None or unfinished - self.in_calls.total() < self.pool_size) and (
+            self.most is None or unfinished < self.most
         )
 
     @property
@@ -159,7 +163,8 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.round.wants_prompts == (
             self.name is not None and not self.round.is_halted and at_hand.expected_valid(1.0) < self.target
         )
-        assert self.round.may_start == (self.has_place and bool(self.waiting) and not self.round.is_halted)
+        may_start = bool(self.attached) or (self.has_place and bool(self.waiting))
+        assert self.round.may_start == (may_start and not self.round.is_halted)
 
     @invariant()
     def halt_and_stop_never_revert(self) -> None:
@@ -249,3 +254,22 @@ def test_given_a_group_that_is_certain_when_the_round_closes_then_it_counts_unti
         opened.mark_certain(uid)
     opened.report(outcome("a"))
     assert opened.close().certain_groups == 2  # b still runs, c waits
+
+
+def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_ones_wait_and_begun_ones_do_not() -> None:
+    spec = RoundSpec(
+        round_id="round",
+        stop_rule=StopRuleName.FIRST_COMPLETED,
+        target_valid_groups=1,
+        carried_valid_groups=0,
+        num_workers=1,
+        drains=False,
+        must_finish=frozenset({"old"}),
+        most_trainable=3,
+    )
+    opened = Round(spec)
+    opened.add_groups(dict.fromkeys(["old", "older", "a", "b"], 1), begun=["old", "older"])
+    assert [opened.take(0), opened.take(0), opened.take(0)] == ["old", "older", "a"]
+    assert not opened.may_start and not opened.may_start_on(0) and opened.take(0) is None
+    opened.report(outcome("older", Verdict.FILTERED))
+    assert opened.take(0) == "b"

@@ -67,3 +67,46 @@ def test_given_groups_that_are_bound_to_their_home_then_nobody_else_takes_them_a
     assert not queues.has_for(0) and queues.pop(0) is None
     assert queues.has_for(1) and queues.pop(1) == "bound"
     assert not queues.has_for(1) and queues.num_waiting == 0
+
+
+def test_given_groups_with_frozen_requests_then_they_go_first_where_they_rest_or_anywhere() -> None:
+    queues = WorkerQueues(2)
+    queues.extend(["a", "b", "rests", "frozen"], {"rests": 1}, attached={"rests", "frozen"})
+    assert queues.has_for(0, attached_only=True) and queues.pop(0, attached_only=True) == "frozen"
+    assert not queues.has_for(0, attached_only=True) and queues.pop(0, attached_only=True) is None
+    assert queues.has_for(0) and queues.pop(0) == "a"
+    assert queues.num_waiting == 2 and queues.pop(1) == "rests"
+    assert queues.clear() == ["b"] and queues.num_waiting == 0
+
+
+@given(
+    lanes=st.integers(1, 3),
+    num_workers=st.integers(1, 4),
+    rounds=st.lists(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=12), max_size=6),
+)
+def test_given_lanes_and_groups_that_the_stop_has_frozen_in_them_then_all_of_those_start_at_once_in_the_next_round(
+    lanes: int, num_workers: int, rounds: list[list[tuple[int, bool, bool]]]
+) -> None:
+    """Whichever lanes have asked when a round stops, whichever groups have ended, and wherever the others rest."""
+    frozen: dict[str, int | None] = {}
+    for number, asks in enumerate(rounds):
+        fresh = [f"fresh-{number}-{k}" for k in range(12)]
+        queues = queues_of(num_workers, fresh, frozen)
+        free, running = [lanes] * num_workers, dict[str, int | None]()
+        for asked, has_ended, rests in asks:
+            worker = asked % num_workers
+            if free[worker] and (uid := queues.pop(worker)) is not None and not has_ended:
+                free[worker] -= 1
+                running[uid] = worker if rests else None
+        left = set(queues.clear())
+        frozen = running | {uid: home for uid, home in frozen.items() if uid in left}
+        queues = queues_of(num_workers, ["fresh"] * 12, frozen)
+        started = {queues.pop(worker) for _ in range(lanes) for worker in range(num_workers)}
+        assert started >= frozen.keys()
+
+
+def queues_of(num_workers: int, fresh: list[str], frozen: dict[str, int | None]) -> WorkerQueues:
+    queues = WorkerQueues(num_workers)
+    homes = {uid: home for uid, home in frozen.items() if home is not None}
+    queues.extend([*fresh, *frozen], homes, attached=frozen.keys())
+    return queues

@@ -1,6 +1,7 @@
 """Whole steps on virtual time, for every strategy, stop rule and fault."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -15,6 +16,7 @@ from ..support.simulated_cluster import resumed
 from ..support.simulated_options import STRATEGIES, options
 from ..support.simulated_worker import Task, failing_task, random_task
 
+MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(60, 1100)]
 STOP_RULES = pytest.mark.parametrize("stop_rule", list(StopRuleName))
 
 
@@ -72,9 +74,46 @@ def test_given_drain_and_discard_without_filter_then_each_step_trains_on_the_nex
         assert set(cluster.trained) == {f"group-{k}" for k in range(step * batch)}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("pool_size", [3, Auto.AUTO])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_given_frozen_requests_in_every_place_then_their_groups_start_and_nobody_waits_for_ever(
+    start, pool_size, seed
+) -> None:
+    """The oldest groups were in a tool call at the stop, and hold no place."""
+    opts = options(
+        rollout_strategy=RolloutStrategy.PARTIAL_STALE_KV,
+        stop_rule=StopRuleName.FIRST_COMPLETED,
+        rollout_pool_size=pool_size,
+    )
+    cluster = start(opts, task=replace(random_task(seed), tool_s=3.0), num_servers=1)
+    for _ in range(6):
+        assert cluster.step()["async_dapo/round/rollout_s"] < 300
+
+
+def test_given_a_long_tail_when_tokens_may_be_one_version_old_then_none_is_masked(start) -> None:
+    """Groups that begin while older ones have to be finished must find room in a later step."""
+    opts = options(
+        rollout_strategy=RolloutStrategy.PARTIAL,
+        stop_rule=StopRuleName.FIRST_COMPLETED,
+        rollout_pool_size=Auto.AUTO,
+        over_sampling_batch_size=Auto.AUTO,
+        max_staleness=1,
+        max_loads_per_server=None,
+        target_valid_groups=4,
+    )
+
+    def length_of(prompt_ids: list[int]) -> int:
+        return max(1, min(900, int(40 * Random(f"length {prompt_ids}").lognormvariate(0, 1.4))))
+
+    task = Task(length_of, lambda prompt_ids: float(Random(f"metric {prompt_ids}").random() < 0.5))
+    cluster = start(opts, task=task)
+    assert sum(cluster.step()["async_dapo/partial/withheld_tokens"] for _ in range(25)) == 0
+
+
+@pytest.mark.parametrize("seed", [*range(60), *MORE_SEEDS])
 def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeated(start, seed) -> None:
-    """Stops, resumptions, retirements, failures, validations and restarts from a checkpoint, in any order.
+    """Tools, stops, resumptions, retirements, failures, validations and restarts from a checkpoint, in any order; none
+    makes a round wait for ever.
 
     `Cluster.check` compares every trained trajectory with the tokens its engine would have sampled in one go.
     """
@@ -87,7 +126,7 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
         max_loads_per_server=random.choice([1, 2, 3, 8]),
         max_concurrent_prompts=random.choice([1, 2, 4]),
         num_workers=random.choice([1, 2, 3]),
-        rollout_pool_size=random.choice([None, Auto.AUTO, 2, 5, 9]),
+        rollout_pool_size=random.choice([None, Auto.AUTO, 1, 2, 5, 9, 60]),
         over_sampling_batch_size=random.choice([1, 2, 5, Auto.AUTO]),
         target_valid_groups=random.choice([1, 2, 3]),
         max_partial_share=random.choice([None, 0.2]),
@@ -95,10 +134,20 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
         screening=random.choice([NO_SCREENING, Screening(samples=2, keep_share=random.choice([0.0, 0.3]))]),
     )
     latency_s = random.choice([0.0, 0.01, lambda method: random.choice([0.0, 0.01, 0.3, random.uniform(0, 3)])])
-    task = random.choice([failing_task, random_task])(seed)
+    task = replace(
+        random.choice([failing_task, random_task])(seed),
+        tool_s=random.choice([0.0, 0.5, 20.0]),
+        turn_tok=random.choice([None, 2, 8]),
+        call_s=lambda prompt_ids, done_tok: Random(f"{seed} {prompt_ids} {done_tok}").choice([0.0, 0.5, 5.0, 60.0]),
+        keeps_state=random.random() < 0.3,
+    )
+    training_s = random.choice([0.0, 1.0, 30.0])
     cluster = start(opts, task=task, num_servers=random.choice([1, 2, 3]), latency_s=latency_s)
     for _ in range(6):
-        cluster.step()
+        with cluster.engines.naming_the_lost():
+            cluster.sample()
+            cluster.run_for(training_s)
+            cluster.update_weights()
         if random.random() < 0.3:
             cluster.validate(3)
         if random.random() < 0.3:

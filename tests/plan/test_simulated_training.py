@@ -74,7 +74,15 @@ def test_given_staleness_limit_then_no_loss_token_is_older_and_what_is_older_is_
     assert max(step.staleness_max for step in free) > 2
     assert sum(step.withheld_tok for step in free) == 0
     assert max(step.staleness_max for step in bound) <= 1
-    assert any(step.withheld_tok > 0 for step in bound)  # of groups that had to be finished, and span one version more
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2, 4])
+@pytest.mark.parametrize("valid_share", [0.4, 0.8])
+def test_given_a_pool_that_sizes_itself_and_a_long_tail_then_no_token_is_masked(max_staleness, valid_share):
+    lengths = LogNormalLengths(median_tok=200, sigma=1.4, correlation=0.5)
+    scenario = small_scenario(lengths=lengths, pass_rates=ValidShare(valid_share))
+    steps = simulate(scenario, recipe("auto", max_staleness=max_staleness), steps=30)
+    assert sum(step.withheld_tok + step.wasted_tok for step in steps) == 0
 
 
 def test_given_retired_groups_then_their_prompts_and_no_others_are_answered_anew(monkeypatch):

@@ -233,3 +233,11 @@ def test_given_gpus_with_flash_attention_or_without_need_of_it_when_checked_then
 def test_an_error_raised_in_an_actor_arrives_whole():
     error = pickle.loads(pickle.dumps(ConfigError("a.key", 1, "must be 2")))
     assert str(error) == "a.key=1: must be 2"
+
+
+@pytest.mark.parametrize(("size", "warns"), [(16, False), (5_000, True)])
+def test_given_a_fixed_pool_then_the_start_warns_of_one_that_staleness_does_not_allow(run, caplog, size, warns):
+    config = run(f"async_dapo.rollout_pool_size={size}", "async_dapo.max_staleness=1")
+    with caplog.at_level("WARNING", logger=engine_check.__name__):  # vLLM's import sets the root logger to ERROR
+        engine_check.check_engines(config, AsyncDAPOConfig.from_hydra(config))
+    assert (f"async_dapo.rollout_pool_size={size}" in caplog.text) == warns

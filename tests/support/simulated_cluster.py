@@ -14,7 +14,6 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
-from recipe.async_dapo.aio import RECONNECT_S
 from recipe.async_dapo.config import AsyncDAPOConfig, Auto, RolloutStrategy
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
@@ -137,9 +136,9 @@ class Cluster:
         self.check_engines()
         self.buffer.pool.check_ledger()
         if left := self._own_tasks():
-            self.run_for(2 * RECONNECT_S)  # a server that could not be reached is asked for a sign of life again
+            self.run_for(self.options.engine_timeout_s)  # a server is asked for a sign of life, and again
             left = self._own_tasks()
-        assert not left, "a task of the round is left"
+        assert not left, f"a task of the round is left: {left}"
         if self.task.keeps_state or not self.task.replayable:
             return  # its loops go on
         for worker in self.workers:

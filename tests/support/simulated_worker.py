@@ -36,6 +36,13 @@ class Task:
         True
     )  # else a tool is called, and another turn follows
     call_s: Callable[[list[int], int], float] = lambda prompt_ids, done_tok: 0.0
+    turn_tok: int | None = None  # a response of turns this long, with a call after each but the last; None = one turn
+
+    def is_whole(self, prompt_ids: list[int], response_ids: list[int]) -> bool:
+        """Whether the response is over, and no other turn follows."""
+        if self.turn_tok is not None and len(response_ids) < self.length_of(prompt_ids):
+            return False
+        return self.has_ended(response_ids)
 
 
 class SimulatedWorker(AsyncDAPOAgentLoopWorker):
@@ -80,12 +87,14 @@ class SimulatedWorker(AsyncDAPOAgentLoopWorker):
     async def _generate(self, sampling_params: dict[str, Any], uid: str, prompt_ids: list[int]) -> AgentLoopOutput:
         response_ids: list[int] = []
         log_probs: list[float] = []
+        if self._task.turn_tok is not None:
+            sampling_params = sampling_params | {"max_tokens": self._task.turn_tok}
         while True:
             output = await self.llm_client.generate(
                 f"{uid}-{prompt_ids[1]}", prompt_ids=prompt_ids + response_ids, sampling_params=sampling_params
             )
             response_ids, log_probs = response_ids + output.token_ids, log_probs + output.log_probs
-            if self._task.has_ended(response_ids):
+            if self._task.is_whole(prompt_ids, response_ids):
                 break
             await recorded(asyncio.sleep, self._task.call_s(prompt_ids, len(response_ids)))
         return AgentLoopOutput(

@@ -10,7 +10,7 @@ interrupts less.
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 
 KEEPS_FACTOR, LOSES_FACTOR = 2.0, 1.2
 REMEMBERED = 0.5  # of the groups judged before, as the next step counts them
@@ -27,6 +27,11 @@ class AtHand:
     def expected_valid(self, valid_share: float) -> float:
         """Groups that will turn out valid, if this share of the open ones does."""
         return self.certain + valid_share * self.open
+
+    def most_valid(self, valid_share: float) -> float:
+        """Groups of which more will hardly ever turn out valid: three standard deviations above what is expected."""
+        spread = 3 * sqrt(self.open * valid_share * (1 - valid_share))
+        return self.certain + min(self.open, valid_share * self.open + spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

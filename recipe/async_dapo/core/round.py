@@ -8,6 +8,12 @@
                                         STOPPED  -> whatever runs is interrupted and comes back unfinished
 
 The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
+
+A group with requests that are frozen in their engines (`partial_stale_kv`) starts first, and whatever the pool size:
+until it starts, its requests keep places that nobody gives back, and groups that run may wait for these for ever.
+
+A fresh group waits while those that have begun may already fill every step in which they can be trained: what is begun
+beyond that would become too stale, however soon it ended.
 """
 
 from collections import Counter
@@ -42,6 +48,8 @@ class RoundSpec:
     # N' of CoPRIS: a group starts while fewer trajectories generate; None = only the lanes bound what runs
     pool_size: int | None = None
     most_unfinished: int | None = None  # and while fewer are unfinished, those included that wait for calls
+    # Valid groups that this step and those that may still train on its tokens take; None = no limit on staleness.
+    most_trainable: int | None = None
     valid_share: float = 1.0  # of the groups whose verdict is open, that counts when prompts are asked for [0-1]
 
     def make_rule(self) -> StopRule | None:
@@ -96,6 +104,8 @@ class Round:
         self._must_finish = set(spec.must_finish)
         self._certain: set[str] = set()  # waiting and running groups that are sure to be valid
         self._sizes: dict[str, int] = {}  # trajectories to generate, of waiting groups
+        self._attached: set[str] = set()  # waiting groups with frozen requests
+        self._begun: set[str] = set()  # waiting groups that have begun in an earlier round
         self._held_back: dict[str, int] = {}  # trajectories that start when their group is certain
         self._running = Unfinished(pool_size=spec.pool_size, most=spec.most_unfinished)
         self._ended_trajectories = 0
@@ -143,11 +153,28 @@ class Round:
     @property
     def may_start(self) -> bool:
         """Whether a waiting group may start now."""
-        return self._running.has_place and self.num_waiting > 0 and not self.is_halted
+        if self.is_halted:
+            return False
+        return bool(self._attached) or (self._has_place and self.num_waiting > 0)
 
     def may_start_on(self, worker: int) -> bool:
         """Whether this worker may take one."""
-        return self.may_start and self._queues.has_for(worker)
+        return self.may_start and self._queues.has_for(worker, attached_only=not self._has_place)
+
+    @property
+    def _has_place(self) -> bool:
+        """Whether the next group may start, one without frozen requests."""
+        return self._running.has_place and (bool(self._begun) or self._can_be_trained)
+
+    @property
+    def _can_be_trained(self) -> bool:
+        """Whether one more group can be trained in time, if all that have begun are."""
+        if self._spec.most_trainable is None:
+            return True
+        begun = self.num_running + len(self._begun)
+        certain = len(self._certain)
+        at_hand = AtHand(certain=self._valid + certain, open=max(0, begun - certain))
+        return at_hand.most_valid(self._spec.valid_share) + 1 <= self._spec.most_trainable
 
     @property
     def ended_trajectories(self) -> int:
@@ -161,6 +188,8 @@ class Round:
         held_back: Mapping[str, int] | None = None,
         homes: Mapping[str, int] | None = None,
         bound: Collection[str] = (),
+        attached: Collection[str] = (),
+        begun: Collection[str] = (),
     ) -> None:
         """Add waiting groups, in order of start.
 
@@ -170,20 +199,30 @@ class Round:
             held_back: uid -> further trajectories, which start when the group has become certain [count].
             homes: uid -> the worker that should run it, as agent loops of it rest there.
             bound: of these, groups that no other worker can go on with.
+            attached: of these, groups with requests that are frozen in their engines.
+            begun: of these, groups that have begun in an earlier round; they come first.
         """
         self._sizes.update(sizes)
         self._held_back.update(held_back or {})
         self._certain.update(certain)
-        self._queues.extend(list(sizes), homes, bound)
+        self._attached.update(attached)
+        self._begun.update(begun)
+        self._running.hold(sum(sizes[uid] for uid in attached))
+        self._queues.extend(list(sizes), homes, bound, attached)
         self._update()
 
     def take(self, worker: int) -> str | None:
         """The next group for a lane of this worker; None when nothing may start now."""
         if not self.may_start:
             return None
-        uid = self._queues.pop(worker)
+        uid = self._queues.pop(worker, attached_only=not self._has_place)
         if uid is not None:
-            self._running.add(uid, self._sizes.pop(uid))
+            self._begun.discard(uid)
+            size = self._sizes.pop(uid)
+            if uid in self._attached:
+                self._attached.remove(uid)
+                self._running.hold(-size)
+            self._running.add(uid, size)
             self._start_order.append(uid)
             if self._rule is not None:
                 self._rule.on_start(uid)

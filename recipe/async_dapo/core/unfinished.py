@@ -1,5 +1,6 @@
 """The unfinished trajectories of a round's running groups. One that waits for a call needs no engine: its place among
-those that generate is another's.
+those that generate is another's. A group with requests that are frozen in their engines has its places before it
+starts.
 """
 
 from collections import Counter
@@ -16,7 +17,7 @@ class Unfinished:
         self._most = most
         self._of_group: dict[str, int] = {}
         self._waiting: Counter[str] = Counter()  # of these
-        self._total = self._total_waiting = 0
+        self._total = self._total_waiting = self._held = 0
         self.waiting_max = 0  # most that waited at once [trajectories]
 
     def __len__(self) -> int:
@@ -32,9 +33,14 @@ class Unfinished:
 
     @property
     def has_place(self) -> bool:
-        """Whether another group may start."""
-        generates = self._pool_size is None or self._total - self._total_waiting < self._pool_size
-        return generates and (self._most is None or self._total < self._most)
+        """Whether another group may start, one that holds no places."""
+        total = self._total + self._held
+        generates = self._pool_size is None or total - self._total_waiting < self._pool_size
+        return generates and (self._most is None or total < self._most)
+
+    def hold(self, change: int) -> None:
+        """So many more trajectories have their places before their groups start, or fewer."""
+        self._held += change
 
     def grow(self, count: int) -> None:
         """So many more trajectories may generate."""

@@ -1,4 +1,8 @@
-"""Which worker runs which waiting group: one FIFO queue a worker, and work stealing when one runs dry."""
+"""Which worker runs which waiting group: one FIFO queue a worker, and work stealing when one runs dry.
+
+Groups with requests that are frozen in their engines go first: each lane asks for one of these before any other, and
+those that rest in a worker were in its lanes at the stop, so lanes are never too few to start all of them.
+"""
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -18,31 +22,53 @@ class WorkerQueues:
         self._num_dealt = 0
         self._at_home: set[str] = set()
         self._bound: set[str] = set()  # waiting groups that only their homes may take
+        self._attached: list[deque[tuple[int, str]]] = [deque() for _ in range(num_workers)]  # at home there
+        self._attached_anywhere: deque[tuple[int, str]] = deque()
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(queue) for queue in self._queues)
+        return sum(len(queue) for queue in [*self._queues, *self._attached, self._attached_anywhere])
 
-    def has_for(self, worker: int) -> bool:
+    def has_for(self, worker: int, *, attached_only: bool = False) -> bool:
         """Whether there is a group that this worker may take."""
-        return bool(self._queues[worker]) or self.num_waiting > len(self._bound)
+        if self._attached[worker] or self._attached_anywhere:
+            return True
+        if attached_only:
+            return False
+        return bool(self._queues[worker]) or sum(len(queue) for queue in self._queues) > len(self._bound)
 
-    def extend(self, uids: Sequence[str], homes: Mapping[str, int] | None = None, bound: Collection[str] = ()) -> None:
+    def extend(
+        self,
+        uids: Sequence[str],
+        homes: Mapping[str, int] | None = None,
+        bound: Collection[str] = (),
+        attached: Collection[str] = (),
+    ) -> None:
         """Deal groups to the workers in turn, so that they start in nearly the given order; a home goes before that.
 
         Args:
             bound: of those with a home, groups that can go on there only.
+            attached: groups with requests that are frozen in their engines.
         """
         homes = homes or {}
-        self._at_home.update(homes)
-        self._bound.update(bound)
+        self._at_home.update(uid for uid in homes if uid not in attached)
+        self._bound.update(uid for uid in bound if uid not in attached)
         for uid in uids:
             worker = homes.get(uid, self._num_dealt % len(self._queues))
-            self._queues[worker].append((self._num_dealt, uid))
+            queue = self._queues[worker]
+            if uid in attached:
+                queue = self._attached[worker] if uid in homes else self._attached_anywhere
+            queue.append((self._num_dealt, uid))
             self._num_dealt += 1
 
-    def pop(self, worker: int) -> str | None:
-        """The oldest group of this worker's queue; when that is empty, of the fullest one, those at home last."""
+    def pop(self, worker: int, *, attached_only: bool = False) -> str | None:
+        """A group with frozen requests, of this worker or of nobody; else the oldest of this worker's queue; when that
+        is empty, of the fullest one, those at home last."""
+        for attached in (self._attached[worker], self._attached_anywhere):
+            if attached:
+                return attached.popleft()[1]
+        if attached_only:
+            return None
         if self._queues[worker]:
             uid = self._queues[worker].popleft()[1]
             self._bound.discard(uid)
@@ -57,8 +83,9 @@ class WorkerQueues:
 
     def clear(self) -> list[str]:
         """Take every waiting group out, in the order they were dealt."""
-        rest = sorted(entry for queue in self._queues for entry in queue)
-        for queue in self._queues:
+        queues = [*self._queues, *self._attached, self._attached_anywhere]
+        rest = sorted(entry for queue in queues for entry in queue)
+        for queue in queues:
             queue.clear()
         self._bound.clear()
         return [uid for _, uid in rest]

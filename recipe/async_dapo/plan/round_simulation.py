@@ -161,6 +161,8 @@ class RoundSimulation:
             {group.uid: len(screening.to_run(group)) for group in groups},
             [group.uid for group in groups if group.is_certain],
             {group.uid: len(screening.held_back(group)) for group in groups},
+            attached=frozenset(group.uid for group in groups if group.attachments()),
+            begun=[group.uid for group in groups if group.has_started],
         )
         self._after_change()
 

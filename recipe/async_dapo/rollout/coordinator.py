@@ -67,6 +67,8 @@ class EarlyStoppingCoordinator:
             {group.prompt_uid: group.held_back for group in groups if group.held_back},
             {group.prompt_uid: group.home for group in groups if group.home is not None},
             [group.prompt_uid for group in groups if group.is_bound],
+            frozenset(group.prompt_uid for group in groups if group.is_attached),
+            [group.prompt_uid for group in groups if group.has_begun],
         )
         self._after_change(current)
 

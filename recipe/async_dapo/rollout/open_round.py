@@ -22,6 +22,7 @@ class Ticket:
     is_certain: bool = False  # its finished trajectories differ: it will be valid
     content: bytes | ray.ObjectRef  # the pickled PromptGroup, or where it is parked
     ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
+    has_begun: bool = False  # in an earlier round
     is_attached: bool = False  # requests of its that were frozen in their engines are still there
     home: int | None = None  # the worker where agent loops of it rest
     is_bound: bool = False  # some of those can only go on there

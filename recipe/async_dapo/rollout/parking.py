@@ -41,6 +41,7 @@ def ticket_of(group: PromptGroup, screening: Screening) -> Ticket:
         is_certain=group.is_certain,
         content=group.parked if is_parked else pickle.dumps(group, protocol=5),
         ages=_ages(group) if is_parked else (),
+        has_begun=group.has_started,
         is_attached=bool(group.attachments()),
         home=next((suspension.worker for suspension in group.suspensions()), None),
         is_bound=any(one.suspension is not None and not one.is_replayable for one in group.trajectories),

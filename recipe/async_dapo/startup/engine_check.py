@@ -1,5 +1,6 @@
 """Engines: their number, their calls, their memory, and what they may be asked for at once."""
 
+import logging
 from functools import partial
 from importlib.util import find_spec
 
@@ -10,6 +11,8 @@ from ..config import AsyncDAPOConfig, Auto, ConfigError
 from ..options.values import check_each
 from ..processes.actor_limits import MAX_PENDING_CALLS, server_calls
 from .batch_sizes import num_gpus
+
+logger = logging.getLogger(__name__)
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 
@@ -27,6 +30,7 @@ def check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
             partial(_check_attention, config),
         ]
     )
+    _warn_of_stale_pool(options)
 
 
 def _check_waiting(options: AsyncDAPOConfig) -> None:
@@ -44,6 +48,20 @@ def _check_waiting(options: AsyncDAPOConfig) -> None:
             value,
             f"{options.num_workers} workers could wait with {waiting} requests at once, and the load balancer takes "
             f"{MAX_PENDING_CALLS} calls; lower it",
+        )
+
+
+def _warn_of_stale_pool(options: AsyncDAPOConfig) -> None:
+    """A pool of a fixed size is the user's, also where `auto` would hold less."""
+    bound = options.round_size().staleness_bound(1.0) if options.most_trainable is not None else None
+    if bound is not None and options.fixed_pool_size is not None and options.fixed_pool_size > bound:
+        logger.warning(
+            "async_dapo.rollout_pool_size=%d: with responses of half their limit, more than %d trajectories in flight "
+            "pass async_dapo.max_staleness=%d before they are trained, and tokens are masked or thrown away; set auto, "
+            "or raise async_dapo.max_staleness",
+            options.fixed_pool_size,
+            bound,
+            options.max_staleness,
         )
 
 
