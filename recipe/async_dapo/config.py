@@ -134,6 +134,12 @@ class AsyncDAPOConfig:
         return (1 + self.max_staleness) * self.target_valid_groups
 
     @property
+    def draws_again(self) -> bool:
+        """Whether all that `fifo` did not wait for is generated again, complete or not: to keep what is complete, and
+        draw only the others again, would prefer short answers."""
+        return self.stop_rule is StopRuleName.FIFO and not self.keeps_tokens
+
+    @property
     def keeps_kv(self) -> bool:
         """Whether interrupted requests stay in their engines over the weight update."""
         return self.rollout_strategy is RolloutStrategy.PARTIAL_STALE_KV
@@ -209,6 +215,7 @@ class AsyncDAPOConfig:
             carried_valid_groups=carried_valid_groups,
             num_workers=self.num_workers,
             drains=self.drains,
+            draws_again=self.draws_again,
             must_finish=must_finish,
             pool_size=pool_size,
             most_unfinished=most_unfinished,

@@ -100,6 +100,19 @@ def test_given_the_discard_strategy_when_groups_come_back_then_their_tokens_are_
     assert sum(group.generated_tok for group in run.pool.dispatch(2).groups) == 0
 
 
+def test_given_a_complete_group_to_be_redrawn_when_settled_then_it_waits_in_its_place_and_its_tokens_are_waste() -> (
+    None
+):
+    run, groups = opened_run(StopRuleName.FIFO)
+    uids = [group.uid for group in groups]
+    again = GroupOutcome(prompt_uid=uids[3], verdict=Verdict.REDRAWN, response_lens_tok=(4, 5))
+    summary = summary_of(run, [again, valid(uids[0]), valid(uids[1])], uids, [])
+    settlement = run.pool.settle(summary, [groups[4], groups[2]])
+    assert (settlement.redrawn_uids, settlement.requeued, settlement.discarded_tok) == ((uids[3],), 2, 9)
+    assert run.pool.check_ledger()["waiting"] == 3 and run.pool.num_carried == 0
+    assert [group.uid for group in run.pool.dispatch(2).groups] == uids[2:]
+
+
 def test_given_kept_groups_when_dispatched_then_the_oldest_come_first_and_of_these_the_longest() -> None:
     run, groups = opened_run(StopRuleName.FIRST_COMPLETED, keeps=True)
     for group, age, tokens in zip(groups[2:], (0, 2, 0), (9, 1, 4), strict=True):

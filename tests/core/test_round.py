@@ -23,6 +23,7 @@ def make_round(
     must_finish: tuple[str, ...] = (),
     pool_size: int | None = None,
     most_unfinished: int | None = None,
+    draws_again: bool = False,
 ) -> Round:
     return Round(
         RoundSpec(
@@ -35,6 +36,7 @@ def make_round(
             must_finish=frozenset(must_finish),
             pool_size=pool_size,
             most_unfinished=most_unfinished,
+            draws_again=draws_again,
         )
     )
 
@@ -273,3 +275,26 @@ def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_on
     assert not opened.may_start and not opened.may_start_on(0) and opened.take(0) is None
     opened.report(outcome("older", Verdict.FILTERED))
     assert opened.take(0) == "b"
+
+
+@pytest.mark.parametrize("verdict", [Verdict.VALID, Verdict.FILTERED, Verdict.SCREENED])
+@pytest.mark.parametrize("draws_again", [True, False])
+def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_again_where_interrupted_ones_do(
+    draws_again: bool, verdict: Verdict
+) -> None:
+    opened = make_round(StopRuleName.FIFO, target=1, workers=1, draws_again=draws_again)
+    opened.add_groups(dict.fromkeys(["first", "second", "behind", "failed", "running"], 1))
+    for _ in range(5):
+        opened.take(0)
+    for uid, end in (
+        ("behind", verdict), ("failed", Verdict.FAILED), ("first", Verdict.FILTERED), ("second", Verdict.VALID)
+    ):  # fmt: skip
+        opened.report(outcome(uid, end))
+    assert opened.stop_reason is StopReason.TARGET_REACHED
+    ended = {one.prompt_uid: one.verdict for one in opened.close().outcomes}
+    assert ended == {
+        "first": Verdict.FILTERED,
+        "second": Verdict.VALID,
+        "behind": Verdict.REDRAWN if draws_again else verdict,
+        "failed": Verdict.FAILED,
+    }

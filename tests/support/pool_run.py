@@ -51,6 +51,10 @@ class Run:
     def __post_init__(self) -> None:
         self.pool = self.new_pool()
 
+    @property
+    def draws_again(self) -> bool:
+        return self.stop_rule is StopRuleName.FIFO and not self.strategy_keeps
+
     def new_pool(self) -> PromptPool:
         return PromptPool(
             over_sampling=OverSampling(target_valid_groups=self.target, batch_size=self.over_sampling),
@@ -101,6 +105,7 @@ class Run:
                 carried_valid_groups=len(carried),
                 num_workers=self.random.randint(1, 3),
                 drains=self.stop_rule is StopRuleName.DRAIN,
+                draws_again=self.draws_again,
                 must_finish=dispatch.must_finish,
             )
         )
@@ -138,7 +143,7 @@ class Run:
         """A running group ends, with a verdict by chance."""
         uid = self.random.choice(list(running))
         group = running.pop(uid)
-        verdict = self.random.choice([Verdict.VALID, *Verdict])
+        verdict = self.random.choice([Verdict.VALID, *(one for one in Verdict if one is not Verdict.REDRAWN)])
         ending = group.unfinished[:1] if verdict is Verdict.SET_ASIDE else group.unfinished
         for trajectory in ending:
             generate(trajectory, self.random.randint(1, 3), self.step - 1)
@@ -152,6 +157,7 @@ class Run:
                 reason="reward_error" if verdict is Verdict.FAILED else "",
                 oldest_version=min(versions),
                 newest_version=max(versions),
+                response_lens_tok=tuple(one.generated_tok for one in group.trajectories),
             )
         )
 
@@ -193,16 +199,22 @@ class Run:
             for uid, group in given_back.items()
             if self.strategy_keeps and group.has_started
         }
+        redrawn = [o for o in summary.outcomes if o.verdict is Verdict.REDRAWN]
+        assert set(settlement.redrawn_uids) == {o.prompt_uid for o in redrawn}
+        assert settlement.discarded_tok >= sum(sum(o.response_lens_tok) for o in redrawn)
+        if self.draws_again:
+            assert not self.pool.num_carried, "a group was kept for being short"
         requeued = [uid for uid in summary.start_order if uid in given_back and uid not in self.kept]
         buffered_again = {group.uid for group in self.pool.buffered} - self.kept.keys()  # resumed, then not started
         self.kept |= {g.uid: (g.age, g.generated_tok) for g in self.pool.buffered if g.uid in buffered_again}
         lost = set(summary.taken_unreported) - given_back.keys()
         assert settlement.lost_reports == len(lost)
         assert settlement.requeued == len(requeued) + len(lost)
+        back = {*requeued, *settlement.redrawn_uids}
         never = [uid for uid in summary.never_started if uid not in buffered_again]
         first = [group.uid for group in self.pool.state().waiting][: len(lost)]
         assert set(first) == lost
-        self.expected_start = [*first, *requeued, *never]
+        self.expected_start = [*first, *(uid for uid in summary.start_order if uid in back), *never]
 
     def check_each_is_in_one_term(self, ledger: dict[str, int]) -> None:
         state = self.pool.state()

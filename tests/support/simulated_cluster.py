@@ -131,6 +131,10 @@ class Cluster:
         assert uids == sorted(uids), "mini-batches in an order of age or completion"
         assert not set(uids) & set(self.trained), "a group was trained twice"
         self.trained += uids
+        stored = {key.split("_")[0] for key in self.store.rows[store.TRAIN]}
+        assert stored <= {*uids, *self.buffer.pool.carried_uids}, (
+            "answers of a group that starts again are still stored"
+        )
         for key in batch.keys:
             self.check_trajectory(*self.store.rows[store.TRAIN][key])
         self.check_engines()

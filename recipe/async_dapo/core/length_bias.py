@@ -47,8 +47,9 @@ class LengthBiasWindow:
     """Mean response length per group over the last groups that were started, whether or not they were trained.
 
     Groups that the filter or a failure removed are left out of both sides: that they are not trained has nothing to do
-    with the stop. As dispatched a group counts with its longest attempt, a lower bound while it has not ended; as
-    trained with the one it was trained on: to throw a long attempt away and train on a shorter one is a bias too.
+    with the stop. So are attempts that were thrown away whatever their lengths. As dispatched a group counts with its
+    longest attempt, a lower bound while it has not ended; as trained with the one it was trained on: to throw a long
+    attempt away and train on a shorter one is a bias too.
 
     Args:
         size: groups remembered [count].

@@ -17,6 +17,7 @@ class Verdict(StrEnum):
     SCREENED = "screened"  # its first samples have the same metric: the others were never started
     FAILED = "failed"  # a trajectory failed for good; `reason` says why
     SET_ASIDE = "set_aside"  # interrupted by the round's limits: continued in a later round
+    REDRAWN = "redrawn"  # complete, but not of those that the stop rule waited for: its prompt starts again
 
 
 JUDGED = (Verdict.VALID, Verdict.FILTERED, Verdict.SCREENED)  # every trajectory that was started has been scored

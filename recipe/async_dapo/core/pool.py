@@ -4,8 +4,9 @@
 
 `ended` are groups that were filtered, screened out or have failed. `carried` are valid groups beyond the B of a step:
 they are trained first in the next one. `buffered` are groups that were interrupted and keep their tokens. Everything
-else that was interrupted waits again, in front. A group that has become too stale, or whose agent loops cannot go on,
-is retired, and its prompt waits again under a new uid. Deferred prompts wait until their step.
+else that was interrupted waits again, in front, with the groups that are redrawn. A group that has become too stale, or
+whose agent loops cannot go on, is retired, and its prompt waits again under a new uid. Deferred prompts wait until
+their step.
 """
 
 from collections import Counter, deque
@@ -130,7 +131,9 @@ class PromptPool:
         """
         self._carry_valid(summary)
         ended, failed = self._count_ended(summary)
-        requeued, kept, discarded_tok = self._take_back(summary, unfinished)
+        redrawn, redrawn_tok = self._take_redrawn(summary)
+        requeued, kept, discarded_tok = self._take_back(summary, unfinished, redrawn)
+        discarded_tok += redrawn_tok
         lost = list(self._in_round.values())
         self._in_round.clear()
         for group in lost:
@@ -147,6 +150,7 @@ class PromptPool:
             failed=failed,
             requeued=requeued + len(lost),
             kept=kept,
+            redrawn_uids=tuple(group.uid for group in redrawn),
             discarded_tok=discarded_tok,
             lost_reports=len(lost),
         )
@@ -206,8 +210,18 @@ class PromptPool:
         self.ledger.failed += ended[Verdict.FAILED]
         return ended, dict(Counter(outcome.reason for outcome in gone if outcome.verdict is Verdict.FAILED))
 
-    def _take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> tuple[int, int, int]:
-        """Put interrupted groups into the buffer, or in front of those that never started."""
+    def _take_redrawn(self, summary: RoundSummary) -> tuple[list[PromptGroup], int]:
+        """Groups that have ended and start again all the same, emptied, and the tokens that are lost with them."""
+        outcomes = [outcome for outcome in summary.outcomes if outcome.verdict is Verdict.REDRAWN]
+        groups = [self._in_round.pop(outcome.prompt_uid) for outcome in outcomes]
+        for group in groups:
+            group.restart()
+        return groups, sum(sum(outcome.response_lens_tok) for outcome in outcomes)
+
+    def _take_back(
+        self, summary: RoundSummary, unfinished: Iterable[PromptGroup], redrawn: Sequence[PromptGroup]
+    ) -> tuple[int, int, int]:
+        """Put interrupted groups into the buffer, or in front of those that never started, with those to draw again."""
         requeued, kept, discarded_tok = [], 0, 0
         for group in unfinished:
             if self._in_round.pop(group.uid, None) is None:
@@ -219,7 +233,7 @@ class PromptPool:
                 discarded_tok += group.restart()
                 requeued.append(group)
         position = {uid: i for i, uid in enumerate(summary.start_order)}
-        self._waiting.extend(sorted(requeued, key=lambda group: position[group.uid]))
+        self._waiting.extend(sorted([*requeued, *redrawn], key=lambda group: position[group.uid]))
         for uid in summary.never_started:
             group = self._in_round.pop(uid)
             if group.has_started:

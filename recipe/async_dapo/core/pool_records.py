@@ -69,6 +69,7 @@ class Settlement:
     failed: dict[str, int]  # reason -> groups
     requeued: int
     kept: int
+    redrawn_uids: tuple[str, ...]  # complete, and queued again from the start; not among `requeued`
     discarded_tok: int
     lost_reports: int  # groups a worker neither finished nor gave back; re-queued
 

@@ -18,7 +18,7 @@ beyond that would become too stale, however soon it ended.
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from .failures import EndedGroups
@@ -44,6 +44,7 @@ class RoundSpec:
     carried_valid_groups: int  # left over from earlier rounds [groups]
     num_workers: int
     drains: bool  # running groups are awaited after the rule is met, rather than interrupted
+    draws_again: bool = False  # groups that the rule did not wait for start again, complete or not
     must_finish: frozenset[str] = frozenset()  # too stale in the next step: the round does not halt before they ended
     # N' of CoPRIS: a group starts while fewer trajectories generate; None = only the lanes bound what runs
     pool_size: int | None = None
@@ -297,7 +298,9 @@ class Round:
         return RoundSummary(
             round_id=self.round_id,
             stop_reason=self._stop_reason,
-            outcomes=tuple(self._outcomes),
+            outcomes=tuple(
+                replace(one, verdict=Verdict.REDRAWN) if self._starts_again(one) else one for one in self._outcomes
+            ),
             start_order=tuple(self._start_order),
             never_started=tuple(self._queues.clear()),
             taken_unreported=self._running.uids,
@@ -305,6 +308,11 @@ class Round:
             certain_groups=len(self._certain),
             waiting_for_calls_max=self._running.waiting_max,
         )
+
+    def _starts_again(self, outcome: GroupOutcome) -> bool:
+        if self._rule is None or not self._spec.draws_again or outcome.verdict not in JUDGED:
+            return False
+        return not self._rule.has_counted(outcome.prompt_uid)
 
     def _update(self) -> None:
         if self._stop_reason is not None:

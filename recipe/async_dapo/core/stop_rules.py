@@ -4,7 +4,7 @@
                    again and again while short ones are trained on.
 `fifo`             B valid groups among a prefix of the start order that has finished whole (MiMo, arXiv:2505.07608):
                    which groups are trained does not depend on how long they took. Where interrupted ones start
-                   again (`discard`), those that ended are kept: their samples are the shorter ones.
+                   again (`discard`), so do those that have ended beyond the prefix: their samples are the shorter ones.
 `drain`            B valid groups, then nothing new starts and everything running is awaited. Unbiased and slow.
 """
 
@@ -28,6 +28,8 @@ class StopRule(Protocol):
     def is_met(self) -> bool: ...
     def on_start(self, uid: str) -> None: ...
     def on_end(self, uid: str, verdict: Verdict) -> None: ...
+    def has_counted(self, uid: str) -> bool:
+        """Whether this ended group is one of those that the rule waited for, rather than one of those behind them."""
 
 
 class CompletionOrder:
@@ -47,6 +49,9 @@ class CompletionOrder:
         if verdict is Verdict.VALID:
             self._missing -= 1
 
+    def has_counted(self, uid: str) -> bool:
+        return True
+
 
 class StartOrder:
     """Met when B valid groups have ended and so has every group that was started before them."""
@@ -54,7 +59,7 @@ class StartOrder:
     def __init__(self, target_valid_groups: int, carried_valid_groups: int) -> None:
         self._missing = target_valid_groups - carried_valid_groups
         self._started: deque[str] = deque()  # from the oldest group that still runs
-        self._ended: dict[str, Verdict] = {}
+        self._ended: dict[str, Verdict] = {}  # behind the prefix
 
     @property
     def is_met(self) -> bool:
@@ -68,6 +73,9 @@ class StartOrder:
         while self._started and self._started[0] in self._ended and not self.is_met:
             if self._ended.pop(self._started.popleft()) is Verdict.VALID:
                 self._missing -= 1
+
+    def has_counted(self, uid: str) -> bool:
+        return uid not in self._ended
 
 
 def make_stop_rule(name: StopRuleName, *, target_valid_groups: int, carried_valid_groups: int) -> StopRule:

@@ -83,7 +83,8 @@ class TrainingRun:
         settlement = self.pool.settle(simulated.summary, simulated.unfinished)
         self.pool.check_ledger()
         if not self.options.keeps_tokens:
-            for group in simulated.unfinished:
+            redrawn = [group for group in self.pool.state().waiting if group.uid in settlement.redrawn_uids]
+            for group in [*simulated.unfinished, *redrawn]:
                 self._workload.answer_anew(group.prompt[ANSWERS])
         return self._measure(
             simulated,

@@ -29,6 +29,7 @@ METRICS: dict[str, str] = {
     "early_stop/stop_latency_s": "from the report that met the stop rule until every request is back [s]",
     "early_stop/interrupted_groups": "groups that the stop interrupted [groups]",
     "early_stop/requeued_groups": "of these: queued again from the start [groups]",
+    "early_stop/redrawn_groups": "complete, but behind those that fifo waits for; with discard queued again [groups]",
     "early_stop/surplus_groups": "valid groups kept for the next step [groups]",
     "early_stop/lost_reports": "started groups that no worker gave back; queued again [groups]",
     "filter/rejected_groups": "groups whose metric does not vary, in this step [groups]",

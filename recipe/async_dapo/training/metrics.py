@@ -83,6 +83,7 @@ def _stop(record: RoundRecord) -> dict[str, float]:
         "early_stop/stop_latency_s": record.result.stop_latency_s,
         "early_stop/interrupted_groups": len(record.result.summary.taken_unreported),
         "early_stop/requeued_groups": record.settlement.requeued,
+        "early_stop/redrawn_groups": len(record.settlement.redrawn_uids),
         "early_stop/surplus_groups": record.settlement.surplus,
         "early_stop/lost_reports": record.settlement.lost_reports,
     }

@@ -112,10 +112,13 @@ class RoundReplayBuffer(ReplayBuffer):
         while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
             self._refill(global_steps)
         result = self.manager.close_round()
-        self._lengths.observe(result.summary.outcomes, result.workers.unfinished)
+        # What is drawn again whatever its length says nothing of a preference.
+        interrupted = () if self._options.draws_again else result.workers.unfinished
+        self._lengths.observe(result.summary.outcomes, interrupted)
         self._remember(result)
         self._lengths_file.add(result.summary.outcomes, step=global_steps)
         settlement = self.pool.settle(result.summary, result.workers.unfinished)
+        store.forget_groups(settlement.redrawn_uids, partition_id=store.TRAIN)
         self._lengths.mark_trained(settlement.trained_uids)
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
         batch = store.batch_of(sorted(settlement.trained_uids), partition_id=store.TRAIN)
@@ -210,7 +213,7 @@ class RoundReplayBuffer(ReplayBuffer):
         """How the round's prompts were answered, while the pool still knows them by their groups."""
         if self._options.selection.records:
             for outcome in result.summary.outcomes:
-                if outcome.metrics:
+                if outcome.metrics and outcome.verdict is not Verdict.REDRAWN:  # then its next answers count
                     self.history.observe(self.pool.prompt_key(outcome.prompt_uid), outcome.metrics)
 
     def _refill(self, step: int) -> None:
