@@ -194,7 +194,7 @@ def _add_to_runtime_env(config: DictConfig, modules: list[Path]) -> None:
     runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env, resolve=True) or {}
     assert isinstance(runtime_env, dict)
     job = _runtime_env_of_job()
-    for field in runtime_env.keys() & job.keys() - {"py_modules", "env_vars"}:
+    for field in map(str, runtime_env.keys() & job.keys() - {"py_modules", "env_vars"}):
         key = f"ray_kwargs.ray_init.runtime_env.{field}"
         raise ConfigError(key, runtime_env[field], f"the Ray job sets {field}, too; leave it out here, or there")
     runtime_env["py_modules"] = [

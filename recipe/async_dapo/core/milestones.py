@@ -32,7 +32,7 @@ class Standstill:
     """
 
     def __init__(self, *, first_s: float, now_s: float) -> None:
-        self._first_s = first_s
+        self._first_s = self._patience_s = first_s
         self._last: object = None
         self._begin(now_s)
 
@@ -50,5 +50,5 @@ class Standstill:
 
     def _begin(self, now_s: float) -> None:
         self._since_s = now_s
-        self._patience_s: float = self._first_s
+        self._patience_s = self._first_s
         self.look_at_s = now_s + self._first_s / 4

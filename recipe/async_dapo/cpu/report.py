@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def _plot(metrics: RunMetrics, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = {
+    panels: dict[str, list[tuple[Iterable[tuple[int, float]], str, str]]] = {
         "validation accuracy": [(metrics.accuracy(), metrics.accuracy_name(), "o-")],
         "reward in the batch": [(metrics.series(keys.REWARD), "mean", "-")],
         "response length [tokens]": [
