@@ -30,6 +30,9 @@ PRESETS: dict[str, Accelerator] = {
 }
 
 
+DEFAULT_ACCELERATOR = "h200"  # where none is named
+
+
 def find_accelerator(name: str) -> Accelerator:
     """
     Raises:

@@ -15,8 +15,8 @@ from ..core.stop_rules import StopRuleName
 from .calibration import calibrate
 from .candidates import VLLM_CALL_LIMIT
 from .costs import ServerConstants
+from .hardware import DEFAULT_ACCELERATOR, Accelerator, find_accelerator
 from .hardware import PRESETS as ACCELERATORS
-from .hardware import Accelerator, find_accelerator
 from .input_values import converted, unit_of
 from .lengths import LengthModel, LogNormalLengths
 from .lengths_file import load_lengths
@@ -52,7 +52,7 @@ class Inputs:
     kv_cache_dtype: Annotated[
         str, "engine_kwargs.vllm.kv_cache_dtype: auto = the model's, fp8 = half the bytes of kv_bytes_per_token"
     ] = "auto"
-    accelerator: Annotated[str, f"preset: {', '.join(ACCELERATORS)}"] = "h200"
+    accelerator: Annotated[str, f"preset: {', '.join(ACCELERATORS)}"] = DEFAULT_ACCELERATOR
     memory_gb: Annotated[float | None, "of one accelerator [1e9 bytes]; null = the preset's"] = None
     bandwidth_tb_s: Annotated[float | None, "of its memory, peak [TB/s]; null = the preset's"] = None
     bf16_tflop_s: Annotated[float | None, "dense peak [TFLOP/s]; null = the preset's"] = None

@@ -7,10 +7,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..config import ConfigError
 from ..core.trainer_memory import TrainerMemory
+from ..plan.hardware import DEFAULT_ACCELERATOR, Accelerator, find_accelerator
 from ..plan.model_shape import ModelShape, load_model
 from .batch_sizes import num_gpus
 from .model_check import local_folder
-from .run_in_words import accelerator_of
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _FSDP = "actor_rollout_ref.actor.fsdp_config."
@@ -53,6 +53,17 @@ def check_memory(config: DictConfig) -> str:
     if is_certain:
         raise error
     return str(error)
+
+
+def accelerator_of(config: DictConfig) -> tuple[Accelerator, str]:
+    """This machine's GPU, else the rehearsal's, else the default; and what to call it."""
+    if torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(0)
+        gpu = Accelerator(name=found.name, memory_gb=found.total_memory / 1e9, bandwidth_tb_s=1.0, bf16_tflop_s=1.0)
+        return gpu, found.name
+    name = config.rehearsal.accelerator or DEFAULT_ACCELERATOR
+    gpu = find_accelerator(name)
+    return gpu, f"{gpu.name} (assumed: no GPU here, rehearsal.accelerator={config.rehearsal.accelerator})"
 
 
 def trainer_of(config: DictConfig, model: ModelShape) -> TrainerMemory:

@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 
-import torch
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.concurrency import EngineLoad
 from ..plan.costs import ServerConstants, kv_room_tok
-from ..plan.hardware import Accelerator, find_accelerator
-from ..plan.inputs import Inputs
+from ..plan.hardware import Accelerator
 from ..plan.model_shape import ModelShape, load_model
 from ..processes.actor_limits import server_calls
 from .batch_sizes import num_gpus
+from .memory_check import accelerator_of
 from .model_check import local_folder
 
 BUFFERED_BYTES_PER_TOK = 9  # a token's id and log-prob, and its share of what is noted for a delivery
@@ -97,17 +96,6 @@ def _in_flight(options: AsyncDAPOConfig, engines: Engines) -> str:
     balance.open({f"engine {i}": load for i in range(engines.count)})
     first = options.round_size().decide(balance.places, 1.0)
     return f"Requests in flight size themselves, {first:,} in the first round."
-
-
-def accelerator_of(config: DictConfig) -> tuple[Accelerator, str]:
-    """This machine's GPU, else the rehearsal's, else the planner's default; and what to call it."""
-    if torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(0)
-        gpu = Accelerator(name=found.name, memory_gb=found.total_memory / 1e9, bandwidth_tb_s=1.0, bf16_tflop_s=1.0)
-        return gpu, found.name
-    name = config.rehearsal.accelerator or Inputs.described()["accelerator"][0]
-    gpu = find_accelerator(name)
-    return gpu, f"{gpu.name} (assumed: no GPU here, rehearsal.accelerator={config.rehearsal.accelerator})"
 
 
 def _kv_room_tok(config: DictConfig, accelerator: Accelerator, gpus: int) -> int | None:
