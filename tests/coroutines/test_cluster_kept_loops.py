@@ -77,7 +77,7 @@ def test_given_several_workers_when_a_group_is_continued_then_the_worker_with_it
 
 @KEEPING
 def test_given_groups_that_become_too_stale_then_their_loops_end(start, strategy) -> None:
-    changes = {"max_staleness": 1, "over_sampling_batch_size": 9}
+    changes = {"max_staleness": 0, "over_sampling_batch_size": 9}
     task = replace(random_task(3), tool_s=3.0, keeps_state=True)
     cluster = start(opts(strategy, most=64, **changes), task=task)
     retired = sum(cluster.step()["async_dapo/partial/retired_groups"] for _ in range(12))

@@ -18,6 +18,7 @@ from ..support.plan_settings import small_scenario
 WARMUP = 3
 STEPS = 12  # counted
 LONGER = 40  # counted where chance makes 5 % over twelve: rounds sized by the last, or prompts answered anew
+LONGEST = 160  # half of what is drawn is thrown away and answered anew, differently in both
 AGREEMENT = 0.05  # of the seconds of a rollout
 SCENARIO = small_scenario(
     num_servers=4,
@@ -117,4 +118,6 @@ def system(name: str, changes: dict[str, Any] | None = None) -> System:
 
 
 def steps(name: str) -> int:
-    return WARMUP + (LONGER if name == "discard fifo" or SYSTEMS[name]["rollout_strategy"] == "partial" else STEPS)
+    if name == "discard fifo":
+        return WARMUP + LONGEST
+    return WARMUP + (LONGER if SYSTEMS[name]["rollout_strategy"] == "partial" else STEPS)

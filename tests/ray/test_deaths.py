@@ -154,6 +154,8 @@ def test_given_a_coordinator_that_dies_while_the_trainer_trains_then_the_run_end
     buffer: Any = SimpleNamespace(attach=lambda manager: None)
     engines: Any = SimpleNamespace(naming_the_lost=nullcontext)
     trainer.replay_buffer, trainer._engines = buffer, engines
+    config: Any = SimpleNamespace(trainer=SimpleNamespace(logger=[]))
+    trainer.config, trainer.global_steps = config, 0
     with pytest.raises(ActorDied, match=r"coordinator died: .* \(node [\d.]+, pid \d+\)$"):
         trainer.fit(manager)
 

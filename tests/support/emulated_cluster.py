@@ -24,7 +24,7 @@ from .simulated_worker import Task
 
 WORDS = Vocabulary(digits=tuple(range(10)), filler=20, right=(21,), wrong=(22,), end_of_text=23)
 LATENCY_S = 1e-4  # of every call
-PROMPTS = 2048  # more than any test draws
+PROMPTS = 8192  # more than any test draws
 
 
 class PlannedBook(AnswerBook):

@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 
 from benchmarks.support.router import router_options
+from recipe.async_dapo.core.milestones import Standstill
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
@@ -57,6 +58,7 @@ def waiting_manager(balancer: ActorHandle, *, engine_timeout_s: float = PATIENCE
     manager._coordinator = EarlyStoppingCoordinatorActor.remote(balancer, PATIENCE_S)
     manager._round_id, manager._started = "step-1", time.monotonic()
     manager._look_at = manager._started + engine_timeout_s / 2
+    manager._standstill = Standstill(first_s=PATIENCE_S, now_s=manager._started)
     manager._worker_refs = []
     spec = RoundSpec(
         round_id="step-1",

@@ -34,7 +34,7 @@ def _run(config: DictConfig) -> None:
             use_stand_in(config, options)
         check_rehearsable(config)
         if config.trainer.v1.trainer_mode == RECIPE_MODE:
-            check_all(config)
+            _check(config)
         else:
             _check_verl_mode(config)
         options.scenario(config)
@@ -89,6 +89,13 @@ def _train_in_verl_mode(config: DictConfig, trainer_cls: Any) -> None:
         trainer.fit(manager)
     finally:
         end_queue()
+
+
+def _check(config: DictConfig) -> None:
+    """As a training does, but for the room of checkpoints: those of a rehearsal are small."""
+    save_freq, config.trainer.save_freq = config.trainer.save_freq, -1
+    check_all(config)
+    config.trainer.save_freq = save_freq
 
 
 def _check_verl_mode(config: DictConfig) -> None:
