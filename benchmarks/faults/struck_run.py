@@ -40,13 +40,13 @@ def _run(config: DictConfig) -> None:
 
 
 def _rehearse(config: DictConfig) -> None:
-    from recipe.async_dapo.rehearsal.emulation import emulate, use_stand_in
+    from recipe.async_dapo.rehearsal.emulation import check_as_training, emulate, use_stand_in
     from recipe.async_dapo.rehearsal.options import RehearsalOptions
 
     options = RehearsalOptions.from_hydra(config)
     use_stand_in(config, options)
     folder = Path(config.trainer.default_local_dir)
-    check_all(config)
+    check_as_training(config)
     options.folder.mkdir(parents=True, exist_ok=True)
     emulate(config, options)
     with open_dict(config):  # unlike other rehearsals it goes on where the last life ended

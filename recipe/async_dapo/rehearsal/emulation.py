@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..config import ConfigError
 from ..plan.tool_calls import ToolCalls
 from ..startup.agent_loop_check import loops_of_data
+from ..startup.preflight import check_all
 from . import words
 from .options import SEPARATE, RehearsalOptions, RewardSource
 from .stand_in import make_stand_in
@@ -51,6 +52,17 @@ def check_rehearsable(config: DictConfig) -> None:
     ):
         if is_used:
             raise ConfigError(key, OmegaConf.select(config, key), f"{what} are not rehearsed; do without")
+
+
+def check_as_training(config: DictConfig) -> None:
+    """As a training does, but for the room of checkpoints: those of a rehearsal are small.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    save_freq, config.trainer.save_freq = config.trainer.save_freq, -1
+    check_all(config)
+    config.trainer.save_freq = save_freq
 
 
 def emulate(config: DictConfig, options: RehearsalOptions) -> None:

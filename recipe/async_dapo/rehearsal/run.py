@@ -10,9 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from ..main_async_dapo import explained
 from ..processes.collector import look_rarely
 from ..startup.overrides import check_overrides
-from ..startup.preflight import check_all
 from ..verl_version import check_versions
-from .emulation import check_rehearsable, emulate, use_stand_in
+from .emulation import check_as_training, check_rehearsable, emulate, use_stand_in
 from .options import RehearsalOptions
 
 RECIPE_MODE = "async_dapo"
@@ -34,7 +33,7 @@ def _run(config: DictConfig) -> None:
             use_stand_in(config, options)
         check_rehearsable(config)
         if config.trainer.v1.trainer_mode == RECIPE_MODE:
-            _check(config)
+            check_as_training(config)
         else:
             _check_verl_mode(config)
         options.scenario(config)
@@ -89,13 +88,6 @@ def _train_in_verl_mode(config: DictConfig, trainer_cls: Any) -> None:
         trainer.fit(manager)
     finally:
         end_queue()
-
-
-def _check(config: DictConfig) -> None:
-    """As a training does, but for the room of checkpoints: those of a rehearsal are small."""
-    save_freq, config.trainer.save_freq = config.trainer.save_freq, -1
-    check_all(config)
-    config.trainer.save_freq = save_freq
 
 
 def _check_verl_mode(config: DictConfig) -> None:
