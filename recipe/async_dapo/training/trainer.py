@@ -72,8 +72,6 @@ from .tracking import extend, keep_metrics_file
 
 logger = logging.getLogger(__name__)
 
-logger = logging.getLogger(__name__)
-
 
 @register_trainer("async_dapo")
 class AsyncDAPOTrainer(PPOTrainer):
