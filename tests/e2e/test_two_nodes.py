@@ -231,8 +231,8 @@ def test_given_a_second_node_when_trained_then_trajectories_run_on_both_with_shi
 
 @pytest.mark.parametrize("node", ["head", "second"])
 def test_given_a_reward_function_in_a_file_when_trained_then_it_is_computed_on_both_nodes(run, node):
-    [note] = notes(run, "reward", node)
-    assert "py_modules_files" in Path(note["file"]).parts
+    found = notes(run, "reward", node)  # of two processes, where one call took more than a second
+    assert found and all("py_modules_files" in Path(note["file"]).parts for note in found)
 
 
 def test_given_relative_output_folders_when_trained_then_they_are_the_drivers(run):
