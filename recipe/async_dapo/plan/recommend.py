@@ -187,11 +187,12 @@ def _compared_with_verl(rows: Sequence[Row], fresh: Recommendation | None) -> st
     if fresh is None:
         return f"no row of this recipe has {share} or less"
     gain = fresh.row.speed_up / colocate.speed_up - 1
-    seconds = f"{fresh.row.mean.step_s:.4g} s a step against {colocate.mean.step_s:.4g}"
+    ours, verls = (row.mean.tokens_per_s_per_gpu for row in (fresh.row, colocate))
+    speeds = f"{ours:.0f} tok/s/GPU against {verls:.0f}"
     name = fresh.row.candidate.system.name
     if gain > NOISE:
-        return f"at {share}, `{name}` is {gain:.0%} faster: {seconds}"
-    return f"at {share}, no row of this recipe is faster; the fastest is `{name}`: {seconds}"
+        return f"at {share}, `{name}` is {gain:.0%} faster: {speeds}"
+    return f"at {share}, no row of this recipe is faster; the fastest is `{name}`: {speeds}"
 
 
 def _best(rows: Sequence[Row]) -> Row:
