@@ -5,4 +5,4 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 bash requirements/install.sh .venv
-exec .venv/bin/python -m recipe.async_dapo.cpu.quickstart "$@"
+exec .venv/bin/python -m recipe.async_dapo_lab.quickstart "$@"

@@ -9,9 +9,9 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from benchmarks.support.tables import markdown
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.report.health import RULES, Rule
-from recipe.async_dapo.training.metric_names import METRICS, PREFIX, STALENESS_BUCKETS
+from recipe.async_dapo.record.console import RULES, Rule
+from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS
+from recipe.async_dapo_lab.plan.inputs import Inputs
 
 OPTIONS_FILE = Path(__file__).parents[1] / "recipe" / "async_dapo" / "config" / "async_dapo_trainer.yaml"
 OWN_NODES = ("async_dapo", "rehearsal")

@@ -21,6 +21,7 @@ from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.strategies import summary as strategies
 from benchmarks.support.tables import markdown
 from docs import declared
+from docs.memory import memory_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -126,6 +127,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "exact": table(corrections.exact_table),
         "learned": table_of(corrections.read_runs, corrections.learning_table),
     },
+    "docs/cluster.md": {"memory": table(memory_table)},
     "docs/concurrency.md": {"frontier": table(plan.frontier_table)},
     "docs/planner.md": {
         "reference setting": table(plan.reference_table),

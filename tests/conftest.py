@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from recipe.async_dapo.processes.collector import look_as_usual, look_rarely
-from recipe.async_dapo.processes.own_ray import prepare_own_ray
+from recipe.async_dapo.own_ray import collect_cycles_as_usual, collect_cycles_rarely, prepare_own_ray
 
-look_rarely()  # tests import a million objects
+collect_cycles_rarely()  # tests import a million objects
 
 TESTS = Path(__file__).parent
 CPU_PLUGIN = TESTS.parent / "recipe" / "async_dapo" / "cpu" / "plugin"
@@ -25,6 +24,7 @@ ORDER = (
     "report/",
     "e2e/test_multi_turn.py",
     "plan/",
+    "gpu_check/",
     "scripts/",
     "startup/",
     "contract/",
@@ -36,6 +36,7 @@ ORDER = (
     "e2e/test_copied_recipe.py",
     "e2e/test_two_nodes.py",
     "e2e/test_quickstart.py",
+    "e2e/test_gpu_check.py",
     "e2e/test_examples.py",
     "e2e/test_rehearsal.py",
     "e2e/test_same_learning.py",
@@ -79,5 +80,5 @@ def _place(item: pytest.Item) -> int:
 
 def pytest_collection_finish() -> None:
     """Simulations collect garbage; what tests import is none."""
-    look_as_usual()
+    collect_cycles_as_usual()
     atexit.register(gc.unfreeze)

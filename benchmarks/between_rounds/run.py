@@ -27,8 +27,7 @@ from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
-from recipe.async_dapo.rollout.open_round import Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, Ticket
 from recipe.async_dapo.rollout.parking import group_of, park, ticket_of
 
 GROUP_SIZE = 8

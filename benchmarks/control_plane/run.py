@@ -34,8 +34,7 @@ from recipe.async_dapo.core.balance import Returned
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundSpec
-from recipe.async_dapo.rollout.open_round import Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundSpec, Ticket
 
 NUM_CLIENTS = 2
 GROUP_SIZE = 16

@@ -22,15 +22,15 @@ from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, RunLoad, quiet_steps, train
 from benchmarks.support.tables import markdown
-from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
-from recipe.async_dapo.cpu.overrides import (
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
+from recipe.async_dapo_lab.quickstart.overrides import (
     QUICK_LEARNING_RATE,
     QUICK_STEPS,
     REQUESTS_IN_FLIGHT,
     RESPONSES_PER_PROMPT,
     recipe_overrides,
 )
-from recipe.async_dapo.cpu.run_metrics import ACCURACY, RunMetrics
+from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
 
 CORRECTIONS = ("none", "bypass", "decoupled", "balance")
 STRATEGIES = (ON_POLICY, "partial", "partial_stale_kv", "consistent")

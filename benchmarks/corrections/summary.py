@@ -3,7 +3,7 @@
 import pandas as pd
 
 from benchmarks.corrections.exact import FOLDER
-from recipe.async_dapo.cpu.overrides import RESPONSES_PER_PROMPT
+from recipe.async_dapo_lab.quickstart.overrides import RESPONSES_PER_PROMPT
 
 ON_POLICY = "on-policy"
 PROMPTS_PER_STEP = 4  # few, so that what is unfinished lasts for several steps

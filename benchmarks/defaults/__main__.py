@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from recipe.async_dapo.cpu.supervision import exit_on_signals
+from recipe.async_dapo_lab.quickstart.supervision import exit_on_signals
 
 from .draw import draw
 from .run import run

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.support.tables import markdown
-from recipe.async_dapo.plan.bound import bound_of
+from recipe.async_dapo_lab.plan.candidates import bound_of
 
 from .run import CAPPED, COLOCATE, DEFAULT, EQUAL_SHARE, STALE_KV
 from .settings import SETTINGS

@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.config import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.plan.candidates import Candidate, baselines, default_concurrency, recipe_candidates
-from recipe.async_dapo.plan.sweep import simulate
-from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo_lab.plan.candidates import Candidate, baselines, default_concurrency, recipe_candidates
+from recipe.async_dapo_lab.plan.sweep import simulate
+from recipe.async_dapo_lab.plan.systems import recipe
 
 from .settings import Setting
 

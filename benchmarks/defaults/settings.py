@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

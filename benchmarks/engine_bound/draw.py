@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.engine_bound.summary import FOLDER, engine_bound_table, read_runs
 from benchmarks.support.tables import markdown
-from recipe.async_dapo.rehearsal.figure import draw_timeline
-from recipe.async_dapo.rehearsal.timeline import Timeline
+from recipe.async_dapo_lab.rehearsal.figure import Timeline, draw_timeline
 
 KEPT, KEPT_TITLE = "timeline", "partial, defaults: 2 servers, B=8, n=8, 8K"  # the record of one run
 

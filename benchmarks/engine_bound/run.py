@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.engine_bound.systems import SETTINGS, WARMUP, Row, planned, rows
 from benchmarks.support.rehearsed import measure, overrides_of
 from benchmarks.support.runs_file import RunsFile
-from recipe.async_dapo.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.scenario import Scenario
 
 
 def run(

@@ -5,13 +5,18 @@ from functools import partial
 from statistics import fmean, stdev
 
 from benchmarks.support.rehearsed import verl_overrides
-from recipe.async_dapo.plan.bound import bound_of
-from recipe.async_dapo.plan.candidates import Candidate, default_concurrency, pool_options, separate_splits
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.plan.measures import StepMeasure
-from recipe.async_dapo.plan.scenario import Scenario
-from recipe.async_dapo.plan.sweep import simulate
-from recipe.async_dapo.plan.systems import System, recipe, verl_colocate_async, verl_sync
+from recipe.async_dapo_lab.plan.candidates import (
+    Candidate,
+    bound_of,
+    default_concurrency,
+    pool_options,
+    separate_splits,
+)
+from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.measures import StepMeasure
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.sweep import simulate
+from recipe.async_dapo_lab.plan.systems import System, recipe, verl_colocate_async, verl_sync
 
 PROMPT_TOK = 188  # of the stand-in prompts
 SHORT_POLL_S = 0.05

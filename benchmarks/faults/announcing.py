@@ -13,11 +13,11 @@ from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.rehearsal.training import RehearsedAsyncDAPO
 from recipe.async_dapo.rollout.reports import RoundResult
+from recipe.async_dapo.training.checkpoints import RolloutState
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
-from recipe.async_dapo.training.rollout_state import RolloutState
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+from recipe.async_dapo_lab.rehearsal.training import RehearsedAsyncDAPO
 
 from .audit import Note
 from .cells import Moment

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from recipe.async_dapo.cpu.inspection import vllm_inspects
-from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
-from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
+from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
+from recipe.async_dapo_lab.quickstart.supervision import vllm_inspects
 
 from .cells import Stack
 

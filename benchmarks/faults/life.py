@@ -17,8 +17,8 @@ from typing import Any, Self
 import psutil
 
 from recipe.async_dapo.cpu.activation import run_environment
-from recipe.async_dapo.cpu.run_metrics import RunMetrics
-from recipe.async_dapo.cpu.supervision import TrainingProcess
+from recipe.async_dapo_lab.quickstart.run_metrics import RunMetrics
+from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
 from .cells import KILL, Cell, Moment
 from .variables import LIFE, NOTES, SOCKET, STACK

@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock
 
 from benchmarks.support.runs_file import RunsFile
-from recipe.async_dapo.cpu.supervision import exit_on_signals
+from recipe.async_dapo_lab.quickstart.supervision import exit_on_signals
 
 from .cells import MATRIX, Cell, Stack
 from .chain import Chain

@@ -10,13 +10,13 @@ from omegaconf import DictConfig, open_dict
 from benchmarks.faults.cells import Stack
 from benchmarks.faults.variables import STACK
 from recipe.async_dapo.main_async_dapo import explained
-from recipe.async_dapo.processes.collector import look_rarely
+from recipe.async_dapo.own_ray import collect_cycles_rarely
 from recipe.async_dapo.startup.preflight import check_all
 
 
 class StruckTaskRunner:
     def run(self, config: DictConfig) -> None:
-        from recipe.async_dapo.data_plane import queue_starts
+        from recipe.async_dapo.store import queue_starts
 
         with queue_starts(config):
             from benchmarks.faults.announcing import StruckRehearsal, StruckTraining
@@ -40,8 +40,8 @@ def _run(config: DictConfig) -> None:
 
 
 def _rehearse(config: DictConfig) -> None:
-    from recipe.async_dapo.rehearsal.emulation import check_as_training, emulate, use_stand_in
-    from recipe.async_dapo.rehearsal.options import RehearsalOptions
+    from recipe.async_dapo_lab.rehearsal.emulation import check_as_training, emulate, use_stand_in
+    from recipe.async_dapo_lab.rehearsal.options import RehearsalOptions
 
     options = RehearsalOptions.from_hydra(config)
     use_stand_in(config, options)
@@ -57,5 +57,5 @@ def _rehearse(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    look_rarely()
+    collect_cycles_rarely()
     _run()

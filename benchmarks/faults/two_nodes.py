@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import psutil
 
-from recipe.async_dapo.cpu.supervision import TrainingProcess
-from recipe.async_dapo.processes.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
 from .cells import CUT, CUT_FOR_A_WHILE, Cell
 from .life import ROOT, LeftOver, Life, Strike

@@ -25,8 +25,8 @@ from vllm.v1.outputs import LogprobsLists
 
 from benchmarks.support.front_end_request import admit, chunks_of
 from benchmarks.support.supervised_training import STREAM_INTERVAL
-from recipe.async_dapo.cpu.tiny_model import build_tokenizer
-from recipe.async_dapo.engines.stamping_engine import RequestTable, RunningRequest, StampingEngine
+from recipe.async_dapo.engines.engine import RequestTable, RunningRequest, StampingEngine
+from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
 PROMPT_IDS = [1, 2, 3]
 

@@ -4,7 +4,7 @@ python -m benchmarks.gpu_record --model /models/Qwen3-8B --output record.jsonl
 
 The model's folder needs `config.json` and tokenizer only: weights are made up (`load_format=dummy`), as their values do
 not matter. About ten minutes on one GPU, as estimated: so far it ran on vLLM's CPU build alone. `python -m
-recipe.async_dapo.plan --calibrate record.jsonl` and `rehearsal.calibrate=record.jsonl` then use it in place of the
+recipe.async_dapo_lab.plan --calibrate record.jsonl` and `rehearsal.calibrate=record.jsonl` then use it in place of the
 constants.
 
 Every cell generates twice, a short and a long response for each request of the batch; the difference is decoding alone,
@@ -12,48 +12,12 @@ without prefill and start. A cell for warming up comes first and is not recorded
 """
 
 import argparse
-import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-BATCHES = (1, 8, 32, 64, 128, 256)
-CONTEXTS_TOK = (512, 2048, 8192, 16_384)
-SHORT_TOK, LONG_TOK = 32, 160
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    batch: int
-    context_tok: int  # of every request, before it generates
-
-    @property
-    def kv_tok(self) -> int:
-        """In the cache while the second part of the long responses is generated, on average."""
-        return self.batch * (self.context_tok + (SHORT_TOK + LONG_TOK) // 2)
-
-
-def cells(
-    *, kv_room_tok: int, batches: Sequence[int] = BATCHES, contexts_tok: Sequence[int] = CONTEXTS_TOK
-) -> Iterator[Cell]:
-    """Those that fit into the KV cache."""
-    for context_tok, batch in itertools.product(contexts_tok, batches):
-        if batch * (context_tok + LONG_TOK) <= kv_room_tok:
-            yield Cell(batch=batch, context_tok=context_tok)
-
-
-def measure(cell: Cell, generate_s: Callable[[Cell, int], float]) -> dict[str, float]:
-    """A line of the record.
-
-    Args:
-        generate_s: seconds in which every request of a cell gets so many tokens.
-    """
-    decode_s = generate_s(cell, LONG_TOK) - generate_s(cell, SHORT_TOK)
-    tokens_per_s = cell.batch * (LONG_TOK - SHORT_TOK) / decode_s
-    return {"inflight": cell.batch, "kv_tok": cell.kv_tok, "tokens_per_s": round(tokens_per_s, 2)}
+from recipe.async_dapo_lab.gpu_check.speed import BATCHES, CONTEXTS_TOK, LONG_TOK, Cell, cells, measure
 
 
 def main() -> None:

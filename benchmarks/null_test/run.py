@@ -19,8 +19,8 @@ from benchmarks.support.recorded_run import keep_lengths, keep_record, valid_sha
 from benchmarks.support.rehearsed import batch_overrides, measure, verl_overrides
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import TAILS
-from recipe.async_dapo.cpu.model_and_data import prepare_assets
-from recipe.async_dapo.cpu.overrides import (
+from recipe.async_dapo_lab.quickstart.model_and_data import prepare_assets
+from recipe.async_dapo_lab.quickstart.overrides import (
     PROMPTS_PER_STEP,
     REQUESTS_IN_FLIGHT,
     RESPONSES_PER_PROMPT,

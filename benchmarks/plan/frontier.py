@@ -15,12 +15,12 @@ from typing import Any
 
 from benchmarks.defaults.settings import SETTINGS, Setting
 from benchmarks.support.runs_file import RunsFile
-from recipe.async_dapo.core.pool_records import Dispatch
+from recipe.async_dapo.core.pool import Dispatch
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.plan.measures import mean_of
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import System, recipe
-from recipe.async_dapo.plan.workload import ANSWERS
+from recipe.async_dapo_lab.plan.measures import mean_of
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import System, recipe
+from recipe.async_dapo_lab.plan.workload import ANSWERS
 
 from .summary import FOLDER
 

@@ -15,16 +15,12 @@ import pandas as pd
 
 from benchmarks.support.recorded_run import keep_lengths, keep_record, valid_share
 from benchmarks.support.runs_file import RunsFile
-from recipe.async_dapo.cpu.overrides import (
-    PROMPTS_PER_STEP,
-    REQUESTS_IN_FLIGHT,
-    RESPONSES_PER_PROMPT,
-)
-from recipe.async_dapo.cpu.task import MAX_PROMPT_TOK, QUICK_START
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.plan.measures import mean_of
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.measures import mean_of
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import recipe
+from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, REQUESTS_IN_FLIGHT, RESPONSES_PER_PROMPT
+from recipe.async_dapo_lab.quickstart.task import MAX_PROMPT_TOK, QUICK_START
 
 from .summary import FOLDER
 

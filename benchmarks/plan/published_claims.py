@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from recipe.async_dapo.plan.measures import StepMeasure
+from recipe.async_dapo_lab.plan.measures import StepMeasure
 
 OPTIMUM = "1.5b copris 1024"
 TABLE_2 = {  # run -> seconds of a step, of its rollout, of its log-probs

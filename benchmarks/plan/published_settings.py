@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from recipe.async_dapo.plan.hardware import find_accelerator
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.measures import StepMeasure, mean_of
-from recipe.async_dapo.plan.model_shape import load_model
-from recipe.async_dapo.plan.scenario import Scenario
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import (
+from recipe.async_dapo.hardware import find_accelerator, load_model
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.measures import StepMeasure, mean_of
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import (
     Habits,
     System,
     april,
@@ -18,7 +17,7 @@ from recipe.async_dapo.plan.systems import (
     recipe,
     verl_sync,
 )
-from recipe.async_dapo.plan.workload import ValidShare
+from recipe.async_dapo_lab.plan.workload import ValidShare
 
 R1_AND_BASE = LogNormalLengths(median_tok=4000, sigma=0.9, correlation=0.5)  # assumed, see docs/planner.md
 QWEN3_THINKING = LogNormalLengths(median_tok=9000, sigma=0.75, correlation=0.5)  # the same; cut at each limit

@@ -12,9 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pandas as pd
 
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import recipe
 
 from .summary import FOLDER
 

@@ -20,8 +20,8 @@ from benchmarks.plan.published_settings import run as plan
 from benchmarks.published.summary import SPEEDUPS, chosen
 from benchmarks.support.rehearsed import measure, overrides_of, verl_overrides
 from benchmarks.support.runs_file import RunsFile
-from recipe.async_dapo.plan.systems import Habits, Refill
-from recipe.async_dapo.processes.actor_limits import server_calls
+from recipe.async_dapo.core.leases import server_calls
+from recipe.async_dapo_lab.plan.systems import Habits, Refill
 
 POLL_S = 0.05  # of verl's sync mode: the baselines did not poll
 SLOW_WARMUP, SLOW_STEPS = 1, 5  # nothing is kept over a step

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
-from recipe.async_dapo.files.run_files import RESPONSES_FILE, RUN_FILE, SAMPLES_FILE, STEPS_FILE
-from recipe.async_dapo.report.engine_charts import engine_charts
-from recipe.async_dapo.report.style import STYLE
-from recipe.async_dapo.report.timeline import read_timeline
-from recipe.async_dapo.report.write import write_report
+from recipe.async_dapo.record.run_files import RESPONSES_FILE, RUN_FILE, SAMPLES_FILE, STEPS_FILE
+from recipe.async_dapo.record.timeline import read_timeline
+from recipe.async_dapo_lab.report.page import STYLE
+from recipe.async_dapo_lab.report.write import engine_charts, write_report
 
 ASSETS = Path(__file__).parents[2] / "assets" / "report_pictures"
 OURS, VERLS = ASSETS / "partial", ASSETS / "verl_sync"

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.selection.summary import FOLDER, MEASURED_N
 from benchmarks.strategies.run import TASKS
-from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
-from recipe.async_dapo.cpu.task import compute_score
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
+from recipe.async_dapo_lab.quickstart.task import compute_score
 
 MEASURED_TASKS = ("quick start", "tail 25")
 PROMPTS, BATCH = 256, 32

@@ -8,9 +8,9 @@ Pass rates are Beta(0.2, 0.6): half of the groups of 16 are all right or all wro
 import pandas as pd
 
 from benchmarks.selection.summary import FOLDER, SAMPLES, N, answers_by_hand, history_by_hand
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import System, recipe
+from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import System, recipe
 
 A, B = 0.2, 0.6
 STEPS = 4

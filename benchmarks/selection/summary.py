@@ -8,10 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.support import learning_curve
+from benchmarks.support.exact_selection import answers, update_weight
 from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
-from recipe.async_dapo.cpu.overrides import RESPONSES_PER_PROMPT
-from recipe.async_dapo.plan.training_frequency import answers, trained_share, update_weight
+from recipe.async_dapo_lab.plan.recommend import trained_share
+from recipe.async_dapo_lab.quickstart.overrides import RESPONSES_PER_PROMPT
 
 FOLDER = Path(__file__).parents[2] / "assets" / "selection"
 N, SAMPLES = 16, 4  # of the reference setting

@@ -21,13 +21,9 @@ from benchmarks.full_engines.run import measure_all
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, RunLoad, train
-from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
-from recipe.async_dapo.cpu.overrides import (
-    PROMPTS_PER_STEP,
-    RESPONSES_PER_PROMPT,
-    recipe_overrides,
-)
-from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
+from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT, recipe_overrides
+from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics
 
 TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
 TRAINED_TOK = "async_dapo/tokens/trained"
@@ -98,6 +94,7 @@ SYSTEMS = {
     "verl colocate_async, 0.05 s poll": System(verl_mode=verl_mode("colocate_async", poll_s=0.05)),
     "discard, fifo": System(strategy="discard", stop_rule="fifo"),
     "partial": System(strategy="partial"),
+    "partial, drafts": System(strategy="partial", own=("async_dapo.drafts=siblings",)),
     "partial_stale_kv": System(strategy="partial_stale_kv"),
 }
 

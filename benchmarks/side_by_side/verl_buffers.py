@@ -10,7 +10,7 @@ from typing import Any
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP
+from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 
 FILTER_METRIC = "acc"  # verl does not tell a buffer from outside
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.support.supervised_training import WARM_UP_STEPS
-from recipe.async_dapo.cpu.task import TOK_PER_ADDITION
+from recipe.async_dapo_lab.quickstart.task import TOK_PER_ADDITION
 
 PROBLEMS = 2000
 KEYS = (

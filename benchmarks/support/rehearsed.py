@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipe.async_dapo.cpu.supervision import exit_on_signals
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.scenario import Scenario
-from recipe.async_dapo.plan.workload import ValidShare
-from recipe.async_dapo.rehearsal.supervisor import rehearse
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.workload import ValidShare
+from recipe.async_dapo_lab.quickstart.supervision import exit_on_signals
+from recipe.async_dapo_lab.rehearsal.supervisor import rehearse
 
 MAX_PROMPT_TOK = 256  # of the stand-in prompts, at most
 SLACK_TOK = 1024  # beyond the longest trajectory, in a micro batch

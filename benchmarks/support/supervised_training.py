@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 
 from recipe.async_dapo.cpu.activation import run_environment
-from recipe.async_dapo.cpu.model_and_data import Assets
-from recipe.async_dapo.cpu.overrides import RunSettings, verl_overrides
-from recipe.async_dapo.cpu.run_metrics import ACCURACY, RunMetrics
-from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess, exit_on_signals
-from recipe.async_dapo.cpu.task import TaskShape
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
+from recipe.async_dapo_lab.quickstart.overrides import RunSettings, verl_overrides
+from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
+from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals
+from recipe.async_dapo_lab.quickstart.task import TaskShape
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "recipe.async_dapo.main_async_dapo"

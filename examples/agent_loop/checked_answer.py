@@ -4,7 +4,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from recipe.async_dapo.dialogue import Dialogue
+from .dialogue import Dialogue
 
 
 class CheckedAnswer(AgentLoopBase):

@@ -12,7 +12,8 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from recipe.async_dapo.calls import recorded
-from recipe.async_dapo.dialogue import Dialogue
+
+from .dialogue import Dialogue
 
 TURNS = 4
 LIMIT_S = 10.0

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Trains with verl's tool agent, on this machine's CPU.
+# Trains with verl's tool agent, on this machine's CPU: the tiny model answers, a tool is called, and the model goes on.
 # usage: train.sh [HYDRA_OVERRIDE ...]
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 bash quickstart.sh --steps 4 -- \
-    actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent \
+    actor_rollout_ref.rollout.agent.default_agent_loop=working_tool_agent \
+    actor_rollout_ref.rollout.agent.agent_loop_config_path=examples/tools/agent_loops.yaml \
     actor_rollout_ref.rollout.multi_turn.function_tool_path=examples/tools/tools.py \
-    actor_rollout_ref.rollout.multi_turn.format=hermes \
+    actor_rollout_ref.rollout.multi_turn.format=working \
+    actor_rollout_ref.rollout.multi_turn.max_assistant_turns=2 \
+    reward.custom_reward_function.path=examples/tools/tiny_model.py \
     "$@"

@@ -86,7 +86,7 @@ class TurnBatch(Generic[T]):
     """What is added in the same turn of the event loop is sent in one call: a stop ends hundreds of requests at once.
 
     Args:
-        send: called with all items, in order; nobody waits for it.
+        send: called with all items, in order; its result is not awaited.
     """
 
     def __init__(self, send: Callable[[list[T]], Any]) -> None:

@@ -5,23 +5,205 @@
                             +-------- the result, when it arrives ---+   (the stop ends the loop, not this task)
 
 `core/journal.py` is what is written down, `rollout/call_runner.py` makes the calls, `rollout/tools.py` does the same
-for verl's tools.
+for verl's tools. The `Recorder` of the running task's trajectory also records what requests to the engines return.
 """
 
+import asyncio
 import functools
 import inspect
-from collections.abc import Callable
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import groupby
 from typing import Any, TypeVar
 
 from .core.failures import Cause
-from .core.journal import WhenUnknown
-from .core.recording import current_recorder
+from .core.journal import Call, CallCounts, WhenUnknown, call_digest
+from .core.trajectory import Attachment, BrokenRecord, Segment, Trajectory, Turn
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 running_call_id: ContextVar[str] = ContextVar("running_call_id", default="")
+
+
+def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
+    return blake2b(array("i", prompt_ids).tobytes(), digest_size=16).digest()
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorder:
+    """The record of a trajectory, for one run of its agent loop: replays recorded turns, then records new ones.
+
+    A loop that asks for another prompt than the recorded one (a tool that answers differently the second time), or
+    ends before it, leaves the record there: what follows is generated anew, or belongs to nothing.
+    """
+
+    trajectory: Trajectory
+    prompt_uid: str = ""
+    runner: Any = None  # a `CallRunner`, which makes its calls
+    waiting: Any = field(default_factory=nullcontext)  # a `Waiting`, open while a call is under way
+    kept_loop: Any = None  # a `KeptLoop`, where its loop outlives the round
+    open_calls: dict[str, tuple[Call, asyncio.Task[bytes]]] = field(default_factory=dict)  # under way, by their ids
+    next_turn: int = 0
+    round_limit_tok: int | None = None  # tokens it may generate in this round
+    generated_tok: int = 0  # tokens it has generated in this round
+    reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
+    diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
+    diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
+    in_request: bool = False  # a request is out: it will come back by itself when the engines stop
+    is_interrupted: bool = False  # a request of it came back before its turn had ended
+    is_stopping: bool = False  # the round has stopped: no further step of the loop may start
+    calls: CallCounts = field(default_factory=CallCounts)
+    calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
+    given_up: Exception | None = None  # why the trajectory cannot go on, even if its loop swallows errors
+    _same_calls: Counter[tuple[int, str, str]] = field(default_factory=Counter)  # asked for in this run of the loop
+
+    def begin_round(self, trajectory: Trajectory, *, runner: Any, limit_tok: int | None) -> None:
+        """A loop starts, or goes on where it was suspended, with the record that has come back."""
+        self.trajectory, self.runner, self.round_limit_tok = trajectory, runner, limit_tok
+        self.generated_tok, self.reprefilled_tok = 0, []
+        self.diverged_tok, self.diverged_attachments = 0, []
+        self.is_interrupted, self.is_stopping, self.calls = False, False, CallCounts()
+
+    def begin_turn(self, prompt_ids: Sequence[int]) -> Turn:
+        """The turn of this request, recorded earlier or new."""
+        digest = prompt_digest(prompt_ids)
+        turns = self.trajectory.turns
+        if self.next_turn < len(turns) and turns[self.next_turn].prompt_digest != digest:
+            self.drop_rest()
+        if self.next_turn == len(turns):
+            turns.append(Turn(prompt_digest=digest, prompt_len_tok=len(prompt_ids)))
+        self.next_turn += 1
+        return turns[self.next_turn - 1]
+
+    def begin_call(self, name: str, arguments: bytes, *, is_judged: bool = False) -> tuple[Call, bool]:
+        """This call, recorded earlier or new, and whether it is new. Those at one place with the same arguments are
+        told apart by their order; others may overtake each other. A judged one is no call of the loop: whichever round
+        asks for it means the same one.
+        """
+        turns, calls = self.trajectory.turns, self.trajectory.calls
+        last = turns[self.next_turn - 1] if self.next_turn else None
+        tokens = [] if last is None else [array("i", segment.token_ids).tobytes() for segment in last.segments]
+        context = [] if last is None else [last.prompt_digest, b"".join(tokens)]
+        digest = call_digest(context, arguments)
+        place = (self.next_turn, name, digest)
+        number = 0 if is_judged else self._same_calls[place]
+        self._same_calls[place] += 1
+        call_id = f"{self.prompt_uid}/{self.trajectory.session_id}/{self.next_turn}/{name}/{digest}/{number}"
+        is_new = call_id not in calls
+        if is_new:
+            calls[call_id] = Call(call_id=call_id, turn=self.next_turn, arguments=arguments)
+        return calls[call_id], is_new
+
+    def within_round(self, wanted_tok: int) -> int:
+        """As many of these tokens as it may still generate in this round."""
+        if self.round_limit_tok is None:
+            return wanted_tok
+        return min(wanted_tok, self.round_limit_tok - self.generated_tok)
+
+    def lose(self, turn: Turn) -> None:
+        """Throw away what an unfinished turn has generated."""
+        self.diverged_tok += turn.generated_tok
+        turn.segments = []
+
+    def drop_rest(self) -> None:
+        """Drop what is recorded and the loop has not asked for: it takes another way, or has ended before it."""
+        gone = [call_id for call_id, call in self.trajectory.calls.items() if call.turn > self.next_turn]
+        self.calls.diverged += len(gone)
+        for call_id in gone:
+            del self.trajectory.calls[call_id]
+        turns = self.trajectory.turns
+        for turn in turns[self.next_turn :]:
+            self.diverged_tok += turn.generated_tok
+            self.diverged_attachments += [] if turn.attachment is None else [turn.attachment]
+        del turns[self.next_turn :]
+
+
+def append_tokens(
+    turn: Turn, token_ids: Sequence[int], log_probs: Sequence[float], stamps: Iterable[tuple[int, int]]
+) -> None:
+    """Add what one request returned, cut into segments by policy version.
+
+    Args:
+        token_ids: new tokens.
+        log_probs: the engine's log-prob of each [nats].
+        stamps: (policy version, number of tokens) in order; sums to len(token_ids).
+
+    Raises:
+        BrokenRecord: when they do not.
+    """
+    start = 0
+    for version, num_tokens in stamps:
+        end = start + num_tokens
+        ids, probs = array("i", token_ids[start:end]), array("f", log_probs[start:end])
+        last = turn.segments[-1] if turn.segments else None
+        if last is not None and last.policy_version == version:
+            ids, probs = array("i", last.token_ids) + ids, array("f", last.rollout_log_probs) + probs
+            turn.segments.pop()
+        turn.segments.append(Segment(policy_version=version, token_ids=ids, rollout_log_probs=probs))
+        start = end
+    if not start == len(token_ids) == len(log_probs):
+        raise BrokenRecord(f"{len(token_ids)} tokens with {len(log_probs)} log-probs, and versions of {start}")
+
+
+def cut(turn: Turn, num_tokens: int) -> None:
+    """Keep so many tokens of the turn."""
+    kept: list[Segment] = []
+    for segment in turn.segments:
+        count = min(len(segment.token_ids), num_tokens - sum(len(one.token_ids) for one in kept))
+        if count > 0:
+            ids, log_probs = segment.token_ids[:count], segment.rollout_log_probs[:count]
+            kept.append(Segment(policy_version=segment.policy_version, token_ids=ids, rollout_log_probs=log_probs))
+    turn.segments = kept
+
+
+class SampledTokens:
+    """All that the engines sampled for a trajectory, in order, to find the outputs of its agent loop in it."""
+
+    def __init__(self, turns: Iterable[Turn]) -> None:
+        self._ids, self._log_probs, self._versions = array("i"), array("f"), array("i")
+        self._next = 0
+        for segment in (segment for turn in turns for segment in turn.segments):
+            self._ids.extend(segment.token_ids)
+            self._log_probs.extend(segment.rollout_log_probs)
+            self._versions.extend([segment.policy_version] * len(segment.token_ids))
+
+    def stamps_of(self, token_ids: Sequence[int], log_probs: Sequence[float]) -> tuple[tuple[int, int], ...]:
+        """(policy version, tokens) of the next output's generated tokens, which are sampled ones in order. A loop may
+        have dropped some of those (cut at its end, or a tool's marker).
+
+        Raises:
+            BrokenRecord: if they are not.
+        """
+        versions = self._run_of(token_ids) or self._one_by_one(array("i", token_ids), array("f", log_probs))
+        return tuple((version, len(list(same))) for version, same in groupby(versions))
+
+    def _run_of(self, token_ids: Sequence[int]) -> array:
+        """Versions, if the tokens follow the ones found last without a gap; else nothing."""
+        end = self._next + len(token_ids)
+        if self._ids[self._next : end] != array("i", token_ids):
+            return array("i")
+        start, self._next = self._next, end
+        return self._versions[start:end]
+
+    def _one_by_one(self, ids: array, log_probs: array) -> array:
+        """A token is the next sampled one with its id and its log-prob."""
+        versions = array("i")
+        for token in zip(ids, log_probs, strict=True):
+            while self._next < len(self._ids) and (self._ids[self._next], self._log_probs[self._next]) != token:
+                self._next += 1
+            if self._next == len(self._ids):
+                raise BrokenRecord("an output has tokens that no engine sampled, or in another order")
+            versions.append(self._versions[self._next])
+            self._next += 1
+        return versions
+
+
+current_recorder: ContextVar[Recorder | None] = ContextVar("current_recorder", default=None)
 
 
 class RecordedError(Exception):

@@ -7,20 +7,28 @@ import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 
-from .config import AsyncDAPOConfig, ConfigError
+from omegaconf import DictConfig
+
+from .config import ConfigError
 from .startup.overrides import compose_overrides
 from .startup.preflight import Finding, findings
-from .startup.run_in_words import run_in_words
 
 WIDTH = 110
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Check, and print a line for each check. Returns the exit status: 0 good, 1 bad, 2 for what is no override."""
+def main(arguments: Sequence[str], describe: Callable[[DictConfig], str] = lambda config: "") -> int:
+    """Check, and print a line for each check.
+
+    Args:
+        describe: what to say of a run that is in order.
+
+    Returns:
+        The exit status: 0 good, 1 bad, 2 for what is no override.
+    """
     began_s = time.perf_counter()
     if flags := [argument for argument in arguments if argument.startswith("-")]:
         _say(f"{__doc__}")
@@ -38,8 +46,9 @@ def main(arguments: Sequence[str]) -> int:
     if failed:
         _say(f"\n{failed} of the checks failed ({spent}); each line says what to do.")
         return 1
-    words = run_in_words(config, AsyncDAPOConfig.from_hydra(config))
-    _say(f"\n{textwrap.fill(words, WIDTH)}\n\nEverything is in order ({spent}).")
+    if words := describe(config):
+        _say(f"\n{textwrap.fill(words, WIDTH)}")
+    _say(f"\nEverything is in order ({spent}).")
     return 0
 
 

@@ -1,13 +1,52 @@
-"""The recipe's own log lines, in every process that has some, and how far the start-up has come."""
+"""The recipe's own log lines: in every process that has some, of the start-up, and the last one of a failed run."""
 
 import logging
 import os
+import re
 import time
+
+logger = logging.getLogger(__name__)
 
 # When the run was started [s since the epoch]; reaches all processes, see `shipping.ENVIRONMENT`.
 STARTED_VARIABLE = "ASYNC_DAPO_STARTED_S"
 
-logger = logging.getLogger(__name__)
+# Found in an error's text -> what to do. Errors of this recipe name their remedy themselves.
+REMEDIES = (
+    (
+        re.compile(r"node running low on memory"),
+        "free memory there, or take more nodes; start the command again to resume from the last checkpoint",
+    ),
+    (
+        re.compile(r"out of memory|OutOfMemory", re.IGNORECASE),
+        "lower actor_rollout_ref.rollout.gpu_memory_utilization if an engine was starting or waking up, "
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu or the micro batch size if the trainer was at work",
+    ),
+    (
+        re.compile(r"ActorUnavailable|its node has died"),
+        "the Ray node that it was on died or cannot be reached; start the command again to resume from the last "
+        "checkpoint",
+    ),
+    (
+        re.compile(r"worker died|ActorDiedError|actor died|WorkerCrashed", re.IGNORECASE),
+        "a process was killed, often for want of memory: its own log is in Ray's session folder (logs/worker-*.err); "
+        "start the command again to resume from the last checkpoint",
+    ),
+    (
+        re.compile(r"No space left on device"),
+        "`df -h` shows which disk is full: free some space on it, or point trainer.default_local_dir, "
+        "async_dapo.report_dir or the loggers' folders to another one; then start the command again to resume from the "
+        "last checkpoint",
+    ),
+)
+# What Ray says of an actor that is dead, in lines of their own.
+_DEAD = re.compile(r"class_name: (\S+\.)?(?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(.*?\bip: (?P<ip>[\w.:]+))?", re.DOTALL)
+# What Ray says when it has killed processes because memory, not a GPU's, was short; then which they were.
+_LOW = re.compile(r"node running low on memory\. Memory on the node \(IP: (?P<ip>[\w.:]+).*? was (?P<used>.*? limit)")
+_SELECTED = re.compile(r"Selected to kill: .*?task name=(?:\S+:)?(\w+)\.")
+LOOK_ABOVE = (
+    "the traceback above says where; once its cause is gone, the same command goes on from the last checkpoint, if "
+    "there is one and trainer.resume_mode=auto"
+)
 
 
 class _BareInfo(logging.Formatter):
@@ -39,5 +78,30 @@ def log_phase(text: str) -> None:
 
 
 def started_s() -> float:
-    """When the run was started [s since the epoch]; now, where nobody noted it."""
+    """When the run was started [s since the epoch]; now, where it was not noted."""
     return float(os.environ.get(STARTED_VARIABLE, time.time()))
+
+
+def last_line(kind: str, text: str) -> str:
+    """The last line of a run that failed: what went wrong, and what to do about it.
+
+    Args:
+        kind: the error's class.
+        text: its message; of several lines, as of errors from other processes, the last one says most.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    what = lines[-1] if lines else kind
+    if dead := _DEAD.search(text):
+        what = f"{kind}: {dead['name']}{place_of(text)} died"
+    if low := _LOW.search(text):
+        parts = ", ".join(_SELECTED.findall(text)) or "processes"
+        what = f"{kind}: Ray killed {parts} on node {low['ip']}, which ran low on memory ({low['used']})"
+    named = what if re.match(r"[\w.]*(Error|Exception|Died)\b", what) or not lines else f"{kind}: {what}"
+    remedies = [remedy for pattern, remedy in REMEDIES if pattern.search(f"{kind} {text}")]
+    return f"{named}; {remedies[0] if remedies else LOOK_ABOVE}"
+
+
+def place_of(text: str) -> str:
+    """Where an actor was, as Ray's words on its death have it; empty if they do not say."""
+    dead = _DEAD.search(text)
+    return f" (node {dead['ip']}, pid {dead['pid']})" if dead and dead["pid"] else ""

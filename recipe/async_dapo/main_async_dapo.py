@@ -9,30 +9,29 @@ from contextlib import contextmanager
 import hydra
 from omegaconf import DictConfig
 
-from .config import ConfigError
-from .core.last_line import last_line
-from .logs import log_phase, note_start, show_logs
-from .processes.collector import look_rarely
-from .processes.own_ray import prepare_own_ray
-from .report.write import report_the_end
+from .config import CONFIG_FOLDER, CONFIG_NAME, ConfigError
+from .logs import last_line, log_phase, note_start, show_logs
+from .own_ray import collect_cycles_rarely, prepare_own_ray
+from .startup.output_check import how_to_go_on
 from .startup.overrides import check_overrides, show_usage
 from .startup.preflight import check_all
-from .startup.resume_check import how_to_go_on
 from .verl_version import check_versions
 
+MODULE = f"{__package__}.main_async_dapo"
 
-def main() -> None:
+
+def main(module: str = MODULE) -> None:
     """Check everything that can be checked, then train with verl on Ray."""
-    show_usage(sys.argv[1:], entry="main_async_dapo", about="Trains.")
+    show_usage(sys.argv[1:], module=module, about="Trains.")
     prepare_own_ray()
-    look_rarely()
+    collect_cycles_rarely()
     with explained():
         check_versions()  # before verl's own configuration is looked for
         check_overrides(sys.argv[1:])
     _run()
 
 
-@hydra.main(config_path="config", config_name="async_dapo_trainer", version_base=None)
+@hydra.main(config_path=str(CONFIG_FOLDER), config_name=CONFIG_NAME, version_base=None)
 def _run(config: DictConfig) -> None:
     show_logs()
     note_start()
@@ -44,7 +43,7 @@ def _run(config: DictConfig) -> None:
         from .shipping import shipped
         from .training.task_runner import AsyncDAPOTaskRunnerActor
 
-        with report_of_an_interrupted_run(config), shipped(config) as first_actor:
+        with told_how_to_go_on(config), shipped(config) as first_actor:
             run_ppo(config, task_runner_class=first_actor(AsyncDAPOTaskRunnerActor))
 
 
@@ -66,8 +65,8 @@ def explained() -> Iterator[None]:
 
 
 @contextmanager
-def report_of_an_interrupted_run(config: DictConfig) -> Iterator[None]:
-    """Ctrl-C and SIGTERM (Ray makes a `SystemExit` of it) leave the trainer's actor no time for a report."""
+def told_how_to_go_on(config: DictConfig) -> Iterator[None]:
+    """Ctrl-C and SIGTERM (Ray makes a `SystemExit` of it) end the process with one line."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -75,7 +74,6 @@ def report_of_an_interrupted_run(config: DictConfig) -> Iterator[None]:
         if number not in (signal.SIGINT, signal.SIGTERM):
             raise
         end_ray()
-        report_the_end(config.async_dapo.report_dir)
         sys.stderr.write(f"\nasync_dapo: interrupted; {how_to_go_on(config)}\n")
         sys.exit(128 + number)
 

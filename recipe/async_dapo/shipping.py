@@ -4,6 +4,7 @@ Shipped: the recipe, the CPU plugin where it is active, the user's own code and 
 variables. Not shipped, but made absolute, so that they mean the same on every node: model, data and output folders.
 """
 
+import fcntl
 import hashlib
 import importlib
 import json
@@ -21,10 +22,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from .config import ConfigError
 from .logs import STARTED_VARIABLE
-from .processes.collector import look_rarely
-from .processes.own_ray import end_ray_with_this_process
-from .processes.staging import staging_folder
+from .own_ray import collect_cycles_rarely, end_ray_with_this_process
 
+_PREFIX = "async_dapo_staging_"
 RECIPE_DIR = Path(__file__).resolve().parent
 CPU_PLUGIN_DIR = RECIPE_DIR / "cpu" / "plugin"
 
@@ -84,8 +84,51 @@ _JOINED_PACKAGE = "__path__ = __import__('pkgutil').extend_path(__path__, __name
 
 
 @contextmanager
-def shipped(config: DictConfig) -> Iterator[Callable[[Any], "Unstaging"]]:
+def staging_folder(parent: Path) -> Iterator[Path]:
+    """A folder of this driver's. The next driver removes what one that was killed has left.
+
+    A driver locks its folder, and the system opens the lock when the driver ends. Process ids would not tell which
+    driver lives: containers that share a folder for temporary files count their own.
+    """
+    _remove_stale(parent)
+    unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
+    lock = _lock(unlocked)
+    folder = unlocked.rename(unlocked.with_name(unlocked.name.removeprefix(".")))  # others see it from here on
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_stale(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        if (lock := _lock(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Returns a descriptor that holds the lock; None where another process does, or the file system has no locks."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # another user's, or gone by now
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextmanager
+def shipped(config: DictConfig, *beside: Path) -> Iterator[Callable[[Any], "_Unstaging"]]:
     """While it is open, `ray.init` with `ray_kwargs.ray_init` ships what other nodes need. Changes `config` in place.
+
+    Args:
+        beside: packages in the recipe's own parent folder that other nodes need, too.
 
     Returns:
         What makes a task runner's class of an actor class, for verl to make the first actor of.
@@ -95,15 +138,15 @@ def shipped(config: DictConfig) -> Iterator[Callable[[Any], "Unstaging"]]:
     """
     with staging_folder(Path(tempfile.gettempdir())) as staging:
         _make_absolute(config)
-        modules = [_stage_recipe(staging), *_cpu_plugin()]
+        modules = [_stage_packages(staging, RECIPE_DIR, *beside), *_cpu_plugin()]
         _ship_user_files(config, staging / USER_PACKAGE)
         if (staging / USER_PACKAGE).exists():
             modules.append(staging / USER_PACKAGE)
         _add_to_runtime_env(config, modules)
-        yield partial(Unstaging, staging)
+        yield partial(_Unstaging, staging)
 
 
-class Unstaging:
+class _Unstaging:
     """An actor class whose first actor is made when Ray has started, and has its copy of the staging. That goes, and
     what is left of Ray is tied to this process: a driver that is killed leaves nothing.
     """
@@ -111,8 +154,8 @@ class Unstaging:
     def __init__(self, staging: Path, actor_class: Any) -> None:
         self._staging, self._actor_class = staging, actor_class
 
-    def options(self, **options: Any) -> "Unstaging":
-        return Unstaging(self._staging, self._actor_class.options(**options))
+    def options(self, **options: Any) -> "_Unstaging":
+        return _Unstaging(self._staging, self._actor_class.options(**options))
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         shutil.rmtree(self._staging)
@@ -129,13 +172,22 @@ def localise(config: DictConfig) -> None:
             OmegaConf.update(config, key, str(Path(folder) / Path(value).name))
 
 
-def _stage_recipe(staging: Path) -> Path:
-    """Copy this package, alone, under its dotted name. Returns the top folder of that name."""
-    package = (__package__ or RECIPE_DIR.name).split(".")
-    shutil.copytree(RECIPE_DIR, staging.joinpath(*package), ignore=shutil.ignore_patterns("__pycache__", "*.sh"))
-    for depth in range(1, len(package)):
-        staging.joinpath(*package[:depth], "__init__.py").write_text(_JOINED_PACKAGE)
-    return staging / package[0]
+def _stage_packages(staging: Path, *folders: Path) -> Path:
+    """Copy sibling packages, alone, under their dotted names. Returns the top folder of those names.
+
+    Raises:
+        ValueError: several packages without a parent package have no top folder of their own.
+    """
+    *parents, name = (__package__ or RECIPE_DIR.name).split(".")
+    if not parents and len(folders) > 1:
+        raise ValueError(f"{name} and the packages beside it need a parent package")
+    for folder in folders:
+        shutil.copytree(
+            folder, staging.joinpath(*parents, folder.name), ignore=shutil.ignore_patterns("__pycache__", "*.sh")
+        )
+    for depth in range(1, len(parents) + 1):
+        staging.joinpath(*parents[:depth], "__init__.py").write_text(_JOINED_PACKAGE)
+    return staging / (parents[0] if parents else name)
 
 
 def _cpu_plugin() -> list[Path]:
@@ -207,7 +259,8 @@ def _add_to_runtime_env(config: DictConfig, modules: list[Path]) -> None:
     environment |= {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     runtime_env["env_vars"] = environment | (runtime_env.get("env_vars") or {})
     if "worker_process_setup_hook" not in job:
-        runtime_env.setdefault("worker_process_setup_hook", f"{look_rarely.__module__}.{look_rarely.__name__}")
+        hook = collect_cycles_rarely
+        runtime_env.setdefault("worker_process_setup_hook", f"{hook.__module__}.{hook.__name__}")
     if job:
         os.environ[OVERRIDE_VARIABLE] = "1"
     with open_dict(config):

@@ -1,23 +1,33 @@
-"""What is kept in TransferQueue, verl's data plane: the one module that puts and gets. `data_plane.py` starts it.
+"""TransferQueue, verl's data plane: what is kept in it, and its life from start to end. No other module touches it.
 
 A trained trajectory is stored under `{uid}_{session}_{output}` with the fields verl's trainer reads, and a tag of
 lengths and policy versions. Prompts never enter the training partition: the pool holds them.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+import ray
 import torch
 import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
+from .actor_watch import watched
+from .config import ConfigError
+from .core.staleness import VersionTag
 from .core.trajectory import PromptGroup, Trajectory
-from .core.version_shares import VersionTag
 
 TRAIN, VAL = "train", "val"
+
+_CONTROLLER, _NAMESPACE = "TransferQueueController", "transfer_queue"  # its actor has one name on a whole cluster
+NODES_WITH = "CPU"  # a resource, which a head may lack: no actor of the queue could start there
+_STORED_BY_ACTORS, _STORAGE = "SimpleStorage", "TransferQueueStorageUnit#"  # and a number, in the run's namespace
 
 
 class TrajectoryTag(VersionTag):
@@ -121,9 +131,7 @@ def withhold(batch: KVBatchMeta, *, oldest_version: int) -> int:
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag["min_global_steps"] < oldest_version]
     if not keys:
         return 0
-    data = tq.kv_batch_get(
-        keys=keys, partition_id=batch.partition_id, select_fields=["response_mask", "policy_versions"]
-    )
+    data = _read(batch, ["response_mask", "policy_versions"], keys)
     masks, withheld_tok = [], 0
     for mask_T, versions_T in zip(data["response_mask"].unbind(), data["policy_versions"].unbind(), strict=True):
         is_stale_T = (versions_T >= 0) & (versions_T < oldest_version)
@@ -135,9 +143,15 @@ def withhold(batch: KVBatchMeta, *, oldest_version: int) -> int:
     return withheld_tok
 
 
+def _read(batch: KVBatchMeta, fields: list[str], keys: Sequence[str] | None = None) -> TensorDict:
+    """Fields of a batch, or of some of its keys."""
+    wanted = batch.keys if keys is None else list(keys)
+    return tq.kv_batch_get(keys=wanted, partition_id=batch.partition_id, select_fields=fields)
+
+
 def read_fields(batch: KVBatchMeta, fields: list[str]) -> dict[str, list[torch.Tensor]]:
     """Fields of a batch, a tensor [T] for each trajectory."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    data = _read(batch, fields)
     return {name: list(data[name].unbind()) for name in fields}
 
 
@@ -150,9 +164,7 @@ def write_field(batch: KVBatchMeta, field: str, rows: Iterable[torch.Tensor]) ->
 
 def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
     """What `compute_log_prob` has just left for each trajectory's response, [T] nats."""
-    data = tq.kv_batch_get(
-        keys=batch.keys, partition_id=batch.partition_id, select_fields=["log_probs", "response_mask"]
-    )
+    data = _read(batch, ["log_probs", "response_mask"])
     return list(response_from_nested(data["log_probs"], data["response_mask"]).unbind())
 
 
@@ -165,8 +177,7 @@ def leave_rejected_out(batch: KVBatchMeta) -> None:
 
 def read_padded(batch: KVBatchMeta, fields: list[str]) -> TensorDict:
     """Fields of a batch, each padded with zeros to [B, T]."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-    return data.to_padded_tensor()
+    return _read(batch, fields).to_padded_tensor()
 
 
 def is_padding(tag: dict[str, Any]) -> bool:
@@ -180,7 +191,7 @@ def read_rows(batch: KVBatchMeta, fields: list[str], *, most: int) -> list[dict[
     """
     trajectories = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
     keys, tags = zip(*trajectories[:: max(1, -(-len(trajectories) // most))], strict=True)
-    data = tq.kv_batch_get(keys=list(keys), partition_id=batch.partition_id, select_fields=fields)
+    data = _read(batch, fields, keys)
     columns = zip(*(data[field].unbind() for field in fields), strict=True)
     return [dict(zip(fields, row, strict=True)) | {"tag": tag} for row, tag in zip(columns, tags, strict=True)]
 
@@ -191,3 +202,71 @@ def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
     keys = [key for key in (tq.kv_list(partition_id) or {}).get(partition_id, {}) if key.split("_")[0] not in keep]
     if keys:
         tq.kv_clear(keys=keys, partition_id=partition_id)
+
+
+@contextmanager
+def queue_starts(config: DictConfig) -> Iterator[None]:
+    """TransferQueue's actors start while the context is open, in which to import what takes long; it is left when the
+    queue can be used.
+
+    Raises:
+        ConfigError: another run on this Ray cluster uses it; joining it would mix the batches of both.
+    """
+    OmegaConf.resolve(config)
+    with ThreadPoolExecutor(1, thread_name_prefix="start-queue") as beside:
+        start = beside.submit(start_queue, config.transfer_queue)
+        yield
+        start.result()
+
+
+def start_queue(config: DictConfig) -> None:
+    """As `queue_starts`, and wait for it."""
+    _refuse_queue_of_another_run()
+    if config.backend.storage_backend == _STORED_BY_ACTORS:
+        with open_dict(config):
+            storage = config.backend[_STORED_BY_ACTORS]
+            storage.required_node_resource = storage.get("required_node_resource") or NODES_WITH
+    tq.init(config)
+    _refuse_queue_of_another_run()  # two that start at the same moment both find none
+
+
+def _refuse_queue_of_another_run() -> None:
+    try:
+        controller = ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
+    except ValueError:
+        return
+    owner = controller._actor_id.job_id.hex()
+    if owner != ray.get_runtime_context().get_job_id():
+        raise ConfigError(
+            "transfer_queue",
+            f"that of Ray job {owner}",
+            "another run on this Ray cluster uses TransferQueue, which serves one run a cluster; wait until that run "
+            "has ended, or give this one a cluster of its own (RAY_ADDRESS)",
+        )
+
+
+@contextmanager
+def queue_watched(config: DictConfig) -> Iterator[None]:
+    """For the main thread: whatever it does ends when an actor of TransferQueue, started with `config`, is dead.
+
+    They take no notice of each other's death: a wait for one that is dead would last for minutes, without a word.
+
+    Raises:
+        ActorDied: naming the actor.
+    """
+    actors = {_CONTROLLER: ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)}
+    if config.backend.storage_backend == _STORED_BY_ACTORS:
+        names = [f"{_STORAGE}{number}" for number in range(config.backend[_STORED_BY_ACTORS].num_data_storage_units)]
+        actors |= {name: ray.get_actor(name) for name in names}
+    with watched({f"TransferQueue's actor {name}": actor for name, actor in actors.items()}):
+        yield
+
+
+def join_queue() -> None:
+    """Use the queue that the trainer has started."""
+    tq.init()
+
+
+def end_queue() -> None:
+    """By the process that has started it."""
+    tq.close()

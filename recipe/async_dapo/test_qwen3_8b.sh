@@ -32,7 +32,7 @@ if ((nnodes > 1 && !rehearse)); then
   : "${CKPTS_DIR:?set CKPTS_DIR to a folder that all nodes share: each writes a part of every checkpoint}"
 fi
 
-# The recipe may have been copied anywhere, under any parent: it is started as PARENT.FOLDER.main_async_dapo.
+# The recipe may have been copied anywhere, under any parent: modules are started as PARENT.FOLDER.NAME.
 data_home=$(cd -- "$DATA_HOME" && pwd)
 ckpts_dir=$(realpath --canonicalize-missing -- "${CKPTS_DIR:-checkpoints}")
 if [[ -d $model_path ]]; then model_path=$(cd -- "$model_path" && pwd); fi
@@ -123,6 +123,17 @@ overrides=(
   trainer.experiment_name=qwen3-8b-base
 )
 
-module=main_async_dapo
-if ((rehearse)); then module=rehearse; fi
-exec python3 -m "$(basename -- "$parent_dir").$(basename -- "$recipe_dir").$module" "${overrides[@]}" "$@"
+# Where the lab lies beside the recipe, training ends with a report page.
+parent=$(basename -- "$parent_dir")
+if ((rehearse)); then
+  if [[ ! -d $parent_dir/async_dapo_lab ]]; then
+    echo "test_qwen3_8b: REHEARSE=1: needs the lab; copy async_dapo_lab beside $recipe_dir" >&2
+    exit 1
+  fi
+  module=$parent.async_dapo_lab.rehearse
+elif [[ -d $parent_dir/async_dapo_lab ]]; then
+  module=$parent.async_dapo_lab.train
+else
+  module=$parent.$(basename -- "$recipe_dir").main_async_dapo
+fi
+exec python3 -m "$module" "${overrides[@]}" "$@"

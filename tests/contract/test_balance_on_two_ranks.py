@@ -195,7 +195,6 @@ def check_weights(own: Rank, files: Path) -> None:
         metrics: dict[str, float] = {}
         sampled_by = heuristic.log_probs(batch, step=step, metrics=metrics)
         moved += compare(by_hand, table.rows, sampled_by, newest=step - 1)
-    assert metrics["async_dapo/mixture/versions"] == 2
     assert metrics["async_dapo/mixture/scored_trajectories"] == 4 + 4 + 2  # by version 0; by version 1, of two groups
     assert max(moved) > 0.01, "the mixture is what sampled the tokens: the test shows nothing"
 

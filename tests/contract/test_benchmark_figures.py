@@ -19,12 +19,12 @@ from benchmarks.selection import summary as selection
 from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
 from benchmarks.support import learning_curve
+from benchmarks.support.exact_selection import answers_per_trained_group
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import quiet_steps
 from benchmarks.support.tables import markdown
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
-from recipe.async_dapo.cpu.run_metrics import ACCURACY, STEP_S, RunMetrics
-from recipe.async_dapo.plan.training_frequency import answers_per_trained_group
+from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics
 
 
 def run_of(steps: dict[int, dict[str, float]]) -> RunMetrics:

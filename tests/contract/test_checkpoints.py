@@ -20,11 +20,10 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 import recipe.async_dapo
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.files.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, read_pool
-from recipe.async_dapo.startup.resume_check import NEWEST_FILE
+from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, read_pool
+from recipe.async_dapo.startup.output_check import NEWEST_FILE
 from recipe.async_dapo.training import trainer as trainer_module
-from recipe.async_dapo.training.kept_checkpoints import KeptCheckpoints
-from recipe.async_dapo.training.rollout_state import from_frames
+from recipe.async_dapo.training.checkpoints import KeptCheckpoints, from_frames
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.checkpoints import write_checkpoint
@@ -127,8 +126,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 def test_given_a_checkpoint_of_a_recipe_under_another_name_when_its_folder_was_moved_then_this_one_reads_it(
     elsewhere: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    trajectory, records = elsewhere("core.trajectory"), elsewhere("core.pool_records")
-    state, folder = elsewhere("training.rollout_state"), tmp_path / "global_step_4"
+    trajectory, records = elsewhere("core.trajectory"), elsewhere("core.pool")
+    state, folder = elsewhere("training.checkpoints"), tmp_path / "global_step_4"
     packed = elsewhere("rollout.packed_output").PackedOutput(
         rest=AgentLoopOutput(prompt_ids=[], response_ids=[], response_mask=[], metrics=AgentLoopMetrics()),
         stamps=((3, 1),),
@@ -151,7 +150,7 @@ def test_given_a_checkpoint_of_a_recipe_under_another_name_when_its_folder_was_m
     )
     ledger = elsewhere("core.ledger").Ledger(drawn=1)
     pool = records.PoolState(waiting=(), buffered=(group,), carried=(), ledger=ledger)
-    with elsewhere("files.checkpoint_folder").saving(folder, state.to_frames(state.RolloutState(pool=pool))):
+    with elsewhere("record.checkpoint_folder").saving(folder, state.to_frames(state.RolloutState(pool=pool))):
         pass
     (tmp_path / "moved").mkdir()
     folder = folder.rename(tmp_path / "moved" / "global_step_4")

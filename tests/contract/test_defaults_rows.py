@@ -4,7 +4,7 @@ import pandas as pd
 
 from benchmarks.defaults.draw import FOLDER, SEPARATE
 from benchmarks.defaults.settings import SETTINGS
-from recipe.async_dapo.plan.bound import bound_of
+from recipe.async_dapo_lab.plan.candidates import bound_of
 
 NOISE = 0.03  # of a window of few steps, and of the bound's sample of prompts
 

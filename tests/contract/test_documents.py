@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.defaults import draw as defaults
 from docs.generate import PARTS, up_to_date
-from recipe.async_dapo.training.metric_names import METRICS, PREFIX
+from recipe.async_dapo.training.metrics import METRICS, PREFIX
 
 from ..support.composed_runs import compose_run
 from ..support.documents import PAGES, ROOT, arguments_of, arguments_of_script, files, messages, page

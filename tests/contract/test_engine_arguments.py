@@ -6,7 +6,7 @@ from dataclasses import fields
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm import AsyncEngineArgs
 
-from recipe.async_dapo.startup.engine_kwargs import OVERRIDDEN, vllm_arguments
+from recipe.async_dapo.startup.engine_check import OVERRIDDEN, vllm_arguments
 
 
 def test_arguments_read_from_the_source_are_those_of_the_class() -> None:

@@ -12,12 +12,12 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from benchmarks.side_by_side.run import VERL_DISCARDS
 from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.version_mixture import plan_mixtures
-from recipe.async_dapo.report import keys
-from recipe.async_dapo.training.importance_metrics import importance_metrics, mixture_metrics
-from recipe.async_dapo.training.metric_names import METRICS, PREFIX, STALENESS_BUCKETS
-from recipe.async_dapo.training.metrics import _load, _tokens
+from recipe.async_dapo.core.staleness import plan_mixtures
+from recipe.async_dapo.record import keys
+from recipe.async_dapo.training.importance_sampling import importance_metrics, mixture_metrics
+from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _drafts, _load, _tokens
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.simulated_cluster import Cluster
@@ -30,8 +30,7 @@ def importance_keys() -> set[str]:
     num = len(STALENESS_BUCKETS)
     version_BT = torch.arange(num).repeat(2, 1)
     plan = plan_mixtures([], {}, at_hand=())
-    measured = dict.fromkeys(("log_probs_s", "keep_s", "snapshot_bytes"), 0.0)
-    mixture = mixture_metrics(plan, older={}, batch_tok=1, keeps_versions=False, **measured)
+    mixture = mixture_metrics(plan, older={}, batch_tok=1, snapshot_bytes=0)
     mask_BT = torch.ones(2, num, dtype=torch.bool)
     return {*importance_metrics(torch.zeros(2, num), version_BT, mask_BT, step=num), *mixture}
 
@@ -42,7 +41,15 @@ def test_emitted_and_declared_metrics_are_the_same(monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     cluster.close()
     declared = {PREFIX + name for name in METRICS}
-    assert emitted | importance_keys() == declared
+    drafted = EngineLoad(kv_room_tok=1, max_num_seqs=1, generated_tok=30, drafted_tok=40, accepted_tok=10)
+    drafts = {PREFIX + name for name in _drafts([drafted])}
+    assert emitted | importance_keys() | drafts == declared
+
+
+def test_tokens_of_a_step_are_those_of_the_rows_that_decoded() -> None:
+    both = [EngineLoad(kv_room_tok=1, max_num_seqs=1, generated_tok=15, drafted_tok=20, accepted_tok=5)] * 2
+    assert _drafts(both) == {"drafts/tok_per_step": 1.5, "drafts/accepted_ratio": 0.25}
+    assert _drafts([EngineLoad(kv_room_tok=1, max_num_seqs=1, generated_tok=15)]) == {}
 
 
 def test_names_and_meanings_follow_the_style() -> None:
@@ -85,8 +92,6 @@ def test_a_round_without_requests_left_no_place_empty(inflight_max: int, idle_ra
         acquired=inflight_max,
         servers=1,
         lost_servers=0,
-        wait_s_sum=0.0,
-        wait_s_max=0.0,
         inflight_max=inflight_max,
         busy_s=3.0 * inflight_max,
     )

@@ -10,12 +10,12 @@ from verl.trainer.ppo import padding_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.async_dapo import store
-from recipe.async_dapo.core.recording import SampledTokens, append_tokens
+from recipe.async_dapo.calls import SampledTokens, append_tokens
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
-from recipe.async_dapo.cpu.tiny_model import build_tokenizer
-from recipe.async_dapo.report.responses import SAMPLED
+from recipe.async_dapo.record.responses import SAMPLED
 from recipe.async_dapo.rollout.packed_output import PackedOutput
-from recipe.async_dapo.training.run_news import RunNews
+from recipe.async_dapo.training.tracking import RunNews
+from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
 RESPONSE_IDS = [10, 11, 12, 13]
 

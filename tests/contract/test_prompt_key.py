@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 
-from recipe.async_dapo.cpu.tiny_model import build_tokenizer
-from recipe.async_dapo.rollout.prompts import make_group, prompt_rows
+from recipe.async_dapo.rollout.manager import make_group, prompt_rows
+from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
 from ..support.composed_runs import rows, write_parquet
 

@@ -3,7 +3,7 @@
 import msgspec
 from vllm import SamplingParams
 
-from recipe.async_dapo.engines.seam import continued, not_continued
+from recipe.async_dapo.engines.client import continued, not_continued
 
 # They look at one token, or at prompt and response alike; or they are about what is returned.
 ALIKE = {

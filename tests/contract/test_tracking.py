@@ -11,12 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tracking import Tracking
 
-from recipe.async_dapo.files.run_files import RUN_FILE, STEPS_FILE
-from recipe.async_dapo.plan import from_run
-from recipe.async_dapo.report import keys
-from recipe.async_dapo.report.record import read_steps
+from recipe.async_dapo.record import keys
+from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE
+from recipe.async_dapo.record.run_record import read_steps
 from recipe.async_dapo.training import tracking as ours
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+from recipe.async_dapo_lab.plan import from_run
 
 from ..support.composed_runs import compose_run
 from ..support.recorded_runs import ScriptedSource, recipe_step

@@ -12,9 +12,14 @@ import zmq
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 from vllm.utils.network_utils import get_open_zmq_ipc_path
 
-from recipe.async_dapo.core.weight_stamp import WeightsMismatch
-from recipe.async_dapo.weights.sockets import private_handle, use_for_engine
-from recipe.async_dapo.weights.stream import STAMP, StampReader, stamped
+from recipe.async_dapo.weights.stream import (
+    STAMP,
+    StampReader,
+    WeightsMismatch,
+    private_handle,
+    stamped,
+    use_for_engine,
+)
 
 from ..support.weight_ends import NAMES, Run
 

@@ -2,7 +2,7 @@
 
 import tracemalloc
 
-from recipe.async_dapo.core.recording import append_tokens
+from recipe.async_dapo.calls import append_tokens
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 
 TRAJECTORIES, TOKENS = 8192, 16 * 1024

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.async_dapo.core.exact_batch import InexactBatch, check_batch
+from recipe.async_dapo.core.ledger import InexactBatch, check_batch
 
 KEYS = [f"{uid}_{session}_0" for uid in ("a", "b") for session in range(2)]
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.group_filter import judge_group
-from recipe.async_dapo.core.outcome import Verdict
+from recipe.async_dapo.core.outcome import Verdict, judge_group
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 

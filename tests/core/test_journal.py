@@ -5,8 +5,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.async_dapo.calls import Recorder, append_tokens
 from recipe.async_dapo.core.journal import CallCounts
-from recipe.async_dapo.core.recording import Recorder, append_tokens
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 
 
@@ -71,10 +71,9 @@ def test_given_a_parked_trajectory_then_its_calls_count_and_weigh_nothing() -> N
     assert not group.has_started
 
 
-def test_given_counts_of_workers_then_they_add_up_and_the_time_is_a_mean() -> None:
-    total = CallCounts.total([CallCounts(made=3, carried=1, seconds=4.0), CallCounts(made=2, seconds=4.0)])
-    assert total.figures()["made"] == 5 and total.figures()["seconds"] == 2.0
-    assert CallCounts.total([]).figures()["seconds"] == 0.0
+def test_given_counts_of_workers_then_they_add_up() -> None:
+    assert CallCounts.total([CallCounts(made=3, carried=1), CallCounts(made=2)]) == CallCounts(made=5, carried=1)
+    assert CallCounts.total([]) == CallCounts()
 
 
 def test_given_tokens_as_an_array_or_as_a_list_then_the_call_is_the_same() -> None:

@@ -1,6 +1,6 @@
 """The last line of a failed run."""
 
-from recipe.async_dapo.core.last_line import LOOK_ABOVE, last_line
+from recipe.async_dapo.logs import LOOK_ABOVE, last_line
 
 REMOTE = """round step-3: ray::AsyncDAPOAgentLoopWorker.run_round() (pid=7)
   File "worker.py", line 97, in run_round

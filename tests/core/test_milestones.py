@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.milestones import Milestones, Standstill
+from recipe.async_dapo.core.round import Milestones, Standstill
 
 
 @given(total=st.integers(1, 400), parts=st.integers(1, 9))

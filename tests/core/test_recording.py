@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.recording import Recorder, SampledTokens, append_tokens, prompt_digest
+from recipe.async_dapo.calls import Recorder, SampledTokens, append_tokens, prompt_digest
 from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Segment, Trajectory, Turn
 
 tokens = st.integers(0, 2**31 - 1)

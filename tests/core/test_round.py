@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
-from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, StopReason
+from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, StopReason, WaitingGroup
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 VERDICTS = st.sampled_from(Verdict)
@@ -39,6 +39,10 @@ def make_round(
             draws_again=draws_again,
         )
     )
+
+
+def waiting(*uids: str, unfinished: int = 1, **about) -> list[WaitingGroup]:
+    return [WaitingGroup(prompt_uid=uid, unfinished=unfinished, **about) for uid in uids]
 
 
 def outcome(uid: str, verdict: Verdict = Verdict.VALID) -> GroupOutcome:
@@ -87,7 +91,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.waiting += sizes
         self.sizes = getattr(self, "sizes", {}) | sizes
         self.attached |= set(sizes) if is_attached else set()
-        self.round.add_groups(sizes, attached=set(sizes) if is_attached else set())
+        self.round.add_groups(waiting(*sizes, unfinished=size, is_attached=is_attached))
 
     @rule(worker=st.integers(0, 2))
     def take(self, worker: int) -> None:
@@ -212,7 +216,7 @@ def test_given_enough_carried_groups_when_opened_then_nothing_starts(
     name: StopRuleName, target: int, extra: int
 ) -> None:
     opened = make_round(name, target=target, carried=target + extra)
-    opened.add_groups({"group": 1})
+    opened.add_groups(waiting("group"))
     assert opened.stop_reason is StopReason.TARGET_REACHED
     assert opened.take(0) is None
     assert opened.close().never_started == ("group",)
@@ -220,7 +224,7 @@ def test_given_enough_carried_groups_when_opened_then_nothing_starts(
 
 def test_given_draining_when_the_target_is_reached_then_it_halts_at_once_and_stops_with_the_last_running_group():
     opened = make_round(StopRuleName.DRAIN, target=1)
-    opened.add_groups(dict.fromkeys("abc", 1))
+    opened.add_groups(waiting(*"abc"))
     assert [opened.take(0), opened.take(1)] == ["a", "b"]
     opened.report(outcome("b"))
     assert opened.is_halted and opened.stop_reason is None and opened.take(0) is None
@@ -230,7 +234,7 @@ def test_given_draining_when_the_target_is_reached_then_it_halts_at_once_and_sto
 
 def test_given_a_group_that_must_finish_when_the_target_is_reached_then_others_go_on_until_it_has() -> None:
     opened = make_round(StopRuleName.FIRST_COMPLETED, target=1, must_finish=("old",))
-    opened.add_groups(dict.fromkeys(["old", "a", "b"], 1))
+    opened.add_groups(waiting("old", "a", "b"))
     assert [opened.take(0), opened.take(1)] == ["old", "a"]
     opened.report(outcome("a"))
     assert not opened.is_halted and opened.take(0) == "b"
@@ -241,21 +245,11 @@ def test_given_a_group_that_must_finish_when_the_target_is_reached_then_others_g
 @pytest.mark.parametrize("late", [Verdict.VALID, Verdict.FAILED])
 def test_given_a_stopped_round_when_a_running_group_still_ends_then_it_counts(late: Verdict) -> None:
     opened = make_round(StopRuleName.FIRST_COMPLETED, target=1)
-    opened.add_groups(dict.fromkeys("ab", 1))
+    opened.add_groups(waiting(*"ab"))
     opened.take(0), opened.take(1)
     opened.report(outcome("a"))
     opened.report(outcome("b", late))
     assert [o.verdict for o in opened.close().outcomes] == [Verdict.VALID, late]
-
-
-def test_given_a_group_that_is_certain_when_the_round_closes_then_it_counts_until_it_has_ended() -> None:
-    opened = make_round(StopRuleName.FIRST_COMPLETED, target=1, workers=1)
-    opened.add_groups(dict.fromkeys("abc", 2), certain=["c"])
-    for uid in "ab":
-        assert opened.take(0) == uid
-        opened.mark_certain(uid)
-    opened.report(outcome("a"))
-    assert opened.close().certain_groups == 2  # b still runs, c waits
 
 
 def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_ones_wait_and_begun_ones_do_not() -> None:
@@ -270,7 +264,7 @@ def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_on
         most_trainable=3,
     )
     opened = Round(spec)
-    opened.add_groups(dict.fromkeys(["old", "older", "a", "b"], 1), begun=["old", "older"])
+    opened.add_groups([*waiting("old", "older", has_begun=True), *waiting("a", "b")])
     assert [opened.take(0), opened.take(0), opened.take(0)] == ["old", "older", "a"]
     assert not opened.may_start and not opened.may_start_on(0) and opened.take(0) is None
     opened.report(outcome("older", Verdict.FILTERED))
@@ -283,7 +277,7 @@ def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_
     draws_again: bool, verdict: Verdict
 ) -> None:
     opened = make_round(StopRuleName.FIFO, target=1, workers=1, draws_again=draws_again)
-    opened.add_groups(dict.fromkeys(["first", "second", "behind", "failed", "running"], 1))
+    opened.add_groups(waiting("first", "second", "behind", "failed", "running"))
     for _ in range(5):
         opened.take(0)
     for uid, end in (

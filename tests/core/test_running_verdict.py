@@ -3,22 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.group_filter import RunningVerdict, judge_group
-from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AtHand, OverSampling
-from recipe.async_dapo.core.response_lengths import ResponseLengths
-from recipe.async_dapo.core.round_size import RoundSize
+from recipe.async_dapo.core.balance import ResponseLengths
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict, is_certain, judge_group
+from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AtHand, OverSampling, RoundSize
 from recipe.async_dapo.core.staleness import StalenessLimit
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=16), st.integers(1, 16))
 def test_a_group_that_is_certain_is_valid_whatever_follows(metrics, judged):
-    early = RunningVerdict.of(metrics[:judged])
-    assert early.judged == len(metrics[:judged])
-    if early.is_certain:
+    early = is_certain(metrics[:judged])
+    if early:
         assert judge_group(metrics) is Verdict.VALID
     if judged >= len(metrics):
-        assert early.is_certain == (judge_group(metrics) is Verdict.VALID)
+        assert early == (judge_group(metrics) is Verdict.VALID)
 
 
 def auto(target: int = 64, **options) -> OverSampling:

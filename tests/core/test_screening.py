@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.group_filter import RunningVerdict, judge_group
-from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict, is_certain, judge_group
 from recipe.async_dapo.core.over_sampling import OverSampling
-from recipe.async_dapo.core.round import Round, RoundSpec
+from recipe.async_dapo.core.round import Round, RoundSpec, WaitingGroup
 from recipe.async_dapo.core.screening import NO_SCREENING, Screened, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
@@ -25,8 +24,8 @@ def group_of(n: int, uid: str = "uid") -> PromptGroup:
 def finish(group: PromptGroup, trajectory: Trajectory, metrics: list[float]) -> None:
     """As `GroupRollout` does when a trajectory has been scored."""
     trajectory.finish(True)
-    done = RunningVerdict.of(metrics[one.session_id] for one in group.trajectories if one.is_finished)
-    group.is_certain |= done.is_certain and bool(group.unfinished)
+    done = is_certain(metrics[one.session_id] for one in group.trajectories if one.is_finished)
+    group.is_certain |= done and bool(group.unfinished)
 
 
 @given(metrics=METRICS, random=st.randoms(use_true_random=False), keep_share=st.sampled_from([0.0, 0.5, 1.0]))
@@ -47,10 +46,10 @@ def test_given_any_order_of_endings_and_interruptions_then_a_group_runs_in_two_s
         group = deepcopy(group)  # a checkpoint, or another worker
         if random.random() < 0.5:
             finish(group, group.trajectories[trajectory.session_id], metrics)
-    samples = RunningVerdict.of(metrics[: screening.samples])
-    if samples.is_certain or screening.keeps(group.uid):
+    differ = is_certain(metrics[: screening.samples])
+    if differ or screening.keeps(group.uid):
         assert not group.unfinished and not screening.is_screened_out(group)
-        assert screening.is_kept(group.uid, metrics) == (screening.keeps(group.uid) and not samples.is_certain)
+        assert screening.is_kept(group.uid, metrics) == (screening.keeps(group.uid) and not differ)
     else:
         assert screening.is_screened_out(group) and len(started) == screening.samples
         assert not screening.is_kept(group.uid, metrics)
@@ -114,7 +113,12 @@ def test_given_screened_groups_in_a_round_then_places_count_what_really_runs(siz
     )
     opened, running = Round(spec), dict[str, int]()
     held_back = {f"group-{i}": later for i, (_, later) in enumerate(sizes)}
-    opened.add_groups({f"group-{i}": first for i, (first, _) in enumerate(sizes)}, (), held_back)
+    opened.add_groups(
+        [
+            WaitingGroup(prompt_uid=f"group-{i}", unfinished=first, held_back=later)
+            for i, (first, later) in enumerate(sizes)
+        ]
+    )
     assert opened.at_hand.open == len(sizes)
     for _ in range(40):
         event = random.choice(["take", "end", "certain", "screened"])
@@ -199,7 +203,7 @@ def test_given_no_screening_then_early_verdicts_change_neither_the_stop_nor_what
     )
     told, untold = Round(spec), Round(spec)
     for one in (told, untold):
-        one.add_groups({f"group-{i}": 3 for i in range(len(verdicts))})
+        one.add_groups([WaitingGroup(prompt_uid=f"group-{i}", unfinished=3) for i in range(len(verdicts))])
     running: list[str] = []
     for event, pick in events:
         if event == "take":

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.server_speeds import RISE, StepSums, speeds
+from recipe.async_dapo.core.leases import RISE, StepSums, speeds
 
 FAST_AND_SLOW = {"fast": 1.0, "b": 0.5, "c": 0.5}
 

@@ -17,8 +17,8 @@ from benchmarks.corrections.softmax_sequence_model import (
     scheduled_log_probs,
     trajectory_probs,
 )
-from recipe.async_dapo.core.version_mixture import plan_mixtures
-from recipe.async_dapo.training.version_mixture import group_mixture, group_schedules, segments_of
+from recipe.async_dapo.core.staleness import plan_mixtures
+from recipe.async_dapo.training.balance_heuristic import group_mixture, group_schedules, segments_of
 
 derandomized = settings(max_examples=60, deadline=None, derandomize=True)
 group_sizes = st.lists(st.integers(1, 4), min_size=2, max_size=3)
@@ -135,12 +135,6 @@ def test_only_groups_that_mix_versions_take_passes_and_only_over_themselves() ->
     assert plan.passes_before(7) == {5: [2, 3], 6: [4, 5]}
     assert plan.mixed_tok == 6
     assert plan.unknown_tok == 2
-    assert plan.extended_share == 0.0
-
-
-def test_terms_beyond_a_member_s_end_are_counted_as_assumed() -> None:
-    plan = plan_mixtures([[(5, 1), (6, 3)], [(6, 1)]], [[0, 1]], at_hand={5, 6})
-    assert plan.extended_share == pytest.approx(3 / 10)  # the second's schedule, over the first one's last three tokens
 
 
 def test_a_group_of_one_version_is_left_alone_whichever_it_is() -> None:

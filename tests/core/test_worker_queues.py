@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.worker_queues import WorkerQueues
+from recipe.async_dapo.core.round import WaitingGroup, WorkerQueues
+
+
+def waiting(*uids: str, **about) -> list[WaitingGroup]:
+    return [WaitingGroup(prompt_uid=uid, unfinished=1, **about) for uid in uids]
+
 
 calls = st.lists(st.one_of(st.integers(0, 7).map(lambda n: ("extend", n)), st.integers(0, 4).map(lambda w: ("pop", w))))
 
@@ -20,7 +25,7 @@ def test_every_group_comes_out_once_own_queue_first_then_the_fullest_and_the_res
     for call, argument in calls:
         if call == "extend":
             uids = [f"group-{len(dealt) + k}" for k in range(argument)]
-            queues.extend(uids)
+            queues.extend(waiting(*uids))
             for uid in uids:
                 model[len(dealt) % num_workers].append(uid)
                 dealt.append(uid)
@@ -42,7 +47,7 @@ def test_every_group_comes_out_once_own_queue_first_then_the_fullest_and_the_res
 
 def test_given_uneven_queues_when_cleared_then_the_groups_come_in_the_order_they_were_dealt() -> None:
     queues = WorkerQueues(2)
-    queues.extend(["a", "b", "c", "d"])
+    queues.extend(waiting("a", "b", "c", "d"))
     assert queues.pop(0) == "a"
     assert queues.clear() == ["b", "c", "d"]
 
@@ -54,7 +59,7 @@ def test_given_no_worker_when_created_then_it_is_refused() -> None:
 
 def test_given_groups_with_a_home_then_they_wait_there_and_others_take_them_last() -> None:
     queues = WorkerQueues(3)
-    queues.extend(["at home", "also", "other", "a", "b"], {"at home": 1, "also": 1})
+    queues.extend([*waiting("at home", "also", home=1), *waiting("other", "a", "b")])
     assert [queues.pop(1), queues.pop(2)] == ["at home", "other"]
     assert [queues.pop(0), queues.pop(0), queues.pop(0)] == ["a", "b", "also"]
     assert queues.pop(1) is None
@@ -62,7 +67,7 @@ def test_given_groups_with_a_home_then_they_wait_there_and_others_take_them_last
 
 def test_given_groups_that_are_bound_to_their_home_then_nobody_else_takes_them_and_all_know() -> None:
     queues = WorkerQueues(2)
-    queues.extend(["bound", "free"], {"bound": 1, "free": 1}, {"bound"})
+    queues.extend([*waiting("bound", home=1, is_bound=True), *waiting("free", home=1)])
     assert queues.has_for(0) and queues.pop(0) == "free"
     assert not queues.has_for(0) and queues.pop(0) is None
     assert queues.has_for(1) and queues.pop(1) == "bound"
@@ -71,7 +76,8 @@ def test_given_groups_that_are_bound_to_their_home_then_nobody_else_takes_them_a
 
 def test_given_groups_with_frozen_requests_then_they_go_first_where_they_rest_or_anywhere() -> None:
     queues = WorkerQueues(2)
-    queues.extend(["a", "b", "rests", "frozen"], {"rests": 1}, attached={"rests", "frozen"})
+    frozen = [*waiting("rests", home=1, is_attached=True), *waiting("frozen", is_attached=True)]
+    queues.extend([*waiting("a", "b"), *frozen])
     assert queues.has_for(0, attached_only=True) and queues.pop(0, attached_only=True) == "frozen"
     assert not queues.has_for(0, attached_only=True) and queues.pop(0, attached_only=True) is None
     assert queues.has_for(0) and queues.pop(0) == "a"
@@ -107,6 +113,6 @@ def test_given_lanes_and_groups_that_the_stop_has_frozen_in_them_then_all_of_tho
 
 def queues_of(num_workers: int, fresh: list[str], frozen: dict[str, int | None]) -> WorkerQueues:
     queues = WorkerQueues(num_workers)
-    homes = {uid: home for uid, home in frozen.items() if home is not None}
-    queues.extend([*fresh, *frozen], homes, attached=frozen.keys())
+    queues.extend(waiting(*fresh))
+    queues.extend(group for uid, home in frozen.items() for group in waiting(uid, home=home, is_attached=True))
     return queues

@@ -13,8 +13,8 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from recipe.async_dapo.calls import call_id, recorded, unknown_calls
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.rollout.kept_loops import KeptLoops
-from recipe.async_dapo.training.group_records import group_of, record_of
+from recipe.async_dapo.rollout.agent_loops import KeptLoops
+from recipe.async_dapo.training.checkpoints import group_of, record_of
 
 from ..support.rollout_world import Loop, finished, group, outcome_of, rollout, stopped_at
 from ..support.simulation import now_s, simulate
@@ -130,7 +130,7 @@ def test_given_a_kill_when_nobody_can_be_asked_then_the_tool_s_policy_acts(when_
     assert set(service.charged.values()) == ({2} if verdict is Verdict.VALID else {1}) and len(service.charged) == 4
     assert (outcome.reason == "unknown_call") == (verdict is Verdict.FAILED)
     if outcome.cause is not None:
-        assert outcome.cause.place == "nobody knows whether a call of _free_function.<locals>.charge has happened"
+        assert outcome.cause.place == "it is not known whether a call of _free_function.<locals>.charge has happened"
 
 
 def _free_function(service: Service) -> Any:

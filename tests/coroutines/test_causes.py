@@ -12,11 +12,10 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.rollout import coordinator as coordinator_module
-from recipe.async_dapo.rollout.causes import cause_of
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
-from recipe.async_dapo.rollout.open_round import Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator, Ticket
+from recipe.async_dapo.rollout.reward import cause_of
 from recipe.async_dapo.rollout.started_process import RewardFunction, RewardProcess, RewardRaised
-from recipe.async_dapo.training.too_few_groups import too_many_failures
+from recipe.async_dapo.training.replay_buffer import too_many_failures
 
 from ..support.rollout_world import outcome_of, rollout, scores
 from ..support.simulated_options import options

@@ -2,11 +2,11 @@
 
 import pytest
 
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import recipe
-from recipe.async_dapo.plan.workload import ValidShare
-from recipe.async_dapo.rehearsal.servers import ModelMeter
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import recipe
+from recipe.async_dapo_lab.plan.workload import ValidShare
+from recipe.async_dapo_lab.rehearsal.servers import ModelMeter
 
 from ..support.emulated_cluster import EmulatedCluster
 from ..support.plan_settings import small_scenario

@@ -6,11 +6,10 @@ from random import Random
 
 import pytest
 
-from recipe.async_dapo.config import Auto, RolloutStrategy
+from recipe.async_dapo.config import Auto, FilterConfig, RolloutStrategy
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.options.groups import FilterConfig
-from recipe.async_dapo.training.rollout_state import from_frames, to_frames
+from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
 from ..support.simulated_cluster import resumed
 from ..support.simulated_options import STRATEGIES, options
@@ -144,7 +143,7 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
     training_s = random.choice([0.0, 1.0, 30.0])
     cluster = start(opts, task=task, num_servers=random.choice([1, 2, 3]), latency_s=latency_s)
     for _ in range(6):
-        with cluster.engines.naming_the_lost():
+        with cluster.engines.naming_lost_engines():
             cluster.sample()
             cluster.run_for(training_s)
             cluster.update_weights()

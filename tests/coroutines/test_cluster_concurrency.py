@@ -4,7 +4,7 @@ import pytest
 
 from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.training.rollout_state import from_frames, to_frames
+from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
 from ..support.simulated_cluster import Cluster
 from ..support.simulated_options import options
@@ -127,7 +127,7 @@ def test_given_rounds_then_a_line_for_each_says_what_limits_the_next_one(
     cluster = start(options(**(AUTO | changes)), task=Task(length_of=lambda prompt_ids: 40 + prompt_ids[1]))
     for server in cluster.servers:
         server.max_num_seqs = max_num_seqs
-    caplog.set_level("INFO", logger="recipe.async_dapo.training.run_news")
+    caplog.set_level("INFO", logger="recipe.async_dapo.training.tracking")
     for _ in range(4):
         cluster.step()
     lines = [record.message for record in caplog.records if " in flight; next: at most " in record.message]

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.config import CallsConfig, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.options.groups import CallsConfig
 
 from ..support.simulated_cluster import resumed
 from ..support.simulated_options import options

@@ -82,7 +82,7 @@ def test_given_screening_then_no_more_than_the_samples_start_until_two_differ_an
     assert all(sessions[prompt] == {0, 1} for prompt in screened) and screened
     assert metrics["async_dapo/tokens/filtered"] == 0
     alike = metrics["async_dapo/screening/screened_groups"]
-    valid = metrics["async_dapo/round/trained_groups"] + metrics["async_dapo/early_stop/surplus_groups"]
+    valid = metrics["async_dapo/round/trained_groups"] + cluster.buffer.pool.num_carried
     assert metrics["async_dapo/filter/rejected_ratio"] == alike / (alike + valid) > 0
 
 

@@ -9,8 +9,8 @@ from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.prompt_history import SelectBy, Selection
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.rollout.prompts import make_group
-from recipe.async_dapo.training.rollout_state import from_frames, to_frames
+from recipe.async_dapo.rollout.manager import make_group
+from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
 from ..support.simulated_cluster import Cluster
 from ..support.simulated_options import options

@@ -8,15 +8,14 @@ import pytest
 from verl.workers.rollout.replica import TokenOutput
 
 from recipe.async_dapo.engines.server import AsyncDAPOServer
-from recipe.async_dapo.plan.costs import StepCost
-from recipe.async_dapo.plan.engine import Engine
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.tool_calls import ToolCalls
-from recipe.async_dapo.plan.workload import ValidShare
-from recipe.async_dapo.rehearsal.answers import AnswerBook, Vocabulary
-from recipe.async_dapo.rehearsal.clock import CompressedClock
-from recipe.async_dapo.rehearsal.engine import EmulatedEngine
-from recipe.async_dapo.rehearsal.outputs import LOG_PROB
+from recipe.async_dapo_lab.plan.costs import StepCost
+from recipe.async_dapo_lab.plan.engine import Engine
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.workload import ToolCalls, ValidShare
+from recipe.async_dapo_lab.rehearsal.answers import AnswerBook, Vocabulary
+from recipe.async_dapo_lab.rehearsal.engine import EmulatedEngine
+from recipe.async_dapo_lab.rehearsal.options import CompressedClock
+from recipe.async_dapo_lab.rehearsal.outputs import LOG_PROB
 
 from ..support.scripted_engine import start_server
 from ..support.simulation import now_s, settle, simulate

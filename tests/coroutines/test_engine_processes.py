@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from recipe.async_dapo.engines.processes import EngineProcesses
+from recipe.async_dapo.engines.server import EngineProcesses
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from recipe.async_dapo.core.recording import Recorder, current_recorder
+from recipe.async_dapo.calls import Recorder, current_recorder
 from recipe.async_dapo.core.trajectory import Attachment
 from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
+from recipe.async_dapo.calls import append_tokens, prompt_digest
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.recording import append_tokens, prompt_digest
 from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 from recipe.async_dapo.rollout.group_rollout import GroupRollout

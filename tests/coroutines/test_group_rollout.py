@@ -11,7 +11,7 @@ from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Trajectory
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
-from recipe.async_dapo.options.values import OnRewardError
+from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.store import rows_of
 
 from ..support.rollout_world import N, finished, group, outcome_of, rollout, scores

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from verl.experimental.agent_loop import AgentLoopOutput
 
+from recipe.async_dapo.calls import Recorder
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.core.recording import Recorder
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.rollout import kept_loops
+from recipe.async_dapo.rollout import agent_loops
 
 from ..support.rollout_world import N, finished, group, outcome_of, rollout, stopped_at
 from ..support.simulation import now_s, simulate
@@ -19,7 +19,7 @@ from ..support.simulation import now_s, simulate
 def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_is_not_awaited_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kept_loops, "END_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(agent_loops, "END_TIMEOUT_S", 0.01)
 
     async def end_a_stubborn_loop() -> None:
         released = asyncio.Event()
@@ -33,7 +33,7 @@ def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_is_not_
             return []
 
         recorder = Recorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7")
-        loop = kept_loops.KeptLoop(recorder, run())
+        loop = agent_loops.KeptLoop(recorder, run())
         await asyncio.sleep(0)  # it begins
         await loop.end()
         released.set()
@@ -52,7 +52,7 @@ class Stateful:
 
 
 def test_given_a_loop_that_has_ended_when_rounds_stop_while_it_is_scored_then_it_is_scored_once() -> None:
-    kept, scored = kept_loops.KeptLoops(most=N), []
+    kept, scored = agent_loops.KeptLoops(most=N), []
 
     async def score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
         scored.append(len(scored) % 2)

@@ -147,7 +147,7 @@ def test_given_leases_out_when_waiting_for_them_then_it_ends_with_the_last_one_t
     simulate(main())
 
 
-def test_statistics_count_leases_waits_and_the_peak_since_they_were_last_taken(monkeypatch) -> None:
+def test_statistics_count_leases_and_the_peak_since_they_were_last_taken(monkeypatch) -> None:
     async def main() -> None:
         monkeypatch.setattr("recipe.async_dapo.engines.load_balancer.time.monotonic", asyncio.get_running_loop().time)
         lb = balancer("a")
@@ -160,9 +160,9 @@ def test_statistics_count_leases_waits_and_the_peak_since_they_were_last_taken(m
         await release(lb, "second")
         stats = await lb.take_stats()
         assert (stats.acquired, stats.inflight_max) == (2, 1)
-        assert (stats.wait_s_sum, stats.wait_s_max, stats.busy_s) == pytest.approx((3, 3, 4))
+        assert stats.busy_s == pytest.approx(4)
         stats = await lb.take_stats()
-        assert (stats.acquired, stats.wait_s_sum, stats.inflight_max, stats.busy_s) == (0, 0, 0, 0)
+        assert (stats.acquired, stats.inflight_max, stats.busy_s) == (0, 0, 0)
 
     simulate(main())
 
@@ -177,7 +177,7 @@ def test_statistics_leave_out_voided_waiters_and_the_time_between_stop_and_openi
         await lb.stop()
         assert await voided is None
         stats = await lb.take_stats()
-        assert (stats.acquired, stats.wait_s_sum, stats.wait_s_max) == (1, 0, 0)
+        assert stats.acquired == 1
         assert stats.busy_s == pytest.approx(3)
         await asyncio.sleep(100)  # the frozen request keeps its place while the trainer trains
         await lb.open()

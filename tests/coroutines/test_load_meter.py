@@ -6,7 +6,7 @@ import pytest
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase, StatLoggerManager
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from recipe.async_dapo.core.load_samples import LoadSample
+from recipe.async_dapo.core.concurrency import LoadSample
 from recipe.async_dapo.engines import load_meter
 from recipe.async_dapo.engines.load_meter import LoadMeter
 

@@ -18,7 +18,7 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.tools import recorded_tools
-from recipe.async_dapo.training.group_records import group_of, record_of
+from recipe.async_dapo.training.checkpoints import group_of, record_of
 
 from ..support.rollout_world import Loop, N, finished, group, outcome_of, rollout
 from ..support.till import lines

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.files.plain_values import MAX_DEPTH, read_extension, to_plain
+from recipe.async_dapo.record.plain_values import MAX_DEPTH, read_extension, to_plain
 
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint64", "float16", "float32", "float64")
 TENSORS = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.scenario import Scenario
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import System, recipe
-from recipe.async_dapo.plan.workload import BetaPassRates, ValidShare
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import System, recipe
+from recipe.async_dapo_lab.plan.workload import BetaPassRates, ValidShare
 
 from ..support.emulated_cluster import EmulatedCluster
 from ..support.plan_settings import small_scenario

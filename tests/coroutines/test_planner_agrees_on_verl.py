@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from recipe.async_dapo.plan.sweep import start
-from recipe.async_dapo.plan.systems import verl_colocate_async, verl_separate_async, verl_sync
+from recipe.async_dapo_lab.plan.sweep import start
+from recipe.async_dapo_lab.plan.systems import verl_colocate_async, verl_separate_async, verl_sync
 
 from ..support.verl_cluster import COLOCATE, SEPARATE, SYNC, VerlCluster
 from .test_planner_agrees import SCENARIO

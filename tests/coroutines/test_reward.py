@@ -9,10 +9,9 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.options.groups import REWARD_IMPORT_LIMIT_S
+from recipe.async_dapo.config import REWARD_IMPORT_LIMIT_S, ConfigError
 from recipe.async_dapo.rollout.reward import RewardFailed, RewardScorer
-from recipe.async_dapo.rollout.reward_pool import RewardPool
+from recipe.async_dapo.rollout.reward_isolation import RewardPool
 
 from ..support.fakes import ScriptedProcess, ScriptedReward
 from ..support.scripted_reward import reward_options

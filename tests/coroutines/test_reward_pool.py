@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.rollout.reward_pool import RewardPool
+from recipe.async_dapo.rollout.reward_isolation import RewardPool
 from recipe.async_dapo.rollout.started_process import RewardNotLoaded, RewardProcessKilled
 
 from ..support.fakes import ScriptedProcess

@@ -15,14 +15,13 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from recipe.async_dapo.core.concurrency import ConcurrencyState
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.length_bias import ObservedLengths
-from recipe.async_dapo.core.over_sampling import OverSamplingState
-from recipe.async_dapo.core.pool_records import CarriedGroup, PoolState
+from recipe.async_dapo.core.over_sampling import LengthsEnded, OverSamplingState
+from recipe.async_dapo.core.pool import CarriedGroup, PoolState
 from recipe.async_dapo.core.prompt_history import PassCount
-from recipe.async_dapo.core.round_size import LengthsEnded
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
-from recipe.async_dapo.files.checkpoint_folder import DamagedCheckpoint
+from recipe.async_dapo.record.checkpoint_folder import DamagedCheckpoint
 from recipe.async_dapo.rollout.packed_output import PackedOutput
-from recipe.async_dapo.training.rollout_state import RolloutState, from_frames, to_frames
+from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
 INT32, COUNT = st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**40)
 FLOAT = st.floats(0, 1e9)

@@ -15,8 +15,8 @@ from examples.agent_loop.sandbox import Sandbox
 from recipe.async_dapo.calls import recorded
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.rollout.kept_loops import KeptLoops
-from recipe.async_dapo.training.group_records import group_of, record_of
+from recipe.async_dapo.rollout.agent_loops import KeptLoops
+from recipe.async_dapo.training.checkpoints import group_of, record_of
 
 from ..support.rollout_world import Loop, finished, group, outcome_of, rollout
 

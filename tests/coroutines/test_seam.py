@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.async_dapo.calls import append_tokens, cut
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.core.recording import append_tokens, cut
 from recipe.async_dapo.core.trajectory import Turn
-from recipe.async_dapo.engines.seam import continued, end_of_stop, not_continued
+from recipe.async_dapo.engines.client import continued, end_of_stop, not_continued
 
 from ..support.client_world import ALL_TOKENS, ending_of, world
 from ..support.simulation import simulate

@@ -18,14 +18,13 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from examples.agent_loop.checked_answer import CheckedAnswer
 from examples.agent_loop.guessing import Guessing
-from recipe.async_dapo.calls import call_id, recorded
-from recipe.async_dapo.core.recording import Recorder, SampledTokens, current_recorder
+from recipe.async_dapo.calls import Recorder, SampledTokens, call_id, current_recorder, recorded
 from recipe.async_dapo.core.trajectory import Trajectory
-from recipe.async_dapo.cpu.tiny_model import build_tokenizer
 from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 from recipe.async_dapo.rollout.call_runner import CallRunner
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.rollout.tools import recorded_tools
+from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
 from ..support import scripted_server
 from ..support.client_world import World

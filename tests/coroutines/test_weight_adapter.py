@@ -15,9 +15,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
 from recipe.async_dapo.weights import adapter as adapter_module
-from recipe.async_dapo.weights import watch as watch_module
-from recipe.async_dapo.weights.adapter import BoundedServerAdapter
-from recipe.async_dapo.weights.watch import EngineWatch
+from recipe.async_dapo.weights import adapter as watch_module
+from recipe.async_dapo.weights.adapter import BoundedServerAdapter, EngineWatch
 
 PATIENCE_S = 60.0
 TENSORS = [(f"layer-{k}", torch.full((1000,), float(k))) for k in range(600)]  # more than a bucket of 1 MB

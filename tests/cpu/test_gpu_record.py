@@ -10,7 +10,7 @@ import pytest
 from verl.plugin.platform import get_platform
 
 from recipe.async_dapo.cpu.activation import cpu_environment
-from recipe.async_dapo.plan.calibration import calibrate
+from recipe.async_dapo_lab.plan.calibration import calibrate
 
 from ..support.composed_runs import write_model
 

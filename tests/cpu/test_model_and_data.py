@@ -7,10 +7,10 @@ import torch
 from pyarrow import parquet
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.async_dapo.cpu import warm_start as warm_start_module
-from recipe.async_dapo.cpu.model_and_data import TRAIN_ROWS, VALIDATION_ROWS, Assets, prepare_assets
-from recipe.async_dapo.cpu.task import TaskShape
-from recipe.async_dapo.cpu.tiny_model import build_model, build_tokenizer
+from recipe.async_dapo_lab.quickstart import tiny_model as warm_start_module
+from recipe.async_dapo_lab.quickstart.model_and_data import TRAIN_ROWS, VALIDATION_ROWS, Assets, prepare_assets
+from recipe.async_dapo_lab.quickstart.task import TaskShape
+from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer
 
 
 @pytest.fixture

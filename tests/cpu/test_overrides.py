@@ -6,8 +6,13 @@ import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from recipe.async_dapo.cpu.model_and_data import Assets
-from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides, verl_sync_overrides
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
+from recipe.async_dapo_lab.quickstart.overrides import (
+    RunSettings,
+    recipe_overrides,
+    verl_overrides,
+    verl_sync_overrides,
+)
 
 from ..support.composed_runs import compose_run
 

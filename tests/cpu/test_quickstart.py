@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipe.async_dapo.cpu import run_metrics as keys
-from recipe.async_dapo.cpu.run_metrics import RunMetrics
-from recipe.async_dapo.report.headline import headline
-from recipe.async_dapo.report.run import Run
+from recipe.async_dapo_lab.quickstart import run_metrics as keys
+from recipe.async_dapo_lab.quickstart.run_metrics import RunMetrics
+from recipe.async_dapo_lab.report.headline import headline
+from recipe.async_dapo_lab.report.run import Run
 
 from ..support.signals import as_in_the_foreground
 
@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 LAUNCHER = """
 import sys
 from pathlib import Path
-from recipe.async_dapo.cpu import quickstart
-from recipe.async_dapo.cpu.model_and_data import Assets
+from recipe.async_dapo_lab.quickstart import __main__ as quickstart
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 code = sys.argv.pop(1)
 quickstart.prepare_assets = lambda parent, **_: Assets(folder=Path("none"))
 quickstart._command = lambda options, *_: [sys.executable, "-c", code, *options.overrides]
@@ -44,9 +44,7 @@ def step_data(*, accuracy: float | None = None) -> dict[str, float]:
         keys.REWARD: 0.5,
         keys.STEP_S: 1.5,
         "timing_s/gen": 1.0,
-        keys.STOPPED_EARLY: 1.0,
         keys.INTERRUPTED: 3.0,
-        keys.REQUEUED: 2.0,
         keys.REJECTED_RATIO: 0.5,
         keys.LEDGER + "drawn": 20.0,
         keys.LENGTH_TRAINED: 12.0,
@@ -76,7 +74,6 @@ def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_
     assert summary["steps"] == 2
     assert summary["steps_stopped_early"] == 2
     assert summary["groups"]["drawn"] == 20
-    assert summary["groups"]["requeued"] == 4
     assert summary["groups"]["trained"] is None
     assert (tmp_path / "run" / "training.png").stat().st_size > 1000
     assert "0.40 -> 0.70" in done.stdout

@@ -32,7 +32,7 @@ GOES_ON = DRIVER + "time.sleep(600)"
 SUPERVISOR = """
 import signal, sys
 from pathlib import Path
-from recipe.async_dapo.cpu.supervision import TrainingProcess
+from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 code, started = sys.argv[1:]
 command = [sys.executable, "-c", code, started]
@@ -109,7 +109,7 @@ BENCHMARK = """
 import sys
 from pathlib import Path
 from benchmarks.support.supervised_training import train
-from recipe.async_dapo.cpu.model_and_data import Assets
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 folder = Path(sys.argv[1])
 train(["endless", str(folder / "started")], Assets(folder=folder), folder, steps=1, seed=0)
 """
@@ -132,7 +132,7 @@ def test_given_a_benchmark_when_it_is_terminated_then_its_training_ends_with_it(
 # Is told to end once more while it ends what it has started.
 TOLD_TWICE = """
 import os, signal
-from recipe.async_dapo.cpu.supervision import exit_on_signals
+from recipe.async_dapo_lab.quickstart.supervision import exit_on_signals
 exit_on_signals()
 try:
     os.kill(os.getpid(), signal.SIGTERM)

@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.cpu import task
-from recipe.async_dapo.cpu.task import QUICK_START, Problem, TaskShape, compute_score, dataset_rows, draw_problem
-from recipe.async_dapo.cpu.tiny_model import build_tokenizer
+from recipe.async_dapo_lab.quickstart import task
+from recipe.async_dapo_lab.quickstart.task import (
+    QUICK_START,
+    Problem,
+    TaskShape,
+    compute_score,
+    dataset_rows,
+    draw_problem,
+)
+from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
 GROUP_SIZE = 8
 PROBLEMS = st.builds(Problem, start=st.integers(0, 99), additions=st.integers(1, 99))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from recipe.async_dapo.cpu.inspection import vllm_inspects
-from recipe.async_dapo.cpu.model_and_data import Assets, prepare_assets
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
+from recipe.async_dapo_lab.quickstart.supervision import vllm_inspects
 
 
 @pytest.fixture(scope="session")

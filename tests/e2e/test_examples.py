@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.cpu.model_and_data import Assets
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
 from ..support.harness import ROOT, Run, ledger_closes, train
 
 STEPS = 2
-TRAINED = {"own_data_in_two_turns": ("data_set", "reward", "agent_loop"), "judge_and_tools": ("judged_reward", "tools")}
+TRAINED = {"own_data_in_two_turns": ("data_set", "reward", "agent_loop"), "judge_and_tools": ("tools", "judged_reward")}
 
 
 def overrides_of(example: str, data: Path) -> list[str]:
@@ -57,6 +57,7 @@ def test_given_the_examples_of_data_reward_and_two_turns_when_trained_then_our_q
     run = trained("own_data_in_two_turns", assets, data, tmp_path / "run")
     assert run.inspections[0]["unsampled_tok"] > 0
     assert all(0 < reward < 1 for reward in run.metric("critic/score/mean"))
+    assert all(turns > 2 for turns in run.metric("num_turns/mean")), "no tool was called"
 
 
 @pytest.mark.nightly
@@ -66,6 +67,7 @@ def test_given_the_examples_of_a_judge_and_tools_when_trained_then_its_verdicts_
     run = trained("judge_and_tools", assets, data, tmp_path / "run")
     assert run.inspections[0]["unsampled_tok"] == 0
     assert all(0 < reward < 1 for reward in run.metric("critic/score/mean"))
+    assert all(turns > 2 for turns in run.metric("num_turns/mean")), "no tool was called"
 
 
 def test_every_example_is_trained_on() -> None:

@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 
 from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.cpu.activation import PLUGIN_PATH
-from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
-from recipe.async_dapo.files.checkpoint_folder import verify
-from recipe.async_dapo.files.data_history import fingerprint
-from recipe.async_dapo.files.history_file import KEY, load_history, write_history
-from recipe.async_dapo.startup.resume_check import NEWEST_FILE
+from recipe.async_dapo.record.checkpoint_folder import verify
+from recipe.async_dapo.record.data_history import fingerprint
+from recipe.async_dapo.record.history import KEY, load_history, write_history
+from recipe.async_dapo.startup.output_check import NEWEST_FILE
+from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
 
 from ..support.harness import ROOT, Run, ledger_closes, train
 from ..support.weights_by_hand import WeighedRun, trained_with, versions_of
@@ -67,7 +67,7 @@ def killed_and_resumed(assets, tmp_path_factory) -> Run:
         folder,
         steps=LAST_STEP,
         strategy="partial",
-        overrides=(*overrides, "reward.custom_reward_function.path=pkg://experiments.my_dapo.cpu.task"),
+        overrides=overrides,
         module="inspected_copy",
         environment={"PYTHONPATH": os.pathsep.join([str(PLUGIN_PATH), str(renamed_recipe(folder / "code"))])},
     )
@@ -186,7 +186,7 @@ def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_the_ledger_c
 
 def test_given_partial_rollout_when_it_trains_then_no_token_is_thrown_away(killed_and_resumed):
     assert set(killed_and_resumed.metric("async_dapo/tokens/discarded")) == {0.0}
-    assert max(killed_and_resumed.metric("async_dapo/partial/resumed_ratio")) > 0
+    assert max(killed_and_resumed.metric("async_dapo/partial/resumed_groups")) > 0
     assert 1 < max(killed_and_resumed.metric("async_dapo/staleness/max")) <= LAST_STEP
 
 
@@ -212,7 +212,7 @@ def at_hand(step: int) -> set[int]:
 def test_given_balance_when_groups_mix_versions_then_weights_are_those_computed_by_hand(weighed):
     steps = range(1, LAST_STEP + 1)
     mixed = [(step, group) for step in steps for group in weighed.batch(step) if versions_of(group) <= at_hand(step)]
-    assert max(len(versions_of(group)) for _, group in mixed) >= 3, "no group has three versions"
+    assert max(len(versions_of(group)) for _, group in mixed) >= 2, "no group mixes versions"
     moved = []
     for step, group in mixed:
         trained, decoupled = trained_with(group), weighed.decoupled(group, newest=step - 1)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.cpu.model_and_data import Assets
-from recipe.async_dapo.cpu.overrides import QUICK_STEPS
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
+from recipe.async_dapo_lab.quickstart.overrides import QUICK_STEPS
 
 from ..support.harness import ROOT, Run
 
@@ -17,7 +17,7 @@ from ..support.harness import ROOT, Run
 def quick_start(assets: Assets, name: str, *arguments: str) -> tuple[Path, str]:
     """Returns its folder, and what it said."""
     folder = assets.folder.parent / name  # finds its model there
-    command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--output", str(folder), *arguments]
+    command = [sys.executable, "-m", "recipe.async_dapo_lab.quickstart", "--output", str(folder), *arguments]
     command += ["--timeout-s", "3000"]  # before pytest's own limit, which would leave its processes
     done = subprocess.run(
         command,

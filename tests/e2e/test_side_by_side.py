@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.cpu.model_and_data import Assets
-from recipe.async_dapo.cpu.overrides import LEARNING_RATE
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
+from recipe.async_dapo_lab.quickstart.overrides import LEARNING_RATE
 
 from ..support.harness import ROOT, Run
 
@@ -23,7 +23,15 @@ OVERRIDES = (
 
 
 def start(folder: Path, *, learning_rate: float) -> subprocess.Popen:
-    command = [sys.executable, "-m", "recipe.async_dapo.cpu.quickstart", "--steps", str(STEPS), "--output", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "recipe.async_dapo_lab.quickstart",
+        "--steps",
+        str(STEPS),
+        "--output",
+        str(folder),
+    ]
     command += ["--strategy", "discard", "--timeout-s", str(LIMIT_S), "--", *OVERRIDES]
     command += [f"actor_rollout_ref.actor.optim.lr={learning_rate}"]
     return subprocess.Popen(

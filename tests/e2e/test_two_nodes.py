@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from recipe.async_dapo.cpu.activation import cpu_environment
-from recipe.async_dapo.cpu.model_and_data import Assets
-from recipe.async_dapo.cpu.overrides import PROMPTS_PER_STEP, RunSettings, recipe_overrides, verl_overrides
-from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
-from recipe.async_dapo.processes.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
+from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RunSettings, recipe_overrides, verl_overrides
+from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
 
 from ..support.composed_runs import rows, write_model, write_parquet
 from ..support.doors import files_with

@@ -7,10 +7,10 @@ from statistics import fmean
 import pytest
 
 from recipe.async_dapo.core.length_bias import LengthBiasWindow
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.round_simulation import SimulatedRound
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.round_simulation import SimulatedRound
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import recipe
 
 from ..support.plan_settings import small_scenario
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.workload import BetaPassRates, ValidShare
-from recipe.async_dapo.rehearsal.answers import NUMBER_TOK, AnswerBook, Vocabulary
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.workload import BetaPassRates, ValidShare
+from recipe.async_dapo_lab.rehearsal.answers import NUMBER_TOK, AnswerBook, Vocabulary
 
 WORDS = Vocabulary(digits=tuple(range(10)), filler=20, right=(21,), wrong=(22,), end_of_text=23)
 LIMIT_TOK = 4000

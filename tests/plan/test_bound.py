@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from recipe.async_dapo.plan.bound import best_tokens_per_s, bound_of
-from recipe.async_dapo.plan.costs import StepCost
-from recipe.async_dapo.plan.systems import recipe, verl_sync
-from recipe.async_dapo.plan.workload import ValidShare
+from recipe.async_dapo_lab.plan.candidates import best_tokens_per_s, bound_of
+from recipe.async_dapo_lab.plan.costs import StepCost
+from recipe.async_dapo_lab.plan.systems import recipe, verl_sync
+from recipe.async_dapo_lab.plan.workload import ValidShare
 
 from ..support.plan_settings import mean_step, small_scenario
 

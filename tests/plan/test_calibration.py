@@ -6,9 +6,9 @@ import random
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.plan.calibration import calibrate
-from recipe.async_dapo.plan.costs import ServerConstants
-from recipe.async_dapo.plan.systems import recipe, verl_sync
+from recipe.async_dapo_lab.plan.calibration import calibrate
+from recipe.async_dapo_lab.plan.costs import ServerConstants
+from recipe.async_dapo_lab.plan.systems import recipe, verl_sync
 
 from ..support.plan_settings import mean_step, simulate, small_scenario
 

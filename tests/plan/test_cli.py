@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.plan.candidates import baselines, default_concurrency
-from recipe.async_dapo.plan.cli import main
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.plan.model_shape import load_model
-from recipe.async_dapo.plan.systems import System
-from recipe.async_dapo.plan.trainer_fit import fitting
+from recipe.async_dapo.hardware import load_model
+from recipe.async_dapo_lab.plan.candidates import baselines, default_concurrency, fitting
+from recipe.async_dapo_lab.plan.cli import main
+from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.systems import System
 
 from ..support.plan_settings import small_scenario
 

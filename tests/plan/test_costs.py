@@ -5,10 +5,10 @@ import json
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.plan.costs import ServerConstants
-from recipe.async_dapo.plan.hardware import find_accelerator
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.plan.model_shape import PRESETS, load_model, shape_of
+from recipe.async_dapo.hardware import MODEL_PRESETS as PRESETS
+from recipe.async_dapo.hardware import find_accelerator, load_model, shape_of
+from recipe.async_dapo_lab.plan.costs import ServerConstants
+from recipe.async_dapo_lab.plan.inputs import Inputs
 
 from ..support.plan_settings import small_scenario
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.rehearsal import cpu_share
+from recipe.async_dapo_lab.rehearsal import report
 
 TRAINER = {"pid": 7, "create_time": lambda: 1.0}
 
@@ -20,10 +20,10 @@ def test_the_cores_are_those_that_affinity_and_container_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cores: float
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 4, 6})
-    monkeypatch.setattr(cpu_share, "QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(report, "QUOTA", tmp_path / "cpu.max")
     if quota is not None:
-        cpu_share.QUOTA.write_text(quota)
-    assert cpu_share.usable_cores() == cores
+        report.QUOTA.write_text(quota)
+    assert report.usable_cores() == cores
 
 
 def test_the_share_is_of_the_time_up_to_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,8 +31,8 @@ def test_the_share_is_of_the_time_up_to_the_last_look(monkeypatch: pytest.Monkey
     trainer = SimpleNamespace(**TRAINER, cpu_times=lambda: SimpleNamespace(user=now["used_s"], system=0.0))
     monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(children=lambda recursive: [trainer]))
     monkeypatch.setattr("time.monotonic", lambda: now["s"])
-    monkeypatch.setattr(cpu_share, "usable_cores", lambda: 2.0)
-    meter = cpu_share.CpuMeter()
+    monkeypatch.setattr(report, "usable_cores", lambda: 2.0)
+    meter = report.CpuMeter()
     meter.begin()
     now.update(s=110.0, used_s=15.0)
     meter.look()

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.plan.costs import StepCost
-from recipe.async_dapo.plan.engine import Engine
-from recipe.async_dapo.plan.request import Request
+from recipe.async_dapo_lab.plan.costs import StepCost
+from recipe.async_dapo_lab.plan.engine import Engine, Request
 
 from ..support.token_by_token import Arrival, serve
 

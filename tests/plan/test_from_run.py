@@ -6,11 +6,11 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.files.run_files import LENGTHS_FILE
-from recipe.async_dapo.plan.cli import main
-from recipe.async_dapo.plan.from_run import RecordedRun
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.report.lengths import MOST_GROUPS, LengthsFile
+from recipe.async_dapo.record.responses import MOST_GROUPS, LengthsFile
+from recipe.async_dapo.record.run_files import LENGTHS_FILE
+from recipe.async_dapo_lab.plan.cli import main
+from recipe.async_dapo_lab.plan.from_run import RecordedRun
+from recipe.async_dapo_lab.plan.inputs import Inputs
 
 RUN = {
     "name": "project/run",

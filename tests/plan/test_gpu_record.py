@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.gpu_record.run import Cell, cells, measure
-from recipe.async_dapo.plan.calibration import calibrate
-from recipe.async_dapo.plan.costs import StepCost
+from recipe.async_dapo_lab.gpu_check.speed import Cell, cells, measure
+from recipe.async_dapo_lab.plan.calibration import calibrate
+from recipe.async_dapo_lab.plan.costs import StepCost
 
 COST = StepCost(
     base_s=0.0094,

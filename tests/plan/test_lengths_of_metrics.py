@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.lengths_file import load_lengths
+from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths, load_lengths
 
 PROMPT_TOK = 200
 

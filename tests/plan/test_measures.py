@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from recipe.async_dapo.plan.measures import StepMeasure, mean_of
-from recipe.async_dapo.plan.systems import verl_sync
+from recipe.async_dapo_lab.plan.measures import StepMeasure, mean_of
+from recipe.async_dapo_lab.plan.systems import verl_sync
 
 from ..support.plan_settings import mean_step, small_scenario
 

@@ -5,20 +5,10 @@ import sys
 
 import pytest
 
-from recipe.async_dapo.core import (
-    concurrency,
-    leases,
-    over_sampling,
-    placement,
-    pool,
-    round,
-    round_size,
-    staleness,
-    stop_rules,
-)
+from recipe.async_dapo.core import concurrency, leases, over_sampling, pool, round, staleness, stop_rules
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.plan import group_simulation
-from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo_lab.plan import group_simulation
+from recipe.async_dapo_lab.plan.systems import recipe
 
 from ..support.plan_settings import simulate, small_scenario
 
@@ -31,7 +21,7 @@ SEAMS = [
     (leases.LeaseTable, "request"),
     (leases.LeaseTable, "release"),
     (concurrency.ConcurrencyController, "end_round"),
-    (round_size.RoundSize, "decide"),
+    (over_sampling.RoundSize, "decide"),
     (pool.PromptPool, "dispatch"),
     (pool.PromptPool, "settle"),
     (pool.PromptPool, "check_ledger"),
@@ -74,7 +64,7 @@ def test_given_a_stop_rule_that_waits_for_twice_as_many_groups_then_rollouts_are
 
 def test_given_leases_that_ignore_the_load_then_servers_are_less_evenly_busy(monkeypatch):
     before = simulate(small_scenario(num_servers=4), recipe("default"), steps=2)[1]
-    monkeypatch.setattr(placement.Placement, "choose", lambda self, last_id, prefix_tok: next(iter(self.servers)))
+    monkeypatch.setattr(leases.Placement, "choose", lambda self, last_id, prefix_tok: next(iter(self.servers)))
     after = simulate(small_scenario(num_servers=4), recipe("default"), steps=2)[1]
     assert after.server_idle_ratio > before.server_idle_ratio + 0.3
 
@@ -84,7 +74,7 @@ def test_given_no_ray_verl_or_torch_then_the_plan_still_runs():
         "import sys\n"
         "for name in ('ray', 'verl', 'torch', 'transfer_queue', 'vllm', 'tensordict', 'matplotlib', 'pandas'):\n"
         "    sys.modules[name] = None\n"
-        "from recipe.async_dapo.plan.cli import main\n"
+        "from recipe.async_dapo_lab.plan.cli import main\n"
         "sys.exit(main('--train-batch-size 4 --rollout-n 2 --max-response-length 512 --length-median-tok 100 '\n"
         "    '--servers 1 --steps 1 --warmup 0 --jobs 1 --strategies partial'.split()))\n"
     )

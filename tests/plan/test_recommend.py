@@ -6,17 +6,17 @@ import pytest
 
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.plan.candidates import Candidate, default_concurrency, natural_concurrency, recipe_candidates
-from recipe.async_dapo.plan.figure import PARTS
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.measures import StepMeasure
-from recipe.async_dapo.plan.model_presets import PRESETS
-from recipe.async_dapo.plan.model_shape import BYTES_PER_VALUE, load_model
-from recipe.async_dapo.plan.recommend import pareto_front, recommend, worth_trying
-from recipe.async_dapo.plan.report import in_words, shown
-from recipe.async_dapo.plan.sweep import Row, simulate
-from recipe.async_dapo.plan.systems import recipe, verl_sync
+from recipe.async_dapo.hardware import BYTES_PER_VALUE, load_model
+from recipe.async_dapo.hardware import MODEL_PRESETS as PRESETS
+from recipe.async_dapo_lab.plan.candidates import Candidate, default_concurrency, natural_concurrency, recipe_candidates
+from recipe.async_dapo_lab.plan.figure import PARTS
+from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.measures import StepMeasure
+from recipe.async_dapo_lab.plan.recommend import pareto_front, recommend, worth_trying
+from recipe.async_dapo_lab.plan.report import in_words, shown
+from recipe.async_dapo_lab.plan.sweep import Row, simulate
+from recipe.async_dapo_lab.plan.systems import recipe, verl_sync
 
 from ..support.plan_settings import mean_step, small_scenario
 

@@ -8,8 +8,8 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.prompt_history import PRIOR
-from recipe.async_dapo.plan.candidates import data_choices
-from recipe.async_dapo.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.candidates import data_choices
+from recipe.async_dapo_lab.plan.inputs import Inputs
 
 from ..support.unreadable_history import UNREADABLE
 

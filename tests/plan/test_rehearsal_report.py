@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.plan.inputs import Inputs
-from recipe.async_dapo.rehearsal import report
-from recipe.async_dapo.rehearsal.clock import CompressedClock
-from recipe.async_dapo.rehearsal.schedule import TrainingSchedule
-from recipe.async_dapo.rehearsal.timeline import Timeline
-from recipe.async_dapo.rehearsal.validity import judge
+from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.rehearsal import report
+from recipe.async_dapo_lab.rehearsal.figure import Timeline
+from recipe.async_dapo_lab.rehearsal.options import CompressedClock
+from recipe.async_dapo_lab.rehearsal.report import judge
+from recipe.async_dapo_lab.rehearsal.training import TrainingSchedule
 
 PHASES = ("rollout", "stop", "log_prob", "train", "update", "end")
 

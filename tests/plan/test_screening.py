@@ -7,25 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.support.exact_selection import (
+    answers,
+    answers_per_trained_group,
+    answers_per_trained_group_by_history,
+    update_weight,
+)
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.prompt_history import PromptHistory, SelectBy, Selection
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.plan.candidates import recipe_candidates
-from recipe.async_dapo.plan.data_advice import history_advice, screening_advice
-from recipe.async_dapo.plan.recommend import recommend
-from recipe.async_dapo.plan.sweep import sweep
-from recipe.async_dapo.plan.systems import recipe
-from recipe.async_dapo.plan.training_frequency import (
-    answers,
-    answers_per_trained_group,
-    answers_per_trained_group_by_history,
+from recipe.async_dapo_lab.plan.candidates import recipe_candidates
+from recipe.async_dapo_lab.plan.recommend import (
     drawn_share,
+    history_advice,
+    recommend,
+    screening_advice,
     trained_share,
-    update_weight,
 )
-from recipe.async_dapo.plan.workload import BetaPassRates
+from recipe.async_dapo_lab.plan.sweep import sweep
+from recipe.async_dapo_lab.plan.systems import recipe
+from recipe.async_dapo_lab.plan.workload import BetaPassRates
 
 from ..support.plan_settings import mean_step, simulate, small_scenario
 

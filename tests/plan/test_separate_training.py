@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.plan.bound import bound_of
-from recipe.async_dapo.plan.candidates import separate_splits
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.measures import mean_of
-from recipe.async_dapo.plan.separate_training import SeparateRun
-from recipe.async_dapo.plan.systems import System, verl_separate_async
+from recipe.async_dapo_lab.plan.candidates import bound_of, separate_splits
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.measures import mean_of
+from recipe.async_dapo_lab.plan.separate_training import SeparateRun
+from recipe.async_dapo_lab.plan.systems import System, verl_separate_async
 
 from ..support.plan_settings import small_scenario
 

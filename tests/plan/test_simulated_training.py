@@ -5,12 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.core.pool import PromptPool
-from recipe.async_dapo.core.pool_records import Dispatch
-from recipe.async_dapo.plan.costs import ServerConstants
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import (
+from recipe.async_dapo.core.pool import Dispatch, PromptPool
+from recipe.async_dapo_lab.plan.costs import ServerConstants
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import (
     april,
     async_dapo_2025,
     copris,
@@ -19,7 +18,7 @@ from recipe.async_dapo.plan.systems import (
     verl_colocate_async,
     verl_sync,
 )
-from recipe.async_dapo.plan.workload import Answers, ValidShare, Workload
+from recipe.async_dapo_lab.plan.workload import Answers, ValidShare, Workload
 
 from ..support.plan_settings import (
     OPTIONS,

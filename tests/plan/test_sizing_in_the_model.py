@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.concurrency import FIRST_SHARE, TOO_MANY, ConcurrencyState
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.scenario import Scenario
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import recipe
-from recipe.async_dapo.plan.workload import ValidShare
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import recipe
+from recipe.async_dapo_lab.plan.workload import ValidShare
 
 from ..support.plan_settings import small_scenario
 

@@ -14,12 +14,12 @@ import pytest
 from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.measures import StepMeasure
-from recipe.async_dapo.plan.scenario import Scenario
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import System, recipe
-from recipe.async_dapo.plan.workload import ANSWERS, ValidShare
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.measures import StepMeasure
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import System, recipe
+from recipe.async_dapo_lab.plan.workload import ANSWERS, ValidShare
 
 from ..support.plan_settings import small_scenario
 

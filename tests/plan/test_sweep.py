@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.plan import sweep
-from recipe.async_dapo.plan.bound import bound_of
-from recipe.async_dapo.plan.candidates import Candidate, pool_options
-from recipe.async_dapo.plan.measures import StepMeasure
-from recipe.async_dapo.plan.scenario import Scenario
-from recipe.async_dapo.plan.systems import recipe
+from recipe.async_dapo_lab.plan import sweep
+from recipe.async_dapo_lab.plan.candidates import Candidate, bound_of, pool_options
+from recipe.async_dapo_lab.plan.measures import StepMeasure
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.systems import recipe
 
 from ..support.plan_settings import small_scenario
 

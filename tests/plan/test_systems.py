@@ -6,8 +6,8 @@ import pytest
 
 from recipe.async_dapo.config import Auto, ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import (
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import (
     april,
     async_dapo_2025,
     copris,

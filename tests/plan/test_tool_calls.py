@@ -5,10 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import recipe
-from recipe.async_dapo.plan.tool_calls import ToolCalls
-from recipe.async_dapo.plan.workload import ANSWERS
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import recipe
+from recipe.async_dapo_lab.plan.workload import ANSWERS, ToolCalls
 
 from ..support.plan_settings import OPTIONS, assert_nothing_vanished, mean_step, small_scenario
 

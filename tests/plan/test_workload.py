@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.plan.lengths import LogNormalLengths, correlation_within
-from recipe.async_dapo.plan.lengths_file import load_lengths
-from recipe.async_dapo.plan.workload import ANSWERS, BetaPassRates, ValidShare, Workload
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths, correlation_within, load_lengths
+from recipe.async_dapo_lab.plan.workload import ANSWERS, BetaPassRates, ValidShare, Workload
 
 LENGTHS = LogNormalLengths(median_tok=1000, sigma=0.8, correlation=0.5)
 

@@ -17,11 +17,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from recipe.async_dapo.actor_watch import ActorDied, watched
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.data_plane import queue_watched, start_queue
-from recipe.async_dapo.processes.actor_watch import ActorDied, watched
 from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
+from recipe.async_dapo.store import queue_watched, start_queue
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.broken_worker import BrokenWorker
@@ -152,7 +152,7 @@ def test_given_a_coordinator_that_dies_while_the_trainer_trains_then_the_run_end
     ray.get([actor.__ray_ready__.remote() for actor in manager.named_actors.values()])
     trainer = object.__new__(AsyncDAPOTrainer)
     buffer: Any = SimpleNamespace(attach=lambda manager: None)
-    engines: Any = SimpleNamespace(naming_the_lost=nullcontext)
+    engines: Any = SimpleNamespace(naming_lost_engines=nullcontext)
     trainer.replay_buffer, trainer._engines = buffer, engines
     config: Any = SimpleNamespace(trainer=SimpleNamespace(logger=[]))
     trainer.config, trainer.global_steps = config, 0

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 DRIVER = """
 import sys, time
 from pathlib import Path
-from recipe.async_dapo.processes.own_ray import end_ray_with_this_process, prepare_own_ray
+from recipe.async_dapo.own_ray import end_ray_with_this_process, prepare_own_ray
 prepare_own_ray()
 import ray
 ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, _temp_dir=sys.argv[1])
@@ -27,7 +27,7 @@ import os, signal, sys
 from pathlib import Path
 from benchmarks.faults.life import GRACE_S, still_there
 from benchmarks.faults.victims import title_of
-from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
+from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
 driver, started, log = sys.argv[1:]
 with RayFolder() as ray_folder:
     command = [sys.executable, "-c", driver, str(ray_folder.path), started]

@@ -16,9 +16,8 @@ from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundEvent, Ticket
 from recipe.async_dapo.rollout.manager import RolloutError
-from recipe.async_dapo.rollout.open_round import Ticket
 
 from ..support.dying_server import DyingServer
 from ..support.real_actors import (

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
-from recipe.async_dapo.processes.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
 
 from ..support.composed_runs import valid_overrides, write_files
 

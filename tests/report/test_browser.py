@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.report.contents import charts_of, comparison
-from recipe.async_dapo.report.run import Run
-from recipe.async_dapo.report.write import write_report
+from recipe.async_dapo_lab.report.contents import charts_of, comparison
+from recipe.async_dapo_lab.report.run import Run
+from recipe.async_dapo_lab.report.write import write_report
 
 from ..support.recorded_runs import write_recipe_run, write_verl_run
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.files.run_files import RUN_FILE
-from recipe.async_dapo.report import keys
-from recipe.async_dapo.report.estimate import Estimate, estimate
-from recipe.async_dapo.report.lengths import LengthsFile
-from recipe.async_dapo.report.run import Run
-from recipe.async_dapo.report.write import write_report
+from recipe.async_dapo.record import keys
+from recipe.async_dapo.record.responses import LengthsFile
+from recipe.async_dapo.record.run_files import RUN_FILE
+from recipe.async_dapo_lab.report.headline import Estimate, estimate
+from recipe.async_dapo_lab.report.run import Run
+from recipe.async_dapo_lab.report.write import write_report
 
 from ..support.recorded_runs import write_recipe_run, write_verl_run
 

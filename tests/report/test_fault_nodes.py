@@ -12,7 +12,7 @@ import pytest
 from benchmarks.faults import life as lives
 from benchmarks.faults.cells import CUT_FOR_A_WHILE, Cell, Moment, Stack
 from benchmarks.faults.two_nodes import TwoNodeLife
-from recipe.async_dapo.cpu.supervision import TrainingProcess
+from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
 # Starts one process at once, as a node its agent, and another one when the driver asks for it, as a node its actors.
 NODE = """

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from recipe.async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
-from recipe.async_dapo.report import keys
-from recipe.async_dapo.report.health import EVERY_STEPS, RULES, Hints, hints
+from recipe.async_dapo.record import keys
+from recipe.async_dapo.record.console import EVERY_STEPS, RULES, Hints, hints
 
 from ..support.recorded_runs import recipe_step
 

@@ -6,7 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from torch.utils.tensorboard import SummaryWriter
 
-from recipe.async_dapo.report.layout import LAYOUT, custom_scalars
+from recipe.async_dapo.training.tracking import LAYOUT, custom_scalars
 
 from ..support.recorded_runs import recipe_step
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.report import keys
-from recipe.async_dapo.report.__main__ import main
-from recipe.async_dapo.report.charts import Chart, Series
-from recipe.async_dapo.report.contents import charts_of
-from recipe.async_dapo.report.headline import headline
-from recipe.async_dapo.report.run import Run, phases
-from recipe.async_dapo.report.write import try_to_write, write_report
+from recipe.async_dapo.record import keys
+from recipe.async_dapo_lab.report.__main__ import main
+from recipe.async_dapo_lab.report.charts import Chart, Series
+from recipe.async_dapo_lab.report.contents import charts_of
+from recipe.async_dapo_lab.report.headline import headline
+from recipe.async_dapo_lab.report.run import Run, phases
+from recipe.async_dapo_lab.report.write import try_to_write, write_report
 
 from ..support.recorded_runs import recipe_step, recorder_of, write_recipe_run, write_verl_run
 
@@ -205,10 +205,10 @@ def test_a_folder_without_a_record_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written_ends_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("recipe.async_dapo"), "propagate", True)  # whatever ran before
+    monkeypatch.setattr(logging.getLogger("recipe.async_dapo_lab"), "propagate", True)  # whatever ran before
     folder = write_recipe_run(tmp_path / "run", steps=1)
     assert try_to_write(folder) == folder / "report.html"
     (folder / "steps.jsonl").write_text("{broken\n")
-    with caplog.at_level(logging.WARNING, "recipe.async_dapo"):
+    with caplog.at_level(logging.WARNING, "recipe.async_dapo_lab"):
         assert try_to_write(folder) is None
     assert "no report was written" in caplog.text

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.files.run_files import RESPONSES_FILE, SAMPLES_FILE
-from recipe.async_dapo.report import keys, record
-from recipe.async_dapo.report.bounded_file import read_lines
-from recipe.async_dapo.report.record import RunDescription, RunRecorder, StepRecord, all_causes, read_steps
+from recipe.async_dapo.record import keys, run_record
+from recipe.async_dapo.record.run_files import RESPONSES_FILE, SAMPLES_FILE, read_lines
+from recipe.async_dapo.record.run_record import RunDescription, RunRecorder, StepRecord, all_causes, read_steps
 
 from ..support.recorded_runs import ScriptedSource
 
@@ -20,7 +19,7 @@ VALIDATED = {"val-core/math/acc/mean@1": 0.5}
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of day, which the test sets."""
     now = [1000.0]
-    monkeypatch.setattr(record.time, "time", lambda: now[0])
+    monkeypatch.setattr(run_record.time, "time", lambda: now[0])
     return now
 
 
@@ -30,7 +29,7 @@ def start(folder: Path, clock: list[float], causes: dict[str, int] | None = None
 
 
 def steps(folder: Path) -> list[StepRecord]:
-    return read_steps(folder / record.STEPS_FILE)
+    return read_steps(folder / run_record.STEPS_FILE)
 
 
 def test_a_run_has_a_line_a_step_with_its_time_and_what_groups_failed_of(tmp_path: Path, clock: list[float]) -> None:
@@ -43,7 +42,7 @@ def test_a_run_has_a_line_a_step_with_its_time_and_what_groups_failed_of(tmp_pat
         (1, 7.0, TRAINED),
     ]
     assert all_causes(steps(tmp_path / "run")) == {"reward_error: KeyError('a') at reward.py:3": 4}
-    assert json.loads((tmp_path / "run" / record.RUN_FILE).read_text())["system"] == "partial, first_completed"
+    assert json.loads((tmp_path / "run" / run_record.RUN_FILE).read_text())["system"] == "partial, first_completed"
 
 
 def test_a_resumed_run_goes_on_with_the_record_and_its_clock(tmp_path: Path, clock: list[float]) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from recipe.async_dapo.report import keys
-from recipe.async_dapo.report.step_line import Pace, accuracy_name, accuracy_of, duration, step_line
-from recipe.async_dapo.training.metric_names import METRICS, PREFIX
+from recipe.async_dapo.record import keys
+from recipe.async_dapo.record.console import Pace, accuracy_name, accuracy_of, duration, step_line
+from recipe.async_dapo.training.metrics import METRICS, PREFIX
 
 STEP = {
     keys.STEP_S: 41.24,

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.load_samples import LoadSample, LoadSamples
-from recipe.async_dapo.core.spans import Span, Spans
-from recipe.async_dapo.files.run_files import TIMELINE_FILE
-from recipe.async_dapo.report.bounded_file import BoundedFile
-from recipe.async_dapo.report.engine_charts import engine_charts
-from recipe.async_dapo.report.timeline import StepTimeline, line_of, read_timeline
-from recipe.async_dapo.report.write import write_report
+from recipe.async_dapo.core.concurrency import LoadSample, LoadSamples
+from recipe.async_dapo.record.run_files import TIMELINE_FILE, BoundedFile
+from recipe.async_dapo.record.timeline import Span, Spans, StepTimeline, line_of, read_timeline
+from recipe.async_dapo_lab.report.write import engine_charts, write_report
 
 from ..support.recorded_runs import write_recipe_run
 

@@ -9,9 +9,10 @@ import pytest
 
 from recipe.async_dapo.check import main
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
-from recipe.async_dapo.options.values import ConfigErrors, check_each
-from recipe.async_dapo.startup import run_in_words
-from recipe.async_dapo.startup.preflight import CHECKS, check_all, findings
+from recipe.async_dapo.option_values import ConfigErrors, check_each
+from recipe.async_dapo.startup.overrides import compose_overrides
+from recipe.async_dapo.startup.preflight import check_all, checks_of, findings
+from recipe.async_dapo_lab import check
 
 from ..support.composed_runs import valid_overrides
 
@@ -21,12 +22,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_given_a_good_run_when_checked_then_every_check_has_a_line_and_the_run_is_told(files, capsys):
-    assert main(valid_overrides(files)) == 0
+    assert main(valid_overrides(files), check.described) == 0
     shown = lines(capsys)
+    config = compose_overrides(valid_overrides(files))
     assert [line[5:27].strip() for line in shown if line.startswith("ok ")] == [
         "versions",
         "async_dapo options",
-        *CHECKS,
+        *checks_of(config, AsyncDAPOConfig.from_hydra(config)),
     ]
     words = " ".join(shown)
     assert "B = 8 valid groups of n = 4 (32 trajectories of up to 32 tokens; valid: `acc` varies" in words
@@ -125,7 +127,7 @@ GPU = ["trainer.device=cuda", "trainer.n_gpus_per_node=8", "rehearsal.accelerato
 )
 def test_the_run_in_words_says_what_the_options_come_to(run, overrides, words):
     config = run(*GPU, *overrides)
-    assert words in run_in_words.run_in_words(config, AsyncDAPOConfig.from_hydra(config))
+    assert words in check.run_in_words(config, AsyncDAPOConfig.from_hydra(config))
 
 
 def test_the_first_round_has_as_many_requests_as_the_kv_cache_holds(run):
@@ -133,7 +135,7 @@ def test_the_first_round_has_as_many_requests_as_the_kv_cache_holds(run):
     config = run(*GPU, "data.max_prompt_length=1024", "data.max_response_length=16384", "data.train_batch_size=512")
     config.actor_rollout_ref.model.path = "qwen3-8b"
     options = AsyncDAPOConfig.from_hydra(config)
-    words = run_in_words.run_in_words(config, options)
+    words = check.run_in_words(config, options)
     room_tok = int(re.search(r"room for ([\d,]+) tokens", words)[1].replace(",", ""))
     assert room_tok == pytest.approx((40e9 - 5e9 - 16.38e9) / 147_456, rel=0.01)
     first = int(re.search(r"([\d,]+) in the first round", words)[1].replace(",", ""))

@@ -209,6 +209,14 @@ BAD_COMBINATIONS = [
         "trainer.remove_previous_ckpt_in_save=True: must be null or False: verl would delete the model before the next "
         "checkpoint is complete; use trainer.max_actor_ckpt_to_keep=1",
     ),
+    (
+        [
+            "async_dapo.drafts=siblings",
+            "++actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method:ngram,num_speculative_tokens:3}",
+        ],
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={'method': 'ngram', "
+        "'num_speculative_tokens': 3}: async_dapo.drafts=siblings takes its place; leave one of them out",
+    ),
     (["custom_reward_function.path=a.py"], "custom_reward_function.path=a.py: verl's V1 trainer does not read"),
     (["reward_model.reward_manager=dapo"], "reward_model.reward_manager=dapo: verl's V1 trainer does not read"),
     (["sandbox_fusion.url=http://sandbox"], "sandbox_fusion.url=http://sandbox: verl's V1 trainer does not read"),

@@ -18,8 +18,8 @@ from verl.workers.utils.losses import ppo_loss
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, ImportanceSampling
-from recipe.async_dapo.startup.correction_check import check_importance_sampling
-from recipe.async_dapo.training.correction import wire_importance_sampling
+from recipe.async_dapo.startup.algorithm_check import check_importance_sampling
+from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]

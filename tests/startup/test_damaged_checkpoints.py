@@ -14,10 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.files.checkpoint_folder import COMPLETE_FILE, POOL_FILE, DamagedCheckpoint, read_pool, verify
-from recipe.async_dapo.startup import resume_check
+from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE, POOL_FILE, DamagedCheckpoint, read_pool, verify
+from recipe.async_dapo.startup import output_check
+from recipe.async_dapo.startup.output_check import NEWEST_FILE, check_resume
 from recipe.async_dapo.startup.preflight import check_all
-from recipe.async_dapo.startup.resume_check import NEWEST_FILE, check_resume
 
 from ..support.checkpoints import write_checkpoint
 
@@ -87,7 +87,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 
 @pytest.fixture
 def warnings_of_the_check(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level("WARNING", logger=resume_check.__name__):  # vLLM's import sets the root logger to ERROR
+    with caplog.at_level("WARNING", logger=output_check.__name__):  # vLLM's import sets the root logger to ERROR
         yield caplog
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from ray.exceptions import RayTaskError
 
+from recipe.async_dapo import main_async_dapo
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.main_async_dapo import explained, report_of_an_interrupted_run
+from recipe.async_dapo.main_async_dapo import explained, told_how_to_go_on
+from recipe.async_dapo_lab import train
 
 from ..support.composed_runs import RECIPE, valid_overrides, write_verl
 from ..support.recorded_runs import write_recipe_run
@@ -19,7 +21,7 @@ REPOSITORY = RECIPE.parents[1]
 
 
 def start(
-    folder: Path, *overrides: str, entry: str = "main_async_dapo", python_path: tuple[Path, ...] = ()
+    folder: Path, *overrides: str, entry: str = "async_dapo.main_async_dapo", python_path: tuple[Path, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run an entry point in an empty folder; Ray's files would appear in `folder`/ray."""
     paths = [*python_path, RECIPE / "cpu" / "plugin", REPOSITORY]
@@ -27,7 +29,7 @@ def start(
         [
             sys.executable,
             "-m",
-            f"recipe.async_dapo.{entry}",
+            f"recipe.{entry}",
             f"hydra.run.dir={folder}/hydra",
             f"+ray_kwargs.ray_init._temp_dir={folder}/ray",
             *overrides,
@@ -67,7 +69,7 @@ def test_given_a_missing_file_when_started_then_the_process_ends_with_its_messag
 def test_given_a_missing_model_when_started_or_rehearsed_then_the_message_is_the_same(files, tmp_path):
     overrides = [*valid_overrides(files), "actor_rollout_ref.model.path=/no/such/model"]
     done = start(tmp_path, *overrides)
-    rehearsed = start(tmp_path, *overrides, entry="rehearse")
+    rehearsed = start(tmp_path, *overrides, entry="async_dapo_lab.rehearse")
     assert rehearsed.returncode == done.returncode == 1
     assert rehearsed.stdout.rstrip().splitlines()[-1] == done.stderr.rstrip().splitlines()[-1]
     message = "actor_rollout_ref.model.path=/no/such/model: no such folder; correct the path (verl expands no ~)"
@@ -82,10 +84,17 @@ def test_given_another_verl_when_started_then_the_process_ends_with_the_remedy(f
     assert_refused(done, tmp_path, message)
 
 
-@pytest.mark.parametrize(("entry", "flag"), [("main_async_dapo", "--help"), ("rehearse", "-h")])
+@pytest.mark.parametrize(
+    ("entry", "flag"),
+    [
+        ("async_dapo.main_async_dapo", "--help"),
+        ("async_dapo_lab.train", "--help"),
+        ("async_dapo_lab.rehearse", "-h"),
+    ],
+)
 def test_asked_for_help_it_says_how_it_is_used_and_where_the_options_are(tmp_path, entry, flag):
     done = start(tmp_path, flag, entry=entry)
-    assert done.returncode == 0 and done.stdout.startswith(f"usage: python -m recipe.async_dapo.{entry} KEY=VALUE ...")
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: python -m recipe.{entry} KEY=VALUE ...")
     assert len(done.stdout.splitlines()) < 15
     for pointer in ("docs/options.md", "python -m recipe.async_dapo.check", "data.train_files=", "--cfg job"):
         assert pointer in done.stdout
@@ -120,19 +129,30 @@ def test_given_any_other_error_from_an_actor_when_it_ends_the_run_then_the_last_
 @pytest.mark.parametrize(
     ("stop", "code"), [(KeyboardInterrupt(), 128 + signal.SIGINT), (SystemExit(signal.SIGTERM), 128 + signal.SIGTERM)]
 )
-def test_given_an_interrupted_run_when_it_ends_then_it_has_a_report_and_the_last_line_says_how_to_go_on(
-    run, tmp_path, capsys, stop, code
-):
+def test_given_an_interrupted_run_when_it_ends_then_the_last_line_says_how_to_go_on(run, tmp_path, capsys, stop, code):
     folder = write_recipe_run(tmp_path / "run", steps=2)
     config = run(f"trainer.default_local_dir={folder}", "trainer.save_freq=-1")
-    with pytest.raises(SystemExit) as ended, explained(), report_of_an_interrupted_run(config):
+    with pytest.raises(SystemExit) as ended, explained(), told_how_to_go_on(config):
         raise stop
-    assert ended.value.code == code and (folder / "report.html").exists()
+    assert ended.value.code == code
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"async_dapo: interrupted; {folder} holds no complete checkpoint (trainer.save_freq=-1)")
 
 
+def test_given_the_lab_when_a_run_is_interrupted_then_it_leaves_a_report(tmp_path, monkeypatch):
+    folder = write_recipe_run(tmp_path / "run", steps=2)
+
+    def interrupted(module: str) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    monkeypatch.setattr(main_async_dapo, "main", interrupted)
+    monkeypatch.setattr(sys, "argv", ["train", f"async_dapo.report_dir={folder}"])
+    with pytest.raises(SystemExit):
+        train.main()
+    assert (folder / "report.html").exists()
+
+
 def test_given_any_other_exit_when_it_passes_then_it_is_no_interruption(run):
-    with pytest.raises(SystemExit) as ended, report_of_an_interrupted_run(run()):
+    with pytest.raises(SystemExit) as ended, told_how_to_go_on(run()):
         sys.exit("async_dapo: refused")
     assert ended.value.code == "async_dapo: refused"

@@ -1,6 +1,7 @@
 """The examples of `docs/your_own.md` and `docs/agents.md` do what the pages say."""
 
 import asyncio
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -10,13 +11,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-from verl.tools.function_tool import load_function_tools_from_path
+from verl.tools.function_tool import FUNCTION_TOOL_REGISTRY, load_function_tools_from_path
 
 from examples.agent_loop import checked_answer, guessing, sandbox
 from examples.data_set import make_data
 from examples.judged_reward import judge, judged_reward
 from examples.reward import reward
-from examples.tools import booking
+from examples.tools import booking, tiny_model
 from recipe.async_dapo.calls import running_call_id
 from recipe.async_dapo.rollout.agent_loops import AgentLoopFactory
 from recipe.async_dapo.startup.preflight import check_all
@@ -74,14 +75,29 @@ def test_the_tool_is_loaded_with_a_description_and_can_be_called() -> None:
     assert asyncio.run(tool.call({"first": 12, "second": 30})) == "42"
 
 
+@pytest.mark.parametrize(("name", "arguments"), [("add", {"first": 95, "second": 4}), ("book", {"seat": 95})])
+def test_a_working_of_the_tiny_model_is_a_call_of_the_tool(name, arguments) -> None:
+    class Tokenizer:
+        def decode(self, ids: list[int], **_: object) -> str:
+            return "02:5_5 01:5_9"
+
+    load_function_tools_from_path(str(EXAMPLES / "tools" / "tools.py"))
+    schemas = [FUNCTION_TOOL_REGISTRY[name].tool_schema]
+    _, [call] = asyncio.run(tiny_model.WorkingParser(Tokenizer()).extract_tool_calls([], schemas))
+    assert (call.name, json.loads(call.arguments)) == (name, arguments)
+    assert tiny_model.compute_score("carry", "02:5_5 01:5_9tool 99", "02:5_5 01:5_9")["acc"] == 1.0
+    assert tiny_model.compute_score("carry", "02:5_5", "02:5_5 01:5_9")["acc"] == 0.0
+
+
 def test_the_tool_that_must_not_act_twice_knows_its_calls(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(booking, "DATABASE", str(tmp_path / "bookings.sqlite"))
-    running_call_id.set("group/0/1/book/0")
+    token = running_call_id.set("group/0/1/book/0")
     with pytest.raises(LookupError):
         booking.booked("group/0/1/book/0")
     assert booking.book(12) == booking.booked("group/0/1/book/0") == "seat 12 is booked"
     with pytest.raises(sqlite3.IntegrityError):
         booking.book(12)
+    running_call_id.reset(token)
 
 
 def test_the_environment_answers_every_guess() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.prompt_history import PassCount
-from recipe.async_dapo.files.data_history import fingerprint, read_history
-from recipe.async_dapo.files.history_file import KEY, write_history
+from recipe.async_dapo.record.data_history import fingerprint, read_history
+from recipe.async_dapo.record.history import KEY, write_history
 from recipe.async_dapo.startup.preflight import check_all
 
 from ..support.composed_runs import refusal

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.startup import output_check, value_choices
+from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
+from recipe.async_dapo.startup import option_check, output_check
 from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
 from recipe.async_dapo.startup.overrides import compose_overrides
-from recipe.async_dapo.startup.preflight import CHECKS, check_all, findings
+from recipe.async_dapo.startup.preflight import check_all, checks_of, findings
 
 from ..support.composed_runs import refusal, rows, valid_overrides, write_parquet
 
@@ -120,7 +120,7 @@ def test_a_typo_in_a_name_is_answered_with_the_name_that_was_meant(run, override
 
 
 def test_a_logger_without_its_package_is_refused(run, monkeypatch):
-    monkeypatch.setattr(value_choices, "find_spec", lambda package: None)
+    monkeypatch.setattr(option_check, "find_spec", lambda package: None)
     assert refusal(run, "trainer.logger=[wandb]").startswith(
         "trainer.logger=wandb: needs the package wandb, which is not installed"
     )
@@ -267,8 +267,9 @@ def test_loggers_files_are_looked_at_where_the_environment_puts_them(run, tmp_pa
 
 
 def test_every_check_runs_whatever_became_of_the_others(run):
-    found = {finding.name: finding.error for finding in findings(run("trainer.logger=no", "data.train_files=no"))}
-    assert list(found) == ["versions", "async_dapo options", *CHECKS]
+    config = run("trainer.logger=no", "data.train_files=no")
+    found = {finding.name: finding.error for finding in findings(config)}
+    assert list(found) == ["versions", "async_dapo options", *checks_of(config, AsyncDAPOConfig.from_hydra(config))]
     assert {name for name, error in found.items() if error} == {"algorithm", "data"}
 
 

@@ -36,6 +36,7 @@ BAD_OPTIONS = [
     ("async_dapo.rollout_pool_size=much", "async_dapo.rollout_pool_size=much: must be a whole number, or auto"),
     ("async_dapo.max_concurrent_prompts=many", "async_dapo.max_concurrent_prompts=many: must be a whole number"),
     ("async_dapo.max_concurrent_prompts=null", "async_dapo.max_concurrent_prompts=None: must be a whole number"),
+    ("async_dapo.drafts=ngram", "async_dapo.drafts=ngram: must be one of siblings"),
     ("async_dapo.stop_rule=soon", "async_dapo.stop_rule=soon: must be one of first_completed, fifo, drain"),
     (
         "async_dapo.rollout_strategy=partial_stale_kv",
@@ -48,7 +49,6 @@ BAD_OPTIONS = [
     ("~async_dapo.stop_timeout_s", "async_dapo.stop_timeout_s=<missing>: add it"),
     ("async_dapo.engine_timeout_s=300", "async_dapo.stop_timeout_s=300.0: must be above async_dapo.engine_timeout_s"),
     ("async_dapo.weight_update_timeout_s=60", "async_dapo.weight_update_timeout_s=60.0: must be above"),
-    ("async_dapo.delivery_tok=0", "async_dapo.delivery_tok=0: must be >= 1"),
     ("async_dapo.reward.timeout_s=0", "async_dapo.reward.timeout_s=0.0: must be > 0 seconds"),
     ("async_dapo.reward.on_error=ignore", "async_dapo.reward.on_error=ignore: must be one of drop_group, raise"),
     ("async_dapo.screening.samples=1", "async_dapo.screening.samples=1: must be in 2..3: one sample cannot differ"),
@@ -69,8 +69,6 @@ BAD_OPTIONS = [
     ("async_dapo.screening.keep_share=-0.1", "async_dapo.screening.keep_share=-0.1: must be in 0..1"),
     ("async_dapo.selection.by=luck", "async_dapo.selection.by=luck: must be one of uniform, history"),
     ("async_dapo.selection.exploration=0", "async_dapo.selection.exploration=0.0: must be in 0..1, above 0"),
-    ("async_dapo.selection.forgetting=2", "async_dapo.selection.forgetting=2.0: must be in 0..1"),
-    ("async_dapo.selection.defer_steps=0", "async_dapo.selection.defer_steps=0: must be >= 1"),
     (
         "async_dapo.selection.by=history algorithm.filter_groups.enable=False",
         "async_dapo.selection.by=history: a history counts answers by the filter's metric, and there is no filter",
@@ -141,6 +139,11 @@ BAD_OPTIONS = [
     (
         "transfer_queue.backend.SimpleStorage.total_storage_size=95",
         "transfer_queue.backend.SimpleStorage.total_storage_size=95: must be >= 96 trajectories",
+    ),
+    (
+        "actor_rollout_ref.rollout.val_kwargs.n=100000 actor_rollout_ref.rollout.val_kwargs.temperature=1.0 "
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
+        "transfer_queue.backend.SimpleStorage.total_storage_size=100000: must be >= ",
     ),
     (
         "algorithm.rollout_correction.loss_type=reinforce",

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import DictConfig
 
 from recipe.async_dapo.config import AsyncDAPOConfig, Auto
-from recipe.async_dapo.startup.preflight import CHECKS, Run, check_all
+from recipe.async_dapo.startup.preflight import check_all, checks_of
 
 from ..support.composed_runs import RECIPE, compose_run, rows, write_model, write_parquet
 
@@ -52,7 +52,7 @@ def run_script(script: Path, *arguments: str, folder: Path, **environment: str |
 def composed(done: Completed) -> DictConfig:
     assert done.returncode == 0, done.stderr
     _, flag, module, *overrides = done.stdout.splitlines()
-    assert (flag, module) == ("-m", "recipe.async_dapo.main_async_dapo")
+    assert (flag, module) == ("-m", "recipe.async_dapo_lab.train")
     assert not [override for override in overrides if override.startswith("+")]
     return compose_run(overrides)
 
@@ -84,9 +84,9 @@ def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_an
     config = composed(run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, **cluster))
     assert config.trainer.nnodes == nnodes
     assert config.trainer.default_local_dir == "/shared/checkpoints/qwen3-8b-base"
-    run = Run(config=config, options=AsyncDAPOConfig.from_hydra(config))
+    checks = checks_of(config, AsyncDAPOConfig.from_hydra(config))
     for name in CHECKS_OF_OPTIONS:
-        CHECKS[name](run)
+        checks[name]()
 
 
 def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, tmp_path):
@@ -110,7 +110,7 @@ def test_given_several_nodes_when_rehearsed_then_the_same_run_is_rehearsed_witho
         SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES="2", RAY_ADDRESS="a:1", CKPTS_DIR="/shared"
     )
     rehearsed = run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES="2", REHEARSE="1", CKPTS_DIR="/shared")
-    assert rehearsed.stdout == trained.stdout.replace("main_async_dapo", "rehearse") != trained.stdout
+    assert rehearsed.stdout == trained.stdout.replace("lab.train", "lab.rehearse") != trained.stdout
 
 
 @pytest.mark.parametrize("place", ["recipe/async_dapo", "experiments/my_dapo"])
@@ -119,6 +119,8 @@ def test_given_a_copied_folder_when_run_then_the_copy_is_started(data_home, tmp_
     shutil.copytree(RECIPE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     done = run_script(copy / "test_qwen3_8b.sh", folder=tmp_path, DATA_HOME=data_home)
     assert done.stdout.splitlines()[:3] == [str(tmp_path / "verl"), "-m", f"{place.replace('/', '.')}.main_async_dapo"]
+    rehearsed = run_script(copy / "test_qwen3_8b.sh", folder=tmp_path, DATA_HOME=data_home, REHEARSE="1")
+    assert rehearsed.returncode != 0 and "copy async_dapo_lab beside" in rehearsed.stderr
 
 
 @pytest.mark.parametrize(

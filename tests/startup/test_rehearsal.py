@@ -10,13 +10,13 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.plan.model_shape import load_model
-from recipe.async_dapo.rehearsal.emulation import NO_TRANSFER, check_rehearsable, emulate, use_stand_in
-from recipe.async_dapo.rehearsal.options import RehearsalOptions, SpeedChange, gpus_of
-from recipe.async_dapo.rehearsal.supervisor import cause_of_failure
-from recipe.async_dapo.rehearsal.timed_ranks import TimedRanks
-from recipe.async_dapo.rehearsal.words import RIGHT, WRONG, compute_score, vocabulary_of
+from recipe.async_dapo.hardware import load_model
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo_lab.rehearsal.answers import RIGHT, WRONG, compute_score, vocabulary_of
+from recipe.async_dapo_lab.rehearsal.emulation import NO_TRANSFER, check_rehearsable, emulate, use_stand_in
+from recipe.async_dapo_lab.rehearsal.options import RehearsalOptions, SpeedChange, gpus_of
+from recipe.async_dapo_lab.rehearsal.supervisor import cause_of_failure
+from recipe.async_dapo_lab.rehearsal.training import TimedRanks
 
 from ..support.composed_runs import ComposeRun, compose_run
 
@@ -135,7 +135,7 @@ def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run)
 def test_given_tool_times_then_a_loop_with_the_planner_s_takes_the_place_of_every_one_and_waits_are_compressed(
     stand_in_run,
 ) -> None:
-    from recipe.async_dapo.rehearsal.tool_loop import ToolCallingLoop
+    from recipe.async_dapo_lab.rehearsal.tool_loop import ToolCallingLoop
 
     config = stand_in_run("rehearsal.tool_calls=3", "rehearsal.tool_median_s=20", "rehearsal.speedup=10")
     options = RehearsalOptions.from_hydra(config)
@@ -177,7 +177,7 @@ def test_given_scripted_rewards_then_answers_are_scored_as_drawn_under_the_filte
 
 
 def test_given_own_rewards_then_the_function_stays_and_answers_end_with_the_stand_in_text(stand_in_run) -> None:
-    from recipe.async_dapo.cpu.tiny_model import build_tokenizer
+    from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
     overrides = ("rehearsal.reward=own", "rehearsal.stand_in_text=so 42", "reward.custom_reward_function.name=mine")
     config = stand_in_run(*overrides)

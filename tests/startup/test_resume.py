@@ -10,11 +10,10 @@ from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.files.checkpoint_folder import COMPLETE_FILE
-from recipe.async_dapo.startup.resume_check import check_resume, how_to_go_on
-from recipe.async_dapo.training.kept_checkpoints import KeptCheckpoints
+from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE
+from recipe.async_dapo.startup.output_check import check_resume, how_to_go_on
+from recipe.async_dapo.training.checkpoints import KeptCheckpoints, from_frames, to_frames
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
-from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.checkpoints import write_checkpoint

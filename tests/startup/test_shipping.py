@@ -11,8 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.processes.staging import staging_folder
-from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped
+from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped, staging_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +62,7 @@ def test_given_a_ray_that_has_the_code_when_the_first_actor_is_made_then_the_sta
 DRIVER = """
 import sys, time
 from pathlib import Path
-from recipe.async_dapo.processes.staging import staging_folder
+from recipe.async_dapo.shipping import staging_folder
 with staging_folder(Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     time.sleep(600)
@@ -152,9 +151,9 @@ def test_given_two_files_of_one_name_when_shipped_then_both_arrive(run, files, t
 
 
 def test_given_a_reward_function_in_a_package_when_shipped_then_it_stays_one(run):
-    config = run("reward.custom_reward_function.path=pkg://recipe.async_dapo.cpu.task")
+    config = run("reward.custom_reward_function.path=pkg://recipe.async_dapo_lab.quickstart.task")
     with shipped(config):
-        assert config.reward.custom_reward_function.path == "pkg://recipe.async_dapo.cpu.task"
+        assert config.reward.custom_reward_function.path == "pkg://recipe.async_dapo_lab.quickstart.task"
         assert USER_PACKAGE not in [path.name for path in modules_of(config)]
 
 

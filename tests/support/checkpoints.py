@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from recipe.async_dapo.files.checkpoint_folder import saving
+from recipe.async_dapo.record.checkpoint_folder import saving
 
 
 def write_checkpoint(root: Path, step: int, *, frames: Iterable[bytes] = (b"a", b"pool")) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from verl.workers.rollout.replica import TokenOutput
 
 from benchmarks.support.router import router_options
-from recipe.async_dapo.core.recording import Recorder, current_recorder
+from recipe.async_dapo.calls import Recorder, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
@@ -36,6 +36,7 @@ class World:
     trajectory: Trajectory = field(default_factory=lambda: Trajectory(session_id=0))
     response_length: int = 100
     pause_mode: str = "abort"
+    drafts: bool = False
 
     def __post_init__(self) -> None:
         self.handles = {name: FakeHandle(server, latency_s=self.latency_s) for name, server in self.servers.items()}
@@ -46,6 +47,7 @@ class World:
             config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)),
             load_balancer_handle=self.balancer_handle,
             cleanup_timeout_s=CLEANUP_TIMEOUT_S,
+            drafts=self.drafts,
         )
         self.recorder = Recorder(trajectory=self.trajectory)
 

@@ -15,8 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.cpu.tiny_model import build_model, build_tokenizer
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer
 
 RECIPE = Path(__file__).parents[2] / "recipe" / "async_dapo"
 REWARD_FUNCTION = """

@@ -6,8 +6,7 @@ from typing import Any
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
-from recipe.async_dapo.rollout.open_round import Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator, Ticket
 
 from .fakes import FakeHandle
 from .simulation import now_s

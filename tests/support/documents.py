@@ -11,12 +11,12 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from recipe.async_dapo.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.inputs import Inputs
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for folder in (".", "docs", "examples", "benchmarks", "recipe/async_dapo")
+    for folder in (".", "docs", "examples", "benchmarks", "recipe/async_dapo", "recipe/async_dapo_lab")
     for path in (ROOT / folder).glob("*.md")
 )
 
@@ -105,7 +105,7 @@ def arguments_of(module: str) -> set[str]:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
                 names |= {name.value for name in node.args if isinstance(name, ast.Constant)}
-    if module == "recipe.async_dapo.plan":
+    if module == "recipe.async_dapo_lab.plan":
         names |= {f"--{name.replace('_', '-')}" for name in Inputs.described()}
     return names
 
@@ -121,7 +121,7 @@ def arguments_of_script(script: str) -> set[str]:
 def messages() -> str:
     """Every text in the recipe's code, a line each, with `...` for what is filled in."""
     lines = []
-    for file in (ROOT / "recipe" / "async_dapo").rglob("*.py"):
+    for file in (ROOT / "recipe").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.JoinedStr):
                 parts = [str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values]

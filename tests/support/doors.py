@@ -9,7 +9,7 @@ from typing import Self
 
 import psutil
 
-from recipe.async_dapo.cpu.supervision import TrainingProcess
+from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
 # In the environment of every run of the tests.
 SECRETS = {name: f"kept-secret-of-{name.lower()}" for name in ("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD")}

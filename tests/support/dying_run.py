@@ -16,9 +16,9 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.main_ppo import run_ppo
 
-from recipe.async_dapo.data_plane import start_queue
 from recipe.async_dapo.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.store import start_queue
 from recipe.async_dapo.training import run as training
 
 from .inspected_run import RecordsWeights

@@ -10,13 +10,13 @@ from transfer_queue import KVBatchMeta
 from recipe.async_dapo.config import AsyncDAPOConfig
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.server_actor import ServerActor
-from recipe.async_dapo.plan.engine import Engine
-from recipe.async_dapo.plan.scenario import Scenario
-from recipe.async_dapo.plan.workload import ANSWERS
-from recipe.async_dapo.rehearsal.answers import NUMBER_TOK, Answer, AnswerBook, Vocabulary
-from recipe.async_dapo.rehearsal.clock import CompressedClock
-from recipe.async_dapo.rehearsal.engine import EmulatedEngine
-from recipe.async_dapo.rehearsal.outputs import LOG_PROB
+from recipe.async_dapo_lab.plan.engine import Engine
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.workload import ANSWERS
+from recipe.async_dapo_lab.rehearsal.answers import NUMBER_TOK, Answer, AnswerBook, Vocabulary
+from recipe.async_dapo_lab.rehearsal.engine import EmulatedEngine
+from recipe.async_dapo_lab.rehearsal.options import CompressedClock
+from recipe.async_dapo_lab.rehearsal.outputs import LOG_PROB
 
 from .scripted_engine import start_server
 from .simulated_cluster import Cluster

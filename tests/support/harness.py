@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from recipe.async_dapo.cpu.activation import run_environment
-from recipe.async_dapo.cpu.model_and_data import Assets
-from recipe.async_dapo.cpu.overrides import RunSettings, recipe_overrides, verl_overrides
-from recipe.async_dapo.cpu.supervision import RayFolder, TrainingProcess
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
+from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
+from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
 
 from .doors import SECRETS, Doors
 

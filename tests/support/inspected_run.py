@@ -24,11 +24,11 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.async_dapo import store
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.data_plane import start_queue
 from recipe.async_dapo.logs import show_logs
 from recipe.async_dapo.rollout.parking import with_tokens
 from recipe.async_dapo.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.store import start_queue
 from recipe.async_dapo.training import run as training
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 

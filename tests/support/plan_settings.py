@@ -6,14 +6,13 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.plan.hardware import find_accelerator
-from recipe.async_dapo.plan.lengths import LogNormalLengths
-from recipe.async_dapo.plan.measures import StepMeasure, mean_of
-from recipe.async_dapo.plan.model_shape import load_model
-from recipe.async_dapo.plan.scenario import Scenario
-from recipe.async_dapo.plan.simulated_training import TrainingRun
-from recipe.async_dapo.plan.systems import System
-from recipe.async_dapo.plan.workload import ValidShare
+from recipe.async_dapo.hardware import find_accelerator, load_model
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.measures import StepMeasure, mean_of
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import System
+from recipe.async_dapo_lab.plan.workload import ValidShare
 
 OPTIONS = st.fixed_dictionaries(
     {

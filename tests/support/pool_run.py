@@ -8,9 +8,8 @@ from random import Random
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
-from recipe.async_dapo.core.pool import PromptPool
-from recipe.async_dapo.core.pool_records import Dispatch, Settlement
-from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
+from recipe.async_dapo.core.pool import Dispatch, PromptPool, Settlement
+from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
@@ -116,7 +115,7 @@ class Run:
 
     def roll_out(self, opened: Round, dispatch: Dispatch) -> tuple[RoundSummary, list[PromptGroup]]:
         groups = {group.uid: group for group in dispatch.groups}
-        opened.add_groups({uid: len(group.unfinished) for uid, group in groups.items()})
+        opened.add_groups([WaitingGroup(prompt_uid=uid, unfinished=len(one.unfinished)) for uid, one in groups.items()])
         running: dict[str, PromptGroup] = {}
         set_aside: list[PromptGroup] = []
         while opened.stop_reason is None:
@@ -124,7 +123,7 @@ class Run:
                 self.draw(self.over_sampling)
                 more = self.pool.dispatch(self.step)
                 groups |= {group.uid: group for group in more.groups}
-                opened.add_groups({group.uid: N for group in more.groups})
+                opened.add_groups([WaitingGroup(prompt_uid=group.uid, unfinished=N) for group in more.groups])
             if (uid := opened.take(0)) is not None:
                 running[uid] = pickle.loads(pickle.dumps(groups[uid]))
                 assert running[uid].unfinished, "a finished group was started again"

@@ -10,12 +10,10 @@ import ray
 from ray.actor import ActorHandle
 
 from benchmarks.support.router import router_options
-from recipe.async_dapo.core.milestones import Standstill
-from recipe.async_dapo.core.round import RoundSpec
+from recipe.async_dapo.core.round import RoundSpec, Standstill
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, Ticket
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
-from recipe.async_dapo.rollout.open_round import Ticket
 
 from .scripted_server import ScriptedServer
 

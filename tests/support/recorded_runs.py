@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipe.async_dapo.core.load_samples import LoadSample
-from recipe.async_dapo.core.spans import Span
-from recipe.async_dapo.report import keys
-from recipe.async_dapo.report.record import RunDescription, RunRecorder
-from recipe.async_dapo.report.responses import SampledResponse, pieces_of
-from recipe.async_dapo.report.timeline import StepTimeline
+from recipe.async_dapo.core.concurrency import LoadSample
+from recipe.async_dapo.record import keys
+from recipe.async_dapo.record.responses import SampledResponse, pieces_of
+from recipe.async_dapo.record.run_record import RunDescription, RunRecorder
+from recipe.async_dapo.record.timeline import Span, StepTimeline
 
 ACCURACY = "val-core/math/acc/mean@1"
 

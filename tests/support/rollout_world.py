@@ -7,16 +7,15 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from recipe.async_dapo.calls import Recorder, append_tokens, current_recorder
 from recipe.async_dapo.core.outcome import GroupOutcome
-from recipe.async_dapo.core.recording import Recorder, append_tokens, current_recorder
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.options.values import OnRewardError
+from recipe.async_dapo.option_values import OnRewardError
+from recipe.async_dapo.rollout.agent_loops import KeptLoops
 from recipe.async_dapo.rollout.call_runner import CallRunner
-from recipe.async_dapo.rollout.group_rollout import GroupRollout
-from recipe.async_dapo.rollout.kept_loops import KeptLoops
+from recipe.async_dapo.rollout.group_rollout import GroupRollout, Listeners
 from recipe.async_dapo.rollout.reward import RewardScorer
-from recipe.async_dapo.rollout.running import Listeners
 
 from .fake_handle import FakeHandle
 from .scripted_reward import reward_options
@@ -112,17 +111,20 @@ def rollout(
     **listeners: Any,
 ) -> GroupRollout:
     reward = reward_options(on_error=on_error)
-    options: Any = SimpleNamespace(reward=reward, filter=SimpleNamespace(metric="acc" if is_filtered else None))
+    options: Any = SimpleNamespace(
+        reward=reward,
+        filter=SimpleNamespace(metric="acc" if is_filtered else None),
+        screening=screening,
+        max_tokens_per_round=None,
+        calls=SimpleNamespace(short_s=1.0),
+    )
     scorer = RewardScorer(compute_score or scores(0, 1, 0, 1), options=options)
     return GroupRollout(
         loop,
         scorer,
         calls=call_runner(),
         kept=kept or KeptLoops(),
-        reward=reward,
-        is_filtered=is_filtered,
-        screening=screening,
-        keeps_failures=keeps_failures,
-        short_call_s=1.0,
+        options=options,
+        validates=keeps_failures,
         listeners=Listeners(**listeners),
     )

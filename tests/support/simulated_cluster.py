@@ -19,11 +19,10 @@ from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
-from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager
-from recipe.async_dapo.rollout.prompts import make_group
+from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, make_group
+from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 from recipe.async_dapo.training.engine_manager import EngineManager
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
-from recipe.async_dapo.training.rollout_state import from_frames, to_frames
 
 from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
 from .simulated_engines import SimulatedReplica, SimulatedTrainingWorkers
@@ -86,7 +85,7 @@ class Cluster:
 
     def step(self) -> dict[str, float]:
         """One step: rollout, training, weight update."""
-        with self.engines.naming_the_lost():
+        with self.engines.naming_lost_engines():
             metrics = self.sample()
             self.update_weights()
         return metrics

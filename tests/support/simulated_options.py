@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
+from recipe.async_dapo.config import AsyncDAPOConfig, CallsConfig, FilterConfig, RolloutStrategy
 from recipe.async_dapo.core.prompt_history import SelectBy, Selection
 from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.options.groups import CallsConfig, FilterConfig
 
 from .scripted_reward import reward_options
 
@@ -47,8 +46,8 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "stop_timeout_s": 120.0,
         "engine_timeout_s": 60.0,
         "delivery_tok": 4,
+        "drafts": None,
         "weight_update_timeout_s": 600.0,
-        "length_bias_window": 100,
         "report_dir": None,
     }
     return AsyncDAPOConfig(**(defaults | changes))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
-from recipe.async_dapo.engines import server_calls
+from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout import parking
 from recipe.async_dapo.training import engine_manager as engine_manager_module
@@ -32,7 +32,7 @@ class SimulatedRay:
         monkeypatch.setattr(
             engine_manager_module, "asyncio", SimpleNamespace(run=self._loop.run_until_complete, sleep=asyncio.sleep)
         )
-        monkeypatch.setattr(server_calls, "ray", SimpleNamespace(kill=FakeHandle.kill))
+        monkeypatch.setattr(load_balancer, "ray", SimpleNamespace(kill=FakeHandle.kill))
         monkeypatch.setattr(time, "monotonic", self._loop.time)
 
     def get(self, refs: Any, timeout: float | None = None) -> Any:

@@ -1,9 +1,9 @@
-"""What `plan/engine.py` computes in closed form, one token at a time: the reference of its tests."""
+"""What `async_dapo_lab/plan/engine.py` computes in closed form, one token at a time: the reference of its tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recipe.async_dapo.plan.costs import StepCost
+from recipe.async_dapo_lab.plan.costs import StepCost
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 
+from examples.agent_loop.dialogue import Dialogue
 from examples.agent_loop.sandbox import Sandbox
 from recipe.async_dapo.calls import recorded
-from recipe.async_dapo.dialogue import Dialogue
 
 from . import till
 

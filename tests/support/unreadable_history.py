@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recipe.async_dapo.core.prompt_history import PassCount
-from recipe.async_dapo.files.history_file import write_history
+from recipe.async_dapo.record.history import write_history
 
 
 def _truncated(file: Path) -> str:

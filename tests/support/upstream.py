@@ -68,6 +68,8 @@ SIGNATURES = {
     ),
     SERVER + "vLLMHttpServer.launch_server": "(self, master_address=None, master_port=None, dp_rpc_port=None)",
     SERVER + "vLLMHttpServer._get_worker_extension_cls": "(self)",
+    SERVER + "vLLMHttpServer._preprocess_engine_kwargs": "(self, engine_kwargs)",
+    "verl.workers.rollout.utils:get_max_position_embeddings": "(hf_config)",
     # both ends of a weight transfer
     ADAPTER + "ServerAdapter.__init__": "(self, config, model_config, device_mesh, replica_rank=-1)",
     ADAPTER + "ServerAdapter.update_weights": (

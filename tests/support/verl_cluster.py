@@ -14,13 +14,13 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
-from recipe.async_dapo.plan.engine import Engine
-from recipe.async_dapo.plan.scenario import Scenario
-from recipe.async_dapo.plan.trainer_passes import TrainerPasses
-from recipe.async_dapo.rehearsal.client import ContinuingClient
-from recipe.async_dapo.rehearsal.clock import CompressedClock
-from recipe.async_dapo.rehearsal.engine import EmulatedEngine
-from recipe.async_dapo.rehearsal.servers import EmulatedVerlServer
+from recipe.async_dapo_lab.plan.engine import Engine
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.systems import TrainerPasses
+from recipe.async_dapo_lab.rehearsal.engine import EmulatedEngine
+from recipe.async_dapo_lab.rehearsal.options import CompressedClock
+from recipe.async_dapo_lab.rehearsal.servers import EmulatedVerlServer
+from recipe.async_dapo_lab.rehearsal.verl_modes import ContinuingClient
 
 from .emulated_cluster import LATENCY_S, PlannedBook
 from .fakes import FakeHandle

@@ -11,11 +11,13 @@ measured, a server that is full and far from using its room gets one more for ea
 Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
 """
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .load_samples import PackedSamples
-from .server_speeds import StepSums, speeds
+from .leases import StepSums, speeds
+
+MOST_SAMPLES = 256  # of a round and an engine
 
 FIRST_SHARE, LEAST_SHARE, MOST_SHARE = 0.85, 0.25, 0.9
 CUT, GROWTH = 0.9, 0.03
@@ -25,6 +27,68 @@ HARDLY_ANY, TOO_MANY = 0.15, 0.35
 BURST = 0.2  # of the requests in flight: so many preemptions alone are no reason to act in mid-round
 GROWS_BELOW = 0.5  # of the room in use: the guess was too large, and what runs will hardly take more than the room
 NOISE = 0.15  # servers that are slower by less are as fast as the others
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """After a step of the engine, all data-parallel ranks together."""
+
+    time_s: float
+    running: int  # requests
+    waiting: int  # requests, in the engine
+    kv: float  # share of the KV cache in use [0-1], of the fullest rank
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSamples:
+    """`LoadSample`s as they ride on the answer to a stop, which has to be quick.
+
+    Attributes:
+        shift_s: from their clock to seconds since the epoch.
+    """
+
+    time_s: array
+    running: array
+    waiting: array
+    kv: array
+    shift_s: float
+
+    def unpack(self) -> list[LoadSample]:
+        columns = zip(self.time_s, self.running, self.waiting, self.kv, strict=True)
+        return [LoadSample(time_s + self.shift_s, *rest) for time_s, *rest in columns]
+
+
+class LoadSamples:
+    """What an engine held over a round, in a bounded number of samples: at first one a step. When there are too many,
+    every second one is dropped, and from then on half as many are taken.
+
+    Args:
+        limit: samples kept at most [count, >= 2].
+    """
+
+    def __init__(self, limit: int = MOST_SAMPLES) -> None:
+        self._limit = limit
+        self._every = 1
+        self._steps = 0
+        self._columns: list[array] = [array(typecode) for typecode in "diif"]
+
+    def is_due(self) -> bool:
+        """Whether this step is to be taken; asked once a step."""
+        self._steps += 1
+        return self._steps % self._every == 0
+
+    def add(self, time_s: float, running: int, waiting: int, kv: float) -> None:
+        for column, value in zip(self._columns, (time_s, running, waiting, kv), strict=True):
+            column.append(value)
+        if len(self._columns[0]) == self._limit:
+            for column in self._columns:
+                del column[::2]
+            self._every *= 2
+
+    def packed(self, *, shift_s: float = 0.0) -> PackedSamples:
+        """In order of time."""
+        time_s, running, waiting, kv = (array(column.typecode, column) for column in self._columns)
+        return PackedSamples(time_s, running, waiting, kv, shift_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +102,8 @@ class EngineLoad:
     waiting_max: int = 0  # most requests that waited in the engine at once
     preemptions: int = 0
     generated_tok: int = 0
+    drafted_tok: int = 0  # that were verified
+    accepted_tok: int = 0  # of these, generated so
     busy_s: float = 0.0  # with at least one running request
     request_s: float = 0.0  # sum over running requests
     steps: int = 0
@@ -77,9 +143,11 @@ class _Server:
 
 
 class ConcurrencyController:
-    """Args:
-    first_context_tok: expected for a request before anything has been measured [tokens, >= 1].
-    most_per_server: whatever its engine has room for [requests, >= 1].
+    """The places of all servers: learned from rounds, and steered within one.
+
+    Args:
+        first_context_tok: expected for a request before anything has been measured [tokens, >= 1].
+        most_per_server: whatever its engine has room for [requests, >= 1].
     """
 
     def __init__(self, *, first_context_tok: int, most_per_server: int) -> None:

@@ -37,6 +37,19 @@ class Cause:
         return "\n".join(lines) or self.summary
 
 
+class KnownPlaces:
+    """The places of causes that have been logged: each is worth a line once."""
+
+    def __init__(self) -> None:
+        self._places: set[str] = set()
+
+    def is_new(self, cause: Cause) -> bool:
+        """Whether its place was not known; from now on it is."""
+        is_new = cause.place not in self._places
+        self._places.add(cause.place)
+        return is_new
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedGroups:
     """How groups have ended [groups], and what became of their trajectories [count]."""

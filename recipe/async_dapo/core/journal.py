@@ -2,18 +2,18 @@
 
 A call is written down before it is made, and its result when it arrives. When the loop runs again, a call with a
 result is answered from here, so it is made once. One that was interrupted goes on meanwhile, and is `pending`. One that
-has neither was under way when its process ended: nobody knows whether it happened, and its tool says what to do.
+has neither was under way when its process ended: whether it happened is unknown, and its tool says what to do.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
 
 
 class WhenUnknown(StrEnum):
-    """What becomes of a call of which nobody knows whether it happened."""
+    """What becomes of a call of which it is not known whether it happened."""
 
     RETRY = "retry"
     FAIL_TRAJECTORY = "fail_trajectory"
@@ -53,16 +53,10 @@ class CallCounts:
     unknown: int = 0
     diverged: int = 0  # recorded ones that the loop did not come to again
     kept_loops: int = 0  # agent loops that rest in their workers over the stop
-    seconds: float = 0.0  # of those that ended
 
     @classmethod
     def total(cls, parts: Iterable["CallCounts"]) -> "CallCounts":
         return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
-
-    def figures(self) -> dict[str, float]:
-        """The counts by their names, and the mean time of calls that ended within the round [s]."""
-        ended = self.made - self.carried
-        return asdict(self) | {"seconds": self.seconds / ended if ended else 0.0}
 
 
 def call_digest(context: Iterable[bytes], arguments: bytes) -> str:

@@ -1,14 +1,137 @@
-"""Who may send a request to which server: named leases on server slots, least KV cache first, waiters in FIFO order.
+"""Named leases on server slots: which request goes to which server, waiters in FIFO order.
 
-Pure state machine behind `GlobalLoadBalancer`. Every call returns the leases it granted; nothing here waits.
+Pure state machine behind `GlobalLoadBalancer`: `LeaseTable` grants leases and `Placement` chooses the servers. Every
+call returns the leases that it granted; nothing here waits. Beside them: how fast servers are (`speeds`), and how many
+calls an actor takes at once, so that what waits in one never keeps out what would end the wait (`server_calls`).
 """
 
+import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
-from .placement import Placement, Server
-from .recent import RecentDict
+K = TypeVar("K")
+V = TypeVar("V")
+
+ALIKE = 0.1  # standard deviation of batches over their mean: where it is less, they do not tell a from c
+RISE = 1.25  # at most, from round to round
+
+# Of the coordinator, the load balancer and agent loop workers: every lane may wait for a group, every request for a
+# server, every trajectory for a call of another worker, and no release and no round may queue behind them.
+MAX_PENDING_CALLS = 100_000
+
+# verl gives a vLLM server actor its engine's sequences and some calls more, but at least so many.
+_CONTROL_CALLS, _LEAST_SERVER_CALLS = 16, 1000
+
+
+@dataclass(slots=True)
+class Server:
+    """What is on a server, in expected tokens of KV cache."""
+
+    places: int  # requests it may have in flight
+    weight: float = 1.0  # how much it should hold, compared with the others
+    kv_tok: float = 0.0
+    last_used: int = 0
+    peak: int = 0  # most requests in flight at once
+    leases: dict[str, float] = field(default_factory=dict)  # lease id -> expected KV use [tokens]
+
+    @property
+    def inflight(self) -> int:
+        return len(self.leases)
+
+    @property
+    def load(self) -> float:
+        return self.kv_tok / self.weight
+
+    @property
+    def has_place(self) -> bool:
+        return len(self.leases) < self.places
+
+
+class Placement:
+    """The servers in order of load, in logarithmic time.
+
+    A request goes to the server with a place whose KV cache will be least full for its size; back to the one that has
+    its prefix in the cache while that one is fuller by no more than the prefix is long: to compute it again costs about
+    as much as to share the memory bandwidth with as many tokens of others.
+    """
+
+    def __init__(self) -> None:
+        self.servers: dict[str, Server] = {}
+        self._by_load: list[tuple[float, int, str]] = []  # heap; old entries linger
+        self._clock = 0
+
+    def add(self, server_id: str, server: Server) -> None:
+        self.servers[server_id] = server
+        self.note(server_id)
+
+    def remove(self, server_id: str) -> Server | None:
+        return self.servers.pop(server_id, None)
+
+    def choose(self, last_id: str | None, prefix_tok: float) -> str | None:
+        """The server for a request; None if all are full.
+
+        Args:
+            last_id: where its prefix may be cached.
+        """
+        best_id = self._least_loaded()
+        last = self.servers.get(last_id) if last_id is not None else None
+        if best_id is None or last is None or not last.has_place:
+            return best_id
+        fuller_tok = (last.load - self.servers[best_id].load) * last.weight
+        return last_id if fuller_tok <= max(prefix_tok, 1.0) else best_id
+
+    def occupy(self, server_id: str, lease_id: str, kv_tok: float) -> None:
+        self._clock += 1
+        server = self.servers[server_id]
+        server.leases[lease_id] = kv_tok
+        server.kv_tok += kv_tok
+        server.last_used = self._clock
+        server.peak = max(server.peak, server.inflight)
+        self.note(server_id)
+
+    def vacate(self, server_id: str, lease_id: str) -> None:
+        server = self.servers[server_id]
+        server.kv_tok -= server.leases.pop(lease_id)
+        if not server.leases:
+            server.kv_tok = 0.0  # no rounding error outlives its requests
+        self.note(server_id)
+
+    def note(self, server_id: str) -> None:
+        """Its load, weight or number of places has changed."""
+        server = self.servers[server_id]
+        if server.has_place:
+            heapq.heappush(self._by_load, (server.load, server.last_used, server_id))
+        if len(self._by_load) > 64 + 4 * len(self.servers):
+            self._by_load = [(s.load, s.last_used, key) for key, s in self.servers.items() if s.has_place]
+            heapq.heapify(self._by_load)
+
+    def _least_loaded(self) -> str | None:
+        while self._by_load:
+            load, last_used, server_id = self._by_load[0]
+            server = self.servers.get(server_id)
+            if server is not None and server.has_place and (server.load, server.last_used) == (load, last_used):
+                return server_id
+            heapq.heappop(self._by_load)
+        return None
+
+
+class RecentDict(OrderedDict[K, V]):
+    """A dict for keys that are not removed: it forgets its oldest entry when it would hold more than `limit` [count];
+    setting a key makes it the newest.
+    """
+
+    def __init__(self, limit: int = 65_536) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._limit:
+            self.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +294,69 @@ class LeaseTable:
                 self._sticky[request.sticky_key] = server_id
             grants.append(Grant(lease_id=lease_id, server_id=server_id))
         return grants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums:
+    """Sums over an engine's steps in which something ran.
+
+    A step that runs b requests takes about a + c b seconds: to read the weights, and what every request adds.
+    """
+
+    steps: int = 0
+    requests: int = 0
+    requests2: int = 0  # of their squares
+    seconds: float = 0.0
+    request_s: float = 0.0  # requests times seconds
+
+    def __add__(self, other: "StepSums") -> "StepSums":
+        return StepSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def __sub__(self, other: "StepSums") -> "StepSums":
+        return StepSums(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
+
+    def seconds_for(self, others: "StepSums") -> tuple[float, float]:
+        """What another server's batches would have taken, if its steps were like these: at least and at most [s]."""
+        mean, mean_s = self.requests / self.steps, self.seconds / self.steps
+        steepest = mean_s / mean  # seconds that a request adds, if the weights took none
+        variance = self.requests2 / self.steps - mean**2
+        slopes = [0.0, steepest]
+        if variance > (ALIKE * mean) ** 2:
+            fitted = (self.request_s / self.steps - mean * mean_s) / variance
+            slopes = [min(max(fitted, 0.0), steepest)]
+        seconds = [others.steps * mean_s + slope * (others.requests - others.steps * mean) for slope in slopes]
+        return min(seconds), max(seconds)
+
+
+def speeds(sums: Mapping[str, StepSums], before: Mapping[str, float]) -> dict[str, float]:
+    """Speed of each server that has run anything, whatever each had to do [> 0; 1 = like the others].
+
+    It is the time that the servers that are as fast as any would have taken for its batches, over the time that it
+    took. With fewer requests than others have, a server makes fewer tokens a second and more of each request: neither
+    rate alone tells how fast it is.
+
+    Where batches were too much alike to fit, a speed keeps its place between what is possible, and rises bit by bit, at
+    most halfway (of its logarithm): with more work a server's upper limit falls, and a whole way would pass it.
+
+    Args:
+        before: speeds so far; the others are not compared with those that were slow.
+    """
+    known = {server_id: each for server_id, each in sums.items() if each.requests and each.seconds > 0}
+    fast = {server_id: each for server_id, each in known.items() if before[server_id] >= 1}
+    all_fast, everyone = (sum(some.values(), StepSums()) for some in (fast, known))
+    result = {}
+    for server_id, own in known.items():
+        others = all_fast - own if server_id in fast else all_fast
+        if not others.steps:
+            others = everyone - own
+        if others.steps:
+            least_s, most_s = others.seconds_for(own)
+            least, most = least_s / own.seconds, most_s / own.seconds
+            risen = min(RISE * before[server_id], math.sqrt(before[server_id] * most))
+            result[server_id] = min(max(risen, least), most)
+    return result
+
+
+def server_calls(max_num_seqs: int) -> int:
+    """Concurrent calls of a vLLM server actor [calls]; weight updates and the stop wait behind what is beyond."""
+    return max(_LEAST_SERVER_CALLS, max_num_seqs + _CONTROL_CALLS)

@@ -1,5 +1,6 @@
-"""Every prompt drawn is accounted for: the terms of the ledger, waiting and buffered groups included, sum to drawn."""
+"""What must add up at every step: every prompt drawn is accounted for, and a batch is exactly B groups of n."""
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 
@@ -35,3 +36,23 @@ class Ledger:
         if accounted != self.drawn:
             raise LedgerError(f"ledger does not close: drawn={self.drawn}, accounted={accounted}, terms={terms}")
         return terms
+
+
+class InexactBatch(RuntimeError):
+    """A batch has other trajectories than those of the groups that were chosen."""
+
+
+def check_batch(keys: Collection[str], uids: Collection[str], *, groups: int, n: int) -> None:
+    """See that a step trains on exactly B groups of exactly n trajectories.
+
+    Args:
+        keys: of the batch's outputs, `{uid}_{session}_{output}`; a trajectory has one or more.
+        uids: of the groups that were chosen.
+
+    Raises:
+        InexactBatch: if they are not B groups of n.
+    """
+    sessions = {tuple(key.rsplit("_", 1)[0].split("_")) for key in keys}
+    expected = {(uid, str(session)) for uid in uids for session in range(n)}
+    if sessions != expected or len(uids) != groups:
+        raise InexactBatch(f"batch is not {groups} groups of {n}: {len(uids)} groups, {len(sessions)} sessions")

@@ -3,29 +3,20 @@
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .outcome import GroupOutcome, Verdict
 from .trajectory import PromptGroup
 
 
-@dataclass(slots=True)
-class _Observed:
-    """Mean response lengths of a group [tokens]: of its longest attempt, and of the one that ended."""
-
-    longest_tok: float
-    ended_tok: float = 0.0
-    is_trained: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ObservedLengths:
-    """`_Observed` with the group's name, for a checkpoint."""
+    """Mean response lengths of a group [tokens]: of its longest attempt, and of the one that ended."""
 
     uid: str
     longest_tok: float
-    ended_tok: float
-    is_trained: bool
+    ended_tok: float = 0.0
+    is_trained: bool = False
 
 
 class LengthSample:
@@ -57,7 +48,7 @@ class LengthBiasWindow:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._groups: OrderedDict[str, _Observed] = OrderedDict()
+        self._groups: OrderedDict[str, ObservedLengths] = OrderedDict()
 
     def observe(self, outcomes: Iterable[GroupOutcome], unfinished: Iterable[PromptGroup]) -> None:
         """Take in a round, before unfinished groups lose their tokens."""
@@ -76,32 +67,25 @@ class LengthBiasWindow:
                 self._groups[uid].is_trained = True
 
     @property
-    def dispatched(self) -> "LengthSample":
+    def dispatched(self) -> LengthSample:
         return LengthSample([group.longest_tok for group in self._groups.values()])
 
     @property
-    def trained(self) -> "LengthSample":
+    def trained(self) -> LengthSample:
         return LengthSample([group.ended_tok for group in self._groups.values() if group.is_trained])
 
     def state(self) -> tuple[ObservedLengths, ...]:
         """What is remembered, oldest first."""
-        return tuple(
-            ObservedLengths(
-                uid=uid, longest_tok=group.longest_tok, ended_tok=group.ended_tok, is_trained=group.is_trained
-            )
-            for uid, group in self._groups.items()
-        )
+        return tuple(replace(group) for group in self._groups.values())
 
     def restore(self, state: Sequence[ObservedLengths]) -> None:
-        self._groups = OrderedDict(
-            (seen.uid, _Observed(seen.longest_tok, seen.ended_tok, seen.is_trained)) for seen in state[-self._size :]
-        )
+        self._groups = OrderedDict((seen.uid, replace(seen)) for seen in state[-self._size :])
 
     def _note(self, uid: str, lens_tok: Sequence[int]) -> None:
         mean_len_tok = _mean(lens_tok)
         known = self._groups.get(uid)
         if known is None:
-            self._groups[uid] = _Observed(mean_len_tok)
+            self._groups[uid] = ObservedLengths(uid=uid, longest_tok=mean_len_tok)
             if len(self._groups) > self._size:
                 self._groups.popitem(last=False)
         else:

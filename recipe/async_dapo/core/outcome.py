@@ -1,5 +1,9 @@
-"""How prompt groups end: a worker's report to the coordinator, and what failures have in common."""
+"""How prompt groups end: their verdicts, a worker's report to the coordinator, and what failures have in common.
 
+A group whose trajectories all score the same has no gradient: DAPO's dynamic sampling (arXiv:2503.14476, eq. 11).
+"""
+
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -70,7 +74,7 @@ class GroupOutcome:
 
 
 class CauseCounts:
-    """What groups fail of, by place: of errors that name their prompt the first one stands for all raised there."""
+    """Counts what groups fail of, by place: of errors that name their prompt, the first stands for all raised there."""
 
     def __init__(self) -> None:
         self._examples: dict[str, str] = {}
@@ -83,3 +87,28 @@ class CauseCounts:
 
     def _example(self, cause: Cause | None) -> str:
         return "" if cause is None else self._examples.setdefault(cause.place, cause.summary)
+
+
+def is_certain(metrics: Iterable[float]) -> bool:
+    """Whether a group with trajectories of these raw metrics is sure to be valid, whatever the others will be: two
+    differ. Never reverts, if none fails.
+
+    Raises:
+        ValueError: if a metric is not finite.
+    """
+    known = list(metrics)
+    for metric in known:
+        if not math.isfinite(metric):
+            raise ValueError(f"the metrics of a group must be finite numbers, got {metric}")
+    return len(set(known)) > 1
+
+
+def judge_group(metrics: Sequence[float]) -> Verdict:
+    """Valid if the raw metric varies over the n trajectories of the group.
+
+    Raises:
+        ValueError: if a metric is not finite, or there is none.
+    """
+    if not metrics:
+        raise ValueError("the metrics of a group must be finite numbers, got none")
+    return Verdict.VALID if is_certain(metrics) else Verdict.FILTERED

@@ -1,4 +1,6 @@
-"""How many prompt groups to hold: as named (APRIL's semantics), or predicted from what the step still needs.
+"""How many prompt groups to hold, and how many trajectories a round may have unfinished at once.
+
+Groups are held as named (APRIL's semantics), or as predicted from what the step still needs:
 
     groups that count = valid ones carried over + groups that are certain + share that is valid * all others
 
@@ -9,8 +11,12 @@ versions in a batch, what is held beyond B is adapted to it (additive increase, 
 interrupts less.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, sqrt
+
+from .outcome import JUDGED, GroupOutcome
+from .staleness import StalenessLimit
 
 KEEPS_FACTOR, LOSES_FACTOR = 2.0, 1.2
 REMEMBERED = 0.5  # of the groups judged before, as the next step counts them
@@ -46,13 +52,15 @@ class OverSamplingState:
 
 @dataclass(slots=True, kw_only=True)
 class OverSampling:
-    """Args:
-    target_valid_groups: B [groups].
-    batch_size: groups to hold at the start of a round, and, without a cap, to draw at a time. Larger than B:
-        over-sampling. Smaller: rounds are filled at that granularity until B can be reached. None = predicted.
-    keeps_tokens: whether interrupted groups keep what they have generated.
-    max_partial_share: share of a batch's tokens that may come from older versions [0-1]; None = no cap.
-    screened_cost: trajectories of a group that is screened out, over those of a whole one [0-1].
+    """How many groups to hold, and to draw at a time.
+
+    Args:
+        target_valid_groups: B [groups].
+        batch_size: groups to hold at the start of a round, and, without a cap, to draw at a time. Larger than B:
+            over-sampling. Smaller: rounds are filled at that granularity until B can be reached. None = predicted.
+        keeps_tokens: whether interrupted groups keep what they have generated.
+        max_partial_share: share of a batch's tokens that may come from older versions [0-1]; None = no cap.
+        screened_cost: trajectories of a group that is screened out, over those of a whole one [0-1].
     """
 
     target_valid_groups: int
@@ -142,3 +150,78 @@ class OverSampling:
             return ceil(((KEEPS_FACTOR if self.keeps_tokens else LOSES_FACTOR) - 1) * self.target_valid_groups)
         chunks = -(-self.target_valid_groups // self.batch_size)
         return chunks * self.batch_size - self.target_valid_groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthsEnded:
+    """Responses of recent rounds, as a checkpoint keeps them."""
+
+    count: float = 0.0
+    tok: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundSize:
+    """How many trajectories may be unfinished at once: as many as engines have room for and staleness allows.
+
+    In a steady state a trajectory is in flight for as many rounds as there are trajectories in flight for each that a
+    round ends, and one of twice the mean length for twice as many: what starts must be trained before it is too stale.
+
+    Args:
+        trajectories_per_batch: B n [count].
+        longest_tok: the response limit [tokens].
+        staleness: how old trained tokens may be.
+    """
+
+    trajectories_per_batch: int
+    longest_tok: int
+    staleness: StalenessLimit
+    _ended: float = 0.0  # trajectories of recent rounds
+    _ended_tok: float = 0.0
+
+    @property
+    def mean_len_tok(self) -> float:
+        """Of the responses that ended lately; half the limit before any has [tokens]."""
+        return self._ended_tok / self._ended if self._ended else self.longest_tok / 2
+
+    def staleness_bound(self, trained_share: float) -> int | None:
+        """Most trajectories in flight that the limit on staleness allows; None = no limit.
+
+        Args:
+            trained_share: of the trajectories that end, those of valid groups [0-1].
+        """
+        rounds = self.staleness.rounds_in_flight(self.mean_len_tok, self.longest_tok)
+        return None if rounds is None else int(rounds * self.trajectories_per_batch / trained_share)
+
+    def decide(self, places: int, trained_share: float) -> int:
+        """Trajectories that may generate at once.
+
+        Args:
+            places: requests that the engines have room for.
+            trained_share: of the trajectories that end, those of valid groups [0-1].
+        """
+        bound = self.staleness_bound(trained_share)
+        return max(1, places if bound is None else min(places, bound))
+
+    def most_unfinished(self, pool_size: int | None, trained_share: float) -> int | None:
+        """Trajectories that may be unfinished at once, those included that wait for calls and need no engine: they
+        grow old, too. None = as many as the groups that are held have.
+
+        Args:
+            pool_size: that may generate at once; None = no limit.
+            trained_share: of the trajectories that end, those of valid groups [0-1].
+        """
+        bound = self.staleness_bound(trained_share)
+        return None if bound is None or pool_size is None else max(bound, pool_size)
+
+    def observe(self, outcomes: Iterable[GroupOutcome]) -> None:
+        """Take in the groups that ended in a round."""
+        lens_tok = [length for outcome in outcomes if outcome.verdict in JUDGED for length in outcome.response_lens_tok]
+        self._ended = REMEMBERED * self._ended + len(lens_tok)
+        self._ended_tok = REMEMBERED * self._ended_tok + sum(lens_tok)
+
+    def state(self) -> LengthsEnded:
+        return LengthsEnded(count=self._ended, tok=self._ended_tok)
+
+    def restore(self, state: LengthsEnded) -> None:
+        self._ended, self._ended_tok = state.count, state.tok

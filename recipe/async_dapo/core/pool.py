@@ -10,19 +10,169 @@ their step.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
 
-from .carried_groups import CarriedGroups
-from .deferred_prompts import DeferredPrompts
 from .ledger import Ledger
-from .outcome import Verdict
+from .outcome import GroupOutcome, Verdict
 from .over_sampling import AtHand, OverSampling
-from .pool_records import CarriedGroup, Dispatch, PoolState, Settlement
 from .round import RoundSummary
 from .staleness import StalenessLimit
 from .stop_rules import StopRuleName
-from .training_order import training_order
 from .trajectory import Attachment, PromptGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedGroup:
+    """A valid group that has not been trained on; its trajectories are in the store, the prompt is kept for a retry."""
+
+    group: PromptGroup  # without tokens
+    oldest_version: int
+    newest_version: int
+    generated_tok: int
+
+    @classmethod
+    def of(cls, group: PromptGroup, outcome: GroupOutcome) -> "CarriedGroup":
+        """A group that has ended valid; it is emptied."""
+        assert outcome.oldest_version is not None and outcome.newest_version is not None, "a valid group has tokens"
+        group.restart()
+        return cls(
+            group=group,
+            oldest_version=outcome.oldest_version,
+            newest_version=outcome.newest_version,
+            generated_tok=sum(outcome.response_lens_tok),
+        )
+
+    @property
+    def uid(self) -> str:
+        return self.group.uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """Groups to run in a round, in order of start."""
+
+    groups: list[PromptGroup] = field(default_factory=list)
+    must_finish: frozenset[str] = frozenset()  # would be too stale in the next step
+    retired_uids: tuple[str, ...] = ()
+    retired_tok: int = 0
+    retired_attachments: tuple[Attachment, ...] = ()  # to be taken out of their engines
+    lost_loops: int = 0  # agent loops of retired groups that could not go on
+    resumed: int = 0
+
+    def extended(self, later: "Dispatch") -> "Dispatch":
+        """This and a later dispatch of the same round as one."""
+        return Dispatch(
+            groups=[*self.groups, *later.groups],
+            must_finish=self.must_finish | later.must_finish,
+            retired_uids=self.retired_uids + later.retired_uids,
+            retired_tok=self.retired_tok + later.retired_tok,
+            retired_attachments=self.retired_attachments + later.retired_attachments,
+            lost_loops=self.lost_loops + later.lost_loops,
+            resumed=self.resumed + later.resumed,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What a round came to. Counts are groups unless the name says otherwise."""
+
+    trained_uids: tuple[str, ...]  # exactly B
+    surplus: int
+    filtered: int
+    screened: int
+    failed: dict[str, int]  # reason -> groups
+    requeued: int
+    kept: int
+    redrawn_uids: tuple[str, ...]  # complete, and queued again from the start; not among `requeued`
+    discarded_tok: int
+    lost_reports: int  # groups a worker neither finished nor gave back; re-queued
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """What the pool holds between rounds: with it, no drawn prompt and no kept token is lost."""
+
+    waiting: tuple[PromptGroup, ...]
+    buffered: tuple[PromptGroup, ...]
+    carried: tuple[CarriedGroup, ...]
+    deferred: tuple[PromptGroup, ...] = ()
+    ledger: Ledger
+
+
+class _CarriedGroups:
+    """Valid groups beyond the B of a step, in the order in which they are trained: those of the oldest policy first."""
+
+    def __init__(self, groups: Iterable[CarriedGroup] = ()) -> None:
+        self._groups = list(groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        return tuple(carried.uid for carried in self._groups)
+
+    @property
+    def groups(self) -> tuple[CarriedGroup, ...]:
+        return tuple(self._groups)
+
+    def add(self, groups: Iterable[CarriedGroup]) -> None:
+        self._groups.extend(groups)
+        self._groups.sort(key=lambda carried: carried.oldest_version)  # stable: oldest policy first
+
+    def take(self, count: int) -> list[CarriedGroup]:
+        """The first `count`."""
+        taken, self._groups = self._groups[:count], self._groups[count:]
+        return taken
+
+    def too_stale(self, limit: StalenessLimit, step: int) -> list[PromptGroup]:
+        """Those of which no token could be trained on any more."""
+        return [carried.group for carried in self._groups if limit.is_too_stale(carried.newest_version, step)]
+
+    def give_up(self, uids: Set[str]) -> int:
+        """Returns the tokens that are discarded with them."""
+        lost_tok = sum(carried.generated_tok for carried in self._groups if carried.uid in uids)
+        self._groups = [carried for carried in self._groups if carried.uid not in uids]
+        return lost_tok
+
+
+class _DeferredPrompts:
+    """Prompts that were drawn and put off: fresh groups that wait until the step that they name, each counted once."""
+
+    def __init__(self, groups: Sequence[PromptGroup] = ()) -> None:
+        self.groups = tuple(groups)
+
+    def take_in(self, drawn: Sequence[PromptGroup], deferred: Sequence[PromptGroup]) -> tuple[list[PromptGroup], int]:
+        """Sort the prompts of a draw. One that is deferred already, from an earlier visit, is the same prompt: it goes
+        on waiting, or is drawn now, once.
+
+        Returns:
+            The groups that are drawn now, and how many groups are new.
+        """
+        earlier = {group.key: group for group in self.groups}
+        drawn_now = [earlier.pop(group.key, group) for group in drawn]
+        later: dict[str, PromptGroup] = {}
+        for group in deferred:
+            if group.key not in earlier:
+                later.setdefault(group.key, group)
+        self.groups = (*earlier.values(), *later.values())
+        return drawn_now, sum(now is group for now, group in zip(drawn_now, drawn, strict=True)) + len(later)
+
+    def take_due(self, step: int) -> list[PromptGroup]:
+        """Those whose step has come."""
+        due = [group for group in self.groups if group.deferred_until <= step]
+        self.groups = tuple(group for group in self.groups if group.deferred_until > step)
+        return due
+
+
+def training_order(summary: RoundSummary, stop_rule: StopRuleName) -> list[GroupOutcome]:
+    """The valid groups of a round, those to be trained on first in front."""
+    valid = [outcome for outcome in summary.outcomes if outcome.verdict is Verdict.VALID]
+    if stop_rule is not StopRuleName.FIRST_COMPLETED:
+        position = {uid: i for i, uid in enumerate(summary.start_order)}
+        valid.sort(key=lambda outcome: position[outcome.prompt_uid])
+    return valid
 
 
 class PromptPool:
@@ -53,8 +203,8 @@ class PromptPool:
         self._new_uid = new_uid
         self._waiting: deque[PromptGroup] = deque()
         self._buffered: list[PromptGroup] = []
-        self._deferred = DeferredPrompts()
-        self._carried = CarriedGroups()
+        self._deferred = _DeferredPrompts()
+        self._carried = _CarriedGroups()
         self._in_round: dict[str, PromptGroup] = {}
         self.ledger = Ledger()
 
@@ -189,8 +339,8 @@ class PromptPool:
         """
         self._waiting = deque(state.waiting)
         self._buffered = list(state.buffered)
-        self._carried = CarriedGroups(state.carried)
-        self._deferred = DeferredPrompts(state.deferred)
+        self._carried = _CarriedGroups(state.carried)
+        self._deferred = _DeferredPrompts(state.deferred)
         self.ledger = state.ledger
         self.detach()
         self.check_ledger()
@@ -256,7 +406,7 @@ class PromptPool:
         return self._carried.too_stale(limit, step) + buffered
 
     def _retire(self, groups: list[PromptGroup], step: int) -> int:
-        """Give groups up, and queue their prompts again, in front. Returns the tokens thrown away."""
+        """Give groups up, and queue their prompts again, in front. Returns the tokens that are discarded."""
         uids = {group.uid for group in groups}
         lost_tok = self._carried.give_up(uids)
         self._buffered = [group for group in self._buffered if group.uid not in uids]

@@ -87,19 +87,21 @@ class PromptHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Args:
-    by: uniform = the data loader's order, history = without what the history expects to teach nothing.
-    history_file: written with every checkpoint, and read at start if it exists; None = no file.
-    forgetting: see `PromptHistory` [0-1].
-    exploration: least probability with which a prompt is drawn, whatever its history [0-1, > 0].
-    defer_steps: after so many steps a skipped prompt is drawn [steps, >= 1].
+    """How prompts are chosen.
+
+    Args:
+        by: uniform = the data loader's order, history = without what the history expects to teach nothing.
+        history_file: written with every checkpoint, and read at start if it exists; None = no file.
+        forgetting: see `PromptHistory` [0-1].
+        exploration: least probability with which a prompt is drawn, whatever its history [0-1, > 0].
+        defer_steps: after so many steps a skipped prompt is drawn [steps, >= 1].
     """
 
     by: SelectBy
     history_file: str | None
-    forgetting: float
     exploration: float
-    defer_steps: int
+    forgetting: float = 0.5
+    defer_steps: int = 100  # more than an epoch of common data sets, or nothing would be saved
 
     @property
     def records(self) -> bool:

@@ -10,14 +10,14 @@
 The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
 
 A group with requests that are frozen in their engines (`partial_stale_kv`) starts first, and whatever the pool size:
-until it starts, its requests keep places that nobody gives back, and groups that run may wait for these for ever.
+until it starts, its requests keep their places, and groups that run may wait for these for ever.
 
 A fresh group waits while those that have begun may already fill every step in which they can be trained: what is begun
 beyond that would become too stale, however soon it ended.
 """
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -25,8 +25,169 @@ from .failures import EndedGroups
 from .outcome import JUDGED, CauseCounts, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
-from .unfinished import Unfinished
-from .worker_queues import WorkerQueues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingGroup:
+    """A group that waits for a lane to run it."""
+
+    prompt_uid: str
+    unfinished: int  # trajectories that are to be generated
+    held_back: int = 0  # further ones, which start when it has become certain
+    is_certain: bool = False  # its finished trajectories differ: it will be valid
+    has_begun: bool = False  # in an earlier round
+    is_attached: bool = False  # requests of its that were frozen in their engines are still there
+    home: int | None = None  # the worker where agent loops of it rest
+    is_bound: bool = False  # some of those can only go on there
+
+
+class Unfinished:
+    """The unfinished trajectories of running groups. One that waits for a call needs no engine: its place among those
+    that generate is free. A group with requests that are frozen in their engines has its places before it starts.
+
+    Args:
+        pool_size: N' of CoPRIS: a group starts while fewer trajectories generate; None = no limit.
+        most: a group starts while fewer are unfinished, those that wait for calls included; None = no limit.
+    """
+
+    def __init__(self, *, pool_size: int | None, most: int | None) -> None:
+        self._pool_size = pool_size
+        self._most = most
+        self._of_group: dict[str, int] = {}
+        self._waiting: Counter[str] = Counter()  # of these
+        self._total = self._total_waiting = self._held = 0
+        self.waiting_max = 0  # most that waited at once [trajectories]
+
+    def __len__(self) -> int:
+        """Groups."""
+        return len(self._of_group)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._of_group
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        return tuple(self._of_group)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether another group may start, one that holds no places."""
+        total = self._total + self._held
+        generates = self._pool_size is None or total - self._total_waiting < self._pool_size
+        return generates and (self._most is None or total < self._most)
+
+    def hold(self, change: int) -> None:
+        """So many more trajectories have their places before their groups start, or fewer."""
+        self._held += change
+
+    def grow(self, count: int) -> None:
+        """So many more trajectories may generate."""
+        if self._pool_size is not None:
+            self._pool_size += count
+
+    def add(self, uid: str, count: int) -> None:
+        """So many trajectories of a group start."""
+        self._of_group[uid] = self._of_group.get(uid, 0) + count
+        self._total += count
+
+    def end(self, uid: str) -> bool:
+        """A trajectory has been generated to its end. False if none of its group is known to run."""
+        if not self._of_group.get(uid, 0):
+            return False
+        self._of_group[uid] -= 1
+        self._total -= 1
+        return True
+
+    def wait(self, uid: str, change: int) -> None:
+        """So many more trajectories of a group wait for calls, or fewer."""
+        if uid in self._of_group:
+            self._waiting[uid] += change
+            self._total_waiting += change
+            self.waiting_max = max(self.waiting_max, self._total_waiting)
+
+    def remove(self, uid: str) -> int:
+        """A group is over. Returns how many of its trajectories were unfinished."""
+        count = self._of_group.pop(uid)
+        self._total -= count
+        self._total_waiting -= self._waiting.pop(uid, 0)
+        return count
+
+
+class WorkerQueues:
+    """Waiting groups, split over the workers: one FIFO queue each, and a worker without groups takes from others.
+
+    Groups with requests that are frozen in their engines go first: each lane asks for one of these before any other,
+    and those that rest in a worker were in its lanes at the stop, so lanes are never too few to start all of them.
+
+    Args:
+        num_workers: queues [count, >= 1].
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        if num_workers < 1:
+            raise ValueError(f"num_workers={num_workers}: must be >= 1")
+        self._queues: list[deque[tuple[int, str]]] = [deque() for _ in range(num_workers)]  # (position dealt, uid)
+        self._num_dealt = 0
+        self._at_home: set[str] = set()
+        self._bound: set[str] = set()  # only their homes may take these
+        self._attached: list[deque[tuple[int, str]]] = [deque() for _ in range(num_workers)]  # at home there
+        self._attached_anywhere: deque[tuple[int, str]] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(queue) for queue in [*self._queues, *self._attached, self._attached_anywhere])
+
+    def has_for(self, worker: int, *, attached_only: bool = False) -> bool:
+        """Whether there is a group that this worker may take."""
+        if self._attached[worker] or self._attached_anywhere:
+            return True
+        if attached_only:
+            return False
+        return bool(self._queues[worker]) or sum(len(queue) for queue in self._queues) > len(self._bound)
+
+    def extend(self, groups: Iterable[WaitingGroup]) -> None:
+        """Deal groups to the workers in turn, so that they start in nearly the given order; a home goes before that."""
+        for group in groups:
+            uid, home = group.prompt_uid, group.home
+            if group.is_attached:
+                queue = self._attached_anywhere if home is None else self._attached[home]
+            else:
+                queue = self._queues[self._num_dealt % len(self._queues) if home is None else home]
+                if home is not None:
+                    self._at_home.add(uid)
+                if group.is_bound:
+                    self._bound.add(uid)
+            queue.append((self._num_dealt, uid))
+            self._num_dealt += 1
+
+    def pop(self, worker: int, *, attached_only: bool = False) -> str | None:
+        """A group with frozen requests, of this worker or of none; else the oldest of this worker's queue; when that
+        is empty, of the fullest one, those at home last."""
+        for attached in (self._attached[worker], self._attached_anywhere):
+            if attached:
+                return attached.popleft()[1]
+        if attached_only:
+            return None
+        if self._queues[worker]:
+            uid = self._queues[worker].popleft()[1]
+            self._bound.discard(uid)
+            return uid
+        for kept in (self._at_home, self._bound):
+            for queue in sorted(self._queues, key=len, reverse=True):
+                for entry in queue:
+                    if entry[1] not in kept:
+                        queue.remove(entry)
+                        return entry[1]
+        return None
+
+    def clear(self) -> list[str]:
+        """Take every waiting group out, in the order they were dealt."""
+        queues = [*self._queues, *self._attached, self._attached_anywhere]
+        rest = sorted(entry for queue in queues for entry in queue)
+        for queue in queues:
+            queue.clear()
+        self._bound.clear()
+        return [uid for _, uid in rest]
 
 
 class StopReason(StrEnum):
@@ -74,7 +235,6 @@ class RoundSummary:
     never_started: tuple[str, ...]
     taken_unreported: tuple[str, ...]  # started, and neither ended nor set aside: interrupted
     ended_trajectories: int = 0
-    certain_groups: int = 0  # that wait or run, and are sure to be valid
     waiting_for_calls_max: int = 0  # trajectories at once
 
 
@@ -103,11 +263,11 @@ class Round:
         self._valid = spec.carried_valid_groups
         self._queues = WorkerQueues(spec.num_workers)
         self._must_finish = set(spec.must_finish)
+        self._waiting: dict[str, WaitingGroup] = {}
+        self._attached: set[str] = set()  # of these
+        self._begun: set[str] = set()  # of these
         self._certain: set[str] = set()  # waiting and running groups that are sure to be valid
-        self._sizes: dict[str, int] = {}  # trajectories to generate, of waiting groups
-        self._attached: set[str] = set()  # waiting groups with frozen requests
-        self._begun: set[str] = set()  # waiting groups that have begun in an earlier round
-        self._held_back: dict[str, int] = {}  # trajectories that start when their group is certain
+        self._held_back: dict[str, int] = {}  # trajectories that start when their running group is certain
         self._running = Unfinished(pool_size=spec.pool_size, most=spec.most_unfinished)
         self._ended_trajectories = 0
         self._start_order: list[str] = []
@@ -182,34 +342,14 @@ class Round:
         """Trajectories that have been generated to their end in this round, over all workers [count]."""
         return self._ended_trajectories
 
-    def add_groups(
-        self,
-        sizes: Mapping[str, int],
-        certain: Collection[str] = (),
-        held_back: Mapping[str, int] | None = None,
-        homes: Mapping[str, int] | None = None,
-        bound: Collection[str] = (),
-        attached: Collection[str] = (),
-        begun: Collection[str] = (),
-    ) -> None:
-        """Add waiting groups, in order of start.
-
-        Args:
-            sizes: uid -> trajectories that are still to be generated [count].
-            certain: of these, groups that are known to be valid by what they generated in earlier rounds.
-            held_back: uid -> further trajectories, which start when the group has become certain [count].
-            homes: uid -> the worker that should run it, as agent loops of it rest there.
-            bound: of these, groups that no other worker can go on with.
-            attached: of these, groups with requests that are frozen in their engines.
-            begun: of these, groups that have begun in an earlier round; they come first.
-        """
-        self._sizes.update(sizes)
-        self._held_back.update(held_back or {})
-        self._certain.update(certain)
-        self._attached.update(attached)
-        self._begun.update(begun)
-        self._running.hold(sum(sizes[uid] for uid in attached))
-        self._queues.extend(list(sizes), homes, bound, attached)
+    def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
+        """Add waiting groups, in order of start; those that have begun come first."""
+        self._waiting.update((group.prompt_uid, group) for group in groups)
+        self._certain.update(group.prompt_uid for group in groups if group.is_certain)
+        self._attached.update(group.prompt_uid for group in groups if group.is_attached)
+        self._begun.update(group.prompt_uid for group in groups if group.has_begun)
+        self._running.hold(sum(group.unfinished for group in groups if group.is_attached))
+        self._queues.extend(groups)
         self._update()
 
     def take(self, worker: int) -> str | None:
@@ -218,12 +358,13 @@ class Round:
             return None
         uid = self._queues.pop(worker, attached_only=not self._has_place)
         if uid is not None:
+            group = self._waiting.pop(uid)
             self._begun.discard(uid)
-            size = self._sizes.pop(uid)
-            if uid in self._attached:
-                self._attached.remove(uid)
-                self._running.hold(-size)
-            self._running.add(uid, size)
+            self._attached.discard(uid)
+            self._held_back[uid] = group.held_back
+            if group.is_attached:
+                self._running.hold(-group.unfinished)
+            self._running.add(uid, group.unfinished)
             self._start_order.append(uid)
             if self._rule is not None:
                 self._rule.on_start(uid)
@@ -266,7 +407,8 @@ class Round:
         self._update()
 
     def progress(self, *, trajectories: int) -> RoundProgress:
-        """
+        """How far the round has come.
+
         Args:
             trajectories: that all groups were to generate [count].
         """
@@ -305,7 +447,6 @@ class Round:
             never_started=tuple(self._queues.clear()),
             taken_unreported=self._running.uids,
             ended_trajectories=self._ended_trajectories,
-            certain_groups=len(self._certain),
             waiting_for_calls_max=self._running.waiting_max,
         )
 
@@ -322,3 +463,56 @@ class Round:
                 self._stop_reason = StopReason.POOL_EXHAUSTED
         elif self._is_rule_met and not (self._spec.drains and self._running):
             self._stop_reason = StopReason.TARGET_REACHED
+
+
+class Milestones:
+    """Says when another part of a count has passed, each part once.
+
+    Args:
+        parts: lines in all, the last one when everything is done [count, >= 1].
+    """
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self._passed = 0
+
+    def reached(self, done: int, total: int) -> bool:
+        """Whether a further part has been passed since it was asked last."""
+        passed = done * self._parts // total if total else 0
+        is_new = passed > self._passed
+        self._passed = max(passed, self._passed)
+        return is_new
+
+
+class Standstill:
+    """Says when it is worth a line that nothing has moved: after a time, then after twice that time, and so on.
+
+    Args:
+        first_s: until the first line [s].
+        now_s: when it began.
+
+    Attributes:
+        look_at_s: when it has to be looked again.
+    """
+
+    def __init__(self, *, first_s: float, now_s: float) -> None:
+        self._first_s = self._patience_s = first_s
+        self._last: object = None
+        self._begin(now_s)
+
+    def observe(self, progress: object, *, now_s: float) -> float | None:
+        """For how long nothing has moved [s], if that is worth a line now."""
+        self.look_at_s = now_s + self._first_s / 4
+        if progress != self._last:
+            self._last = progress
+            self._begin(now_s)
+        quiet_s = now_s - self._since_s
+        if quiet_s < self._patience_s:
+            return None
+        self._patience_s = 2 * quiet_s
+        return quiet_s
+
+    def _begin(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._patience_s = self._first_s
+        self.look_at_s = now_s + self._first_s / 4

@@ -13,16 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from .group_filter import RunningVerdict
-from .outcome import GroupOutcome, Verdict
+from .outcome import GroupOutcome, Verdict, is_certain
 from .trajectory import PromptGroup, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screening:
-    """Args:
-    samples: k, trajectories that a group starts with [count, 2 <= k < n]; None = all: no screening.
-    keep_share: of the groups, those that are not screened [0-1].
+    """How groups are screened.
+
+    Args:
+        samples: k, trajectories that a group starts with [count, 2 <= k < n]; None = all: no screening.
+        keep_share: of the groups, those that are not screened [0-1].
     """
 
     samples: int | None
@@ -63,7 +64,7 @@ class Screening:
         """
         if self.samples is None or not self.keeps(uid):
             return False
-        return not RunningVerdict.of(metrics[: self.samples]).is_certain
+        return not is_certain(metrics[: self.samples])
 
 
 NO_SCREENING = Screening(samples=None, keep_share=0.0)  # of validation
@@ -81,7 +82,8 @@ class Screened:
 
     @classmethod
     def of(cls, outcomes: Sequence[GroupOutcome], n: int) -> "Screened":
-        """
+        """Count a round.
+
         Args:
             n: trajectories of a whole group [count].
         """

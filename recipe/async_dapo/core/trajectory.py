@@ -7,7 +7,7 @@ is in its journal.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -225,3 +225,36 @@ class PromptGroup:
         """Throw away all the group has generated. Returns the number of tokens lost."""
         self.is_certain, self.parked = False, None
         return sum(trajectory.restart() for trajectory in self.trajectories)
+
+
+@dataclass(slots=True)
+class TurnCounts:
+    """The turns of trajectories that ended in a round, and the time that they have spent in calls of tools."""
+
+    trajectories: int = 0
+    turns: int = 0
+    tokens: int = 0
+    calls_s: float = 0.0
+
+    @classmethod
+    def of(cls, turns: Sequence[Turn], calls_s: float) -> "TurnCounts":
+        """One trajectory's."""
+        return cls(1, len(turns), sum(turn.generated_tok for turn in turns), calls_s)
+
+    @classmethod
+    def total(cls, parts: Iterable["TurnCounts"]) -> "TurnCounts":
+        whole = cls()
+        for part in parts:
+            whole.trajectories += part.trajectories
+            whole.turns += part.turns
+            whole.tokens += part.tokens
+            whole.calls_s += part.calls_s
+        return whole
+
+    def figures(self) -> dict[str, float]:
+        """For the metrics."""
+        return {
+            "mean": self.turns / max(1, self.trajectories),
+            "tokens/mean": self.tokens / max(1, self.turns),
+            "calls_s": self.calls_s / max(1, self.trajectories),
+        }

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..processes.own_ray import OWN_RAY_ENVIRONMENT
+from ..own_ray import OWN_RAY_ENVIRONMENT
 
 PLUGIN_PATH = Path(__file__).resolve().parent / "plugin"
 

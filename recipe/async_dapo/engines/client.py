@@ -1,5 +1,13 @@
-"""The client that agent loops generate through: keeps what comes back, and can be interrupted."""
+"""The client that agent loops generate through: keeps what comes back, and can be interrupted.
 
+A request that was interrupted is continued by another one, as if there were no seam between them. The engine sees what
+was generated as part of the prompt. Temperature, top-p, top-k and the repetition penalty, which
+counts the prompt, too, do not mind. `min_tokens` and `seed` are moved on, `stop` strings over the seam are found here.
+What an engine counts or follows over the response alone starts anew, and `extra_args` may mean anything: such a request
+is never continued.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from verl.utils import normalize_token_ids
@@ -7,14 +15,73 @@ from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from ..calls import Recorder, current_recorder, cut
 from ..config import ConfigError
-from ..core.recording import Recorder, current_recorder, cut
+from ..core.drafts import RequestName
 from ..core.trajectory import Attachment, Trajectory, Turn
 from .engine_requests import EngineRequests, TrajectoryInterrupted
-from .seam import continued, end_of_stop, not_continued
 
+Decode = Callable[[Sequence[int]], str]
+
+_OFF: tuple[Any, ...] = (None, 0, 0.0, [], {}, "")
+_OVER_THE_RESPONSE = (
+    "presence_penalty",
+    "frequency_penalty",
+    "structured_outputs",
+    "guided_decoding",
+    "bad_words",
+    "thinking_token_budget",
+    "repetition_detection",
+    "extra_args",
+)
+_MARGIN_TOK = 8  # before the seam, for text that starts in mid-token
 _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 _SERVER_OPTIONS = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "priority")
+
+
+_NOT_DRAFTED = ("min_p", "logit_bias")  # vLLM refuses them where it verifies drafts
+
+
+def not_continued(params: dict[str, Any]) -> list[str]:
+    """The parameters that keep a request from being continued."""
+    return [name for name in _OVER_THE_RESPONSE if params.get(name) not in _OFF]
+
+
+def continued(params: dict[str, Any], generated_tok: int, limit_tok: int) -> dict[str, Any]:
+    """The parameters of a request that goes on after so many tokens, for so many further ones at most."""
+    moved: dict[str, Any] = {"max_tokens": limit_tok}
+    if params.get("min_tokens"):  # engines refuse one above the other; a request that reaches its limit has enough
+        moved["min_tokens"] = min(max(0, params["min_tokens"] - generated_tok), limit_tok)
+    if params.get("seed") is not None:
+        moved["seed"] = params["seed"] + generated_tok
+    return params | moved
+
+
+def end_of_stop(tokens: Sequence[int], seam_tok: int, params: dict[str, Any], decode: Decode) -> int | None:
+    """How many tokens there are up to the end of a stop string that began before the seam; None without one."""
+    stop = params.get("stop") or []
+    strings = [stop] if isinstance(stop, str) else list(stop)
+    if not strings or seam_tok == 0:
+        return None
+    longest = max(map(len, strings))
+    start = max(0, seam_tok - longest - _MARGIN_TOK)
+    before = decode(tokens[start:seam_tok])
+    for end in range(seam_tok + 1, len(tokens) + 1):
+        text = decode(tokens[start:end])
+        spanning = text[max(0, len(before) - longest + 1) : len(before) + longest - 1]
+        if end > params.get("min_tokens", 0) and any(string in spanning for string in strings):
+            return end
+        if len(text) >= len(before) + longest - 1:
+            return None
+    return None
+
+
+def _request_name(recorder: Recorder, turn: Turn) -> str:
+    """Tells the engine whose answer this is."""
+    if not recorder.prompt_uid:
+        return ""
+    answer = f"{recorder.trajectory.session_id}-{recorder.next_turn}"
+    return RequestName(recorder.prompt_uid, answer, turn.prompt_len_tok).prefix()
 
 
 class AsyncDAPOLLMClient(LLMServerClient):
@@ -26,11 +93,15 @@ class AsyncDAPOLLMClient(LLMServerClient):
 
     Args:
         continues: interrupted requests are continued by new ones; else only those that are lost with their server.
+        drafts: the engines verify drafts.
     """
 
-    def __init__(self, *args: Any, cleanup_timeout_s: float, continues: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, cleanup_timeout_s: float, continues: bool = False, drafts: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._continues = continues
+        self._drafts = drafts
         self._requests = EngineRequests(self._load_balancer, cleanup_timeout_s=cleanup_timeout_s)
 
     @rollout_trace_op
@@ -124,8 +195,15 @@ class AsyncDAPOLLMClient(LLMServerClient):
         """Whether the turn has to come from one request.
 
         Raises:
-            ConfigError: if interrupted requests are continued by new ones.
+            ConfigError: if interrupted requests are continued by new ones; for what does not go with drafts.
         """
+        refused = [name for name in _NOT_DRAFTED if self._drafts and sampling_params.get(name) not in _OFF]
+        if refused:
+            raise ConfigError(
+                f"sampling_params.{refused[0]}",
+                sampling_params[refused[0]],
+                "vLLM refuses it where drafts are verified; set async_dapo.drafts=null, or leave it out",
+            )
         named = not_continued(sampling_params)
         if named and self._continues:
             raise ConfigError(
@@ -153,7 +231,9 @@ class AsyncDAPOLLMClient(LLMServerClient):
             recorder.reprefilled_tok.append(len(prompt_ids) + before_tok)
         context, asked = prompt_ids + turn.raw_response_ids, continued(params, before_tok, limit_tok)
         try:
-            return await self._requests.advance(turn, request_id, context, asked, options)
+            return await self._requests.advance(
+                turn, request_id, context, asked, options, name=_request_name(recorder, turn)
+            )
         finally:
             recorder.generated_tok += turn.generated_tok - before_tok
             if is_seam:
@@ -168,7 +248,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 turn.finish_reason = "stop"
 
     def abandon(self, attachments: list[Attachment]) -> None:
-        """Take requests that nobody will continue out of their engines."""
+        """Take requests that will not be continued out of their engines."""
         self._requests.abandon(attachments)
 
     def _budget_tok(self, prompt_len_tok: int, sampling_params: dict[str, Any]) -> int:

@@ -11,8 +11,8 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.workers.rollout.replica import TokenOutput
 
 from ..aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
+from ..calls import append_tokens
 from ..core.balance import Returned
-from ..core.recording import append_tokens
 from ..core.trajectory import Attachment, Turn
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, counts_of, extra_of
 
@@ -45,7 +45,14 @@ class EngineRequests:
         self._servers: dict[str, ActorHandle] = {}
 
     async def advance(
-        self, turn: Turn, request_id: str, prompt_ids: list[int], params: dict[str, Any], options: dict[str, Any]
+        self,
+        turn: Turn,
+        request_id: str,
+        prompt_ids: list[int],
+        params: dict[str, Any],
+        options: dict[str, Any],
+        *,
+        name: str = "",
     ) -> str | None:
         """Continue an unfinished turn: by the request that is still in its engine, or by a new one.
 
@@ -53,6 +60,7 @@ class EngineRequests:
             request_id: the trajectory's name, for sticky routing.
             prompt_ids: the prompt and what the turn has generated.
             params: sampling parameters with `max_tokens`; `options`: further arguments of the server's `generate`.
+            name: that a new request's begins with.
 
         Returns:
             The engine's finish reason; None if the request was lost with its server, or with the connection to it: the
@@ -63,7 +71,7 @@ class EngineRequests:
             EnginesUnavailable: when no server is left.
         """
         attachment, turn.attachment = turn.attachment, None
-        lease_id = uuid4().hex if attachment is None else attachment.lease_id
+        lease_id = name + uuid4().hex if attachment is None else attachment.lease_id
         server_id, is_kept = "", False
         output: TokenOutput | None = None
         try:
@@ -85,7 +93,7 @@ class EngineRequests:
             await self._give_up(Attachment(server_id=server_id, lease_id=lease_id), is_reachable_later=is_kept)
             return None
         except asyncio.CancelledError:
-            if attachment is not None and not server_id:  # nobody has asked its engine yet: it stays there
+            if attachment is not None and not server_id:  # its engine has not been asked yet: it stays there
                 turn.attachment, is_kept = attachment, True
             raise
         finally:
@@ -96,7 +104,7 @@ class EngineRequests:
         return _finish_reason(output, turn)
 
     def abandon(self, attachments: list[Attachment]) -> None:
-        """Take requests that nobody will continue out of their engines."""
+        """Take requests that will not be continued out of their engines."""
         if attachments:
             self._balancer.abandon.remote(attachments)
 

@@ -4,27 +4,196 @@ verl creates it through `rollout.router_config_path`.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError
 
-from ..aio import await_all
+from ..aio import RECONNECT_S, await_all
 from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
-from ..core.leases import Grant
+from ..core.leases import MAX_PENDING_CALLS, Grant, LeaseTable
 from ..core.trajectory import Attachment
-from ..processes.actor_limits import MAX_PENDING_CALLS
-from .balancer_stats import InflightMeter, LoadBalancerStats
-from .server_calls import ServerCalls
-from .verl_protocol import VerlLoadBalancerProtocol
 
-NO_SERVERS = "No available servers in load balancer"  # verl's words
+logger = logging.getLogger(__name__)
+
+_NO_SERVERS = "No available servers in load balancer"  # verl's words
 
 
-class GlobalLoadBalancer(VerlLoadBalancerProtocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadBalancerStats:
+    """What the load balancer has counted since the servers were opened, or since it was asked last; `servers` and
+    `lost_servers` since the start."""
+
+    servers: int
+    lost_servers: int
+    acquired: int
+    inflight_max: int
+    busy_s: float  # sum over requests of the time they were in flight
+    loads: dict[str, EngineLoad]  # as of the last stop, what they said of their engines
+    concurrency: dict[str, float]  # see `Balance.figures`
+    concurrency_reason: str
+    concurrency_state: ConcurrencyState  # for the checkpoint
+
+
+class _InflightMeter:
+    """Requests in flight over time, and how long others waited. `note` comes before their number changes."""
+
+    def __init__(self) -> None:
+        self.reset(0)
+
+    def reset(self, inflight: int) -> None:
+        self.acquired = 0
+        self.inflight_max = inflight
+        self.busy_s, self._since = 0.0, time.monotonic()
+
+    def note(self, inflight: int) -> None:
+        now = time.monotonic()
+        self.busy_s += inflight * (now - self._since)
+        self._since = now
+
+    def note_most(self, inflight: int) -> None:
+        self.inflight_max = max(self.inflight_max, inflight)
+
+    def note_granted(self) -> None:
+        self.acquired += 1
+
+
+class _ServerCalls:
+    """Calls to the servers. Each ends: a server that is dead or silent is removed.
+
+    Args:
+        handles: server id -> vLLM server actor; shared with the load balancer.
+        timeout_s: longest time a server may take to obey [s].
+        remove: takes servers out, also of `handles`.
+    """
+
+    def __init__(
+        self, handles: dict[str, ActorHandle], *, timeout_s: float, remove: Callable[[list[str]], Awaitable[None]]
+    ) -> None:
+        self.handles = handles
+        self._timeout_s = timeout_s
+        self._remove = remove
+
+    async def tell_all(self, method: str, *args: Any) -> dict[str, EngineLoad]:
+        """Tell every server. Returns what those that are still there say of their engines."""
+        server_ids = list(self.handles)
+        loads = await await_all(self.tell(server_id, method, *args) for server_id in server_ids)
+        return {key: load for key, load in zip(server_ids, loads, strict=True) if load is not None}
+
+    async def tell(self, server_id: str, method: str, *args: Any) -> EngineLoad | None:
+        """Tell a server, again if it cannot be reached: all of these calls may arrive twice. A dead one is removed, and
+        one that does not obey in time is ended. Returns what it says of its engine, if it has one.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._insist(server_id, method, *args)
+        except TimeoutError:
+            logger.critical(
+                "server %s has not answered to %s within async_dapo.engine_timeout_s=%s: it is ended",
+                server_id,
+                method,
+                self._timeout_s,
+            )
+            if (handle := self.handles.get(server_id)) is not None:
+                ray.kill(handle)
+            await self._remove([server_id])
+            return None
+
+    async def _insist(self, server_id: str, method: str, *args: Any) -> EngineLoad | None:
+        while (handle := self.handles.get(server_id)) is not None:
+            try:
+                return await getattr(handle, method).remote(*args)
+            except ActorUnavailableError:
+                logger.warning("server %s cannot be reached; %s is repeated", server_id, method)
+                await asyncio.sleep(RECONNECT_S)
+            except RayActorError:
+                logger.error("server %s is dead: removed from the pool", server_id)
+                await self._remove([server_id])
+        return None
+
+
+class _VerlLoadBalancerProtocol:
+    """verl's `RequestLoadBalancer` protocol on named leases, for verl's own clients and users' agent loops.
+
+    Where a caller names no lease, a name is made up, so that a request id may be leased many times at once; it gives
+    back any of its leases on a server.
+
+    Different from verl's `GlobalRequestLoadBalancer`:
+
+    - `acquire_server` waits while all servers are full: capacity is bounded here. Waiters are served in order.
+    - It raises `RuntimeError` while generation is stopped, also under a waiter: verl's balancer knows no stop.
+    - A request id's last server is preferred only while it has room: waiting for it would leave others idle.
+    - A caller that names its lease (`lease_id`) has None instead of the error, may give it back twice, or before it has
+      it, and so loses no slot when it is cancelled: one without a name does, in verl as here.
+    - `get_status` tells more: waiters, capacity, whether generation is on.
+    - There is no `full_determinism`: what a stop interrupts depends on timing.
+    """
+
+    _table: LeaseTable
+    _handles: dict[str, ActorHandle]
+
+    def __init__(self) -> None:
+        self._unnamed: dict[str, dict[str, str]] = {}  # server id -> lease id -> request id
+
+    async def lease(self, request_id: str, lease_id: str) -> str | None:
+        raise NotImplementedError
+
+    async def release(self, lease_ids: Sequence[str]) -> None:
+        raise NotImplementedError
+
+    async def acquire_server(self, request_id: str, lease_id: str | None = None) -> tuple[str, ActorHandle] | None:
+        """Lease a slot.
+
+        Raises:
+            RuntimeError: if there is no server, or generation is stopped and the lease has no name.
+        """
+        name = lease_id or uuid4().hex
+        server_id = await self.lease(request_id, name)
+        if server_id is None or server_id not in self._handles:
+            if lease_id is None:
+                raise RuntimeError(f"request {request_id} has no server: generation is stopped, or the server is gone")
+            return None
+        if lease_id is None:
+            self._unnamed.setdefault(server_id, {})[name] = request_id
+        return server_id, self._handles[server_id]
+
+    async def release_server(self, server_id: str, request_id: str | None = None, lease_id: str | None = None) -> None:
+        """Give one lease back; of those without a name the request's first, or the server's first. None is harmless."""
+        if lease_id is None:
+            unnamed = self._unnamed.get(server_id, {})
+            lease_id = next((name for name, owner in unnamed.items() if request_id in (None, owner)), None)
+            if lease_id is None:
+                return
+            del unnamed[lease_id]
+        await self.release([lease_id])
+
+    async def require_acquire_fields(self) -> list[str]:
+        return ["lease_id"]
+
+    async def require_release_fields(self) -> list[str]:
+        return ["request_id", "lease_id"]
+
+    async def get_all_servers(self) -> list[str]:
+        return list(self._handles)
+
+    async def get_inflight_count(self, server_id: str) -> int:
+        return self._table.inflight.get(server_id, 0)
+
+    async def get_total_inflight(self) -> int:
+        return self._table.total_inflight
+
+    async def clear_sticky_cache(self) -> dict[str, Any]:
+        return {"cleared_entries": self._table.forget_sticky_keys(), "server_loads": self._table.inflight}
+
+
+class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
     """Requests go where the least KV cache is expected to be used; FIFO waiters; named leases, idempotent release. No
     server has more than `max_loads_per_server`, or than it has room for: see `Balance`.
 
@@ -52,12 +221,12 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         self._pause_mode = options["pause_mode"]
         self._lost: list[str] = []
         self._handles = dict(servers)
-        self._calls = ServerCalls(self._handles, timeout_s=options["engine_timeout_s"], remove=self.remove_servers)
+        self._calls = _ServerCalls(self._handles, timeout_s=options["engine_timeout_s"], remove=self.remove_servers)
         self._table.add_servers(servers)
         self._waiters: dict[str, asyncio.Future[str | None]] = {}
         self._is_open = True
         self._released = asyncio.Event()  # replaced whenever a lease comes back
-        self._meter = InflightMeter()
+        self._meter = _InflightMeter()
         self._coordinator: ActorHandle | None = None
 
     async def lease(self, request_id: str, lease_id: str, prompt_tok: int = 0, generated_tok: int = 0) -> str | None:
@@ -77,8 +246,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         if not self._is_open:
             return None
         if not self._handles:
-            raise self._nobody_left()
-        started = time.monotonic()
+            raise self._no_server_left()
         waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._meter.note(self._table.total_inflight)
         grants = self._balance.request(lease_id, request_id, prompt_tok=prompt_tok, generated_tok=generated_tok)
@@ -94,7 +262,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         finally:
             del self._waiters[lease_id]
         if server_id is not None:
-            self._meter.note_wait(time.monotonic() - started)
+            self._meter.note_granted()
         return server_id
 
     async def server(self, server_id: str) -> ActorHandle | None:
@@ -117,7 +285,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         return self._table.server_of(lease_id)
 
     async def abandon(self, attachments: list[Attachment]) -> None:
-        """Take requests that nobody will continue out of their engines, then give their leases back."""
+        """Take requests that will not be continued out of their engines, then give their leases back."""
         by_server: dict[str, list[str]] = {}
         for attachment in attachments:
             by_server.setdefault(attachment.server_id, []).append(attachment.lease_id)
@@ -127,7 +295,7 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
             self._take_back(Returned(lease_id=attachment.lease_id))
 
     async def all_returned(self, kept_lease_ids: Collection[str]) -> None:
-        """Wait until no lease is out but those of frozen requests: releases are not awaited by those who send them."""
+        """Wait until no lease is out but those of frozen requests: releases are not awaited by their senders."""
         kept = set(kept_lease_ids)
         while not self._table.held_lease_ids <= kept:
             await self._released.wait()
@@ -191,10 +359,10 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
         if not self._handles:
             for lease_id in self._table.withdraw_waiting():
                 if not self._waiters[lease_id].done():
-                    self._waiters[lease_id].set_exception(self._nobody_left())
+                    self._waiters[lease_id].set_exception(self._no_server_left())
 
-    def _nobody_left(self) -> RuntimeError:
-        return RuntimeError(f"{NO_SERVERS}: no engine is left, lost were {', '.join(self._lost) or 'none'}")
+    def _no_server_left(self) -> RuntimeError:
+        return RuntimeError(f"{_NO_SERVERS}: no engine is left, lost were {', '.join(self._lost) or 'none'}")
 
     async def take_stats(self) -> LoadBalancerStats:
         self._meter.note(self._table.total_inflight)
@@ -202,8 +370,6 @@ class GlobalLoadBalancer(VerlLoadBalancerProtocol):
             servers=len(self._handles),
             lost_servers=len(self._lost),
             acquired=self._meter.acquired,
-            wait_s_sum=self._meter.wait_s_sum,
-            wait_s_max=self._meter.wait_s_max,
             inflight_max=self._meter.inflight_max,
             busy_s=self._meter.busy_s,
             loads=self._loads,

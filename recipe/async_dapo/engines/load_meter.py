@@ -7,8 +7,7 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from ..core.concurrency import EngineLoad
-from ..core.load_samples import LoadSamples, PackedSamples
+from ..core.concurrency import EngineLoad, LoadSamples, PackedSamples
 
 
 class Meter(Protocol):
@@ -49,6 +48,7 @@ class LoadMeter(AggregateStatLoggerBase):
         """Count from now on; requests that stayed in the engine go on with it."""
         self._kv_peak = self._kv_tok_s = self._busy_s = self._request_s = 0.0
         self._waiting_max = self._preemptions = self._generated_tok = 0
+        self._drafted_tok = self._accepted_tok = 0
         self._steps = self._step_requests = self._step_requests2 = 0
         self._last: dict[int, tuple[float, int, float]] = {}  # rank -> (time, running requests, KV usage)
         self._waiting: dict[int, int] = {}  # rank -> requests
@@ -66,6 +66,9 @@ class LoadMeter(AggregateStatLoggerBase):
             self._generated_tok += iteration_stats.num_generation_tokens
         if scheduler_stats is None:
             return
+        if (drafts := scheduler_stats.spec_decoding_stats) is not None:
+            self._drafted_tok += drafts.num_draft_tokens
+            self._accepted_tok += drafts.num_accepted_tokens
         now_s = time.monotonic()
         self._pass_time(engine_idx, now_s)
         running, usage = scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage
@@ -90,6 +93,8 @@ class LoadMeter(AggregateStatLoggerBase):
             waiting_max=self._waiting_max,
             preemptions=self._preemptions,
             generated_tok=self._generated_tok,
+            drafted_tok=self._drafted_tok,
+            accepted_tok=self._accepted_tok,
             busy_s=self._busy_s,
             request_s=self._request_s,
             steps=self._steps,

@@ -9,15 +9,16 @@ from ray.actor import ActorHandle
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
+from ..core.leases import server_calls
 from ..logs import log_phase
-from ..processes.actor_limits import server_calls
-from .processes import EngineProcesses
+from .server import EngineProcesses
 from .server_actor import WATCH, ServerActor
 
+FIRST_SLEEP_TIMES = 5  # as patient: host memory for all weights is pinned then, where they are kept (LoRA)
 _WATCHING_CALLS = 10_000  # at once: the trainer's, and one of each of its workers that serves the engine
 
 
-class LaunchCount:
+class _LaunchCount:
     """Engines that are up, of so many."""
 
     def __init__(self, total: int) -> None:
@@ -33,14 +34,16 @@ class AsyncDAPOReplica(vLLMReplica):
     """verl's vLLM replica with this recipe's servers: knows its processes, and is bounded in going to sleep.
 
     Args:
-        engine_timeout_s: longest time the engine may take to go to sleep [s].
+        engine_timeout_s: longest time the engine may take to go to sleep [s]; the first time `FIRST_SLEEP_TIMES` as
+            long.
         launched: counts engines, of all replicas.
     """
 
-    def __init__(self, *args: Any, engine_timeout_s: float, launched: "LaunchCount", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, engine_timeout_s: float, launched: _LaunchCount, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._launched = launched
         self._engine_timeout_s = engine_timeout_s
+        self._has_slept = False
         self.server_class = ray.remote(concurrency_groups={WATCH: _WATCHING_CALLS})(ServerActor)
         self.processes: list[EngineProcesses] = []  # of each server, one a node
 
@@ -58,13 +61,16 @@ class AsyncDAPOReplica(vLLMReplica):
         self._launched.add_one()
 
     async def sleep(self) -> None:
+        times = 1 if self._has_slept else FIRST_SLEEP_TIMES
         try:
-            async with asyncio.timeout(self._engine_timeout_s):
+            async with asyncio.timeout(times * self._engine_timeout_s):
                 await super().sleep()
         except TimeoutError:
+            limit = f"async_dapo.engine_timeout_s={self._engine_timeout_s}"
             raise TimeoutError(
-                f"{self} has not gone to sleep within async_dapo.engine_timeout_s={self._engine_timeout_s}"
+                f"{self} has not gone to sleep within {f'{times} x ' if times > 1 else ''}{limit}"
             ) from None
+        self._has_slept = True
 
     def workers_beside(self) -> list[ActorHandle]:
         """For each server, a training worker on its node."""
@@ -77,7 +83,7 @@ def register_replica(*, engine_timeout_s: float, engines: int) -> None:
     Args:
         engines: that verl will launch in all [count].
     """
-    launched = LaunchCount(engines)
+    launched = _LaunchCount(engines)
 
     def load() -> partial[RolloutReplica]:
         return partial(AsyncDAPOReplica, engine_timeout_s=engine_timeout_s, launched=launched)

@@ -5,13 +5,17 @@ import inspect
 import logging
 import multiprocessing
 import os
-from dataclasses import replace
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
+import psutil
 import ray
 from verl.utils.net_utils import is_valid_ipv6_address
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
+from verl.workers.rollout.utils import get_max_position_embeddings
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -19,16 +23,69 @@ from ..config import CUSTOM_OPTIONS
 from ..core.concurrency import EngineLoad
 from ..logs import show_logs
 from ..verl_version import check_versions
-from ..weights.receiver import WeightReceiver
-from ..weights.sockets import FOLDER_VARIABLE, sockets_folder, use_for_engine
+from ..weights.stream import FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
+from .drafts import engine_arguments
+from .engine import RequestTable, RunningRequest, StampingEngine
 from .load_meter import LoadMeter, Meter
-from .processes import EngineProcesses
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, counts_of, make_output
-from .stamping_engine import RequestTable, RunningRequest, StampingEngine
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S = 1.0  # between two looks at what is left: a zombie that is not reaped would be waited for
+
 PAUSE_MODES = ("abort", "keep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcesses:
+    """A server's process and those of its engine: their names in messages, and their end when the server has died
+    without them. With the times of their starts, as ids are used again."""
+
+    node: str
+    pid: int
+    started: tuple[tuple[int, float], ...]  # (process id, time of its start), the server's own first
+
+    @classmethod
+    def of_this_server(cls, node: str) -> Self:
+        """Asked in the server, once its engine runs."""
+        own = psutil.Process()
+        processes = [own, *own.children(recursive=True)]
+        return cls(
+            node=node, pid=os.getpid(), started=tuple((process.pid, process.create_time()) for process in processes)
+        )
+
+    def __str__(self) -> str:
+        return f"node {self.node}, pid {self.pid}"
+
+    def end(self, *, timeout_s: float) -> None:
+        """Kill those that still run; called on their node. An engine outlives a server that was killed, and keeps its
+        accelerator memory, which training needs.
+
+        Args:
+            timeout_s: for the kernel to take them down, their accelerator memory included [s].
+
+        Raises:
+            TimeoutError: when some still run then.
+        """
+        deadline = time.monotonic() + timeout_s
+        while running := [process for pid, since in self.started if (process := _find(pid, since)) is not None]:
+            if (left_s := deadline - time.monotonic()) <= 0:
+                pids = ", ".join(str(process.pid) for process in running)
+                raise TimeoutError(f"engine processes {pids} on node {self.node} run on {timeout_s} s after their kill")
+            for process in running:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(running, timeout=min(left_s, _LOOK_S))
+
+
+def _find(pid: int, started: float) -> psutil.Process | None:
+    """The process, if it still runs."""
+    try:
+        process = psutil.Process(pid)
+        is_same = process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
+        return process if is_same else None
+    except psutil.NoSuchProcess:
+        return None
 
 
 class AsyncDAPOServer(vLLMHttpServer):
@@ -55,8 +112,8 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._meter: Meter | None = None
 
     async def answer(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """To a call from another process. The engine may know that it is dead before its core's process has ended; who
-        calls then learns of this server's death, too.
+        """To a call from another process. The engine may know that it is dead before its core's process has ended; a
+        caller then learns of this server's death, too.
         """
         try:
             result = getattr(self, name)(*args, **kwargs)
@@ -72,6 +129,21 @@ class AsyncDAPOServer(vLLMHttpServer):
     def _get_worker_extension_cls(self) -> str:
         return f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}"
 
+    def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        super()._preprocess_engine_kwargs(engine_kwargs)
+        if self._drafts is None:
+            return
+        most_context_tok = get_max_position_embeddings(self.model_config.hf_config)
+        engine_kwargs |= engine_arguments(max_model_len=self.config.max_model_len, most_context_tok=most_context_tok)
+        if not self.config.enable_chunked_prefill:  # vLLM computes a whole prompt at once
+            longest_tok = engine_kwargs["max_model_len"]
+            engine_kwargs["max_num_batched_tokens"] = max(self.config.max_num_batched_tokens, longest_tok)
+
+    @property
+    def _drafts(self) -> str | None:
+        drafts: str | None = self.config.custom[CUSTOM_OPTIONS]["drafts"]
+        return drafts
+
     async def run_server(self, args: Any) -> None:
         name = self._server_address
         if self._needs_no_http:
@@ -80,6 +152,8 @@ class AsyncDAPOServer(vLLMHttpServer):
             await super().run_server(args)
         finally:
             self._server_address = name  # with the port it is the server's name, everywhere
+        if self._drafts is not None:
+            await self.engine.collective_rpc("bind_drafts")
         self._meter = LoadMeter.attach(self.engine)
         self.stamp(self.engine)
         for process in multiprocessing.active_children():
@@ -91,7 +165,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         return self.rollout_mode is RolloutMode.HYBRID and not self.config.prometheus.enable
 
     def _end_with(self, process: BaseProcess) -> None:
-        """A server without its engine core answers no one: whoever waits for it learns of its death instead."""
+        """A server without its engine core cannot answer: its callers learn of its death instead."""
         _end(f"engine process {process.name} (pid {process.pid})")
 
     async def processes(self) -> EngineProcesses:
@@ -190,7 +264,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         """Interrupt some requests, also those that arrive later than this call.
 
         Args:
-            forget: nobody will fetch what they have generated.
+            forget: what they have generated will not be fetched.
         """
         known = self._requests.mark_aborted(request_ids)
         await self.engine.abort(known)

@@ -1,19 +1,40 @@
-"""verl's agent loops, one per trajectory, made without reading their configuration again each time."""
+"""verl's agent loops, one per trajectory, and those that outlive the stop in their worker.
 
+A loop that has a state of its own says so: `keeps_state = True`, or `replayable = False`.
+
+    round's task --outputs--> loop's task: run()
+        stop           the loop comes to rest in its next `generate` or `recorded`; its record goes to the pool
+        next round     here: the record comes back, and the loop goes on from where it rests
+                       elsewhere, after a kill, or with too many of them: it runs again over its record; one that
+                       is not replayable is gone, and its group is retired
+
+The record is the truth in either case: what is in it, and nothing else, is in a checkpoint.
+"""
+
+import asyncio
 import functools
+import logging
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from itertools import count
 from typing import Any
 
 import hydra
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
+from ..calls import Recorder, TrajectoryGivenUp, current_recorder
 from ..config import ConfigError
+from ..core.trajectory import Suspension, Trajectory
+from ..engines.engine_requests import TrajectoryInterrupted
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 60.0  # for a loop to clean up
 
 
 class AgentLoopFactory:
-    """Makes a fresh agent loop for each trajectory, as verl's worker does.
+    """Makes a fresh agent loop for each trajectory, as verl's worker does, without reading its configuration each time.
 
     Args:
         parts: what verl gives to every agent loop.
@@ -27,7 +48,7 @@ class AgentLoopFactory:
         """A fresh agent loop.
 
         Raises:
-            ConfigError: for a name that nobody has registered, or an agent loop that cannot be made here.
+            ConfigError: for a name that is not registered, or an agent loop that cannot be made here.
         """
         if name not in self._constructors:
             self._constructors[name] = self._constructor(name)
@@ -54,7 +75,7 @@ class AgentLoopFactory:
             raise _cannot_be_made(name, error) from error
 
 
-async def run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
+async def _run_loop(agent_loop: AgentLoopBase, sampling_params: dict[str, Any], **sample: Any) -> list[AgentLoopOutput]:
     output = await agent_loop.run(sampling_params, **sample)
     return output if isinstance(output, list) else [output]
 
@@ -64,7 +85,7 @@ def is_replayable(agent_loop: AgentLoopBase) -> bool:
     return getattr(agent_loop, "replayable", True)
 
 
-def has_state(agent_loop: AgentLoopBase) -> bool:
+def _has_state(agent_loop: AgentLoopBase) -> bool:
     """Whether it says that it has more to keep than its record."""
     return getattr(agent_loop, "keeps_state", False) or not is_replayable(agent_loop)
 
@@ -76,3 +97,124 @@ def _cannot_be_made(name: str, error: Exception) -> ConfigError:
         f"this agent loop cannot be made on node {platform.node()}: {error!r}; its module, tools and files must be on "
         "every node, and its options right",
     )
+
+
+class KeptLoop:
+    """One loop that outlives the round, in a task that belongs to no round.
+
+    Args:
+        recorder: of its trajectory, in every round.
+        outputs: its `run`.
+    """
+
+    def __init__(self, recorder: Recorder, outputs: Coroutine[Any, Any, list[AgentLoopOutput]]) -> None:
+        self.recorder = recorder
+        self._opened = asyncio.Event()
+        self._resting = asyncio.Event()
+        self._task = asyncio.create_task(outputs, name=f"kept loop of {recorder.prompt_uid}")
+
+    async def outputs(self) -> list[AgentLoopOutput]:
+        """Let it go on in this round.
+
+        Raises:
+            TrajectoryInterrupted: when it has come to rest.
+        """
+        self._resting.clear()
+        self._opened.set()
+        resting = asyncio.create_task(self._resting.wait())
+        try:
+            await asyncio.wait({self._task, resting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            resting.cancel()
+        if not self._task.done():
+            raise TrajectoryInterrupted("its loop rests")
+        return self._task.result()
+
+    async def next_round(self) -> None:
+        """Called by the loop's own requests and calls: none may touch the record before it has come back."""
+        while True:
+            self._opened.clear()
+            self._resting.set()
+            await self._opened.wait()
+            if not self.recorder.is_stopping:
+                return
+
+    def suspend(self) -> None:
+        """Its record is taken away."""
+        self._opened.clear()
+        self.recorder.is_stopping = True
+        self.recorder.runner.carry(self.recorder)
+
+    async def end(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task], timeout=END_TIMEOUT_S)
+        if not self._task.done():
+            name = self.recorder.prompt_uid
+            logger.warning("an agent loop of prompt %s has not ended in %.0f s of being cancelled", name, END_TIMEOUT_S)
+        elif not self._task.cancelled():
+            self._task.exception()  # raised again where its trajectory is continued
+
+
+class KeptLoops:
+    """The loops of a worker that rest between rounds.
+
+    Args:
+        worker: its number.
+        most: loops that are kept over a stop [count].
+    """
+
+    def __init__(self, *, worker: int = 0, most: int = 0) -> None:
+        self._worker = worker
+        self._most = most
+        self._names = count()
+        self._resting: dict[str, KeptLoop] = {}
+
+    def recorder_of(self, trajectory: Trajectory) -> Recorder | None:
+        """Of the loop that rests here since the trajectory was interrupted, if it does."""
+        suspension = trajectory.suspension
+        loop = None if suspension is None else self._resting.get(suspension.loop)
+        return None if loop is None else loop.recorder
+
+    def claim(self, trajectory: Trajectory) -> None:
+        """The trajectory goes on here, with its loop or without."""
+        if trajectory.suspension is not None:
+            self._resting.pop(trajectory.suspension.loop, None)
+            trajectory.suspension = None
+
+    async def run(
+        self, make: Callable[[], AgentLoopBase], sampling_params: dict[str, Any], **sample: Any
+    ) -> list[AgentLoopOutput]:
+        """Run the loop of the current trajectory, or let it go on."""
+        recorder = current_recorder.get()
+        assert recorder is not None
+        if recorder.kept_loop is None:
+            agent_loop = make()
+            if recorder.trajectory.is_lost:
+                raise TrajectoryGivenUp("state_lost", "an agent loop that cannot run again is gone")
+            recorder.trajectory.is_replayable = is_replayable(agent_loop)
+            outputs = _run_loop(agent_loop, sampling_params, **sample)
+            if not self._most or not _has_state(agent_loop):
+                return await outputs
+            recorder.kept_loop = KeptLoop(recorder, outputs)
+        return await recorder.kept_loop.outputs()
+
+    async def settle(self, recorder: Recorder) -> None:
+        """The round is over for a trajectory: its loop rests if it is to go on and there is room, else it ends."""
+        loop, trajectory = recorder.kept_loop, recorder.trajectory
+        if loop is None or trajectory.is_finished:
+            return
+        if not recorder.is_stopping or len(self._resting) >= self._most:
+            await loop.end()
+            return
+        loop.suspend()
+        name = f"{self._worker}-{next(self._names)}"
+        self._resting[name] = loop
+        trajectory.suspension = Suspension(worker=self._worker, loop=name)
+        recorder.calls.kept_loops += 1
+
+    async def end_others(self, wanted: frozenset[str]) -> None:
+        """End the loops that are not wanted any more: their trajectories went elsewhere, or are gone."""
+        others = [self._resting.pop(name) for name in self._resting.keys() - wanted]
+        async with asyncio.TaskGroup() as tasks:
+            for loop in others:
+                tasks.create_task(loop.end())

@@ -1,4 +1,4 @@
-"""Makes the calls of a worker's trajectories, each in a task of its own that goes on when the stop ends its loop."""
+"""Calls of agent loops, each in a task of its own that goes on when the stop ends its loop."""
 
 import asyncio
 import contextvars
@@ -13,10 +13,18 @@ from typing import Any
 import msgspec
 
 from ..aio import LimitReached, on_thread, within
-from ..calls import RETRY, Policy, RecordedError, TrajectoryGivenUp, running_call_id, value_of
+from ..calls import (
+    RETRY,
+    Policy,
+    RecordedError,
+    Recorder,
+    TrajectoryGivenUp,
+    current_recorder,
+    running_call_id,
+    value_of,
+)
 from ..core.journal import Call, WhenUnknown
-from ..core.recording import Recorder, current_recorder
-from ..files.plain_values import AGENT_LOOP, read_extension, to_plain
+from ..record.plain_values import AGENT_LOOP, read_extension, to_plain
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +35,8 @@ Work = Callable[[], Coroutine[Any, Any, bytes]]
 
 
 class CallRunner:
-    """
+    """Makes the calls of a worker's trajectories, and keeps what goes on after the stop.
+
     Args:
         timeout_s: longest time a call may take [s].
         journal_limit_bytes: most that a trajectory's journal may hold.
@@ -68,7 +77,7 @@ class CallRunner:
                     work = functools.partial(self._judged if is_judged else self._limited, call, make)
                     await self._obtain(recorder, call, work, is_new=is_new, policy=None if is_judged else policy)
             if recorder.trajectory.journal_bytes > self._limit_bytes:
-                what = f"with a call of {call.name} there is more than async_dapo.calls.journal_limit_mb allows"
+                what = f"with a call of {call.name} there are more than {self._limit_bytes >> 20} MiB of calls"
                 raise TrajectoryGivenUp("journal_full", what)
         except Exception as error:  # none of the call's own: that is an answer
             if is_judged:
@@ -83,7 +92,7 @@ class CallRunner:
         return answer["value"]
 
     def carry(self, recorder: Recorder) -> None:
-        """The calls of a trajectory that is interrupted go on; whoever continues it can wait for them."""
+        """The calls of a trajectory that is interrupted go on; where it is continued they can be waited for."""
         for call, task in recorder.open_calls.values():
             if call.pending is None and not task.done():
                 recorder.calls.carried += 1
@@ -107,8 +116,7 @@ class CallRunner:
                 await self._make(recorder, call, work())
 
     async def _make(self, recorder: Recorder, call: Call, work: Coroutine[Any, Any, bytes]) -> None:
-        counts, started_s = recorder.calls, time.monotonic()
-        counts.made += 1
+        recorder.calls.made += 1
         context = contextvars.copy_context()
         context.run(current_recorder.set, None)
         context.run(running_call_id.set, call.call_id)
@@ -126,7 +134,6 @@ class CallRunner:
             raise
         finally:
             del recorder.open_calls[call.call_id]
-        counts.seconds += time.monotonic() - started_s
 
     async def _limited(self, call: Call, make: Callable[[], Any]) -> bytes:
         """What the call came to, an error included."""
@@ -150,7 +157,7 @@ class CallRunner:
         """Whether a call that may have happened need not be made.
 
         Raises:
-            TrajectoryGivenUp: if it must not be made, and nobody knows what it came to.
+            TrajectoryGivenUp: if it must not be made, and what it came to is unknown.
         """
         if is_new and not recorder.trajectory.is_restored:
             return False
@@ -161,8 +168,8 @@ class CallRunner:
                 recover = functools.partial(on_thread, recover)  # it may block, as a database's client does
             return await self._is_recovered(call, recover)
         if not is_new and policy.when_unknown is WhenUnknown.FAIL_TRAJECTORY:
-            logger.debug("nobody knows whether %s has happened", call.call_id)
-            raise TrajectoryGivenUp("unknown_call", f"nobody knows whether a call of {call.name} has happened")
+            logger.debug("it is not known whether %s has happened", call.call_id)
+            raise TrajectoryGivenUp("unknown_call", f"it is not known whether a call of {call.name} has happened")
         return False
 
     async def _is_recovered(self, call: Call, recover: Callable[[], Any]) -> bool:
@@ -180,7 +187,7 @@ class CallRunner:
     def _forget(self, task: asyncio.Task[bytes]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits is told; nobody may be left
+            task.exception()  # what waits for it is told; there may be nothing left that does
 
 
 async def _outcome_of(make: Callable[[], Any]) -> Any:

@@ -7,27 +7,96 @@
               load balancer.stop     wait_stopped (workers)   next_event (trainer)
               -> all engines idle    -> cancel what runs      -> train
 
-Everybody awaits an event; nobody polls.
+Everything awaits an event; nothing polls.
 """
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import ray
 from ray.actor import ActorHandle
 
-from ..core.failures import EndedGroups
+from ..core.failures import EndedGroups, KnownPlaces
+from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import GroupOutcome, Verdict
 from ..core.over_sampling import AtHand
-from ..core.round import RoundProgress, RoundSpec, RoundSummary
+from ..core.round import Milestones, Round, RoundProgress, RoundSpec, RoundSummary, WaitingGroup
 from ..logs import log_phase, show_logs
-from ..processes.actor_limits import MAX_PENDING_CALLS
-from .open_round import OpenRound, Ticket
 
 logger = logging.getLogger(__name__)
+
+VALIDATION_LINES = 4  # that a validation logs of its progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket(WaitingGroup):
+    """A group for a lane to run. `content` is never looked into here; see `parking.py`."""
+
+    content: bytes | ray.ObjectRef  # the pickled PromptGroup, or where it is parked
+    ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
+
+
+class _OpenRound:
+    """The open round: its groups, and the lanes, workers and trainer that wait for something of it."""
+
+    def __init__(self, spec: RoundSpec) -> None:
+        self.state = Round(spec)
+        self.stops_engines = spec.stop_rule is not None
+        self.tickets: dict[str, Ticket] = {}
+        self.trajectories = 0
+        self.milestones = Milestones(VALIDATION_LINES)
+        self.stopped = asyncio.Event()
+        self.engines_idle: asyncio.Future[float] | None = None
+        self.changed = asyncio.Event()
+        self._takers: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def next_start(self, worker: int) -> None:
+        """Wait, in line, until this worker may start a group or nothing more will."""
+        taker = worker, asyncio.get_running_loop().create_future()
+        self._takers.append(taker)
+        try:
+            await taker[1]
+        except asyncio.CancelledError:
+            if taker in self._takers:
+                self._takers.remove(taker)
+            else:
+                self.wake_taker()  # it was woken: the place is another's now
+            raise
+
+    def wake_taker(self) -> None:
+        """Wake one lane that may start a group. Each that gets one wakes the next: lanes without work sleep on."""
+        for worker, future in self._takers:
+            if not self.state.may_start:
+                return
+            if not future.done() and self.state.may_start_on(worker):  # else it has been cancelled just now
+                self._takers.remove((worker, future))
+                future.set_result(None)
+                return
+
+    def notify(self) -> None:
+        """Wake the trainer, and takers; the event is replaced, so that none misses the next one."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+        self.wake_taker()
+        if self.state.is_halted:
+            self._wake_all()
+
+    def release(self) -> None:
+        """End all waits of a round that is over."""
+        self.stopped.set()
+        self.changed.set()
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        while self._takers:
+            _, future = self._takers.popleft()
+            if not future.done():
+                future.set_result(None)
 
 
 class RoundEvent(StrEnum):
@@ -46,30 +115,21 @@ class EarlyStoppingCoordinator:
     def __init__(self, balancer: ActorHandle, stop_timeout_s: float | None = None) -> None:
         self._balancer = balancer
         self._stop_timeout_s = stop_timeout_s
-        self._round: OpenRound | None = None
-        self._told: set[str] = set()
+        self._round: _OpenRound | None = None
+        self._logged = KnownPlaces()
 
     async def open_round(self, spec: RoundSpec, groups: Sequence[Ticket]) -> None:
         """Start a round. What belongs to an earlier one is refused from now on."""
-        earlier, self._round = self._round, OpenRound(spec)
+        earlier, self._round = self._round, _OpenRound(spec)
         if earlier is not None:
             earlier.release()
         await self.add_groups(spec.round_id, groups)
 
     async def add_groups(self, round_id: str, groups: Sequence[Ticket]) -> None:
-        current = self._find(round_id)
-        assert current is not None, f"round {round_id} is not open"
+        current = self._get(round_id)
         current.tickets.update((group.prompt_uid, group) for group in groups)
         current.trajectories += sum(group.unfinished for group in groups)
-        current.state.add_groups(
-            {group.prompt_uid: group.unfinished for group in groups},
-            [group.prompt_uid for group in groups if group.is_certain],
-            {group.prompt_uid: group.held_back for group in groups if group.held_back},
-            {group.prompt_uid: group.home for group in groups if group.home is not None},
-            [group.prompt_uid for group in groups if group.is_bound],
-            frozenset(group.prompt_uid for group in groups if group.is_attached),
-            [group.prompt_uid for group in groups if group.has_begun],
-        )
+        current.state.add_groups(groups)
         self._after_change(current)
 
     async def take_group(self, round_id: str, worker: int) -> Ticket | None:
@@ -129,9 +189,7 @@ class EarlyStoppingCoordinator:
 
     async def at_hand(self, round_id: str) -> AtHand:
         """Groups that are valid or can still become so."""
-        current = self._find(round_id)
-        assert current is not None, f"round {round_id} is not open"
-        return current.state.at_hand
+        return self._get(round_id).state.at_hand
 
     async def count_ended(self, round_id: str) -> EndedGroups:
         """How the groups of the round have ended so far."""
@@ -140,8 +198,7 @@ class EarlyStoppingCoordinator:
 
     async def progress(self, round_id: str) -> RoundProgress:
         """How far the round has come."""
-        current = self._find(round_id)
-        assert current is not None, f"round {round_id} is not open"
+        current = self._get(round_id)
         return current.state.progress(trajectories=current.trajectories)
 
     async def should_stop_generation(self) -> bool:
@@ -154,8 +211,7 @@ class EarlyStoppingCoordinator:
 
     async def next_event(self, round_id: str) -> RoundEvent:
         """What the trainer has to act on next. `STOPPED` comes when all engines are idle."""
-        current = self._find(round_id)
-        assert current is not None, f"round {round_id} is not open"
+        current = self._get(round_id)
         while not current.stopped.is_set():
             if current.state.wants_prompts:
                 return RoundEvent.NEEDS_PROMPTS
@@ -166,8 +222,7 @@ class EarlyStoppingCoordinator:
 
     async def close_round(self, round_id: str) -> tuple[RoundSummary, float]:
         """End the round after all workers have reported. Returns its record and the stop latency [s]."""
-        current = self._find(round_id)
-        assert current is not None, f"round {round_id} is not open"
+        current = self._get(round_id)
         self._round = None
         latency_s = await current.engines_idle if current.engines_idle is not None else 0.0
         current.release()
@@ -175,9 +230,8 @@ class EarlyStoppingCoordinator:
 
     def _tell_cause(self, outcome: GroupOutcome) -> None:
         """Each place where user code fails, once in a run."""
-        if outcome.verdict is not Verdict.FAILED or outcome.cause is None or outcome.cause.place in self._told:
+        if outcome.verdict is not Verdict.FAILED or outcome.cause is None or not self._logged.is_new(outcome.cause):
             return
-        self._told.add(outcome.cause.place)
         logger.warning(
             "a prompt group failed, %s: %s; others that fail there are counted only (failed in the step's line)\n%s",
             outcome.reason,
@@ -185,18 +239,23 @@ class EarlyStoppingCoordinator:
             outcome.cause.traceback,
         )
 
-    def _tell_progress(self, current: OpenRound) -> None:
+    def _tell_progress(self, current: _OpenRound) -> None:
         if current.stops_engines:
             return
         done = current.state.ended_trajectories
         if current.milestones.reached(done, current.trajectories):
             log_phase(f"validating {done}/{current.trajectories}")
 
-    def _find(self, round_id: str) -> OpenRound | None:
+    def _get(self, round_id: str) -> _OpenRound:
+        current = self._find(round_id)
+        assert current is not None, f"round {round_id} is not open"
+        return current
+
+    def _find(self, round_id: str) -> _OpenRound | None:
         current = self._round
         return current if current is not None and current.state.round_id == round_id else None
 
-    def _after_change(self, current: OpenRound) -> None:
+    def _after_change(self, current: _OpenRound) -> None:
         if current.state.stop_reason is not None and not current.stopped.is_set():
             if current.stops_engines:
                 current.engines_idle = asyncio.ensure_future(self._stop_engines())
@@ -211,7 +270,7 @@ class EarlyStoppingCoordinator:
 
 
 class CoordinatorProcess(EarlyStoppingCoordinator):
-    """In a process of its own."""
+    """The coordinator in a process of its own."""
 
     def __init__(self, balancer: ActorHandle, stop_timeout_s: float | None = None) -> None:
         show_logs()

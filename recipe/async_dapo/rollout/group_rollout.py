@@ -7,38 +7,118 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import cast
 
 from ray.exceptions import RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
-from ..calls import TrajectoryGivenUp
-from ..config import ConfigError
-from ..core.failures import Cause
-from ..core.group_filter import RunningVerdict, judge_group
+from ..calls import Recorder, SampledTokens, TrajectoryGivenUp, current_recorder
+from ..config import AsyncDAPOConfig, ConfigError
+from ..core.failures import Cause, KnownPlaces
 from ..core.journal import CallCounts
-from ..core.outcome import GroupOutcome, Verdict
-from ..core.recording import Recorder, SampledTokens, current_recorder
-from ..core.screening import Screening
-from ..core.trajectory import BrokenRecord, PromptGroup, Trajectory
-from ..core.turn_counts import TurnCounts
+from ..core.outcome import GroupOutcome, Verdict, is_certain, judge_group
+from ..core.screening import NO_SCREENING
+from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
-from ..options.groups import RewardConfig
-from ..options.values import OnRewardError
+from ..option_values import OnRewardError
+from .agent_loops import KeptLoops
 from .call_runner import CallRunner
-from .causes import cause_of
-from .kept_loops import KeptLoops
 from .packed_output import PackedOutput
-from .reward import RewardFailed, RewardScorer
-from .running import Listeners, RunningTrajectories
-from .waiting import Waiting
+from .reward import RewardFailed, RewardScorer, cause_of
 
 logger = logging.getLogger(__name__)
 
 RunAgentLoop = Callable[[PromptGroup, Trajectory], Awaitable[list[AgentLoopOutput]]]
 
 
-class TrajectoryFailed(Exception):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """Callbacks that are told what becomes of groups, by their uids.
+
+    Attributes:
+        on_generated: one of its trajectories has been generated to its end.
+        on_certain: two of its trajectories differ, and others still run.
+        on_waiting: so many more of its trajectories wait for calls, or fewer.
+        abandon: takes requests that will not be continued out of their engines.
+    """
+
+    on_generated: Callable[[str], None] = lambda uid: None
+    on_certain: Callable[[str], None] = lambda uid: None
+    on_waiting: Callable[[str, int], None] = lambda uid, change: None
+    abandon: Callable[[list[Attachment]], None] = lambda attachments: None
+
+
+@dataclass(slots=True)
+class _RunningTrajectories:
+    """The trajectory tasks of a round, so that the stop can end those that no engine will give back."""
+
+    is_stopping: bool = False
+    _recorders: dict[asyncio.Task, Recorder] = field(default_factory=dict)
+
+    def add(self, task: asyncio.Task, recorder: Recorder) -> None:
+        self._recorders[task] = recorder
+        task.add_done_callback(lambda done: self._recorders.pop(done))
+        if self.is_stopping:  # its group was handed out just before the stop
+            recorder.is_stopping = True
+            task.cancel()
+
+    def interrupt(self) -> None:
+        """No loop takes another step; a request that is out comes back by itself when the engines stop."""
+        self.is_stopping = True
+        for task, recorder in list(self._recorders.items()):
+            recorder.is_stopping = True
+            if not recorder.in_request:
+                task.cancel()
+
+
+class Waiting:
+    """Whether a trajectory waits for a call, and so leaves its place among those that generate to another. A context
+    that is open while a call is under way; those of one trajectory may overlap, and outlive the round.
+
+    Args:
+        short_s: a wait that takes no longer is not worth the telling [s].
+    """
+
+    def __init__(self, short_s: float) -> None:
+        self._short_s = short_s
+        self._tell: Callable[[int], None] = lambda change: None
+        self._open = 0
+        self._is_told = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin_round(self, tell: Callable[[int], None]) -> None:
+        """From now on `tell` is given 1 when the trajectory has waited for `short_s`, and -1 when it goes on."""
+        self._tell, self._is_told = tell, False
+        if self._open:
+            self._start()
+
+    def __enter__(self) -> None:
+        self._open += 1
+        if self._open == 1:
+            self._start()
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
+        if self._open:
+            return
+        assert self._timer is not None
+        self._timer.cancel()
+        if self._is_told:
+            self._is_told = False
+            self._tell(-1)
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._short_s, self._begin)
+
+    def _begin(self) -> None:
+        self._is_told = True
+        self._tell(1)
+
+
+class _TrajectoryFailed(Exception):
     """A trajectory cannot be completed; `reason` is the counted kind."""
 
     def __init__(self, reason: str, cause: Cause) -> None:
@@ -55,12 +135,8 @@ class GroupRollout:
         scorer: scores outputs inline.
         calls: makes the calls of agent loops, and those of the scorer.
         kept: agent loops that go on from round to round.
-        reward: what to do when a reward fails for good.
-        is_filtered: whether groups whose metric does not vary are dropped.
-        screening: which trajectories of a group may run.
-        keeps_failures: validation: a failed trajectory is left out, and its siblings go on.
-        short_call_s: calls that take longer are told to the listeners [s].
-        max_tokens_per_round: tokens a trajectory may generate before it is set aside until the next round; None = all.
+        options: the recipe's options.
+        validates: every trajectory runs to its end; one that failed is left out, and its siblings go on.
         listeners: are told what becomes of the groups.
     """
 
@@ -71,28 +147,24 @@ class GroupRollout:
         *,
         calls: CallRunner,
         kept: KeptLoops,
-        reward: RewardConfig,
-        is_filtered: bool,
-        screening: Screening,
-        keeps_failures: bool,
-        short_call_s: float,
-        max_tokens_per_round: int | None = None,
-        listeners: Listeners | None = None,
+        options: AsyncDAPOConfig,
+        validates: bool,
+        listeners: Listeners,
     ) -> None:
         self._run_agent_loop = run_agent_loop
         self._scorer = scorer
         self._calls = calls
         self._kept = kept
-        self._reward = reward
-        self._is_filtered = is_filtered
-        self._screening = screening
-        self._keeps_failures = keeps_failures
-        self._max_tokens_per_round = max_tokens_per_round
-        self._short_call_s = short_call_s
-        self._listeners = listeners or Listeners()
-        self.running = RunningTrajectories()
-        self._told: set[str] = set()
-        self._left_out: dict[str, list[TrajectoryFailed]] = {}  # of a validation, by group
+        self._on_reward_error = options.reward.on_error
+        self._is_filtered = options.filter.metric is not None
+        self._screening = NO_SCREENING if validates else options.screening
+        self._keeps_failures = validates
+        self._max_tokens_per_round = None if validates else options.max_tokens_per_round
+        self._short_call_s = options.calls.short_s
+        self._listeners = listeners
+        self.running = _RunningTrajectories()
+        self._logged = KnownPlaces()
+        self._left_out: dict[str, list[_TrajectoryFailed]] = {}  # of a validation, by group
         self.calls: list[CallCounts] = []
         self.turns: list[TurnCounts] = []
         self.diverged_tok = 0
@@ -108,11 +180,11 @@ class GroupRollout:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._start(group, self._screening.to_run(group), tasks)
-        except* TrajectoryFailed as errors:
+        except* _TrajectoryFailed as errors:
             failures = list(leaves(errors))
         if failures:
-            failure = cast(TrajectoryFailed, failures[0])
-            if failure.reason.startswith("reward") and self._reward.on_error is OnRewardError.RAISE:
+            failure = cast(_TrajectoryFailed, failures[0])
+            if failure.reason.startswith("reward") and self._on_reward_error is OnRewardError.RAISE:
                 raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
             logger.debug("prompt group %s dropped: %s", group.uid, failure)  # the coordinator tells each cause once
             self._listeners.abandon(group.attachments())
@@ -146,9 +218,7 @@ class GroupRollout:
             await self._scorer.score_once(outputs, group.prompt, recorder)
         except (RayActorError, EnginesUnavailable, ConfigError, BrokenRecord):
             raise  # a part of the system is gone or broken, or the options are wrong: training ends
-        except RewardFailed as error:
-            self._fail(group, error.reason, error.cause)
-        except TrajectoryGivenUp as error:
+        except (RewardFailed, TrajectoryGivenUp) as error:
             self._fail(group, error.reason, error.cause)
         except TrajectoryInterrupted:
             recorder.is_stopping = True
@@ -188,12 +258,11 @@ class GroupRollout:
                 raise recorder.given_up
 
     def _fail(self, group: PromptGroup, reason: str, cause: Cause) -> None:
-        failure = TrajectoryFailed(reason, cause)
+        failure = _TrajectoryFailed(reason, cause)
         if not self._keeps_failures:
             raise failure
         self._left_out.setdefault(group.uid, []).append(failure)
-        level = logging.DEBUG if cause.place in self._told else logging.WARNING  # each cause once
-        self._told.add(cause.place)
+        level = logging.WARNING if self._logged.is_new(cause) else logging.DEBUG
         logger.log(level, "a trajectory of validation prompt %s is left out: %s: %s", group.uid, reason, cause.summary)
 
     def _validated(self, group: PromptGroup) -> GroupOutcome:
@@ -206,7 +275,7 @@ class GroupRollout:
     def _note_certain(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         if not self._is_filtered or self._keeps_failures or group.is_certain or not group.unfinished:
             return
-        if RunningVerdict.of(self._metrics(group)).is_certain:
+        if is_certain(self._metrics(group)):
             held_back = self._screening.held_back(group)
             group.is_certain = True
             self._listeners.on_certain(group.uid)

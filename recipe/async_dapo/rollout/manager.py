@@ -3,33 +3,35 @@
 import logging
 import time
 from collections.abc import Sequence
+from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any, Self
 from uuid import uuid4
 
+import msgspec
+import numpy as np
 import ray
+import torch
 from omegaconf import DictConfig
+from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.experimental.agent_loop import AgentLoopManager
 
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.failures import EndedGroups
-from ..core.milestones import Standstill
+from ..core.leases import MAX_PENDING_CALLS
 from ..core.over_sampling import AtHand
-from ..core.pool_records import Dispatch
-from ..core.round import RoundProgress, RoundSpec
+from ..core.round import RoundProgress, RoundSpec, Standstill
 from ..core.screening import NO_SCREENING
-from ..core.trajectory import Attachment, PromptGroup
+from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
-from ..processes.actor_limits import MAX_PENDING_CALLS
+from ..record.plain_values import DATA_SET, to_plain
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
-from .introductions import introduce
 from .parking import ticket_of
-from .prompts import make_group, prompt_rows
 from .reports import RoundResult, WorkerReport
 from .worker import AsyncDAPOAgentLoopWorker, RoundOrder
 
@@ -37,6 +39,41 @@ logger = logging.getLogger(__name__)
 
 QUIET_S = 20.0  # that a round may go on without an answer that ends, before that is told
 CONNECT_TIMEOUT_S = 600.0  # for a worker to import all it needs, on a busy node
+
+
+def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
+    """A fresh group of n trajectories for one row of verl's data set.
+
+    Raises:
+        ConfigError: naming a column that no checkpoint could hold.
+    """
+    prompt = {key: value for key, value in row.items() if key not in ("uid", "validate")}
+    plain = to_plain(prompt, source=DATA_SET)  # now rather than when a checkpoint is due
+    return PromptGroup(
+        uid=row["uid"],
+        prompt=prompt | {"global_steps": step},
+        drawn_at_step=step,
+        key=blake2b(msgspec.msgpack.encode(plain), digest_size=8).hexdigest(),
+        trajectories=[Trajectory(session_id=i) for i in range(n)],
+    )
+
+
+def prompt_rows(batch: TensorDict) -> list[dict[str, Any]]:
+    """The rows of a verl batch as plain dicts."""
+    rows: list[dict[str, Any]] = []
+    for i in range(len(batch)):
+        row: dict[str, Any] = {}
+        for key, value in batch.items():
+            if isinstance(value, NonTensorStack):
+                row[key] = value[i].data
+            elif isinstance(value, NonTensorData):
+                row[key] = value.data
+            elif isinstance(value, torch.Tensor | np.ndarray):
+                row[key] = value[i]
+            else:
+                raise TypeError(f"data set column {key} arrives as {type(value).__name__}: not supported")
+        rows.append(row)
+    return rows
 
 
 class RolloutError(RuntimeError):
@@ -54,7 +91,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         super().__init__(*args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
         self._round_id = ""
-        self._worker_refs: list[ray.ObjectRef] = []
+        self._worker_refs: list[ObjectRef] = []
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
         self._places: int | None = None
         self._look_at = 0.0  # when servers are asked for a sign of life again
@@ -74,14 +111,14 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         connecting = [worker.connect.remote(llm_client, reward_workers) for _, worker in workers]
         connecting += [worker.attach.remote(self._coordinator, index, worker) for index, worker in workers]
         called = [self._coordinator, self._balancer, *reward_workers]
-        connecting += [introduce(worker, called) for _, worker in workers]
-        meeting = introduce(self._coordinator, [self._balancer])
+        connecting += [_call_each(worker, called) for _, worker in workers]
+        from_coordinator = _call_each(self._coordinator, [self._balancer])
         connecting.append(self._balancer.report_growth_to.remote(self._coordinator))
         _, late = ray.wait(connecting, num_returns=len(connecting), timeout=CONNECT_TIMEOUT_S)
         if late:
             silent = sorted({connecting.index(call) % len(workers) for call in late})
             raise RolloutError(f"agent loop workers {silent} have not started within {CONNECT_TIMEOUT_S:.0f} s")
-        self._get([*connecting, meeting])
+        self._get([*connecting, from_coordinator])
 
     @property
     def named_workers(self) -> dict[str, ActorHandle]:
@@ -89,7 +126,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
 
     @property
     def named_actors(self) -> dict[str, ActorHandle]:
-        """Those whom every step needs. An engine may die."""
+        """Those that every step needs. An engine may die."""
         rewards = {f"reward worker {index}": worker for index, worker in enumerate(self._reward_workers)}
         return {"coordinator": self._coordinator, "load balancer": self._balancer} | self.named_workers | rewards
 
@@ -101,34 +138,10 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         assert self._places is not None
         return self._places
 
-    def open_round(
-        self,
-        dispatch: Dispatch,
-        *,
-        step: int,
-        carried_valid_groups: int,
-        pool_size: int | None,
-        most_unfinished: int | None,
-        valid_share: float,
-    ) -> None:
-        """Start a training round on all workers, without waiting.
-
-        Args:
-            pool_size: trajectories that may generate at once; None = only the lanes bound what runs.
-            most_unfinished: at once, with those that wait for calls; None = no limit.
-            valid_share: of the groups whose verdict is open, that counts when prompts are asked for [0-1].
-        """
-        spec = self._options.round_spec(
-            step=step,
-            carried_valid_groups=carried_valid_groups,
-            must_finish=dispatch.must_finish,
-            pool_size=pool_size,
-            most_unfinished=most_unfinished,
-            valid_share=valid_share,
-        )
-        suspended = frozenset(one.loop for group in dispatch.groups for one in group.suspensions())
-        order = RoundOrder(round_id=spec.round_id, step=step, validate=False, suspended=suspended)
-        self._open(spec, dispatch.groups, order)
+    def open_round(self, spec: RoundSpec, groups: Sequence[PromptGroup], *, step: int) -> None:
+        """Start a training round on all workers, without waiting."""
+        suspended = frozenset(one.loop for group in groups for one in group.suspensions())
+        self._open(spec, groups, RoundOrder(round_id=spec.round_id, step=step, validate=False, suspended=suspended))
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
         self._frozen |= {group.uid: _leases(group) for group in groups}
@@ -208,7 +221,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         )
 
     def abandon(self, attachments: Sequence[Attachment]) -> None:
-        """Take requests that nobody will continue out of their engines."""
+        """Take requests that will not be continued out of their engines."""
         if attachments:
             self._get(self._balancer.abandon.remote(list(attachments)))
 
@@ -267,6 +280,18 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
                 raise error.cause from None
             raise RolloutError(f"round {self._round_id}: {error}") from error
+
+
+def _call_each(actor: ActorHandle, others: Sequence[ActorHandle]) -> ObjectRef:
+    """Have an actor call others, without waiting for their answers, so that it is connected with them. While a network
+    is cut for a moment, a call on a connection that is there waits; one that needs a new connection fails at once.
+    """
+
+    def call(_: Any) -> None:
+        for other in others:
+            other.__ray_ready__.remote()
+
+    return actor.__ray_call__.remote(call)
 
 
 def _leases(group: PromptGroup) -> list[str]:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from verl.experimental.agent_loop import AgentLoopOutput
 
+from ..calls import SampledTokens
 from ..config import ConfigError
-from ..core.recording import SampledTokens
 from ..core.trajectory import BrokenRecord
-from ..files.plain_values import AGENT_LOOP, to_plain
+from ..record.plain_values import AGENT_LOOP, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

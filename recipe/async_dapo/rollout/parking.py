@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from ..core.screening import Screening
 from ..core.trajectory import PromptGroup
-from .open_round import Ticket
+from .coordinator import Ticket
 
 FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most
 
@@ -52,7 +52,7 @@ async def group_of(ticket: Ticket) -> PromptGroup:
     """The group of a ticket with its tokens.
 
     Raises:
-        TokensLost: when those who had them are gone.
+        TokensLost: when the process that kept them is gone.
     """
     if isinstance(ticket.content, bytes):
         return pickle.loads(ticket.content)
@@ -67,8 +67,8 @@ def with_tokens(group: PromptGroup) -> PromptGroup:
     """A group of the pool with its tokens, and with the results of calls that have ended since it was parked.
 
     Raises:
-        TokensLost: when those who had them are gone.
-        TimeoutError: when they do not send them.
+        TokensLost: when the process that kept them is gone.
+        TimeoutError: when they do not arrive.
     """
     if group.parked is None:
         return group
@@ -90,7 +90,7 @@ def _lost(uid: str) -> TokensLost:
 
 
 def _take_arrived(group: PromptGroup) -> None:
-    """A call that is still under way stays without a result: after a crash nobody knows what it came to."""
+    """A call that is still under way stays without a result: after a crash what it came to is unknown."""
     pending = {
         call.pending: call
         for trajectory in group.trajectories

@@ -6,9 +6,8 @@ from typing import Self
 
 from ..core.journal import CallCounts
 from ..core.round import RoundSummary
-from ..core.trajectory import PromptGroup
-from ..core.turn_counts import TurnCounts
-from ..engines.balancer_stats import LoadBalancerStats
+from ..core.trajectory import PromptGroup, TurnCounts
+from ..engines.load_balancer import LoadBalancerStats
 from .reward import RewardCalls
 
 

@@ -1,6 +1,6 @@
 """Inline reward: scores a trajectory as soon as it ends, on verl's reward workers, with retries.
 
-The reward function's own time limit is kept where it runs: see `reward_pool`.
+The reward function's own time limit is kept where it runs: see `reward_isolation`.
 """
 
 import asyncio
@@ -14,17 +14,28 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..aio import RECONNECT_S
+from ..calls import Recorder
 from ..config import AsyncDAPOConfig, ConfigError
-from ..core.failures import Cause
-from ..core.recording import Recorder
-from .causes import cause_of
-from .started_process import RewardProcessDied, RewardProcessKilled
+from ..core.failures import Cause, KnownPlaces
+from .reward_process import describe, user_traceback
+from .started_process import RewardProcessDied, RewardProcessKilled, RewardRaised
 
 logger = logging.getLogger(__name__)
 
 REWARD = "reward"  # names its calls in the journal
 
 ComputeScore = Callable[[list[AgentLoopOutput], dict[str, Any]], Awaitable[None]]
+
+
+def cause_of(error: BaseException) -> Cause:
+    """What a trajectory failed of, for people: one line with file and line, and the traceback of the user's code; of an
+    exception that was raised here, in an actor, or in a reward process."""
+    if not isinstance(error, RayTaskError):
+        return Cause(describe(error), user_traceback(error))
+    bare = error.cause
+    if isinstance(bare, RewardRaised):
+        return Cause(bare.summary, bare.traceback)
+    return Cause(f"{type(bare).__name__}: {bare}", str(error))  # what Ray raises has its traceback there only
 
 
 class RewardFailed(Exception):
@@ -40,8 +51,6 @@ class RewardFailed(Exception):
 class RewardCalls:
     """What has become of a round's reward calls, besides scores [count]."""
 
-    retries: int = 0
-    timeouts: int = 0
     killed_processes: int = 0
 
     @classmethod
@@ -61,7 +70,7 @@ class RewardScorer:
         self._compute_score = compute_score
         self._options = options.reward
         self._metric = options.filter.metric
-        self._told: set[str] = set()
+        self._logged = KnownPlaces()
         self.calls = RewardCalls()
 
     async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
@@ -72,7 +81,6 @@ class RewardScorer:
             ConfigError: when the reward function does not return the metric that groups are filtered by.
         """
         for attempt in range(1 + self._options.max_retries):
-            self.calls.retries += attempt > 0
             try:
                 async with asyncio.timeout(self._options.call_limit_s) as limit:
                     await self._insist(outputs, sample)
@@ -91,8 +99,7 @@ class RewardScorer:
                     return
                 failure = RewardFailed("reward_not_finite", Cause(f"reward {outputs[-1].reward_score}"))
                 outputs[-1].reward_score = None
-            level = logging.DEBUG if failure.cause.place in self._told else logging.WARNING  # each cause once
-            self._told.add(failure.cause.place)
+            level = logging.WARNING if self._logged.is_new(failure.cause) else logging.DEBUG
             logger.log(level, "attempt %d to score a trajectory failed: %s", attempt + 1, failure)
         raise failure
 
@@ -123,7 +130,7 @@ class RewardScorer:
                 await self._compute_score(outputs, sample)
                 return
             except ActorUnavailableError as error:
-                if isinstance(error, RayTaskError):  # the function itself has called somebody
+                if isinstance(error, RayTaskError):  # the function itself has called an actor
                     raise
                 logger.debug("a reward worker cannot be reached; the call is repeated")
                 await asyncio.sleep(RECONNECT_S)
@@ -135,7 +142,6 @@ class RewardScorer:
         return float(output.extra_fields["reward_extra_info"][self._metric])
 
     def _count(self, error: Exception) -> None:
-        self.calls.timeouts += isinstance(error, TimeoutError)
         self.calls.killed_processes += isinstance(error, RewardProcessKilled | RewardProcessDied)
 
     def _has_finite_score(self, output: AgentLoopOutput) -> bool:

@@ -132,7 +132,7 @@ async def serve_async(function: Callable[..., Any], connection: socket.socket, t
             try:
                 size = int.from_bytes(await reader.readexactly(SIZE_BYTES))
             except asyncio.IncompleteReadError:
-                os._exit(0)  # the reward worker is gone: nobody waits for what still runs
+                os._exit(0)  # the reward worker is gone, and with it the use of what still runs
             number, arguments = pickle.loads(await reader.readexactly(size))
             calls.create_task(serve(number, arguments))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..options.groups import REWARD_IMPORT_LIMIT_S
+from ..config import REWARD_IMPORT_LIMIT_S
 from .reward_process import SIZE_BYTES, pack
 
 PROGRAM = Path(__file__).with_name("reward_process.py")

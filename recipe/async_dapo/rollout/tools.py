@@ -15,8 +15,7 @@ from verl.tools.function_tool import FunctionTool, normalize_function_tool_retur
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from ..aio import LimitReached, within
-from ..calls import Policy, TrajectoryGivenUp, make_recorded
-from ..core.recording import current_recorder
+from ..calls import Policy, TrajectoryGivenUp, current_recorder, make_recorded
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ class RecordedTool(BaseTool):
             made_id, response = await self._tool.create(**named, **kwargs)
             self._live[made_id] = made_id
             if recorder is not None and recorder.is_stopping and recorder.kept_loop is None:
-                await self._end(made_id)  # nobody is left to release it
+                await self._end(made_id)  # nothing is left that would release it
             return [made_id, response.model_dump(exclude_none=True)]
 
         made_id, response = await make_recorded(f"{self.name}.create", {**named, "kwargs": kwargs}, make)

@@ -16,23 +16,19 @@ from ..aio import TurnBatch
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.journal import CallCounts
 from ..core.outcome import Verdict
-from ..core.screening import NO_SCREENING
-from ..core.trajectory import PromptGroup, Trajectory
-from ..core.turn_counts import TurnCounts
-from ..data_plane import join_queue
+from ..core.trajectory import PromptGroup, Trajectory, TurnCounts
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import show_logs
 from ..shipping import localise
+from ..store import join_queue
 from ..verl_version import check_versions
-from .agent_loops import AgentLoopFactory
+from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
-from .group_rollout import GroupRollout, leaves
-from .kept_loops import KeptLoops
-from .open_round import Ticket
+from .coordinator import Ticket
+from .group_rollout import GroupRollout, Listeners, leaves
 from .parking import group_of, park
 from .reports import WorkerReport
 from .reward import RewardScorer
-from .running import Listeners
 from .tools import recorded_tools
 
 logger = logging.getLogger(__name__)
@@ -53,7 +49,7 @@ class RoundOrder:
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     """Takes groups from the coordinator as fast as it hands them out; with `rollout_pool_size=null` one lane takes the
     next group when its last one has ended. When `run_round` returns, every task of the round is over; calls that
-    were interrupted go on, see `calls.py`, and so may agent loops, see `kept_loops.py`.
+    were interrupted go on, see `calls.py`, and so may agent loops, see `agent_loops.py`.
 
     Starts before there is an engine, so that its imports take no time of their own; see `connect`.
     """
@@ -79,7 +75,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         self._kept_loops = KeptLoops(worker=worker, most=most)
 
     async def result_of(self, call_id: str) -> bytes | None:
-        """What a call came to whose trajectory was interrupted here; whoever continues that waits for it."""
+        """What a call came to whose trajectory was interrupted here; the worker that continues that waits for it."""
         return await self._calls.result_of(call_id)
 
     async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
@@ -136,12 +132,8 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             scorer,
             calls=self._calls,
             kept=self._kept_loops,
-            reward=self._options.reward,
-            is_filtered=self._options.filter.metric is not None,
-            screening=NO_SCREENING if order.validate else self._options.screening,
-            keeps_failures=order.validate,
-            max_tokens_per_round=None if order.validate else self._options.max_tokens_per_round,
-            short_call_s=self._options.calls.short_s,
+            options=self._options,
+            validates=order.validate,
             listeners=self._listeners(order.round_id),
         )
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ..options.values import ConfigError, check_choice
+from ..option_values import ConfigError, check_choice
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _LOOP = _ROLLOUT + "agent.default_agent_loop"

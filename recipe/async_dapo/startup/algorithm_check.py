@@ -1,57 +1,61 @@
-"""Advantages, losses and sampling: what verl would ignore in part, or what the loss could not be corrected for."""
+"""Advantages, losses, sampling and corrections: what verl would ignore in part, or what no correction could mend."""
 
+from collections.abc import Callable
 from functools import partial
 
 from omegaconf import DictConfig
 
-from ..config import AsyncDAPOConfig, ConfigError
-from ..options.values import check_each
-from .correction_check import check_importance_sampling
+from ..config import AsyncDAPOConfig, ImportanceSampling, needs_bypass_loss
+from ..option_values import ConfigError, check_choice, check_each
+from .option_check import UNSUPPORTED_ESTIMATORS, check_choices
+from .refusal import refused
 
+_CORRECTION = "algorithm.rollout_correction."
+_LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 _ROLLOUT = "actor_rollout_ref.rollout."
-
-# They need a field that the V1 trainer never computes, and fail after the first rollout.
-UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
 
 # Made of the final reward, which holds the overlong penalty.
 PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")
 
 
-def check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """Check the algorithm and what it needs of the sampling.
+def check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> str:
+    """Check the algorithm, and what it needs of the sampling and of the correction for older policy versions.
+
+    Returns:
+        Estimator and correction, in words.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
     check_each(
         [
+            partial(check_choices, config),
             partial(_check_advantages, config, options),
             partial(_check_sampling, config),
             partial(check_importance_sampling, config, options),
         ]
     )
+    return f"{config.algorithm.adv_estimator}, importance sampling {options.importance_sampling}"
 
 
 def _check_advantages(config: DictConfig, options: AsyncDAPOConfig) -> None:
     algorithm = config.algorithm
     if algorithm.adv_estimator in UNSUPPORTED_ESTIMATORS:
-        raise ConfigError(
-            "algorithm.adv_estimator", algorithm.adv_estimator, "the V1 trainer lacks what it needs; use grpo"
-        )
+        raise refused(config, "algorithm.adv_estimator", "the V1 trainer lacks what it needs; use grpo")
     if algorithm.use_pf_ppo and algorithm.adv_estimator != "gae":
-        raise ConfigError("algorithm.use_pf_ppo", True, "acts with adv_estimator=gae only; set it to False")
+        raise refused(config, "algorithm.use_pf_ppo", "acts with adv_estimator=gae only; set it to False")
     if options.filter.metric in PENALISED_METRICS:
-        raise ConfigError(
+        raise refused(
+            config,
             "algorithm.filter_groups.metric",
-            options.filter.metric,
             "the filter judges a raw metric of the reward function, such as acc or score: the final reward holds the "
             "overlong penalty, with which an all-wrong group can pass",
         )
     spans_versions = options.keeps_tokens and (not options.drains or options.max_tokens_per_round is not None)
     if algorithm.use_kl_in_reward and options.max_staleness and spans_versions:
-        raise ConfigError(
+        raise refused(
+            config,
             "algorithm.use_kl_in_reward",
-            True,
             f"tokens older than async_dapo.max_staleness={options.max_staleness} leave the loss, and would leave their "
             "trajectories' KL penalty and their group's baseline with it; set async_dapo.max_staleness=null, or use "
             "actor_rollout_ref.actor.use_kl_loss",
@@ -62,14 +66,149 @@ def _check_sampling(config: DictConfig) -> None:
     """The trainer's probabilities are those of the whole vocabulary: so must the engine's be."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.temperature <= 0:
-        raise ConfigError(
-            _ROLLOUT + "temperature", rollout.temperature, "must be > 0: all answers of a group would be the same"
-        )
+        raise refused(config, _ROLLOUT + "temperature", "must be > 0: all answers of a group would be the same")
     for name, is_whole in (("top_p", rollout.top_p == 1), ("top_k", rollout.top_k in (-1, 0))):
         if not is_whole:
-            raise ConfigError(
+            raise refused(
+                config,
                 _ROLLOUT + name,
-                rollout[name],
                 "the engine would sample from a part of the vocabulary, and its log-probs could not be compared with "
                 f"the trainer's; set {'1.0' if name == 'top_p' else '-1'} (validation has its own in val_kwargs)",
             )
+
+
+def check_importance_sampling(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """Check `async_dapo.importance_sampling` against verl's own options, which would be ignored or contradict it.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    mode, correction = options.importance_sampling, config.algorithm.rollout_correction
+    _check_values(correction)
+    if mode is ImportanceSampling.BALANCE:
+        _check_balance(config, options)
+    if mode is ImportanceSampling.BYPASS:
+        _check_bypass(config)
+        _check_withheld(config, options)
+    else:
+        _check_proximal(config, mode)
+    if correction.loss_type == "reinforce" and correction.rollout_is is None and correction.rollout_rs is None:
+        remedy = "loss_type=reinforce has no ratio of its own; set it to token, or rollout_rs to a mask"
+        raise refused(config, _CORRECTION + "rollout_is", remedy)
+    weighs = mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.BALANCE) or correction.rollout_is is not None
+    if weighs and correction.rollout_is_threshold is None:
+        raise refused(
+            config,
+            _CORRECTION + "rollout_is_threshold",
+            "verl would leave the weights out; set the truncation, such as 2.0, or async_dapo.importance_sampling=none",
+        )
+
+
+def _check_values(correction: DictConfig) -> None:
+    """verl looks at them when it trains for the first time, after a rollout."""
+    from verl.trainer.ppo import rollout_corr_helper as verls
+
+    check_choice(_CORRECTION + "loss_type", correction.loss_type, ("ppo_clip", "reinforce"))
+    if correction.rollout_is is not None:
+        check_choice(_CORRECTION + "rollout_is", correction.rollout_is, ("token", "sequence"))
+    if (limit := correction.rollout_is_threshold) is not None:
+        _check_threshold(
+            "rollout_is_threshold",
+            limit,
+            lambda: verls._parse_rollout_is_threshold(limit),
+            "a number > 0, or lower_upper, such as 0.5_2.0",
+        )
+    if correction.rollout_rs is not None:
+        masks = [*dict.fromkeys(name.strip() for name in str(correction.rollout_rs).split(","))]
+        for name in masks:
+            check_choice(_CORRECTION + "rollout_rs", name, sorted(verls.SUPPORTED_ROLLOUT_RS_OPTIONS))
+        _check_threshold(
+            "rollout_rs_threshold",
+            correction.rollout_rs_threshold,
+            lambda: verls._parse_rollout_rs_thresholds(masks, correction.rollout_rs_threshold),
+            "a number > 0 for each mask of rollout_rs, or lower_upper for those that end with k1, such as 0.99_1.01",
+        )
+
+
+def _check_threshold(name: str, value: object, parse: Callable[[], object], wanted: str) -> None:
+    try:
+        parse()
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError(_CORRECTION + name, value, f"verl says: {str(error).rstrip('.')}; set {wanted}") from error
+
+
+def _check_bypass(config: DictConfig) -> None:
+    """PPO's ratio is pi_theta / mu."""
+    correction, loss_mode = config.algorithm.rollout_correction, config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if correction.rollout_is is not None and correction.loss_type == "ppo_clip":
+        raise refused(
+            config,
+            _CORRECTION + "rollout_is",
+            "PPO's ratio is the importance weight in bypass mode, verl ignores this one; leave it null, choose "
+            "async_dapo.importance_sampling=decoupled, or set algorithm.rollout_correction.loss_type=reinforce",
+        )
+    if loss_mode == "gpg":
+        raise refused(
+            config,
+            _LOSS_MODE,
+            "has no ratio, which is the correction in bypass mode; use async_dapo.importance_sampling=decoupled",
+        )
+    if needs_bypass_loss(correction) and loss_mode not in ("vanilla", "bypass_mode"):
+        raise refused(
+            config,
+            _LOSS_MODE,
+            "is replaced by verl's bypass loss, which rollout_rs and loss_type=reinforce need; leave it at vanilla",
+        )
+
+
+def _check_withheld(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """verl's bypass loss raises at a micro batch without a token: where all are older than `max_staleness`."""
+    limit_tok = options.max_tokens_per_round
+    may_be_old = options.max_staleness and limit_tok is not None and limit_tok < options.max_response_length
+    if needs_bypass_loss(config.algorithm.rollout_correction) and may_be_old:
+        raise refused(
+            config,
+            "async_dapo.max_tokens_per_round",
+            f"a trajectory may be set aside until its group's tokens are older than async_dapo.max_staleness="
+            f"{options.max_staleness}, and verl's bypass loss, which rollout_rs and loss_type=reinforce need, ends the "
+            "run where no token is left; leave it null, or set async_dapo.max_staleness=null, or "
+            "async_dapo.importance_sampling=decoupled",
+        )
+
+
+def _check_balance(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """Earlier versions of the weights have to be kept."""
+    if options.max_staleness is None:
+        raise refused(
+            config,
+            "async_dapo.max_staleness",
+            "async_dapo.importance_sampling=balance keeps the weights of so many versions; set a number, such as 4",
+        )
+    if config.actor_rollout_ref.actor.strategy != "fsdp2":
+        remedy = "async_dapo.importance_sampling=balance exchanges FSDP2's weights; use fsdp2, or decoupled"
+        raise refused(config, "actor_rollout_ref.actor.strategy", remedy)
+
+
+def _check_proximal(config: DictConfig, mode: ImportanceSampling) -> None:
+    """PPO's ratio is pi_theta / pi_prox, weighted (decoupled, balance) or not (none)."""
+    correction = config.algorithm.rollout_correction
+    for name in ("rollout_is", "rollout_rs"):
+        if mode is ImportanceSampling.NONE and correction[name] is not None:
+            remedy = "contradicts async_dapo.importance_sampling=none; leave it null or choose decoupled"
+            raise refused(config, _CORRECTION + name, remedy)
+    if correction.bypass_mode:
+        raise refused(
+            config,
+            _CORRECTION + "bypass_mode",
+            f"contradicts async_dapo.importance_sampling={mode}; set it to False, or importance_sampling to bypass",
+        )
+    if correction.loss_type != "ppo_clip":
+        remedy = "acts with async_dapo.importance_sampling=bypass only; leave it at ppo_clip"
+        raise refused(config, _CORRECTION + "loss_type", remedy)
+    if config.actor_rollout_ref.actor.policy_loss.loss_mode == "bypass_mode":
+        raise refused(
+            config,
+            _LOSS_MODE,
+            "would take recomputed log-probs for the behaviour policy's; set async_dapo.importance_sampling=bypass, or "
+            "leave it at vanilla",
+        )

@@ -1,4 +1,4 @@
-"""Checks of the training and validation files before a cluster starts.
+"""The data: training and validation files, the lengths of their prompts, and the file of prompts' histories.
 
 Files are streamed column by column, never held in memory as Python objects: 1.8 million rows take seconds. Every row is
 checked for its columns, missing values and length in bytes. Only prompts whose bytes exceed the limit are tokenized, as
@@ -8,12 +8,14 @@ a token has at least one byte; at most `MAX_TOKENIZED` distinct ones, the longes
 import heapq
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -21,10 +23,14 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, ListConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
-from .prompt_length import PromptMeter
+from ..record.data_history import read_history
+from ..record.history import KEY
+from .model_check import loadable
+from .trainer_check import check_storage
 
 logger = logging.getLogger(__name__)
 
+_RESERVED_TEMPLATE_OPTIONS = ("tokenize", "return_dict", "return_tensors")  # beyond these, templates get verl's own
 MAX_TOKENIZED = 20_000
 SOURCE, ANSWER = "data_source", "reward_model"  # verl's reward managers read these columns by name
 UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__")  # verl's per-prompt overrides
@@ -34,8 +40,66 @@ _OTHER_SAMPLES = (
 )
 
 
+class _Meter:
+    """How many tokens a prompt has, as verl's data set counts (the chat template with a generation prompt), and a bound
+    on it that needs no run of the tokenizer.
+
+    Raises:
+        ConfigError: if the tokenizer cannot be loaded or has no chat template.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        self.limit_tok: int = config.data.max_prompt_length
+        self._template_options = {
+            key: value
+            for key, value in config.data.apply_chat_template_kwargs.items()
+            if key not in _RESERVED_TEMPLATE_OPTIONS
+        }
+        self._tokenizer = _load_tokenizer(config.actor_rollout_ref.model)
+        try:
+            self._template_tok = self.count_tok([{"role": "user", "content": ""}])
+        except Exception as error:  # the template is the model's own code
+            raise ConfigError(
+                "actor_rollout_ref.model.path",
+                config.actor_rollout_ref.model.path,
+                f"its chat template fails: {error}; set actor_rollout_ref.model.custom_chat_template",
+            ) from error
+
+    def count_tok(self, prompt: list[dict[str, Any]]) -> int:
+        tokens = self._tokenizer.apply_chat_template(
+            prompt, add_generation_prompt=True, tokenize=True, return_dict=False, **self._template_options
+        )
+        return len(tokens)
+
+    def upper_bounds_tok(self, prompts: pa.Array) -> np.ndarray:
+        """A bound per prompt: the bytes of its messages, and the template's own tokens for each of them."""
+        messages = prompts.flatten()
+        content = pc.struct_field(messages, "content")
+        per_prompt = np.asarray(pc.list_value_length(prompts))
+        per_message = np.asarray(pc.fill_null(pc.binary_length(content), 0)).astype(np.int64) + self._template_tok
+        ends = np.cumsum(per_prompt)
+        sums = np.concatenate([[0], np.cumsum(per_message)])
+        return sums[ends] - sums[ends - per_prompt]
+
+
+def _load_tokenizer(model: DictConfig) -> Any:
+    from verl.utils import hf_tokenizer
+
+    key = "tokenizer_path" if model.tokenizer_path else "path"
+    folder = loadable(model, key)
+    try:
+        tokenizer = hf_tokenizer(folder, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"actor_rollout_ref.model.{key}", model[key], f"its tokenizer cannot be loaded: {error}; correct the path"
+        ) from error
+    if model.custom_chat_template is not None:
+        tokenizer.chat_template = model.custom_chat_template
+    return tokenizer
+
+
 @dataclass(slots=True)
-class Census:
+class _Census:
     """What one option's files hold, all files together.
 
     Args:
@@ -80,14 +144,15 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
     files = {key: _local_files(config, key) for key in keys}
     if config.data.custom_cls.path is not None:
         logger.info("data.custom_cls is set: the content of the data files is not checked")
+        check_storage(config, options, validated=0)
         return []
-    meter = PromptMeter(config)
+    meter = _Meter(config)
     row_of_source: dict[str, dict[str, Any]] = {}
     for key, max_samples, wanted, unit in (
         ("train_files", config.data.train_max_samples, options.target_valid_groups, "one batch"),
         ("val_files", config.data.val_max_samples, 1, "one prompt"),
     ):
-        census = Census(
+        census = _Census(
             enough_short=wanted if config.data.filter_overlong_prompts else None,
             needs_truth=not config.reward.reward_model.enable,
         )
@@ -100,6 +165,7 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
         if 0 < max_samples < census.rows and config.data.shuffle and config.data.seed is None:
             raise ConfigError("data.seed", None, _OTHER_SAMPLES.format(key.split("_")[0], max_samples))
         _check_lengths(config, key, census, meter, wanted=wanted, unit=unit)
+    check_storage(config, options, validated=available * config.actor_rollout_ref.rollout.val_kwargs.n)
     return list(row_of_source.values())
 
 
@@ -131,7 +197,7 @@ def _local_file(key: str, name: str, config: DictConfig) -> Path:
     return path
 
 
-def _take_census(key: str, file: Path, config: DictConfig, meter: PromptMeter, census: Census) -> None:
+def _take_census(key: str, file: Path, config: DictConfig, meter: _Meter, census: _Census) -> None:
     rows_before = census.rows
     try:
         for batch in _batches(key, file, config):
@@ -199,7 +265,7 @@ def _check_schema(key: str, file: Path, schema: pa.Schema, config: DictConfig, r
     return [*required, *(["extra_info"] if "extra_info" in schema.names else [])]
 
 
-def _count_batch(key: str, file: Path, batch: pa.RecordBatch, meter: PromptMeter, census: Census) -> None:
+def _count_batch(key: str, file: Path, batch: pa.RecordBatch, meter: _Meter, census: _Census) -> None:
     prompts, sources = batch.column("prompt"), batch.column(SOURCE)
     if pa.types.is_dictionary(sources.type):
         sources = sources.dictionary_decode()
@@ -223,7 +289,7 @@ def _count_batch(key: str, file: Path, batch: pa.RecordBatch, meter: PromptMeter
             census.add_suspect(prompt)
 
 
-def _check_lengths(config: DictConfig, key: str, census: Census, meter: PromptMeter, *, wanted: int, unit: str) -> None:
+def _check_lengths(config: DictConfig, key: str, census: _Census, meter: _Meter, *, wanted: int, unit: str) -> None:
     """Tokenize what may be too long. With `filter_overlong_prompts`, see that enough remains; else refuse the first."""
     if census.has_enough:
         return
@@ -262,3 +328,21 @@ def _limit_for(missing: int, too_long: Counter[int]) -> int:
         if missing <= 0:
             break
     return num_tok
+
+
+def check_history(config: DictConfig, options: AsyncDAPOConfig) -> str | None:
+    """See that the file of prompts' histories can be read and written, and is of this data set.
+
+    Returns:
+        How many prompts it knows; None without a file.
+
+    Raises:
+        ConfigError: naming the file, what is wrong with it, and the remedy.
+    """
+    path = options.selection.history_file
+    if path is None:
+        return None
+    file = Path(path).expanduser()
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise ConfigError(KEY, path, "must be a file in a folder that exists and can be written to")
+    return f"{len(read_history(path, config))} prompts known"

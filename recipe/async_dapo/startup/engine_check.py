@@ -1,51 +1,88 @@
-"""Engines: their number, their calls, their memory, and what they may be asked for at once."""
+"""Engines: their number, their calls, their memory, what they may be asked for at once, and what `engine_kwargs.vllm`
+hands to vLLM behind verl's own options.
+"""
 
+import ast
 import logging
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import AsyncDAPOConfig, Auto, ConfigError
-from ..options.values import check_each
-from ..processes.actor_limits import MAX_PENDING_CALLS, server_calls
-from .batch_sizes import num_gpus
+from ..config import AsyncDAPOConfig, Auto
+from ..core.leases import MAX_PENDING_CALLS, server_calls
+from ..option_values import ConfigError, check_each, did_you_mean
+from .refusal import refused
+from .trainer_check import num_gpus
 
 logger = logging.getLogger(__name__)
 
 _ROLLOUT = "actor_rollout_ref.rollout."
+_KWARGS = _ROLLOUT + "engine_kwargs.vllm."
+
+# vLLM's name -> the option of `rollout` from which verl, and this recipe's checks, take it.
+OVERRIDDEN = {
+    name: name
+    for name in (
+        "data_parallel_size",
+        "disable_log_stats",
+        "dtype",
+        "enable_chunked_prefill",
+        "enable_prefix_caching",
+        "enable_sleep_mode",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "load_format",
+        "logprobs_mode",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "scheduling_policy",
+        "seed",
+    )
+} | {
+    "tensor_parallel_size": "tensor_model_parallel_size",
+    "pipeline_parallel_size": "pipeline_model_parallel_size",
+}
+OWN = ("worker_extension_cls",)  # through it weights reach the engine
 
 
 def check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """Check the engines' options against the GPUs and against this recipe's.
+    """Check the engines' options against the GPUs, against this recipe's, and against vLLM's.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
     check_each(
         [
-            partial(_check_waiting, options),
-            partial(_check_engines, config, options),
+            partial(_check_engine_kwargs, config),
+            partial(_check_waiting, config, options),
+            partial(_check_calls, config, options),
+            partial(_check_gpus, config),
+            partial(_check_cache, config, options),
+            partial(_check_length, config),
             partial(_check_attention, config),
+            partial(_check_drafts, config, options),
         ]
     )
     _warn_of_stale_pool(options)
 
 
-def _check_waiting(options: AsyncDAPOConfig) -> None:
+def _check_waiting(config: DictConfig, options: AsyncDAPOConfig) -> None:
     """A pool that sizes itself holds no more than the engines have room for."""
     if options.rollout_pool_size is Auto.AUTO:
         return
     if options.fixed_pool_size is None:
-        key, value, waiting = "max_concurrent_prompts", options.max_concurrent_prompts, options.lanes_hold
+        key, waiting = "max_concurrent_prompts", options.lanes_hold
     else:  # a group starts while there is one place for its n
-        key, value = "rollout_pool_size", options.fixed_pool_size
-        waiting = options.fixed_pool_size + options.rollout_n - 1
+        key, waiting = "rollout_pool_size", options.fixed_pool_size + options.rollout_n - 1
     if waiting >= MAX_PENDING_CALLS:
-        raise ConfigError(
+        raise refused(
+            config,
             f"async_dapo.{key}",
-            value,
             f"{options.num_workers} workers could wait with {waiting} requests at once, and the load balancer takes "
             f"{MAX_PENDING_CALLS} calls; lower it",
         )
@@ -65,46 +102,69 @@ def _warn_of_stale_pool(options: AsyncDAPOConfig) -> None:
         )
 
 
-def _check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
+def _check_calls(config: DictConfig, options: AsyncDAPOConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     limit = server_calls(rollout.max_num_seqs * rollout.data_parallel_size)
     if options.max_loads_per_server is not None and options.max_loads_per_server >= limit:
-        raise ConfigError(
+        raise refused(
+            config,
             "async_dapo.max_loads_per_server",
-            options.max_loads_per_server,
             f"must be below {limit}, the concurrent calls of a vLLM server actor: weight updates and the stop would "
             "wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs",
         )
+
+
+def _check_gpus(config: DictConfig) -> None:
     for key in ("trainer.nnodes", "trainer.n_gpus_per_node"):
         if OmegaConf.select(config, key) < 1:
-            raise ConfigError(key, OmegaConf.select(config, key), "must be >= 1")
+            raise refused(config, key, "must be >= 1")
+    rollout = config.actor_rollout_ref.rollout
     per_engine = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     if per_engine < 1 or num_gpus(config) % per_engine:
-        raise ConfigError(
+        raise refused(
+            config,
             _ROLLOUT + "tensor_model_parallel_size",
-            rollout.tensor_model_parallel_size,
             f"an engine takes {per_engine} GPUs, which does not divide the {num_gpus(config)} of trainer.nnodes x "
             "trainer.n_gpus_per_node",
         )
-    if options.keeps_kv and rollout.free_cache_engine:
-        raise ConfigError(
+
+
+def _check_cache(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    frees_cache = config.actor_rollout_ref.rollout.free_cache_engine
+    if options.keeps_kv and frees_cache:
+        raise refused(
+            config,
             _ROLLOUT + "free_cache_engine",
-            True,
             f"async_dapo.rollout_strategy={options.rollout_strategy} keeps the KV cache while the actor trains; set "
             "False, and gpu_memory_utilization so low that both fit",
         )
-    if rollout.free_cache_engine and OmegaConf.select(config, _ROLLOUT + "enable_sleep_mode") is False:
-        raise ConfigError(
-            _ROLLOUT + "enable_sleep_mode", False, "engines cannot sleep; set free_cache_engine=False too"
-        )
+    if frees_cache and OmegaConf.select(config, _ROLLOUT + "enable_sleep_mode") is False:
+        raise refused(config, _ROLLOUT + "enable_sleep_mode", "engines cannot sleep; set free_cache_engine=False too")
+
+
+def _check_length(config: DictConfig) -> None:
+    most_tok = config.actor_rollout_ref.rollout.max_model_len
     longest_tok = config.data.max_prompt_length + config.data.max_response_length
-    if rollout.max_model_len is not None and rollout.max_model_len < longest_tok:
-        raise ConfigError(
+    if most_tok is not None and most_tok < longest_tok:
+        raise refused(
+            config,
             _ROLLOUT + "max_model_len",
-            rollout.max_model_len,
             f"must be >= {longest_tok} = data.max_prompt_length + data.max_response_length: responses would be cut "
             "short; null = what the model allows",
         )
+
+
+def _check_drafts(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """vLLM has one source of drafts, and one that is its own runs beside the model."""
+    if options.drafts is None:
+        return
+    key = f"async_dapo.drafts={options.drafts}"
+    rollout = config.actor_rollout_ref.rollout
+    for name, value in rollout.engine_kwargs.vllm.items():
+        if str(name).replace("-", "_") == "speculative_config" and value is not None:
+            raise ConfigError(f"{_KWARGS}{name}", value, f"{key} takes its place; leave one of them out")
+    if OmegaConf.select(config, _ROLLOUT + "mtp.enable_rollout") and OmegaConf.select(config, _ROLLOUT + "mtp.enable"):
+        raise ConfigError(_ROLLOUT + "mtp.enable_rollout", True, f"{key} takes its place; set one of them off")
 
 
 def _check_attention(config: DictConfig) -> None:
@@ -122,3 +182,54 @@ def _check_attention(config: DictConfig) -> None:
             "the trainer needs the package flash-attn; run: pip install --no-build-isolation flash-attn==2.8.3, or set "
             f"++{key}=sdpa and actor_rollout_ref.model.use_remove_padding=False",
         )
+
+
+def _check_engine_kwargs(config: DictConfig) -> None:
+    """Refuse an argument that vLLM does not have, or that contradicts an option of verl's."""
+    rollout = config.actor_rollout_ref.rollout
+    given = rollout.engine_kwargs.vllm.items()
+    check_each([partial(_check_argument, rollout, str(key), value) for key, value in given if value is not None])
+
+
+def _check_argument(rollout: DictConfig, key: str, value: Any) -> None:
+    name = key.replace("-", "_")
+    if name in OWN:
+        raise ConfigError(_KWARGS + key, value, "is the recipe's own: it brings the weights; leave it out")
+    if name in OVERRIDDEN and value != rollout.get(OVERRIDDEN[name]):
+        option = OVERRIDDEN[name]
+        raise ConfigError(
+            _KWARGS + key,
+            value,
+            f"would take the place of {_ROLLOUT}{option}={rollout.get(option)} in vLLM alone, behind every check; "
+            f"set {_ROLLOUT}{option} instead",
+        )
+    if name == "stream_interval" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ConfigError(_KWARGS + key, value, "must be a whole number of tokens, >= 1")
+    known = vllm_arguments()
+    if known and name not in known:
+        hint = did_you_mean(name, known) or "; see `vllm serve --help`"
+        raise ConfigError(_KWARGS + key, value, f"vLLM has no such argument{hint}")
+
+
+@cache
+def vllm_arguments() -> frozenset[str]:
+    """Arguments of `vllm serve`, read from the installed source: to import vLLM takes longer than all checks.
+
+    Empty where the source is not found.
+    """
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    folder, names = Path(spec.origin).parent, set()
+    for file in ("engine/arg_utils.py", "entrypoints/openai/cli_args.py"):
+        source = folder / file
+        if not source.is_file():
+            return frozenset()
+        for node in ast.parse(source.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith(("EngineArgs", "FrontendArgs")):
+                names |= {
+                    line.target.id
+                    for line in node.body
+                    if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+                }
+    return frozenset(names)

@@ -7,10 +7,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..config import ConfigError
 from ..core.trainer_memory import TrainerMemory
-from ..plan.hardware import DEFAULT_ACCELERATOR, Accelerator, find_accelerator
-from ..plan.model_shape import ModelShape, load_model
-from .batch_sizes import num_gpus
+from ..hardware import DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
 from .model_check import local_folder
+from .trainer_check import num_gpus
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _FSDP = "actor_rollout_ref.actor.fsdp_config."

@@ -10,6 +10,8 @@ from ..config import ConfigError
 logger = logging.getLogger(__name__)
 
 _MODEL = "actor_rollout_ref.model."
+_HUB_FILES = ("config.json", "tokenizer_config.json")
+_HUB_TIMEOUT_S = 10.0
 
 
 def local_folder(model: DictConfig, key: str) -> str:
@@ -24,6 +26,37 @@ def local_folder(model: DictConfig, key: str) -> str:
     if name.startswith(("/", "~", ".")) and not Path(name).exists():
         raise ConfigError(_MODEL + key, name, "no such folder; correct the path (verl expands no ~)")
     return copy_to_local(name)
+
+
+def loadable(model: DictConfig, key: str) -> str:
+    """The same, for files that are loaded now.
+
+    Raises:
+        ConfigError: as `local_folder`, and for a name of the hub whose files are not here and cannot be fetched.
+    """
+    folder = local_folder(model, key)
+    if not Path(folder).exists():
+        _check_hub(folder, key)
+    return folder
+
+
+def _check_hub(name: str, key: str) -> None:
+    """One attempt: the hub's own client would try for half a minute, file by file."""
+    import httpx
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE or any(try_to_load_from_cache(name, file) for file in _HUB_FILES):
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_TIMEOUT_S)
+    except httpx.TransportError as error:
+        raise ConfigError(
+            _MODEL + key,
+            name,
+            f"no folder here, not in the cache of the Hugging Face hub, and {constants.ENDPOINT} cannot be reached "
+            f"({error}); correct the path, or download the model first",
+        ) from error
 
 
 def check_context(config: DictConfig) -> None:
@@ -51,7 +84,7 @@ def _context_tok(model: DictConfig) -> int | None:
     from verl.workers.rollout.utils import get_max_position_embeddings
 
     key = "hf_config_path" if model.get("hf_config_path") else "path"
-    folder = local_folder(model, key)
+    folder = loadable(model, key)
     if Path(folder).is_dir() and not Path(folder, "config.json").is_file():
         raise ConfigError(_MODEL + key, model[key], "has no config.json; correct the path")
     try:

@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -12,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import ConfigError
+from ..config import CONFIG_FOLDER, CONFIG_NAME, ConfigError
 
 USAGE = """\
 usage: python -m {module} KEY=VALUE ...
@@ -26,18 +25,16 @@ docs/options.md has this recipe's options, docs/your_own.md those of your data, 
 --cfg job prints every option with its value, verl's too: about 1,000 lines. --hydra-help has Hydra's own flags.
 """
 
-CONFIG_FOLDER = Path(__file__).parents[1] / "config"
-CONFIG_NAME = "async_dapo_trainer"
 _UNKNOWN_KEY = re.compile(r"Could not override '(.+?)'")
 _UNKNOWN_GROUP_OPTION = re.compile(r"Could not find '(.+)/(.+)'\n\nAvailable options in '.+':\n((?:\t.+\n)+)")
 
 
-def show_usage(arguments: Sequence[str], *, entry: str, about: str) -> None:
+def show_usage(arguments: Sequence[str], *, module: str, about: str) -> None:
     """End the process with usage and the way to the options, if asked for: Hydra would print all options."""
     if not {"-h", "--help"} & set(arguments):
         return
     package = __package__.rpartition(".")[0]
-    sys.stdout.write(USAGE.format(module=f"{package}.{entry}", package=package, about=about))
+    sys.stdout.write(USAGE.format(module=module, package=package, about=about))
     sys.exit(0)
 
 

@@ -1,35 +1,44 @@
-"""Tries the reward function once per data source, before a cluster starts."""
+"""Rewards: the function is tried once per data source, before a cluster starts; options of reward models and of length
+penalties that verl would ignore, or that fail after the first rollout, are refused.
+"""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
-from ..files.plain_values import to_plain
-from ..rollout.reward_isolation import function_of
-from ..rollout.reward_pool import RewardPool
+from ..option_values import check_each
+from ..record.plain_values import to_plain
+from ..rollout.reward_isolation import RewardPool, function_of
 from ..rollout.started_process import RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised
+from .refusal import refused
 
 MAX_SOURCES = 64
 VERLS_FIELD = "reward"  # validation lists scores under it: another field of that name would shift them all
 _ESCAPE = "or set async_dapo.reward.check_at_start=False"
 
 
-def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> None:
+def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> str:
     """Score an empty answer to each row as the reward workers do, and see that the filter's metric is returned.
 
     Custom reward managers, reward models and sandboxes are not tried: they need the cluster.
 
+    Returns:
+        The function, in words.
+
     Raises:
         ConfigError: naming key, value and remedy.
     """
+    if not options.reward.check_at_start:
+        return "not tried: async_dapo.reward.check_at_start=False"
     reward = config.reward
     custom = reward.custom_reward_function
     needs_cluster = reward.reward_model.enable or (custom.path is None and reward.sandbox_fusion.url)
-    if reward.reward_manager.source != "register" or needs_cluster:
-        return
-    asyncio.run(_check_rows(config, options, rows[:MAX_SOURCES]))
+    if reward.reward_manager.source == "register" and not needs_cluster:
+        asyncio.run(_check_rows(config, options, rows[:MAX_SOURCES]))
+    return options.reward_function
 
 
 async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> None:
@@ -96,3 +105,62 @@ def _check_result(result: Any, metric: str | None, *, key: str, value: str) -> N
             raise ConfigError(
                 key, value, f"the reward function returns {name}={returned[name]!r}; return a finite number"
             )
+
+
+def check_reward_options(config: DictConfig) -> None:
+    """Check the options of reward model, reward workers and overlong penalty.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    check_each([partial(_check_reward_model, config), partial(_check_overlong_penalty, config)])
+
+
+def _check_reward_model(config: DictConfig) -> None:
+    reward = config.reward
+    model = reward.reward_model
+    if model.enable and not model.enable_resource_pool:
+        raise refused(
+            config,
+            "reward.reward_model.enable_resource_pool",
+            "a reward model on the trainer's GPUs scores only after the rollout, so groups cannot be judged inline; "
+            "set it to True or use a rule-based reward",
+        )
+    if model.enable and model.rollout.free_cache_engine:
+        raise refused(
+            config,
+            "reward.reward_model.rollout.free_cache_engine",
+            "verl would put the reward model's engines to sleep at start-up, and wakes them only for rewards after the "
+            "rollout; set it to False",
+        )
+    if model.enable and reward.custom_reward_function.path is None:
+        raise refused(
+            config,
+            "reward.custom_reward_function.path",
+            "verl's agent loops cannot read the score of a reward model alone, which comes without further metrics; "
+            "name a reward function that asks the model (its argument reward_router_address) and returns a dict",
+        )
+    if model.enable_resource_pool and not model.enable:
+        remedy = "would reserve GPUs for nothing: reward.reward_model.enable=False; set both or neither"
+        raise refused(config, "reward.reward_model.enable_resource_pool", remedy)
+    if reward.num_workers < 1:
+        raise refused(config, "reward.num_workers", "must be >= 1: they compute the rewards")
+
+
+def _check_overlong_penalty(config: DictConfig) -> None:
+    manager, kwargs = config.reward.reward_manager, config.reward.reward_kwargs
+    overlong = kwargs.overlong_buffer_cfg
+    if not overlong.enable:
+        return
+    prefix = "reward.reward_kwargs."
+    if manager.source == "register" and manager.name != "dapo":
+        remedy = f"is ignored by reward.reward_manager.name={manager.name}; use dapo, or disable it"
+        raise refused(config, prefix + "overlong_buffer_cfg.enable", remedy)
+    if kwargs.max_resp_len != (limit_tok := config.data.max_response_length):
+        remedy = f"must equal data.max_response_length={limit_tok}, where responses end"
+        raise refused(config, prefix + "max_resp_len", remedy)
+    if not 1 <= overlong.len <= limit_tok:
+        remedy = f"must be in 1..{limit_tok}; set overlong_buffer_cfg.enable=False to disable"
+        raise refused(config, prefix + "overlong_buffer_cfg.len", remedy)
+    if overlong.penalty_factor <= 0:
+        raise refused(config, prefix + "overlong_buffer_cfg.penalty_factor", "must be > 0")

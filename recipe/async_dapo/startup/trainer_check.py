@@ -1,48 +1,53 @@
-"""The trainer's own options: validation, checkpoints, storage of a step's trajectories."""
+"""The trainer: validation, checkpoints, storage of a step's trajectories, and mini and micro batches, which verl would
+pad without a word, or which fail at the first long trajectory.
+"""
 
+import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import AsyncDAPOConfig, ConfigError
-from ..options.values import check_each
+from ..config import AsyncDAPOConfig
+from ..option_values import ConfigError, check_each
+from .refusal import refused
 
-_ROLLOUT = "actor_rollout_ref.rollout."
-_ACTOR = "actor_rollout_ref.actor."
+_ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.ref."
+_CRITIC = "critic."
 
 # What a resumed run goes on from, in verl's words: weights, optimizer, and learning rate with random numbers.
 _CHECKPOINT_PARTS = ("model", "optimizer", "extra")
 
 
 def check_trainer(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """Check validation, checkpoints and storage.
+    """Check batches, validation, the critic and checkpoints.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    checks = (_check_validation, _check_critic, _check_checkpoints, _check_checkpoint_parts)
-    check_each([*(partial(check, config) for check in checks), partial(_check_storage, config, options)])
+    others = (_check_validation, _check_critic, _check_checkpoints, _check_checkpoint_parts)
+    check_each([partial(_check_batch_sizes, config, options), *(partial(check, config) for check in others)])
 
 
 def _check_validation(config: DictConfig) -> None:
     trainer = config.trainer
     if trainer.val_only and not trainer.val_before_train:
-        raise ConfigError("trainer.val_only", True, "is ignored without trainer.val_before_train=True")
+        raise refused(config, "trainer.val_only", "is ignored without trainer.val_before_train=True")
     sampling = config.actor_rollout_ref.rollout.val_kwargs
     if sampling.n < 1:
-        raise ConfigError(_ROLLOUT + "val_kwargs.n", sampling.n, "must be >= 1")
+        raise refused(config, _ROLLOUT + "val_kwargs.n", "must be >= 1")
     if sampling.temperature == 0 and (sampling.n > 1 or sampling.do_sample):
-        raise ConfigError(
+        raise refused(
+            config,
             _ROLLOUT + "val_kwargs.temperature",
-            sampling.temperature,
             f"gives the same answer {sampling.n} times, do_sample={sampling.do_sample} is ignored; set a temperature "
             "> 0, or n=1 and do_sample=False",
         )
     if sampling.temperature > 0 and not sampling.do_sample:
-        raise ConfigError(
+        raise refused(
+            config,
             _ROLLOUT + "val_kwargs.do_sample",
-            False,
             f"verl ignores it, and val_kwargs.temperature={sampling.temperature} samples; set temperature=0 for greedy "
             "answers, or do_sample=True",
         )
@@ -51,46 +56,38 @@ def _check_validation(config: DictConfig) -> None:
 def _check_critic(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic
 
-    trainer = config.trainer
     if need_critic(config):
-        path = Path(config.critic.model.path).expanduser()
-        if config.critic.model.path.startswith(("/", "~", ".")) and not path.is_dir():
-            raise ConfigError(
+        path: str = config.critic.model.path
+        if path.startswith(("/", "~", ".")) and not Path(path).expanduser().is_dir():
+            raise refused(
+                config,
                 "critic.model.path",
-                config.critic.model.path,
                 f"no such folder, and algorithm.adv_estimator={config.algorithm.adv_estimator} with "
                 f"critic.enable={config.critic.enable} needs a critic; name its model, or set "
                 "algorithm.adv_estimator=grpo and critic.enable=null",
             )
-    elif trainer.critic_warmup > 0 and not need_critic(config):
-        raise ConfigError(
-            "trainer.critic_warmup", trainer.critic_warmup, "there is no critic, and the actor would not train; set 0"
-        )
+    elif config.trainer.critic_warmup > 0:
+        raise refused(config, "trainer.critic_warmup", "there is no critic, and the actor would not train; set 0")
 
 
 def _check_checkpoints(config: DictConfig) -> None:
     trainer = config.trainer
     if trainer.default_hdfs_dir is not None:
-        raise ConfigError(
+        raise refused(
+            config,
             "trainer.default_hdfs_dir",
-            trainer.default_hdfs_dir,
             "verl copies the model there, but neither prompts nor buffer, and never resumes from it; set null, and "
             "trainer.default_local_dir to a shared folder",
         )
-    if trainer.resume_mode != "resume_path" and trainer.resume_from_path:
-        raise ConfigError(
-            "trainer.resume_from_path",
-            trainer.resume_from_path,
-            f"is ignored with trainer.resume_mode={trainer.resume_mode}; set trainer.resume_mode=resume_path",
-        )
-    if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
-        raise ConfigError("trainer.resume_from_path", None, "set it to a checkpoint folder, or resume_mode=auto")
+    is_named = trainer.resume_mode == "resume_path"
+    if trainer.resume_from_path and not is_named:
+        remedy = f"is ignored with trainer.resume_mode={trainer.resume_mode}; set trainer.resume_mode=resume_path"
+        raise refused(config, "trainer.resume_from_path", remedy)
+    if is_named and not trainer.resume_from_path:
+        raise refused(config, "trainer.resume_from_path", "set it to a checkpoint folder, or resume_mode=auto")
     if config.actor_rollout_ref.actor.checkpoint.async_save:
-        raise ConfigError(
-            _ACTOR + "checkpoint.async_save",
-            True,
-            "nobody would know when a checkpoint is complete, and the one before can go; set False",
-        )
+        remedy = "nobody would know when a checkpoint is complete, and the one before can go; set False"
+        raise refused(config, _ACTOR + "checkpoint.async_save", remedy)
 
 
 def _check_checkpoint_parts(config: DictConfig) -> None:
@@ -99,28 +96,137 @@ def _check_checkpoint_parts(config: DictConfig) -> None:
 
     trainer = config.trainer
     acts = {"save_contents": trainer.save_freq > 0, "load_contents": trainer.resume_mode != "disable"}
-    for node in (_ACTOR, "critic.") if need_critic(config) else (_ACTOR,):
+    for node in (_ACTOR, _CRITIC) if need_critic(config) else (_ACTOR,):
         for name in (name for name, is_read in acts.items() if is_read):
-            key = f"{node}checkpoint.{name}"
-            parts = OmegaConf.select(config, key)
+            parts = OmegaConf.select(config, key := f"{node}checkpoint.{name}")
             if parts is not None and not set(_CHECKPOINT_PARTS) <= set(parts):
-                raise ConfigError(
+                raise refused(
+                    config,
                     key,
-                    parts,
                     f"must hold {', '.join(_CHECKPOINT_PARTS)}: a run could not go on from a checkpoint without them; "
                     "add what is missing, or set trainer.save_freq=-1 and trainer.resume_mode=disable",
                 )
 
 
-def _check_storage(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """Trained and carried trajectories are stored; TransferQueue ends the run where they have no room."""
+def check_storage(config: DictConfig, options: AsyncDAPOConfig, *, validated: int) -> None:
+    """Carried trajectories are stored beside those that are trained or validated; TransferQueue ends the run where they
+    have no room.
+
+    Args:
+        validated: trajectories of one validation [count].
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
     backend = config.transfer_queue.backend
     limit = backend.SimpleStorage.total_storage_size
     held = options.over_sampling().batch_unit
-    needed = (options.target_valid_groups + held) * options.rollout_n
+    needed = held * options.rollout_n + max(options.target_valid_groups * options.rollout_n, validated)
     if backend.storage_backend == "SimpleStorage" and limit is not None and limit < needed:
-        raise ConfigError(
+        raise refused(
+            config,
             "transfer_queue.backend.SimpleStorage.total_storage_size",
-            limit,
-            f"must be >= {needed} trajectories: of data.train_batch_size and {held} groups that may be carried over",
+            f"must be >= {needed} trajectories: of {held} groups that may be carried over, and of "
+            f"data.train_batch_size or of a validation ({validated})",
         )
+
+
+def _check_batch_sizes(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """Check mini and micro batches of every model against B, n and the GPUs."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.workers.config import CriticConfig
+
+    batch, dynamic = options.target_valid_groups * options.rollout_n, _ACTOR + "use_dynamic_bsz"
+    micro, of_actor = partial(_check_micro_batches, config), {"model": _ACTOR, "dynamic": dynamic}
+
+    def training() -> None:
+        micro(_ACTOR + "ppo_", **of_actor, trajectories=_check_mini_batch(config, options, _ACTOR))
+
+    checks: list[Callable[[], object]] = [
+        training,
+        partial(micro, _ROLLOUT + "log_prob_", **of_actor, trajectories=batch),
+    ]
+    if need_reference_policy(config):
+        dynamic = _REF + "log_prob_use_dynamic_bsz"
+        checks.append(partial(micro, _REF + "log_prob_", model=_REF, dynamic=dynamic, trajectories=batch))
+    if need_critic(config):  # its micro batches are always dynamic, and those of its training as large as the others
+        key, most_tok = _CRITIC + "ppo_infer_max_token_len_per_gpu", CriticConfig.ppo_infer_max_token_len_per_gpu
+        checks.append(partial(_check_mini_batch, config, options, _CRITIC))
+        checks.append(partial(_check_longest, config, key, model=_CRITIC, default=most_tok))
+    check_each(checks)
+
+
+def _check_mini_batch(config: DictConfig, options: AsyncDAPOConfig, model: str) -> int:
+    """verl fills a batch up with padding rows to a common multiple of ranks and mini batches, without a word.
+
+    Returns the trajectories of a mini batch.
+    """
+    prompts, n = OmegaConf.select(config, key := model + "ppo_mini_batch_size"), options.rollout_n
+    if prompts < 1 or options.target_valid_groups % prompts:
+        raise refused(
+            config,
+            key,
+            f"must divide data.train_batch_size={options.target_valid_groups}: verl would fill the last mini batch up "
+            "with padding",
+        )
+    ranks = _num_ranks(config, model)
+    if prompts * n % ranks:
+        raise refused(
+            config,
+            key,
+            f"times rollout.n={n} trajectories must be a multiple of the {ranks} data-parallel ranks; set a multiple "
+            f"of {ranks // math.gcd(ranks, n)}",
+        )
+    return prompts * n
+
+
+def _check_micro_batches(config: DictConfig, sizes: str, *, model: str, dynamic: str, trajectories: int) -> None:
+    """A micro batch must hold the longest trajectory (dynamic), or divide what a rank gets (fixed).
+
+    Args:
+        sizes: what the names of the options begin with.
+        dynamic: the option that says which of them holds.
+        trajectories: of all ranks.
+    """
+    if OmegaConf.select(config, dynamic):
+        _check_longest(config, sizes + "max_token_len_per_gpu", model=model)
+        return
+    key, per_rank = sizes + "micro_batch_size_per_gpu", trajectories // _num_ranks(config, model)
+    value = OmegaConf.select(config, key)
+    if value is None or value < 1 or per_rank % value:
+        remedy = f"must divide the {per_rank} trajectories that a rank gets; or set {dynamic}=True"
+        raise refused(config, key, remedy)
+
+
+def _check_longest(config: DictConfig, key: str, *, model: str, default: int = 0) -> None:
+    """
+    Args:
+        default: what verl takes for an option that is not there.
+    """
+    value = OmegaConf.select(config, key, default=default)
+    longest_tok = config.data.max_prompt_length + config.data.max_response_length
+    parallel = _sequence_parallel(config, model)
+    if value is None or value * parallel < longest_tok:
+        raise ConfigError(
+            key,
+            value,
+            f"must be >= {-(-longest_tok // parallel)}: a trajectory can have {longest_tok} tokens, over "
+            f"{parallel} sequence-parallel ranks; training would fail at the first long one",
+        )
+
+
+def num_gpus(config: DictConfig) -> int:
+    return config.trainer.n_gpus_per_node * config.trainer.nnodes
+
+
+def _sequence_parallel(config: DictConfig, model: str) -> int:
+    name = "ulysses_sequence_parallel_size"
+    keys = (model + name, f"{model}fsdp_config.{name}", f"{model}fsdp.{name}")
+    return max(OmegaConf.select(config, key) or 1 for key in keys)
+
+
+def _num_ranks(config: DictConfig, model: str) -> int:
+    """Data-parallel ranks of FSDP; 1 for other strategies, which divide the GPUs in other ways."""
+    if OmegaConf.select(config, model + "strategy") not in ("fsdp", "fsdp2"):
+        return 1
+    return max(1, num_gpus(config) // _sequence_parallel(config, model))

@@ -1,4 +1,5 @@
-"""verl options that this recipe decides, or that verl 0.9.1's V1 trainer would silently ignore: refused at start-up.
+"""verl's options: those that this recipe decides, those that verl 0.9.1's V1 trainer would silently ignore, and what
+verl itself refuses.
 
 Every row was checked against the installed wheel: nothing on the V1 path reads the option. Several of them act in
 verl's older trainer, so scripts still carry them.
@@ -8,10 +9,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import ConfigError
-from ..options.values import check_each
+from ..option_values import ConfigError, check_each
+from .option_check import check_option_names
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
@@ -116,7 +118,7 @@ MOVED_TO_REWARD = ("custom_reward_function", "reward_model", "sandbox_fusion")
 
 
 def check_verl_options(config: DictConfig) -> None:
-    """Refuse verl options that would be ignored.
+    """Refuse verl's options that would be ignored, or do not exist; then let verl choose the device.
 
     Raises:
         ConfigError: naming key, value and remedy.
@@ -125,7 +127,26 @@ def check_verl_options(config: DictConfig) -> None:
     required = [partial(_require, config, *row) for row in (*FIXED, *ignored)]
     shadowed = [partial(_check_shadowed, config, *row) for row in SHADOWED]
     moved = [partial(_check_moved, *leaf, node) for node in MOVED_TO_REWARD for leaf in _leaves(config.get(node), node)]
-    check_each([*required, *shadowed, *moved])
+    check_each([*required, *shadowed, *moved, partial(check_option_names, config)])
+    from verl.utils.device import auto_set_device
+
+    auto_set_device(config)
+
+
+def check_by_verl(config: DictConfig) -> None:
+    """verl's own checks, in its own words.
+
+    Raises:
+        ConfigError: with what verl says.
+    """
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    models = {"use_reference_policy": need_reference_policy(config), "use_critic": need_critic(config)}
+    try:
+        validate_config(config=config, **models)
+    except (ValueError, AssertionError, HydraException) as error:
+        raise ConfigError("verl", "validate_config", f"verl refuses these options: {error}") from error
 
 
 def _check_shadowed(config: DictConfig, key: str, read: str) -> None:

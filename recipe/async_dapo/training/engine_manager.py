@@ -1,4 +1,4 @@
-"""What the trainer asks of all engines: who has died is left out for good, and no call waits for ever."""
+"""What the trainer asks of all engines. One that has died is left out for good, and every call ends."""
 
 import asyncio
 import logging
@@ -40,12 +40,12 @@ class EngineManager(CheckpointEngineManager):
         }
 
     def sleep_replicas(self) -> None:
-        self._bury_the_dead()
+        self._remove_dead()
         replicas = list(self.replicas)
         for replica, failure in zip(replicas, asyncio.run(_sleep_all(replicas)), strict=True):
             if failure is not None:
-                self._bury(replica, failure)
-        self._check_anyone_is_left()
+                self._remove(replica, failure)
+        self._check_some_are_left()
 
     def update_weights(self, global_steps: int | None = None) -> None:
         """Bring the trainer's weights to every living engine.
@@ -53,7 +53,7 @@ class EngineManager(CheckpointEngineManager):
         Raises:
             TimeoutError: when that has taken longer than `async_dapo.weight_update_timeout_s`.
         """
-        self._bury_the_dead()
+        self._remove_dead()
         calls = self.actor_wg.update_weights(global_steps=global_steps, mode=self.backend)
         waiting = list(calls)
         deadline = time.monotonic() + self._options.weight_update_timeout_s
@@ -67,10 +67,10 @@ class EngineManager(CheckpointEngineManager):
                     f"{', '.join(map(str, self.replicas))}"
                 )
             ray.get(ready)
-        self._bury_the_dead()
+        self._remove_dead()
 
     @contextmanager
-    def naming_the_lost(self) -> Iterator[None]:
+    def naming_lost_engines(self) -> Iterator[None]:
         """A round that fails because no engine is left says which were lost, and of what."""
         try:
             yield
@@ -78,13 +78,13 @@ class EngineManager(CheckpointEngineManager):
         except RolloutError:
             if not self.replicas or any(self._death_of(one, wait_s=RECONNECT_S) is None for one in self.replicas):
                 raise
-        self._bury_the_dead()
+        self._remove_dead()
 
-    def _bury_the_dead(self) -> None:
+    def _remove_dead(self) -> None:
         for replica in list(self.replicas):
             if (failure := self._death_of(replica)) is not None:
-                self._bury(replica, failure)
-        self._check_anyone_is_left()
+                self._remove(replica, failure)
+        self._check_some_are_left()
 
     def _death_of(self, replica: AsyncDAPOReplica, *, wait_s: float = 0.0) -> str | None:
         """What it died of; None if nothing is known of its death, after `wait_s` for each of its servers."""
@@ -101,7 +101,7 @@ class EngineManager(CheckpointEngineManager):
                 return f"died: {_first_line(error)}"
         return None
 
-    def _bury(self, replica: AsyncDAPOReplica, failure: str) -> None:
+    def _remove(self, replica: AsyncDAPOReplica, failure: str) -> None:
         """Take an engine out for good, with all of its processes: they would keep memory that training needs."""
         self._lost.append(f"{replica} {failure}")
         self.replicas.remove(replica)
@@ -121,7 +121,7 @@ class EngineManager(CheckpointEngineManager):
                 f"{self._options.engine_timeout_s}: the training workers beside it do not answer"
             ) from None
 
-    def _check_anyone_is_left(self) -> None:
+    def _check_some_are_left(self) -> None:
         if not self.replicas:
             raise EnginesUnavailable(
                 f"no engine is left: {'; '.join(self._lost)}. Start the command again: with trainer.resume_mode=auto "

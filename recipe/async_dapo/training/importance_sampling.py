@@ -1,4 +1,5 @@
-"""The balance heuristic's token log-probs, and statistics of importance ratios by policy version.
+"""Importance sampling over several policy versions: verl's options for it, the balance heuristic's token log-probs, and
+statistics of the ratios by version.
 
 Ratios, truncation, rejection masks and pooled off-policy metrics are verl's (`rollout_corr_helper`). This file adds
 what knows of several behaviour policies. Torch only; float64 inside, in log space as long as possible.
@@ -26,11 +27,18 @@ No weight repairs a batch that was selected by its outcome, such as the trajecto
 import functools
 import math
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+from ..config import ImportanceSampling, needs_bypass_loss
+from ..core.staleness import MixturePlan
+from .metrics import PREFIX, STALENESS_BUCKETS
 
 MAX_LOG = 600.0  # exp() saturates at e^600 = 4e260, so that sums over any batch stay finite in float64
 CHUNK = 2**20  # tokens whose statistics are taken at once: their copies in float64 stay small
@@ -161,3 +169,87 @@ class _Sums:
 
 def _saturating_exp(value: float) -> float:
     return math.exp(min(value, MAX_LOG))
+
+
+def importance_metrics(log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor, *, step: int) -> dict[str, float]:
+    """Statistics of pi_prox / mu, overall and of the newest version's tokens.
+
+    Args:
+        log_ratio_BT: [B, T] log pi_prox - log mu of each token, nats; mu is what the correction takes for it.
+        version_BT: [B, T] policy version that sampled each token.
+        mask_BT: [B, T] tokens in the loss.
+    """
+    bucket_BT = (step - 1 - version_BT).clamp(0, len(STALENESS_BUCKETS) - 1)
+    by_bucket = version_statistics(log_ratio_BT, bucket_BT, mask_BT)
+    counted_tok = by_bucket["overall"]["tokens"] if by_bucket else 0
+    values: dict[str, float] = {"importance/not_finite_tokens": int(mask_BT.sum()) - counted_tok}
+    for bucket, statistics in by_bucket.items():
+        if bucket == "overall":
+            values["importance/overall/ess_ratio"] = statistics["ess_tok"] / statistics["tokens"]
+            values |= {f"importance/overall/{name}": statistics[name] for name in ("ratio_max", "k3_kl")}
+        elif bucket == 0:
+            values["importance/staleness_0/ratio_max"] = statistics["ratio_max"]
+    return {PREFIX + name: float(value) for name, value in values.items()}
+
+
+def mixture_metrics(
+    plan: MixturePlan,
+    *,
+    older: Mapping[int, Sequence[int]],
+    batch_tok: int,
+    **measured: float,
+) -> dict[str, float]:
+    """What the balance heuristic did in a step.
+
+    Args:
+        older: versions that scored trajectories, and which.
+        batch_tok: sampled tokens of the batch.
+        measured: bytes.
+    """
+    values = {
+        "scored_trajectories": sum(map(len, older.values())),
+        "token_share": plan.mixed_tok / max(1, batch_tok),
+        "unknown_share": plan.unknown_tok / max(1, batch_tok),
+        **measured,
+    }
+    return {f"{PREFIX}mixture/{name}": float(value) for name, value in values.items()}
+
+
+def wire_importance_sampling(config: DictConfig, mode: ImportanceSampling) -> None:
+    """Set the several options of verl's that make `async_dapo.importance_sampling` act in its V1 trainer, in place.
+
+    bypass     old_log_probs = rollout_log_probs: PPO's ratio is pi_theta / mu (CoPRIS, arXiv:2511.05589, eq. 8).
+    decoupled  old_log_probs are those of the newest weights; the loss is weighted by the truncated pi_prox / mu.
+    balance    the same; then the trainer puts weights with the mixture of a group's versions in their place.
+    none       old_log_probs are those of the newest weights, uncorrected.
+
+    In bypass mode verl reads rejection masks from the loss's own options, and only with its own loss: they are copied
+    there.
+    """
+    correction = config.algorithm.rollout_correction
+    correction.bypass_mode = mode is ImportanceSampling.BYPASS
+    if mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.BALANCE):
+        correction.rollout_is = correction.rollout_is or "token"
+    if correction.bypass_mode and needs_bypass_loss(correction):
+        policy_loss = config.actor_rollout_ref.actor.policy_loss
+        with open_dict(policy_loss):
+            policy_loss.loss_mode = "bypass_mode"
+            policy_loss.rollout_correction = OmegaConf.create(OmegaConf.to_container(correction))
+
+
+def truncated_weights(log_ratio_BT: Tensor, mask_BT: Tensor, correction: DictConfig) -> tuple[Tensor, dict[str, float]]:
+    """verl's weights and their metrics for ratios of our own, by token or sequence, truncated as configured.
+
+    Args:
+        log_ratio_BT: [B, T] log pi_prox less the log-prob of what sampled the token, nats.
+        mask_BT: [B, T] tokens in the loss.
+        correction: `algorithm.rollout_correction`.
+    """
+    weights_BT, metrics = compute_rollout_correction_weights(
+        log_ratio=log_ratio_BT,
+        response_mask=mask_BT,
+        rollout_is=correction.rollout_is,
+        rollout_is_threshold=correction.rollout_is_threshold,
+        rollout_is_batch_normalize=correction.rollout_is_batch_normalize,
+    )
+    return weights_BT, {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}

@@ -1,25 +1,130 @@
-"""How a round becomes metrics; `metric_names.py` says what they mean."""
+"""Every metric the recipe logs, what it means, and how a round becomes metrics."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.concurrency import EngineLoad
 from ..core.length_bias import LengthBiasWindow
 from ..core.outcome import Verdict
-from ..core.pool_records import Dispatch, Settlement
+from ..core.pool import Dispatch, Settlement
 from ..core.screening import Screened
+from ..core.staleness import VersionShares
 from ..core.trajectory import PromptGroup
-from ..core.version_shares import VersionShares
-from .metric_names import FAILURE_REASONS, PREFIX, STALENESS_BUCKETS
+
+PREFIX = "async_dapo/"
+STALENESS_BUCKETS = ("0", "1", "2", "3", "4_plus")
+
+# Name without the prefix -> meaning. The README's table is generated from this; a test refuses other keys.
+METRICS: dict[str, str] = {
+    "ledger/drawn": "prompt groups drawn since the start of the run [groups]",
+    "ledger/trained": "of these: trained on [groups]",
+    "ledger/filtered": "of these: dropped because their metric does not vary [groups]",
+    "ledger/screened": "of these: ended after a few samples that were alike; 0 without async_dapo.screening [groups]",
+    "ledger/failed": "of these: dropped because a trajectory failed for good [groups]",
+    "ledger/retired": "of these: given up, too stale or with agent loops that are gone; drawn again [groups]",
+    "ledger/waiting": "of these: waiting to be generated [groups]",
+    "ledger/deferred": "of these: set aside for a later step because their prompts' history promises nothing [groups]",
+    "ledger/buffered": "of these: kept with what they have generated [groups]",
+    "round/groups_to_hold": "over-sampling target at the start of the next step [groups]",
+    "round/trained_groups": "groups in this step's batch [groups]",
+    "round/rollout_s": "from the opening of the round to the last worker's report [s]",
+    "early_stop/stop_latency_s": "from the report that met the stop rule until every request is back [s]",
+    "early_stop/interrupted_groups": "groups that the stop interrupted [groups]",
+    "early_stop/redrawn_groups": "complete, but behind those that fifo waits for; with discard queued again [groups]",
+    "early_stop/lost_reports": "started groups that no worker gave back; queued again [groups]",
+    "filter/rejected_groups": "groups whose metric does not vary, in this step [groups]",
+    "filter/valid_share": "share of groups that is expected to be valid in the next step; 1 where "
+    "over_sampling_batch_size is a number [0-1]",
+    "filter/rejected_ratio": "share of them and of screened-out groups, of all that were judged in this step [0-1]",
+    "screening/screened_groups": "groups ended in this step because their first samples were alike [groups]",
+    "screening/saved_tokens": "estimate of what the other trajectories of these groups would have taken, at the mean "
+    "length of their samples [tokens]",
+    "screening/kept_groups": "whole groups judged in this step whose first samples were alike: drawn by "
+    "screening.keep_share [groups]",
+    "screening/kept_valid_groups": "of these: valid after all; over kept_groups, the share of the screened-out groups "
+    "that would have been [groups]",
+    "selection/known_prompts": "prompts whose answers are remembered [prompts]",
+    "selection/skipped_prompts": "prompts deferred in this step [groups]",
+    "failure/groups": "groups dropped in this step because a trajectory failed for good [groups]",
+    "failure/killed_reward_processes": "reward processes killed in this step for such a call, or ended by it; replaced "
+    "[count]",
+    "calls/replayed": "calls answered from the record of resumed trajectories, or by a call that ran on [count]",
+    "calls/carried": "calls that ran on when this step's stop interrupted their trajectories [count]",
+    "calls/kept_loops": "agent loops with a state that stayed alive over this step's stop [count]",
+    "calls/lost_loops": "agent loops with replayable = False that were gone before this step: their groups are retired "
+    "[count]",
+    "calls/waiting_max": "most trajectories that waited for calls at once, and left their places to others "
+    "[trajectories]",
+    "turns/mean": "turns of the model in a trajectory, of those that ended in this step [count]",
+    "turns/tokens/mean": "tokens of a turn [tokens]",
+    "turns/calls_s": "time that a trajectory spent in calls of tools, over all its steps, mean of those that ended in "
+    "this one [s]",
+    "load_balancer/requests": "leases granted in this step [requests]",
+    "load_balancer/servers": "servers that generate, at the end of the round [servers]",
+    "load_balancer/lost_servers": "servers that died, or were ended because they did not answer, since the start of "
+    "the run [servers]",
+    "load_balancer/inflight/max": "most requests in flight at once [requests]",
+    "load_balancer/idle_ratio": "share of request slots left empty over the round, of the most in flight at once; 0 "
+    "in a round without requests [0-1]",
+    "concurrency/slowest_speed": "of the slowest server, over that of those that are not slow, as its places follow it "
+    "[0-1]",
+    "concurrency/kv_peak": "largest share of a server's KV cache in use in this step [0-1]",
+    "concurrency/preemptions": "requests that engines set back for want of KV cache in this step [count]",
+    # With drafts only.
+    "drafts/tok_per_step": "tokens of a response that an engine's step yields, mean over this training step [tokens]",
+    "drafts/accepted_ratio": "share of the drafted tokens that engines accepted in this step [0-1]",
+    "tokens/trained": "generated tokens in this step's batch, without withheld ones [tokens]",
+    "tokens/discarded": "tokens thrown away in this step: interrupted without being kept, retired, withheld, diverged, "
+    "or of failed groups [tokens]",
+    "tokens/filtered": "tokens of groups that the filter removed in this step [tokens]",
+    "tokens/screened": "tokens of groups that were screened out in this step [tokens]",
+    "tokens/waste_ratio": "thrown-away tokens over thrown-away plus trained ones, in this step [0-1]",
+    "partial/off_policy_token_ratio": "share of the batch's tokens from older policy versions [0-1]",
+    "partial/resumed_groups": "groups that were continued from earlier steps in this one [groups]",
+    "partial/retired_groups": "groups given up before this step: too stale, or with agent loops that are gone [groups]",
+    "partial/withheld_tokens": "too stale tokens taken out of this step's loss [tokens]",
+    "partial/reprefilled_tokens": "context tokens computed again for continued requests in this step [tokens]",
+    "partial/diverged_tokens": "recorded tokens dropped because an agent loop, when resumed, took another way or ended "
+    "before them [tokens]",
+    "partial/buffer_tokens": "tokens kept in unfinished groups for the next step [tokens]",
+    "staleness/mean": "staleness of the batch's tokens, withheld ones included [versions]",
+    "staleness/max": "staleness of the batch's oldest token, withheld ones included [versions]",
+    **{
+        f"staleness/tokens/{name}": f"share of the batch's tokens with staleness {name} [0-1]"
+        for name in STALENESS_BUCKETS
+    },
+    "age/max": "most rounds that one of the batch's trajectories was carried over unfinished [rounds]",
+    "age/mean": "rounds the batch's trajectories were carried over unfinished [rounds]",
+    "length/trained/mean": "response length of trained groups over the sliding window [tokens]",
+    "length/dispatched/mean": "response length of all groups that could have been trained, each with its longest "
+    "attempt, same window [tokens]",
+    "length/trained_to_dispatched": "ratio of the two: below 1, training prefers short answers",
+    "length/dispatched/p50": "median response length of dispatched groups over the window [tokens]",
+    "length/dispatched/p90": "90 % quantile [tokens]",
+    "importance/not_finite_tokens": "tokens of the loss whose ratio is no finite number: left out below [tokens]",
+    "importance/overall/ess_ratio": "effective sample size of the token ratios pi_prox / mu over their number, all "
+    "tokens of the loss, rejected ones included; with balance, mu is the mixture [0-1]",
+    "importance/overall/ratio_max": "largest pi_prox / mu of these tokens",
+    "importance/overall/k3_kl": "k3 estimate of KL(mu || pi_prox) over these tokens [nats per token]",
+    "importance/staleness_0/ratio_max": "largest pi_prox / mu of the newest version's tokens: 1 where engines and "
+    "trainer agree",
+    # With importance_sampling=balance only.
+    "mixture/scored_trajectories": "trajectories that they scored, once for each version [trajectories]",
+    "mixture/token_share": "share of the batch's tokens that have a mixture of several versions [0-1]",
+    "mixture/unknown_share": "share of the batch's tokens whose group has versions that are not at hand, as after a "
+    "resume; corrected as under decoupled [0-1]",
+    "mixture/snapshot_bytes": "CPU memory of all versions that are kept, over all ranks [bytes]",
+}
+
 
 if TYPE_CHECKING:
     from ..rollout.reports import RoundResult
 
-BYTES_PER_KEPT_TOKEN = 9  # id, log-prob, mask
 VOTES = "pred"  # the field by which verl counts what most answers to a prompt say
 
 
@@ -31,7 +136,6 @@ class RoundRecord:
     dispatch: Dispatch
     settlement: Settlement
     ledger: Mapping[str, int]
-    num_gen_batches: float
     groups_to_hold: int
     holds_less: bool  # for async_dapo.max_partial_share
     valid_share: float
@@ -39,7 +143,6 @@ class RoundRecord:
     staleness_bound: int | None
     withheld_tok: int
     versions: VersionShares
-    seq_lens_tok: Sequence[int]  # prompt and response of each trained trajectory
     buffered: Sequence[PromptGroup]
     lengths: LengthBiasWindow
     screened: Screened
@@ -52,7 +155,8 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
     values: dict[str, float] = {f"ledger/{term}": count for term, count in record.ledger.items()}
     for part in (_round, _stop, _screening, _failures, _load, _concurrency, _tokens, _partial, _versions, _lengths):
         values |= part(record)
-    values |= {f"calls/{name}": value for name, value in record.result.workers.calls.figures().items()}
+    calls = record.result.workers.calls
+    values |= {f"calls/{name}": getattr(calls, name) for name in ("replayed", "carried", "kept_loops")}
     values["calls/lost_loops"] = record.dispatch.lost_loops
     values["calls/waiting_max"] = record.result.summary.waiting_for_calls_max
     values |= {f"turns/{name}": value for name, value in record.result.workers.turns.figures().items()}
@@ -64,11 +168,7 @@ def _round(record: RoundRecord) -> dict[str, float]:
     valid = sum(outcome.verdict is Verdict.VALID for outcome in summary.outcomes)
     alike = record.settlement.filtered + record.screened.groups
     return {
-        "round/gen_batches": record.num_gen_batches,
         "round/groups_to_hold": record.groups_to_hold,
-        "round/started_groups": len(summary.start_order),
-        "round/ended_trajectories": summary.ended_trajectories,
-        "round/certain_groups": summary.certain_groups,
         "round/rollout_s": record.result.rollout_s,
         "round/trained_groups": len(record.settlement.trained_uids),
         "filter/rejected_groups": record.settlement.filtered,
@@ -79,12 +179,9 @@ def _round(record: RoundRecord) -> dict[str, float]:
 
 def _stop(record: RoundRecord) -> dict[str, float]:
     return {
-        "early_stop/stopped_early": bool(record.result.summary.taken_unreported),
         "early_stop/stop_latency_s": record.result.stop_latency_s,
         "early_stop/interrupted_groups": len(record.result.summary.taken_unreported),
-        "early_stop/requeued_groups": record.settlement.requeued,
         "early_stop/redrawn_groups": len(record.settlement.redrawn_uids),
-        "early_stop/surplus_groups": record.settlement.surplus,
         "early_stop/lost_reports": record.settlement.lost_reports,
     }
 
@@ -102,12 +199,8 @@ def _screening(record: RoundRecord) -> dict[str, float]:
 
 
 def _failures(record: RoundRecord) -> dict[str, float]:
-    failed = record.settlement.failed
     return {
-        "failure/groups": sum(failed.values()),
-        **{f"failure/{reason}": failed.get(reason, 0) for reason in FAILURE_REASONS},
-        "failure/reward_retries": record.result.workers.reward_calls.retries,
-        "failure/reward_timeouts": record.result.workers.reward_calls.timeouts,
+        "failure/groups": sum(record.settlement.failed.values()),
         "failure/killed_reward_processes": record.result.workers.reward_calls.killed_processes,
     }
 
@@ -119,8 +212,6 @@ def _load(record: RoundRecord) -> dict[str, float]:
         "load_balancer/requests": balancer.acquired,
         "load_balancer/servers": balancer.servers,
         "load_balancer/lost_servers": balancer.lost_servers,
-        "load_balancer/wait_s/mean": _ratio(balancer.wait_s_sum, balancer.acquired),
-        "load_balancer/wait_s/max": balancer.wait_s_max,
         "load_balancer/inflight/max": balancer.inflight_max,
         "load_balancer/idle_ratio": _ratio(max(0.0, most_s - balancer.busy_s), most_s),
     }
@@ -130,15 +221,22 @@ def _concurrency(record: RoundRecord) -> dict[str, float]:
     balancer = record.result.balancer
     loads = balancer.loads.values()
     return {
-        **{f"concurrency/{name}": value for name, value in balancer.concurrency.items()},
-        "concurrency/pool_size": record.pool_size or 0,
-        "concurrency/staleness_bound": record.staleness_bound or 0,
+        **_drafts(loads),
+        "concurrency/slowest_speed": balancer.concurrency["slowest_speed"],
         "concurrency/kv_peak": max((load.kv_peak for load in loads), default=0.0),
-        "concurrency/waiting_max": max((load.waiting_max for load in loads), default=0),
         "concurrency/preemptions": sum(load.preemptions for load in loads),
-        "concurrency/server_throughput": _ratio(
-            sum(load.generated_tok for load in loads), sum(load.busy_s for load in loads)
-        ),
+    }
+
+
+def _drafts(loads: Collection[EngineLoad]) -> dict[str, float]:
+    """Every response that decodes in a step gets a token, and those of its draft that are accepted."""
+    drafted, accepted = (sum(getattr(load, name) for load in loads) for name in ("drafted_tok", "accepted_tok"))
+    if not drafted:
+        return {}
+    generated = sum(load.generated_tok for load in loads)
+    return {
+        "drafts/tok_per_step": _ratio(generated, generated - accepted),
+        "drafts/accepted_ratio": _ratio(accepted, drafted),
     }
 
 
@@ -159,21 +257,15 @@ def _tokens(record: RoundRecord) -> dict[str, float]:
 
 
 def _partial(record: RoundRecord) -> dict[str, float]:
-    ages, reprefilled = record.versions.ages, record.result.workers.reprefilled_tok
-    again, once = sum(n * n for n in reprefilled), sum(n * n for n in record.seq_lens_tok)
     resumed = {group.uid for group in record.dispatch.groups[: record.dispatch.resumed]}
-    kept_tok = sum(group.generated_tok for group in record.buffered)
     return {
         "partial/off_policy_token_ratio": record.versions.partial_share,
         "partial/resumed_groups": len(resumed.intersection(record.result.summary.start_order)),
-        "partial/resumed_ratio": _ratio(ages.total() - ages[0], ages.total()),
         "partial/retired_groups": len(record.dispatch.retired_uids),
         "partial/withheld_tokens": record.withheld_tok,
-        "partial/reprefilled_tokens": sum(reprefilled),
-        "partial/reprefill_attention_ratio": _ratio(again, again + once),
+        "partial/reprefilled_tokens": sum(record.result.workers.reprefilled_tok),
         "partial/diverged_tokens": record.result.workers.diverged_tok,
-        "partial/buffer_tokens": kept_tok,
-        "partial/buffer_bytes": kept_tok * BYTES_PER_KEPT_TOKEN,
+        "partial/buffer_tokens": sum(group.generated_tok for group in record.buffered),
     }
 
 
@@ -185,8 +277,6 @@ def _versions(record: RoundRecord) -> dict[str, float]:
         "age/mean": _mean(shares.ages),
         "age/max": max(shares.ages, default=0),
         **_histogram("staleness/tokens", shares.tokens),
-        **_histogram("staleness/trajectories", shares.trajectories),
-        **_histogram("age/trajectories", shares.ages),
     }
 
 
@@ -194,8 +284,6 @@ def _lengths(record: RoundRecord) -> dict[str, float]:
     trained, dispatched = record.lengths.trained, record.lengths.dispatched
     return {
         "length/trained/mean": trained.mean_tok,
-        "length/trained/p50": trained.quantile_tok(0.5),
-        "length/trained/p90": trained.quantile_tok(0.9),
         "length/dispatched/mean": dispatched.mean_tok,
         "length/dispatched/p50": dispatched.quantile_tok(0.5),
         "length/dispatched/p90": dispatched.quantile_tok(0.9),

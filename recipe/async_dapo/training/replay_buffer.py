@@ -1,4 +1,7 @@
-"""Event-driven replay buffer: opens a round, waits for its stop, and hands exactly B valid groups to the trainer."""
+"""Event-driven replay buffer: opens a round, waits for its stop, and hands exactly B valid groups to the trainer.
+
+When a step cannot have enough valid groups, it raises errors that name the cause and the remedy.
+"""
 
 import logging
 from collections import Counter
@@ -13,26 +16,80 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from .. import store
 from ..config import AsyncDAPOConfig, Auto, ConfigError
 from ..core.concurrency import ConcurrencyState
-from ..core.exact_batch import check_batch
+from ..core.failures import EndedGroups
+from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow
 from ..core.outcome import Verdict
-from ..core.pool import PromptPool
-from ..core.pool_records import Dispatch
+from ..core.pool import Dispatch, PromptPool
 from ..core.prompt_history import PromptHistory
 from ..core.screening import Screened
-from ..core.staleness import StalenessLimit
+from ..core.staleness import StalenessLimit, VersionShares
 from ..core.trajectory import PromptGroup
-from ..core.version_shares import VersionShares
-from ..report.lengths import LengthsFile
+from ..record.responses import LengthsFile
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reports import RoundResult
+from .checkpoints import RolloutState
 from .metrics import RoundRecord, round_line, round_metrics
-from .rollout_state import RolloutState
-from .run_news import RunNews
-from .too_few_groups import too_many_batches, too_many_failures, too_many_set_aside
+from .tracking import RunNews
 
 logger = logging.getLogger(__name__)
+
+# Groups over which trained and dispatched lengths are compared: several steps, so that one of them says little.
+LENGTH_BIAS_WINDOW = 2048
+
+
+def too_many_failures(ended: EndedGroups, options: AsyncDAPOConfig) -> RuntimeError:
+    """So many trajectories fail that further prompts would only be used up."""
+    scored, failed = ended.scored_trajectories, ended.failed_trajectories
+    return RuntimeError(
+        f"{failed} of {scored + failed} trajectories failed, and each ends a group of rollout.n={options.rollout_n}: "
+        f"groups ended as {ended}. {_cause(ended, options)}"
+    )
+
+
+def too_many_batches(ended: EndedGroups, options: AsyncDAPOConfig) -> ConfigError:
+    """`max_num_gen_batches` is reached."""
+    limit = options.filter.max_num_gen_batches
+    if ended.num_failed > max(ended.filtered, ended.set_aside):
+        cause = _cause(ended, options)
+    elif ended.set_aside > ended.filtered:
+        cause = f"async_dapo.max_tokens_per_round={options.max_tokens_per_round} ends too few groups; raise it"
+    else:
+        cause = "the task is too easy, too hard, or the reward is constant"
+        cause += "; raise the limit (0 = none) or change the data"
+    return ConfigError(
+        "algorithm.filter_groups.max_num_gen_batches",
+        limit,
+        f"drew {limit} batches and still has fewer than {options.target_valid_groups} valid groups; groups ended as "
+        f"{ended}: {cause}",
+    )
+
+
+def too_many_set_aside(ended: EndedGroups, options: AsyncDAPOConfig) -> ConfigError:
+    """Hardly a group ends within a round: further prompts would only be set aside, too."""
+    return ConfigError(
+        "async_dapo.max_tokens_per_round",
+        options.max_tokens_per_round,
+        f"ends too few groups of rollout.n={options.rollout_n} in a round: groups ended as {ended}; raise it",
+    )
+
+
+def _cause(ended: EndedGroups, options: AsyncDAPOConfig) -> str:
+    """What most of the failed groups failed of, with file and line, and the remedy."""
+    function, timeout_s = options.reward_function, options.reward.timeout_s
+    what = f" {ended.main_cause}" if ended.main_cause else ""
+    match ended.main_reason:
+        case "reward_timeout":
+            return (
+                f"The reward function, {function}, gave no answer within async_dapo.reward.timeout_s={timeout_s}: make "
+                "it faster or raise the limit"
+            )
+        case "reward_error":
+            return f"The reward function, {function}, raised or ended its process:{what}; correct it"
+        case "reward_not_finite":
+            return f"The reward function, {function}, returned no finite number:{what}; correct it"
+    return f"The agent loop, a tool or the engine refused the prompts:{what}; correct it"
 
 
 class RoundReplayBuffer(ReplayBuffer):
@@ -51,7 +108,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._last_pool_size: int | None = None
         self._has_opened = False
         self._dispatched = Dispatch()
-        self._lengths = LengthBiasWindow(options.length_bias_window)
+        self._lengths = LengthBiasWindow(LENGTH_BIAS_WINDOW)
         self._lengths_file = LengthsFile(options.report_dir)
         self._over_sampling = options.over_sampling()
         self._round_size = options.round_size()
@@ -92,14 +149,15 @@ class RoundReplayBuffer(ReplayBuffer):
             self._num_gen_batches += 1
         self._dispatched = dispatch.extended(self.pool.dispatch(step))
         pool_size = self._pool_size()
-        self.manager.open_round(
-            self._dispatched,
+        spec = self._options.round_spec(
             step=step,
             carried_valid_groups=self.pool.num_carried,
+            must_finish=self._dispatched.must_finish,
             pool_size=pool_size,
             most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
             valid_share=self._over_sampling.valid_share,
         )
+        self.manager.open_round(spec, self._dispatched.groups, step=step)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Wait for the open round to stop.
@@ -133,7 +191,6 @@ class RoundReplayBuffer(ReplayBuffer):
             dispatch=self._dispatched,
             settlement=settlement,
             ledger=self.pool.check_ledger(),
-            num_gen_batches=float(self._num_gen_batches),
             groups_to_hold=self._over_sampling.groups_to_hold,
             holds_less=self._over_sampling.holds_less,
             valid_share=self._over_sampling.valid_share,
@@ -141,7 +198,6 @@ class RoundReplayBuffer(ReplayBuffer):
             staleness_bound=self._round_size.staleness_bound(self._over_sampling.trained_share),
             withheld_tok=withheld_tok,
             versions=versions,
-            seq_lens_tok=[tag["seq_len"] for tag in batch.tags],
             buffered=self.pool.buffered,
             lengths=self._lengths,
             skipped=self._skipped,

@@ -9,19 +9,18 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
+from ..actor_watch import watched
 from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Auto
-from ..data_plane import end_queue, queue_watched
+from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
 from ..logs import show_logs
-from ..processes.actor_limits import server_calls
-from ..processes.actor_watch import watched
-from ..report.write import report_the_end
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
 from ..shipping import localise
-from ..weights.sockets import sockets_folder
-from .correction import wire_importance_sampling
+from ..store import end_queue, queue_watched
+from ..weights.stream import sockets_folder
+from .importance_sampling import wire_importance_sampling
 from .tracking import gpus_per_engine
 from .trainer import AsyncDAPOTrainer
 
@@ -46,14 +45,13 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
         with queue_watched(config.transfer_queue):
             trainer = trainer_cls(config=config)
             manager = AsyncDAPOAgentLoopManager.start(config)
-            with watched(manager.named_workers):  # nobody else calls them while engines start
+            with watched(manager.named_workers):  # they are not called while engines start
                 trainer.init()
             manager.connect(trainer.get_llm_client(), trainer.get_reward_handles())
             trainer.fit(manager)
         succeeded = True
     finally:
         take_down(trainer, router_config, succeeded=succeeded)
-        report_the_end(options.report_dir)
 
 
 def use_idle_cores() -> None:
@@ -77,6 +75,7 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig) -> Path:
         custom[CUSTOM_OPTIONS] = {
             "engine_timeout_s": options.engine_timeout_s,
             "delivery_tok": options.delivery_tok,
+            "drafts": options.drafts and options.drafts.value,
         }
     rollout = config.actor_rollout_ref.rollout
     calls = server_calls(rollout.max_num_seqs * rollout.data_parallel_size)

@@ -14,7 +14,7 @@ class AsyncDAPOTaskRunner:
         show_logs()
         log_phase("Ray is up; importing vLLM and the trainer")
         check_versions()
-        from ..data_plane import queue_starts
+        from ..store import queue_starts
 
         with queue_starts(config):
             from .run import train  # vLLM and the trainer are imported here, not in the driver

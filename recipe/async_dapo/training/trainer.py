@@ -46,28 +46,24 @@ from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
+from ..actor_watch import watched
 from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling, RolloutStrategy
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
-from ..files.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, read_pool, saving
-from ..files.data_history import fingerprint, read_history
-from ..files.disk import Disk, means_full
-from ..files.history_file import write_history
 from ..logs import log_phase
-from ..processes.actor_watch import watched
-from ..report import keys
-from ..rollout.manager import AsyncDAPOAgentLoopManager
-from ..rollout.prompts import make_group, prompt_rows
+from ..record import keys
+from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, Disk, means_full, read_pool, saving
+from ..record.data_history import fingerprint, read_history
+from ..record.history import write_history
+from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .balance_heuristic import BalanceHeuristic
-from .correction import truncated_weights
+from .checkpoints import KeptCheckpoints, from_frames, to_frames
 from .engine_manager import EngineManager
-from .importance_metrics import importance_metrics
-from .kept_checkpoints import KeptCheckpoints
+from .importance_sampling import importance_metrics, truncated_weights
 from .metrics import fields_to_average
 from .replay_buffer import RoundReplayBuffer
-from .rollout_state import from_frames, to_frames
 from .tracking import extend, keep_metrics_file
 
 logger = logging.getLogger(__name__)
@@ -127,14 +123,15 @@ class AsyncDAPOTrainer(PPOTrainer):
             client_cls=AsyncDAPOLLMClient,
             cleanup_timeout_s=self.options.stop_timeout_s,
             continues=self.options.rollout_strategy is RolloutStrategy.PARTIAL,
+            drafts=self.options.drafts is not None,
         )
 
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         assert isinstance(agent_loop_manager, AsyncDAPOAgentLoopManager)
         self.replay_buffer.attach(agent_loop_manager)
         self._earlier_metrics = keep_metrics_file(self.config, self.global_steps)
-        watching = watched(agent_loop_manager.named_actors)  # nobody calls them while the trainer trains
-        with watching, self._engines.naming_the_lost():
+        watching = watched(agent_loop_manager.named_actors)  # they are not called while the trainer trains
+        with watching, self._engines.naming_lost_engines():
             super().fit(agent_loop_manager)
 
     def on_init_end(self) -> None:

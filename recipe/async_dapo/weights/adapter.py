@@ -1,13 +1,16 @@
 """The training worker's end of a weight transfer: it ends with the engine at its other end, or at a time limit.
 
 verl's waits without limit for an engine to take the weights. Every rank gathers every tensor together with the others,
-so a rank whose engine is lost goes on gathering, and throws the weights away.
+so a rank whose engine is lost goes on gathering, and discards the weights.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import ray
@@ -21,16 +24,54 @@ from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 from ..aio import RECONNECT_S
 from ..config import CUSTOM_OPTIONS
-from .watch import EngineWatch
 
 logger = logging.getLogger(__name__)
 
 
-class EngineLost(Exception):
+class EngineWatch:
+    """A training worker's view of the engine it serves: notes the first thing that goes wrong with it. `fd` can be read
+    from then on, so that a wait can end with the engine.
+
+    Args:
+        servers: the engine's server actors, one a node.
+    """
+
+    def __init__(self, servers: Sequence[ActorHandle]) -> None:
+        self.fd, self._notify = os.pipe()
+        self.failure: BaseException | None = None
+        self._lock = threading.Lock()
+        for server in servers:
+            self._watch(server)
+
+    def follow(self, call: Future[Any]) -> None:
+        """A failure of this call is one of the engine."""
+        call.add_done_callback(lambda done: self.note(done.exception()))
+
+    def note(self, failure: BaseException | None) -> None:
+        """Called in any thread."""
+        with self._lock:
+            if failure is not None and self.failure is None:
+                self.failure = failure
+                os.write(self._notify, b"!")
+
+    def _watch(self, server: ActorHandle) -> None:
+        server.until_death.remote().future().add_done_callback(partial(self._on_end, server))
+
+    def _on_end(self, server: ActorHandle, call: Future[Any]) -> None:
+        error = call.exception()
+        if isinstance(error, ActorUnavailableError):  # only the connection broke
+            again = threading.Timer(RECONNECT_S, self._watch, [server])
+            again.daemon = True
+            again.start()
+        else:
+            self.note(error)
+
+
+class _EngineLost(Exception):
     """The engine is dead, or has not answered in time."""
 
 
-class WatchedSocket:
+class _WatchedSocket:
     """A ZMQ socket whose waits end with the engine at its other end.
 
     Args:
@@ -61,10 +102,12 @@ class WatchedSocket:
         if self._watch.failure is not None:
             raise self._watch.failure
         if not ready:
-            raise EngineLost(f"has not taken weights within async_dapo.engine_timeout_s={self._timeout_s}")
+            raise _EngineLost(f"has not taken weights within async_dapo.engine_timeout_s={self._timeout_s}")
 
 
 class WatchedSender(BucketedWeightSender):
+    """verl's sender on a `_WatchedSocket`."""
+
     socket: Any
 
     def __init__(self, watch: EngineWatch, *, timeout_s: float, **kwargs: Any) -> None:
@@ -74,7 +117,7 @@ class WatchedSender(BucketedWeightSender):
 
     def _init_socket(self) -> None:
         super()._init_socket()
-        self.socket = WatchedSocket(self.socket, self._watch, timeout_s=self._timeout_s)
+        self.socket = _WatchedSocket(self.socket, self._watch, timeout_s=self._timeout_s)
 
 
 class BoundedServerAdapter(ServerAdapter):
@@ -142,7 +185,7 @@ class BoundedServerAdapter(ServerAdapter):
                 self._servers = self._find_servers()
                 self._watch = EngineWatch(self._servers)
             await call()
-        except (EngineLost, RayActorError) as error:
+        except (_EngineLost, RayActorError) as error:
             self._give_up(error)
 
     async def _insist(self, call: Callable[[], Awaitable[Any]]) -> None:
@@ -162,7 +205,7 @@ class BoundedServerAdapter(ServerAdapter):
             async with asyncio.timeout(self._timeout_s):
                 await answer
         except TimeoutError:
-            raise EngineLost(f"has not answered within async_dapo.engine_timeout_s={self._timeout_s}") from None
+            raise _EngineLost(f"has not answered within async_dapo.engine_timeout_s={self._timeout_s}") from None
 
     def _find_servers(self) -> list[ActorHandle]:
         config = self.config
@@ -172,7 +215,7 @@ class BoundedServerAdapter(ServerAdapter):
         try:
             return [ray.get_actor(f"{prefix}_{node}") for node in range(nodes)]
         except ValueError as error:
-            raise EngineLost(f"is dead: {error}") from error
+            raise _EngineLost(f"is dead: {error}") from error
 
     def _give_up(self, error: Exception) -> None:
         """The trainer learns of it from the death of the servers, and ends what is left of their processes."""

@@ -8,18 +8,17 @@ import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ..processes.collector import look_as_usual
+from ..own_ray import collect_cycles_as_usual
 from .adapter import BoundedServerAdapter
 from .snapshots import SnapshotRoom, WeightSnapshots
-from .sockets import private_handle, run_name, sockets_folder
-from .stream import stamped
+from .stream import private_handle, run_name, sockets_folder, stamped
 
 
 class WeightSender(BoundedServerAdapter):
     """Meets the engine at its run's own socket, stamps what it sends, and tells the engine which stamp to expect.
 
     The expectation goes over Ray to the engine of this run, the stamp through the socket with the weights: an engine
-    that listens to somebody else raises `WeightsMismatch`, here as well.
+    that listens to another run raises `WeightsMismatch`, here as well.
     """
 
     zmq_handle: str
@@ -41,6 +40,8 @@ class WeightSender(BoundedServerAdapter):
 
 
 class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
+    """verl's training worker, with this recipe's sender and snapshots."""
+
     rollout: Any
     snapshots: WeightSnapshots
 
@@ -49,7 +50,7 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
         super().init_model()
         verls = self.rollout
         self.rollout = WeightSender(verls.config, verls.model_config, verls.device_mesh, verls.replica_rank)
-        look_as_usual()
+        collect_cycles_as_usual()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_snapshots(self, dtype: str) -> SnapshotRoom:

@@ -1,16 +1,28 @@
-"""A stream of weights that ends with its stamp, and the checksum that both ends compute over it.
+"""A stream of weights from a trainer to its engine, which can tell that they are its own run's and which version's.
 
-The checksum takes the names, shapes and types of all tensors, and the first values of every sixteenth: some
-milliseconds beside a transfer, and nothing is sent but the stamp.
+    trainer: tensors, then a stamp --socket in this Ray cluster's folder--> engine: compares the stamp with its own
+
+Both ends compute a checksum over the stream, of the names, shapes and types of all tensors and of the first values of
+every sixteenth: some milliseconds beside a transfer, and nothing is sent but the stamp.
+
+verl meets in the system's temporary folder, under a name that every first job of a Ray cluster has: two clusters on one
+machine would take each other's weights. Ray's folder is the cluster's own on each node, it is gone when the cluster's
+files are, and the job's id, which stays in the name, tells the jobs of one cluster apart.
 """
 
 import hashlib
+import json
+import os
+import re
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
 
+import ray
 import torch
 from verl.workers.rollout.utils import ensure_async_iterator
-
-from ..core.weight_stamp import WeightStamp
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 NamedTensor = tuple[str, torch.Tensor]
 
@@ -19,8 +31,55 @@ STAMP = "async_dapo.weight_stamp"  # travels as a tensor of this name
 _SAMPLED_EVERY = 16
 _SAMPLED_VALUES = 64
 
+FOLDER_VARIABLE = "ASYNC_DAPO_SOCKETS"  # tells the folder to engine processes, which know nothing of Ray
+
+_VLLMS_FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
+_VLLMS_NAME_BYTES = 37  # a slash and a UUID
+_LONGEST_PATH = 107  # of a Unix socket, in bytes
+_VERLS_HANDLE = re.compile(r"ipc:///tmp/rl-colocate-zmq-(\w+)-replica-(\d+)-rank-(\d+)\.sock")
+
+
+class WeightsMismatch(RuntimeError):
+    """An engine was given other weights than those of its run and policy version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightStamp:
+    """What a weight transfer says of itself.
+
+    Attributes:
+        run: Ray session and job.
+        checksum: of all names, shapes and types, and of some of the values.
+    """
+
+    run: str
+    version: int | None
+    checksum: str
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        return cls(**json.loads(data))
+
+    def __str__(self) -> str:
+        return f"policy version {self.version} of run {self.run}, checksum {self.checksum}"
+
+
+def _check_stamp(engine: str, *, expected: WeightStamp, found: WeightStamp | None) -> None:
+    """Compare what an engine should have been given with what came with the weights.
+
+    Raises:
+        WeightsMismatch: naming the engine, what was expected and what was found.
+    """
+    if found != expected:
+        raise WeightsMismatch(f"{engine}: expected weights of {expected}; found {found or 'weights without a stamp'}")
+
 
 class StreamChecksum:
+    """The checksum of a stream of tensors."""
+
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=8)
         self._tensors = 0
@@ -77,3 +136,76 @@ def _first_values(tensor: torch.Tensor) -> bytes:
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+
+
+def sockets_folder() -> Path:
+    """That of this process's Ray cluster on this node."""
+    node_id = ray.get_runtime_context().get_node_id()
+    [node] = [node for node in ray.nodes() if node["NodeID"] == node_id]
+    return Path(node["ObjectStoreSocketName"]).parent
+
+
+def use_for_engine(folder: Path) -> None:
+    """For a process that is about to start an engine: vLLM puts its sockets there, if their paths are short enough.
+
+    In the temporary folder those of an engine that is killed would stay.
+    """
+    if len(str(folder).encode()) + _VLLMS_NAME_BYTES <= _LONGEST_PATH:
+        os.environ.setdefault(_VLLMS_FOLDER_VARIABLE, str(folder))
+
+
+def run_name(folder: Path) -> str:
+    """Names a run in messages, and unlike any other on a machine: Ray's session and job."""
+    return f"{folder.parent.name}/{ray.get_runtime_context().get_job_id()}"
+
+
+def private_handle(verls_handle: str, folder: Path) -> str:
+    """The ZMQ address in `folder` for what verl would meet at in the temporary folder.
+
+    Raises:
+        ValueError: the path is longer than a socket's may be.
+    """
+    match = _VERLS_HANDLE.fullmatch(verls_handle)
+    assert match, f"{verls_handle}: not the address that verl 0.9.1 makes"
+    job_id, replica, rank = match.groups()
+    path = folder / f"w{job_id}-{replica}-{rank}"
+    if len(str(path).encode()) > _LONGEST_PATH:
+        raise ValueError(
+            f"{path}: a socket's path ends at {_LONGEST_PATH} bytes; give Ray a shorter folder "
+            "(ray start --temp-dir, or +ray_kwargs.ray_init._temp_dir)"
+        )
+    return f"ipc://{path}"
+
+
+class WeightReceiver(vLLMColocateWorkerExtension):
+    """The engine's end, part of every vLLM worker, in processes without Ray: meets the trainer at its run's own socket,
+    and refuses weights that are not of this run and version.
+
+    It refuses after the transfer: the trainer's end would wait for ever for the answer to a piece that is not taken.
+    """
+
+    def update_weights_from_ipc(
+        self, *, expected_run: str | None = None, expected_version: int | None = None, **kwargs: Any
+    ) -> None:
+        """
+        Raises:
+            WeightsMismatch: what came is not what the caller, which is of this run, has sent.
+        """
+        self._stamp_reader = StampReader()
+        super().update_weights_from_ipc(**kwargs)
+        reader = self._stamp_reader
+        expected = WeightStamp(run=str(expected_run), version=expected_version, checksum=reader.checksum())
+        replica = os.environ["VERL_REPLICA_RANK"]
+        _check_stamp(f"replica {replica}, rank {self.local_rank}", expected=expected, found=reader.stamp)
+
+    def bind_drafts(self) -> None:
+        """Let this worker's proposer of drafts, if it is the recipe's, see the names of its requests."""
+        bind = getattr(getattr(self.model_runner, "drafter", None), "bind", None)
+        if bind is not None:
+            bind(self.model_runner)
+
+    def _update_weights(self, weights: list[NamedTensor], **kwargs: Any) -> None:
+        super()._update_weights(self._stamp_reader.without_stamp(weights), **kwargs)
+
+    def _get_zmq_handle(self) -> str:
+        return private_handle(super()._get_zmq_handle(), Path(os.environ[FOLDER_VARIABLE]))

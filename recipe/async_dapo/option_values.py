@@ -1,0 +1,142 @@
+"""Values of options: what may be chosen, the error for what may not, and plain dicts as typed arguments."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import Any, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+
+class RolloutStrategy(StrEnum):
+    DISCARD = "discard"
+    PARTIAL = "partial"
+    PARTIAL_STALE_KV = "partial_stale_kv"
+    CONSISTENT = "consistent"
+
+
+class ImportanceSampling(StrEnum):
+    BYPASS = "bypass"
+    DECOUPLED = "decoupled"
+    BALANCE = "balance"
+    NONE = "none"
+
+
+class Drafts(StrEnum):
+    SIBLINGS = "siblings"
+
+
+class SnapshotDtype(StrEnum):
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+class Auto(StrEnum):
+    """In place of a number that the recipe decides itself, step by step."""
+
+    AUTO = "auto"
+
+
+class OnRewardError(StrEnum):
+    DROP_GROUP = "drop_group"
+    RAISE = "raise"
+
+
+class ConfigError(ValueError):
+    """A bad option: names the key, the value and the remedy. Arrives whole from a remote actor."""
+
+    def __init__(self, key: str, value: object, remedy: str) -> None:
+        super().__init__(key, value, remedy)
+
+    def __str__(self) -> str:
+        key, value, remedy = self.args
+        return f"{key}={value}: {remedy}"
+
+
+class ConfigErrors(ConfigError):
+    """Several bad options; reads as the first one."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        super().__init__(*errors[0].args)
+        self.errors = tuple(errors)
+
+    def __reduce__(self) -> tuple[type["ConfigErrors"], tuple[Sequence[ConfigError]]]:
+        return ConfigErrors, (self.errors,)
+
+
+def check_each(checks: Iterable[Callable[[], object]]) -> None:
+    """Run every check, whatever becomes of those before, so that several mistakes are found at once.
+
+    Raises:
+        ConfigError: what one of them found; `ConfigErrors` if several did.
+    """
+    errors: list[ConfigError] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigErrors as found:
+            errors += found.errors
+        except ConfigError as error:
+            errors.append(error)
+        except Exception:
+            if not errors:  # else most likely a consequence
+                raise
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """The known name that is most like a wrong one, as the end of a message; empty where none is alike."""
+    alike = get_close_matches(str(name), map(str, known), n=1)
+    return f"; did you mean {alike[0]}?" if alike else ""
+
+
+def check_choice(key: str, value: object, choices: Iterable[object]) -> None:
+    """
+    Raises:
+        ConfigError: for a value that is none of the choices; it names them, and the one most like it.
+    """
+    known = list(choices)
+    if value not in known:
+        raise ConfigError(key, value, f"must be one of {', '.join(map(str, known))}{did_you_mean(value, known)}")
+
+
+def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Convert a plain dict to constructor arguments of a dataclass, one by one. A field with a default is no option."""
+    types = get_type_hints(cls)
+    names = {field.name for field in fields(cls) if field.default is MISSING}
+    for key in node.keys() - names:
+        known = ", ".join(sorted(names))
+        raise ConfigError(prefix + key, node[key], f"unknown option; known: {known}{did_you_mean(key, names)}")
+    for key in names - node.keys():
+        raise ConfigError(prefix + key, "<missing>", "add it; config/async_dapo_trainer.yaml has all defaults")
+    return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}
+
+
+def whole_number(config: DictConfig, key: str) -> int:
+    return _convert(int, OmegaConf.select(config, key), key)
+
+
+def _convert(kind: Any, value: Any, key: str) -> Any:
+    if isinstance(kind, UnionType):
+        if value is None and NoneType in kind.__args__:
+            return None
+        if Auto in kind.__args__ and value == Auto.AUTO:
+            return Auto.AUTO
+        if Auto in kind.__args__ and not isinstance(value, int):
+            raise ConfigError(key, value, "must be a whole number, or auto")
+        kind = next(option for option in kind.__args__ if option is not NoneType)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        check_choice(key, value, kind)
+        return kind(value)
+    if kind is bool and not isinstance(value, bool):
+        raise ConfigError(key, value, "must be True or False")
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigError(key, value, "must be a whole number")
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(key, value, "must be a number")
+        return float(value)
+    return value

@@ -1,0 +1,241 @@
+"""One checkpoint on the disk: verl's files, the pool of prompts, and the note, written last, that it is complete.
+
+    global_step_8/
+      actor/, data.pt, transfer_queue/   verl's own, as verl writes them
+      async_dapo_pool.msgpack            plain data in frames: 8 bytes of length, then as many
+      async_dapo_complete.json           every file with its size, and the pool's checksum
+
+The folder may be moved and copied, and the recipe renamed: nothing in it names a place or a class.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import msgspec
+
+POOL_FILE = "async_dapo_pool.msgpack"
+COMPLETE_FILE = "async_dapo_complete.json"
+STEP_FOLDER = "global_step_"  # verl's name
+PICKLED_POOL_FILE = "async_dapo_pool.pkl"  # of earlier versions
+
+FORMAT = 5
+MAX_COMPLETE_BYTES = 16 * 2**20
+MAX_FRAME_BYTES = 2**30  # a prompt group
+MAX_POOL_BYTES = 64 * 2**30
+_LENGTH_BYTES = 8
+
+LEAST_BYTES = 64 * 2**20  # with less, metrics and logs cannot be written for long
+
+# torch's archive writer does not pass the system's error on.
+_FULL = re.compile(r"No space left on device|Disk quota exceeded|inline_container\.cc|PytorchStreamWriter failed")
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint that cannot be resumed from: names the path, and what is wrong with it."""
+
+
+class Complete(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The content of `COMPLETE_FILE`."""
+
+    format: int
+    step: int
+    files: dict[str, int]  # path within the folder -> bytes
+    pool_blake2b: str
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint folder's name.
+
+    Raises:
+        DamagedCheckpoint: if it has another name.
+    """
+    number = folder.name.removeprefix(STEP_FOLDER)
+    if number == folder.name or not (number.isascii() and number.isdecimal()):
+        raise DamagedCheckpoint(f"{folder} is not named {STEP_FOLDER}<number>")
+    return int(number)
+
+
+@contextmanager
+def saving(folder: Path, frames: Iterable[bytes]) -> Iterator[None]:
+    """Write the pool, let verl write the rest, then note that all of it is there.
+
+    Args:
+        frames: the pool; each may be as long as the prompt groups of a run are.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / COMPLETE_FILE
+    for path in (note, _partial(note)):  # of a save before, which may have been interrupted
+        path.unlink(missing_ok=True)
+    checksum = _write_pool(folder / POOL_FILE, frames)
+    yield
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    complete = Complete(format=FORMAT, step=step_of(folder), files=files, pool_blake2b=checksum)
+    with replacing(note) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(complete)))
+
+
+def verify(folder: Path) -> Complete:
+    """See that a checkpoint is complete, as far as that can be seen without unpickling verl's files.
+
+    Raises:
+        DamagedCheckpoint: naming the path and what is wrong.
+    """
+    complete = _read_complete(folder)
+    path = folder / POOL_FILE
+    try:
+        with open(path, "rb") as file:
+            checksum = hashlib.file_digest(file, _hasher).hexdigest()
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+    _compare(checksum, complete, path)
+    return complete
+
+
+def read_pool(folder: Path) -> Iterator[bytes]:
+    """The frames of the pool. They are known to be whole only when all have been read.
+
+    Raises:
+        DamagedCheckpoint: naming the path and what is wrong.
+    """
+    complete = _read_complete(folder)
+    path, hasher = folder / POOL_FILE, _hasher()
+    try:
+        with open(path, "rb") as file:
+            left = complete.files[POOL_FILE]
+            while left:
+                head = file.read(_LENGTH_BYTES)
+                size = int.from_bytes(head, "little")
+                left -= _LENGTH_BYTES + size
+                if left < 0 or size > MAX_FRAME_BYTES:
+                    raise DamagedCheckpoint(f"{path} has a frame of {size} bytes, more than are there or allowed")
+                frame = file.read(size)
+                hasher.update(head)
+                hasher.update(frame)
+                yield frame
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+    _compare(hasher.hexdigest(), complete, path)
+
+
+def _read_complete(folder: Path) -> Complete:
+    """The note of a checkpoint whose files have the sizes that it says."""
+    path, step = folder / COMPLETE_FILE, step_of(folder)
+    if not folder.is_dir():
+        raise DamagedCheckpoint(f"{folder} does not exist")
+    try:
+        if not path.exists():
+            raise DamagedCheckpoint(_why_incomplete(folder))
+        if (size := path.stat().st_size) > MAX_COMPLETE_BYTES:
+            raise DamagedCheckpoint(f"{path} has {size} bytes, more than {MAX_COMPLETE_BYTES}")
+        complete = msgspec.json.decode(path.read_bytes(), type=Complete)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{path} is not what this recipe wrote: {error}") from error
+    if complete.format != FORMAT:
+        raise DamagedCheckpoint(f"{path} has format {complete.format}, this recipe reads {FORMAT}")
+    if complete.step != step:
+        raise DamagedCheckpoint(f"{folder} was saved as {STEP_FOLDER}{complete.step}")
+    if complete.files.get(POOL_FILE, MAX_POOL_BYTES + 1) > MAX_POOL_BYTES:
+        raise DamagedCheckpoint(f"{path} has no size of {POOL_FILE} that is at most {MAX_POOL_BYTES} bytes")
+    for name, size in complete.files.items():
+        _check_size(folder, name, size)
+    return complete
+
+
+def _why_incomplete(folder: Path) -> str:
+    if (folder / PICKLED_POOL_FILE).exists():
+        return (
+            f"{folder / PICKLED_POOL_FILE} is of an earlier version of this recipe, and is not read: it could run code"
+        )
+    return f"{folder} has no {COMPLETE_FILE}: it was not written to its end, or not by this recipe"
+
+
+def _check_size(folder: Path, name: str, size: int) -> None:
+    relative = PurePosixPath(name)
+    if relative.is_absolute() or ".." in relative.parts:
+        raise DamagedCheckpoint(f"{folder / COMPLETE_FILE} names {name}, outside of its folder")
+    path = folder / relative
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} is missing") from error
+    if found != size:
+        raise DamagedCheckpoint(f"{path} has {found} bytes, {size} were written")
+
+
+def _compare(checksum: str, complete: Complete, path: Path) -> None:
+    if checksum != complete.pool_blake2b:
+        raise DamagedCheckpoint(f"{path} has another content than was written: its checksum differs")
+
+
+def _write_pool(path: Path, frames: Iterable[bytes]) -> str:
+    """Returns the checksum."""
+    hasher = _hasher()
+    with replacing(path) as file:
+        for frame in frames:
+            if len(frame) > MAX_FRAME_BYTES:
+                raise ValueError(f"a prompt group of {len(frame)} bytes; at most {MAX_FRAME_BYTES} can be saved")
+            for part in (len(frame).to_bytes(_LENGTH_BYTES, "little"), frame):
+                hasher.update(part)
+                file.write(part)
+        if file.tell() > MAX_POOL_BYTES:
+            raise ValueError(f"a pool of {file.tell()} bytes; at most {MAX_POOL_BYTES} can be saved")
+    return hasher.hexdigest()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name when it is whole and on the disk."""
+    with open(_partial(path), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    _partial(path).replace(path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_suffix(".part")
+
+
+def _hasher() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """The file system that a folder is on."""
+
+    mounted_at: Path
+    free_bytes: int
+    total_bytes: int
+
+    @classmethod
+    def of(cls, folder: Path) -> "Disk":
+        """That of a folder, which need not exist yet."""
+        place = folder.expanduser().absolute()
+        while not place.exists():
+            place = place.parent
+        usage = shutil.disk_usage(place)
+        place = place.resolve()
+        while not os.path.ismount(place):
+            place = place.parent
+        return cls(mounted_at=place, free_bytes=usage.free, total_bytes=usage.total)
+
+    def __str__(self) -> str:
+        return f"the disk mounted at {self.mounted_at} ({in_gb(self.free_bytes)} of {in_gb(self.total_bytes)} free)"
+
+
+def in_gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB"
+
+
+def means_full(error: BaseException) -> bool:
+    """Whether something could not be written for want of room; the error may come from another process."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(error)) is not None

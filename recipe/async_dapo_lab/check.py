@@ -1,0 +1,125 @@
+"""Checks a run as the recipe does, then describes it: `python -m recipe.async_dapo_lab.check <hydra overrides>`.
+
+One paragraph says what will be trained, on what, how much of it at once, and what memory that takes.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from omegaconf import DictConfig
+
+from ..async_dapo.check import main
+from ..async_dapo.config import AsyncDAPOConfig, ConfigError
+from ..async_dapo.core.concurrency import EngineLoad
+from ..async_dapo.core.leases import server_calls
+from ..async_dapo.hardware import Accelerator, ModelShape, load_model
+from ..async_dapo.startup.memory_check import accelerator_of
+from ..async_dapo.startup.model_check import local_folder
+from ..async_dapo.startup.trainer_check import num_gpus
+from .plan.costs import ServerConstants, kv_room_tok
+
+BUFFERED_BYTES_PER_TOK = 9  # a token's id and log-prob, and its share of what is noted for a delivery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """The vLLM engines of a run."""
+
+    count: int
+    gpus_each: int
+    max_num_seqs: int  # of each
+    kv_room_tok: int | None  # of each; None: not known before it runs
+    hardware: str
+
+    @classmethod
+    def of(cls, config: DictConfig) -> "Engines":
+        rollout = config.actor_rollout_ref.rollout
+        gpus_each = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+        room_tok, hardware = None, "CPU"
+        if config.trainer.device != "cpu":
+            accelerator, hardware = accelerator_of(config)
+            room_tok = _kv_room_tok(config, accelerator, gpus_each)
+        return cls(
+            count=num_gpus(config) // gpus_each,
+            gpus_each=gpus_each,
+            max_num_seqs=rollout.max_num_seqs * rollout.data_parallel_size,
+            kv_room_tok=room_tok,
+            hardware=hardware,
+        )
+
+
+def described(config: DictConfig) -> str:
+    return run_in_words(config, AsyncDAPOConfig.from_hydra(config))
+
+
+def run_in_words(config: DictConfig, options: AsyncDAPOConfig) -> str:
+    engines = Engines.of(config)
+    batch = options.target_valid_groups * options.rollout_n
+    held = options.over_sampling().groups_to_hold
+    buffered_bytes = held * options.rollout_n * options.max_response_length * BUFFERED_BYTES_PER_TOK
+    age = "no limit on staleness" if options.max_staleness is None else f"at most {options.max_staleness} versions old"
+    return (
+        f"Each step trains on B = {options.target_valid_groups} valid groups of n = {options.rollout_n} "
+        f"({batch:,} trajectories of up to {options.max_response_length:,} tokens; {_valid(options)}). "
+        f"{held:,} groups are held at the start of a round. Strategy {options.rollout_strategy}, stop rule "
+        f"{options.stop_rule}, tokens {age}, correction {options.importance_sampling}. {_engines(engines)} "
+        f"{_in_flight(options, engines)} "
+        + (
+            f"Trajectories kept for a later step take up to {_memory(buffered_bytes)} of the trainer's memory."
+            if options.keeps_tokens and options.max_staleness != 0
+            else "Nothing that was interrupted is kept."
+        )
+    )
+
+
+def _memory(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
+
+
+def _valid(options: AsyncDAPOConfig) -> str:
+    metric = options.filter.metric
+    return "no filter" if metric is None else f"valid: `{metric}` varies within the group"
+
+
+def _engines(engines: Engines) -> str:
+    names = f"{engines.count} engine{'s' * (engines.count > 1)} of {engines.gpus_each} x {engines.hardware}"
+    if engines.kv_room_tok is None:
+        return f"{names}; how much its KV cache holds is known once vLLM runs."
+    return f"{names}, each with room for {engines.kv_room_tok:,} tokens of KV cache."
+
+
+def _in_flight(options: AsyncDAPOConfig, engines: Engines) -> str:
+    """How many requests run at once, as the load balancer would decide in the first round."""
+    most_each = options.max_loads_per_server or server_calls(engines.max_num_seqs) - 1
+    capacity = engines.count * most_each
+    if options.rollout_pool_size is None:
+        return f"{min(options.lanes_hold, capacity):,} requests in flight at most."
+    if options.fixed_pool_size is not None:
+        return f"{min(options.fixed_pool_size, capacity):,} requests in flight."
+    if engines.kv_room_tok is None:
+        return f"Requests in flight size themselves, {capacity:,} at most."
+    balance = options.balance(most_per_server=most_each)
+    load = EngineLoad(kv_room_tok=engines.kv_room_tok, max_num_seqs=engines.max_num_seqs)
+    balance.leases.add_servers([f"engine {i}" for i in range(engines.count)])
+    balance.open({f"engine {i}": load for i in range(engines.count)})
+    first = options.round_size().decide(balance.places, 1.0)
+    return f"Requests in flight size themselves, {first:,} in the first round."
+
+
+def _kv_room_tok(config: DictConfig, accelerator: Accelerator, gpus: int) -> int | None:
+    rollout = config.actor_rollout_ref.rollout
+    try:
+        model: ModelShape = load_model(local_folder(config.actor_rollout_ref.model, "path"))
+        return kv_room_tok(
+            model,
+            accelerator,
+            ServerConstants(),
+            tensor_parallel_size=gpus,
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
+        )
+    except ConfigError:
+        return None  # a model that the planner does not know
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], described))

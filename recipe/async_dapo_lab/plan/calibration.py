@@ -1,0 +1,181 @@
+"""Costs measured in a real run, in place of constants: fitted to a JSONL record.
+
+A line of the record is one of
+
+    {"inflight": b, "tokens_per_s": r}                   decoding of one server with b requests in flight, optionally
+                                                         with `kv_tok`, the tokens of KV cache they hold together
+    {"inflight": b, "response_length": n, "seconds": s}  one request that got n tokens in s seconds, among b in flight
+    {"step": i, "data": {...}}                           the recipe's metrics, as verl's `file` logger writes them
+
+and the fit is that of `StepCost`: n tokens take latency + n * (base + per_request * b [+ per_kv_token * k]). Metrics
+tell two things more: the engine's time per request, if rollouts with more requests take longer, and what a step spends
+outside of its rollout.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ...async_dapo.config import ConfigError
+from .costs import StepCost
+
+PREFIX = "async_dapo/"
+ROLLOUT_S = PREFIX + "round/rollout_s"  # of every step of this recipe; a line of a validation alone has none
+TERMS = ("latency_s", "base_s", "per_request_s", "per_kv_token_s", "admission_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCosts:
+    """What a record says. None = it does not say."""
+
+    latency_s: float  # of a request, whatever its length
+    base_s: float
+    per_request_s: float
+    per_kv_token_s: float | None
+    admission_s: float  # engine time that every request takes, besides its tokens
+    has_prefill: bool  # latency and admission hold a request's prefill; the throughput of decoding alone does not
+    outside_s: float | None  # of a step, outside of its rollout: training, log-probs, weight update
+    num_points: int
+    relative_rms: float  # of the fit, over its points
+
+    def apply(self, cost: StepCost) -> StepCost:
+        """The measured decode step, and the measured prefill where there is one."""
+        measured = replace(
+            cost,
+            base_s=self.base_s,
+            per_request_s=self.per_request_s,
+            per_kv_token_s=self.per_kv_token_s or 0.0,
+            admission_s=self.admission_s,
+        )
+        return replace(measured, prefill_token_s=0.0, prefill_token2_s=0.0) if self.has_prefill else measured
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_points} points, {100 * self.relative_rms:.0f} % rms: a request takes "
+            f"{1e3 * self.latency_s:.2f} ms, a step {1e3 * self.base_s:.3f} ms + {1e6 * self.per_request_s:.1f} us per "
+            f"request, an admission {1e3 * self.admission_s:.2f} ms"
+        )
+
+
+def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
+    """Fit a record.
+
+    Raises:
+        ConfigError: when the file is missing, empty, says too little to fit a decode step, or gives `kv_tok` in part.
+    """
+    rows = _read(path)
+    _check_kv(path, rows)
+    equations = [equation for row in rows if (equation := _equation(row)) is not None]
+    steps = [data for row in rows if isinstance(data := row.get("data"), dict) and ROLLOUT_S in data]
+    of_rounds = _step_equations(steps, num_servers)
+    equations += of_rounds
+    if not equations:
+        raise ConfigError("calibrate", path, f"no line can be used; a line needs {_FORMS}")
+    terms, seconds = (np.array(side) for side in zip(*equations, strict=True))
+    weights, fit_error = _fit(terms, seconds)
+    measured = dict(zip(TERMS, weights, strict=True))
+    if measured["base_s"] + measured["per_request_s"] <= 0:
+        raise ConfigError("calibrate", path, "requests take no time per token; record more lengths and concurrencies")
+    has_kv = bool(terms[:, 3].any())
+    outside = [data["timing_s/step"] - data[ROLLOUT_S] for data in steps if "timing_s/step" in data]
+    return MeasuredCosts(
+        latency_s=measured["latency_s"],
+        base_s=measured["base_s"],
+        per_request_s=measured["per_request_s"],
+        per_kv_token_s=measured["per_kv_token_s"] if has_kv else None,
+        admission_s=measured["admission_s"],
+        has_prefill=bool(of_rounds) or any("response_length" in row for row in rows),
+        outside_s=median(outside) if outside else None,
+        num_points=len(equations),
+        relative_rms=fit_error,
+    )
+
+
+_FORMS = (
+    "`inflight` with `tokens_per_s` (and `kv_tok`, the tokens of KV cache that a step reads), or with "
+    "`response_length` and `seconds`, or be a line of verl's file logger"
+)
+
+Equation = tuple[tuple[float, float, float, float, float], float]  # coefficients of TERMS, seconds
+
+
+def _check_kv(path: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Without `kv_tok` the accelerator's bandwidth says what reading costs; lines without it would count as 0."""
+    gives = [row.get("kv_tok") is not None for row in rows if "tokens_per_s" in row]
+    if any(gives) and not all(gives):
+        raise ConfigError(
+            "calibrate", path, f"`kv_tok` is in {sum(gives)} of {len(gives)} lines; give it in all or none"
+        )
+
+
+def _equation(row: Mapping[str, Any]) -> Equation | None:
+    """One line as a linear equation in the terms; None for a line of another kind."""
+    try:
+        inflight = float(row["inflight"])
+        if "tokens_per_s" in row:
+            return (0.0, 1.0, inflight, float(row.get("kv_tok") or 0), 0.0), inflight / float(row["tokens_per_s"])
+        length = float(row["response_length"])
+        return (1.0, length, length * inflight, 0.0, 0.0), float(row["seconds"])
+    except (KeyError, TypeError, ZeroDivisionError):
+        return None
+
+
+def _step_equations(steps: Iterable[Mapping[str, float]], num_servers: int) -> list[Equation]:
+    """Mean throughput of a server over each round, at the mean number of requests in flight."""
+    equations: list[Equation] = []
+    buffered = 0.0
+    for data in steps:
+
+        def of(name: str, data: Mapping[str, float] = data) -> float:
+            return float(data.get(PREFIX + name, 0.0))
+
+        generated = sum(map(of, ("tokens/trained", "tokens/discarded", "tokens/filtered", "tokens/screened")))
+        generated += of("partial/buffer_tokens") - buffered
+        buffered = of("partial/buffer_tokens")
+        inflight = of("load_balancer/inflight/max") * (1 - of("load_balancer/idle_ratio")) / num_servers
+        if generated > 0 and inflight > 0:
+            seconds = of("round/rollout_s") * inflight * num_servers / generated
+            admissions = of("load_balancer/requests") * inflight / generated  # in one decode step
+            equations.append(((0.0, 1.0, inflight, 0.0, admissions), seconds))
+    return equations
+
+
+def _fit(terms: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
+    """Least squares of relative errors with terms >= 0: the best over all subsets of the (five) terms."""
+    scaled, ones = terms / seconds[:, None], np.ones(len(seconds))
+    best, best_error = np.zeros(terms.shape[1]), np.inf
+    useful = [i for i in range(terms.shape[1]) if terms[:, i].any()]
+    for size in range(1, len(useful) + 1):
+        for subset in combinations(useful, size):
+            chosen = scaled[:, subset]
+            if np.linalg.matrix_rank(chosen) < size:
+                continue
+            solution = np.linalg.lstsq(chosen, ones, rcond=None)[0]
+            error = float(np.sqrt(np.mean((chosen @ solution - ones) ** 2)))
+            if (solution >= 0).all() and error < best_error - 1e-12:
+                best = np.zeros(terms.shape[1])
+                best[list(subset)] = solution
+                best_error = error
+    return best, best_error
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    if not Path(path).is_file():
+        raise ConfigError("calibrate", path, "no such file; give a JSONL record of a real run")
+    rows = []
+    for number, line in enumerate(Path(path).read_text().splitlines()):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError as error:
+            raise ConfigError("calibrate", path, f"line {number + 1} is not JSON ({error})") from error
+        if isinstance(row, dict):
+            rows.append(row)
+    if not rows:
+        raise ConfigError("calibrate", path, f"the file is empty; a line needs {_FORMS}")
+    return rows

@@ -1,0 +1,350 @@
+"""Which systems a plan compares: other systems as baselines, and this recipe's options crossed; the bound that none of
+them passes, and which of them fit on the GPUs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...async_dapo.config import ConfigError, ImportanceSampling, RolloutStrategy
+from ...async_dapo.core.stop_rules import StopRuleName
+from ...async_dapo.core.trainer_memory import TrainerMemory
+from .costs import StepCost
+from .scenario import Scenario
+from .systems import (
+    System,
+    april,
+    async_dapo_2025,
+    copris,
+    dynamic_sampling,
+    recipe,
+    verl_colocate_async,
+    verl_separate_async,
+    verl_sync,
+)
+from .workload import ANSWERS, KnownPassRates
+
+SAMPLE = 4096  # prompts
+
+# Corrections beside the default one, as rows of their own.
+CORRECTIONS = {
+    RolloutStrategy.PARTIAL: (ImportanceSampling.BYPASS, ImportanceSampling.BALANCE),
+    RolloutStrategy.PARTIAL_STALE_KV: (ImportanceSampling.BYPASS,),
+    RolloutStrategy.CONSISTENT: (ImportanceSampling.BALANCE,),
+}
+SPLITS = (0.8, 0.9, 1.0)  # servers whose GPUs train, over those that would be done when the others are
+VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
+
+FSDP = "actor_rollout_ref.actor.fsdp_config."
+OFFLOADS = (f"{FSDP}param_offload=True", f"{FSDP}optimizer_offload=True")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The fastest step that the GPUs allow, whatever is scheduled how.
+
+    A step needs the tokens of B valid groups, and of the groups that are filtered on the way to them; engines that are
+    never idle, with the batch that generates most, take so long for them; then comes the training. No system that
+    trains on B groups of its own step's cost is faster in the long run, unless it prefers short answers.
+    """
+
+    needed_tok: float  # generated, filtered groups included
+    trained_tok: float
+    trained_len_tok: float  # mean response of a valid group
+    tokens_per_s: float  # of all servers at their best
+    log_prob_s: float
+    train_s: float
+    update_s: float
+
+    @property
+    def rollout_s(self) -> float:
+        return self.needed_tok / self.tokens_per_s
+
+    @property
+    def step_s(self) -> float:
+        return self.rollout_s + self.log_prob_s + self.train_s + self.update_s
+
+
+def bound_of(scenario: Scenario) -> Bound:
+    groups = [group.prompt[ANSWERS] for group in scenario.workload().draw(SAMPLE, step=0)]
+    lens_tok = np.array([group.response_lens_tok for group in groups], dtype=float)
+    is_valid = np.array([min(group.metrics) < max(group.metrics) for group in groups])
+    valid_tok = lens_tok[is_valid] if is_valid.any() else lens_tok
+    batch = scenario.train_batch_size * scenario.rollout_n
+    whole = scenario.prompt_len_tok + valid_tok
+    sums = batch * whole.mean(), batch * (whole**2).mean()
+    cost = scenario.training_cost()
+    per_server = best_tokens_per_s(
+        scenario.step_cost(),
+        lens_tok.ravel(),
+        prompt_len_tok=scenario.prompt_len_tok,
+        max_num_seqs=scenario.max_num_seqs,
+    )
+    return Bound(
+        needed_tok=batch * lens_tok.mean() / max(is_valid.mean(), 1 / SAMPLE),
+        trained_tok=batch * valid_tok.mean(),
+        trained_len_tok=float(valid_tok.mean()),
+        tokens_per_s=scenario.num_servers * per_server,
+        log_prob_s=cost.log_prob_s(*sums),
+        train_s=cost.train_s(*sums),
+        update_s=scenario.weight_update_s,
+    )
+
+
+def best_tokens_per_s(cost: StepCost, lens_tok: np.ndarray, *, prompt_len_tok: int, max_num_seqs: int) -> float:
+    """What one server generates in the steady state, with the batch that suits it best.
+
+    In the steady state a running request is the longer, and the further, the longer it is: its mean context is the
+    prompt plus E[n^2] / 2 E[n]. Every request is prefilled once.
+    """
+    mean_tok = lens_tok.mean()
+    context_tok = prompt_len_tok + (lens_tok**2).mean() / (2 * mean_tok)
+    most = max(1, min(max_num_seqs, int(cost.kv_room_tok / context_tok)))
+    batch = np.arange(1, most + 1)
+    step_s = cost.base_s + batch * (cost.per_request_s + cost.per_kv_token_s * context_tok)
+    prefill_s = batch * cost.prefill_s(prompt_len_tok) / mean_tok
+    return float((batch / (step_s + prefill_s)).max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A row of the table."""
+
+    system: System
+    strategy: str
+    stop_rule: str
+    concurrency: int | None  # trajectories in flight; None = as the system decides
+    is_baseline: bool = False
+    changes_loss: bool = False  # not what is recommended for being faster
+    changes_data: bool = False  # which prompts are trained how often; neither is this
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is this recipe with the options of its yaml."""
+        changes = self.is_baseline or self.changes_loss or self.changes_data or self.concurrency is not None
+        return (
+            not changes and self.strategy == RolloutStrategy.PARTIAL and self.stop_rule == StopRuleName.FIRST_COMPLETED
+        )
+
+
+def verl_reference(scenario: Scenario) -> Candidate:
+    """What speed-ups refer to: verl's sync mode."""
+    system = verl_sync(groups=scenario.train_batch_size)
+    return Candidate(system=system, strategy="discard", stop_rule="drain", concurrency=None, is_baseline=True)
+
+
+def baselines(scenario: Scenario) -> list[Candidate]:
+    """verl's own modes, its reference first, and the systems this recipe learned from."""
+    groups = scenario.train_batch_size
+    pool_size = max(scenario.rollout_n, natural_concurrency(scenario))
+    systems = [
+        (verl_colocate_async(groups=groups), "partial", "first_completed"),
+        *((one, "partial", "first_completed") for one in separate_splits(scenario)),
+        (dynamic_sampling(batch=groups), "discard", "drain"),
+        (async_dapo_2025(over_sampling=2 * groups), "discard", "first_completed"),
+        (april(over_sampling=2 * groups), "partial", "first_completed"),
+        (copris(pool_size=pool_size, over_sampling=_over_sampling(scenario, pool_size)), "partial", "first_completed"),
+    ]
+    return [
+        verl_reference(scenario),
+        *(
+            Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=None, is_baseline=True)
+            for system, strategy, rule in systems
+        ),
+    ]
+
+
+def separate_splits(scenario: Scenario) -> list[System]:
+    """verl's separate_async on the same GPUs, with the splits that may be the best; none where there is one server.
+
+    Trainer and engines would be done at the same time if neither waited; as both do, a few GPUs fewer train.
+    """
+    bound, servers, groups = bound_of(scenario), scenario.num_servers, scenario.train_batch_size
+    training_s = bound.log_prob_s + bound.train_s
+    even = servers * training_s / (training_s + bound.rollout_s)
+    if servers == 1:
+        return []
+    counts = sorted({max(1, min(servers - 1, round(share * even))) for share in SPLITS})
+    parts = next(parts for parts in (4, 2, 1) if groups % parts == 0)
+    return [verl_separate_async(groups=groups, trainer_servers=count, servers=servers, parts=parts) for count in counts]
+
+
+def recipe_candidates(
+    scenario: Scenario, *, strategies: list[RolloutStrategy], stop_rules: list[StopRuleName], concurrency: list[int]
+) -> list[Candidate]:
+    """This recipe: strategies x stop rules, with the pool that sizes itself and with every pool size."""
+    rows = []
+    for strategy in strategies:
+        for rule in stop_rules:
+            if rule is StopRuleName.DRAIN and strategy is not RolloutStrategy.DISCARD:
+                continue  # nothing is interrupted, so there is nothing to keep: the same as discard
+            if rule is StopRuleName.FIFO and strategy is RolloutStrategy.CONSISTENT:
+                continue  # it awaits whatever runs under either rule
+            for pool_size in (None, *concurrency):
+                options: dict[str, Any] = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
+                if pool_size is not None:
+                    options |= pool_options(scenario, pool_size)
+                system = recipe(f"{strategy} {rule} {pool_size or 'auto'}", **options)
+                rows.append(Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=pool_size))
+            if rule is StopRuleName.FIRST_COMPLETED:
+                rows += [_corrected(strategy, rule, one) for one in CORRECTIONS.get(strategy, ())]
+            rows += [_choosing(strategy, rule, *choice) for choice in data_choices(scenario).items()]
+    return rows
+
+
+def data_choices(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Overrides that choose which prompts are trained, by the end of their rows' names; none where pass rates are not
+    known. Screening takes a quarter of a group as samples; history is that of a second visit to every prompt."""
+    if not isinstance(scenario.pass_rates, KnownPassRates):
+        return {}
+    choices: dict[str, dict[str, Any]] = {"history": {"async_dapo.selection.by": "history"}}
+    samples = max(2, scenario.rollout_n // 4)
+    if samples < scenario.rollout_n:
+        choices = {"screened": {"async_dapo.screening.samples": samples}} | choices
+    return choices
+
+
+def _choosing(strategy: RolloutStrategy, rule: StopRuleName, name: str, overrides: dict[str, Any]) -> Candidate:
+    options = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
+    system = recipe(f"{strategy} {rule} auto, {name}", **options)
+    return Candidate(
+        system=system.with_overrides(overrides),
+        strategy=strategy,
+        stop_rule=rule,
+        concurrency=None,
+        changes_data=True,
+    )
+
+
+def _corrected(strategy: RolloutStrategy, rule: StopRuleName, correction: ImportanceSampling) -> Candidate:
+    """Another correction: `bypass` saves the pass that recomputes old log-probs, `balance` adds one for each older
+    version of a group that mixes versions."""
+    system = recipe(
+        f"{strategy} {rule} auto, {correction}",
+        rollout_strategy=strategy.value,
+        stop_rule=rule.value,
+        importance_sampling=correction.value,
+    )
+    return Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=None, changes_loss=True)
+
+
+def pool_options(scenario: Scenario, pool_size: int) -> dict[str, int]:
+    """Options that keep `pool_size` trajectories in flight until the stop."""
+    return {
+        "rollout_pool_size": pool_size,
+        "max_loads_per_server": min(VLLM_CALL_LIMIT - 1, -(-pool_size // scenario.num_servers)),
+        "over_sampling_batch_size": _over_sampling(scenario, pool_size),
+    }
+
+
+def default_concurrency(scenario: Scenario) -> list[int]:
+    """Pool sizes worth trying: around what fills the KV cache, no more than the servers accept; where that is more than
+    a batch, also one and two batches, which are fresher."""
+    natural = natural_concurrency(scenario)
+    most = scenario.num_servers * min(scenario.max_num_seqs, VLLM_CALL_LIMIT - 1)
+    batch = scenario.train_batch_size * scenario.rollout_n
+    sizes = [0.5 * natural, natural, *(size for size in (batch, 2 * batch) if size < min(most, natural))]
+    return sorted({max(1, min(most, _rounded(size))) for size in sizes})
+
+
+def natural_concurrency(scenario: Scenario) -> int:
+    """Trajectories in flight that fill the KV cache, at the mean context of a running one."""
+    answers = scenario.workload().draw(512, step=0)
+    lens_tok = np.array([one.prompt["answers"].response_lens_tok for one in answers], dtype=float)
+    mean_context_tok = scenario.prompt_len_tok + (lens_tok**2).mean() / (2 * lens_tok.mean())
+    return max(1, int(scenario.num_servers * scenario.step_cost().kv_room_tok / mean_context_tok))
+
+
+def _over_sampling(scenario: Scenario, pool_size: int) -> int:
+    """Groups to hold so that the pool stays full until B are valid. Those that never start cost nothing."""
+    return 2 * scenario.train_batch_size + -(-2 * pool_size // scenario.rollout_n)
+
+
+def _rounded(count: float) -> int:
+    """To two significant binary digits, so that numbers look chosen."""
+    step = max(1, 2 ** (int(np.log2(max(count, 1))) - 2))
+    return round(count / step) * step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Of all candidates, those with which trainer and engines fit on the same GPUs, as far as arithmetic tells. Others
+    are not simulated.
+
+    Args:
+        notes: what does not, and what would.
+        overrides: options of the trainer that those need which fit.
+    """
+
+    candidates: list[Candidate]
+    notes: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+def fitting(scenario: Scenario, candidates: Sequence[Candidate]) -> Fit:
+    """Leave out what keeps its KV cache beside a trainer that needs the memory, and splits whose trainer has too few
+    GPUs.
+
+    Raises:
+        ConfigError: when none of this recipe's rows is left.
+    """
+    memory_bytes, asked = 1e9 * scenario.accelerator.memory_gb, scenario.gpu_memory_utilization
+    trainer, notes = trainer_memory(scenario, gpus=scenario.num_gpus), []
+    kept = [one for one in candidates if _trainer_alone_fits(scenario, one, memory_bytes)]
+    if splits := [one.system.name for one in candidates if one not in kept]:
+        notes.append(f"left out: {'; '.join(splits)}: the trainer does not fit on so few GPUs")
+    if trainer.engine_share(memory_bytes, keeps_kv=False) <= 0:
+        notes.append(
+            f"the trainer does not fit: {_parts(trainer)} of each GPU's {scenario.accelerator.memory_gb:g} GB; use "
+            f"more GPUs, or actor.strategy=fsdp2 with {FSDP}offload_policy=True"
+        )
+    limit = trainer.engine_share(memory_bytes, keeps_kv=True)
+    if asked > limit and any(map(_keeps_kv, kept)):
+        most = f"set at most {limit:.2f}" if limit > 0 else "use more GPUs"
+        why = (
+            f"{RolloutStrategy.PARTIAL_STALE_KV} keeps the KV cache while the trainer runs, which takes "
+            f"{_parts(trainer)} of each GPU's {scenario.accelerator.memory_gb:g} GB; {most}"
+        )
+        kept = [one for one in kept if not _keeps_kv(one)]
+        if not any(not one.is_baseline for one in kept):
+            raise ConfigError("gpu_memory_utilization", asked, f"{why}, or add another of strategies")
+        notes.append(f"left out: {RolloutStrategy.PARTIAL_STALE_KV}: gpu_memory_utilization={asked:g}: {why}")
+    beside = replace(trainer, offloads_weights=False, offloads_optimizer=False)
+    needs_offload = asked > beside.engine_share(memory_bytes, keeps_kv=False)
+    return Fit(candidates=kept, notes=tuple(notes), overrides=OFFLOADS if needs_offload else ())
+
+
+def trainer_memory(scenario: Scenario, *, gpus: int) -> TrainerMemory:
+    """Of a full fp32 training with FSDP, a micro batch of one longest trajectory, offloaded while engines generate."""
+    model = scenario.model
+    return TrainerMemory(
+        parameters=model.parameters,
+        shards=gpus,
+        layers=model.layers,
+        hidden=model.hidden,
+        vocabulary=model.vocabulary,
+        micro_batch_tok=scenario.prompt_len_tok + scenario.max_response_length,
+        offloads_weights=True,
+        offloads_optimizer=True,
+    )
+
+
+def _trainer_alone_fits(scenario: Scenario, candidate: Candidate, memory_bytes: float) -> bool:
+    servers = candidate.system.habits.trainer_servers
+    if not servers:
+        return True  # on all GPUs: said once, and not a row's fault
+    trainer = trainer_memory(scenario, gpus=servers * scenario.tensor_parallel_size)
+    return trainer.engine_share(memory_bytes, keeps_kv=False) > 0
+
+
+def _keeps_kv(candidate: Candidate) -> bool:
+    return candidate.strategy == RolloutStrategy.PARTIAL_STALE_KV
+
+
+def _parts(trainer: TrainerMemory) -> str:
+    state, activations = trainer.state_bytes / 1e9, trainer.activation_bytes / 1e9
+    return (
+        f"about {state + activations:.0f} GB (weights, gradients and Adam {state:.0f}, a micro batch {activations:.0f})"
+    )

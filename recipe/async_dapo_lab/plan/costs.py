@@ -1,0 +1,184 @@
+"""How long things take: a decode step, a prefill, a training step; and how many tokens a server's KV cache holds."""
+
+from dataclasses import dataclass, replace
+
+from ...async_dapo.config import ConfigError
+from ...async_dapo.hardware import Accelerator, ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConstants:
+    """What an inference server reaches of its hardware, unless calibrated.
+
+    The two overheads and the prefill share are fitted to published rollout times, the others are assumed: see
+    docs/planner.md.
+    """
+
+    bandwidth_share: float = 0.77  # of peak, while weights and KV cache are read
+    step_overhead_ms: float = 5.0  # scheduling and launches of one decode step
+    request_overhead_ms: float = 0.12  # sampling and output handling, per running request and step
+    prefill_flop_share: float = 0.15  # of peak, during prefill
+    other_memory_gb: float = 5.0  # activations, CUDA graphs, communication buffers, per GPU
+    stop_s: float = 0.05  # from the stop to idle engines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """A server's decode step with a batch of b requests, which read k tokens of KV cache, takes
+
+        base_s + per_request_s * b + per_kv_token_s * k
+
+    and every request of the batch gets one token by it. Admitting a request adds `prefill_s` to its first step.
+    """
+
+    base_s: float
+    per_request_s: float
+    per_kv_token_s: float
+    prefill_token_s: float
+    prefill_token2_s: float
+    kv_room_tok: int
+    admission_s: float = 0.0  # of every request, whatever its context
+
+    def decode_s(self, steps: int, batch: int, kv_tok: int) -> float:
+        """Seconds of `steps` steps in a row, the first of which reads `kv_tok` tokens.
+
+        Every step adds a token per request to the cache, so the sum over steps is a parabola.
+        """
+        reads = steps * kv_tok + batch * (steps * (steps - 1) // 2)
+        return steps * (self.base_s + self.per_request_s * batch) + self.per_kv_token_s * reads
+
+    def steps_within(self, seconds: float, batch: int, kv_tok: int) -> int:
+        """The largest number of whole steps that end within `seconds`: the root of `decode_s`."""
+        curve = 0.5 * self.per_kv_token_s * batch
+        slope = self.base_s + self.per_request_s * batch + self.per_kv_token_s * kv_tok - curve
+        root = 2 * seconds / (slope + (slope * slope + 4 * curve * seconds) ** 0.5)
+        steps = max(0, int(root))
+        while steps > 0 and self.decode_s(steps, batch, kv_tok) > seconds:
+            steps -= 1
+        while self.decode_s(steps + 1, batch, kv_tok) <= seconds:
+            steps += 1
+        return steps
+
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds to admit a request: to compute the KV cache of its context, with quadratic attention."""
+        return self.admission_s + tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
+
+    def at_speed(self, speed: float) -> "StepCost":
+        """Of a server that takes 1 / `speed` of the time for everything [> 0]."""
+        return replace(
+            self,
+            base_s=self.base_s / speed,
+            per_request_s=self.per_request_s / speed,
+            per_kv_token_s=self.per_kv_token_s / speed,
+            prefill_token_s=self.prefill_token_s / speed,
+            prefill_token2_s=self.prefill_token2_s / speed,
+            admission_s=self.admission_s / speed,
+        )
+
+
+def kv_room_tok(
+    model: ModelShape,
+    accelerator: Accelerator,
+    constants: ServerConstants,
+    *,
+    tensor_parallel_size: int,
+    gpu_memory_utilization: float,
+) -> int:
+    """Tokens that the KV cache of one server holds.
+
+    Raises:
+        ConfigError: when the weights do not fit; it says on how many GPUs they would.
+    """
+    usable = (accelerator.memory_gb * gpu_memory_utilization - constants.other_memory_gb) * 1e9
+    if model.weight_bytes >= usable * tensor_parallel_size:
+        raise ConfigError(
+            "tensor_parallel_size",
+            tensor_parallel_size,
+            f"{model.name} has {model.weight_bytes / 1e9:.1f} GB of weights, a server "
+            f"{max(0.0, usable) * tensor_parallel_size / 1e9:.1f} GB for them; {_remedy(model, accelerator, usable)}",
+        )
+    return int((usable * tensor_parallel_size - model.weight_bytes) / model.kv_bytes_per_token)
+
+
+def _remedy(model: ModelShape, accelerator: Accelerator, usable_bytes: float) -> str:
+    other = f"a larger accelerator than {accelerator.name}, or a higher gpu_memory_utilization"
+    if usable_bytes <= 0:
+        return f"use {other}"
+    fits = (n for n in model.tensor_parallel_sizes if n * usable_bytes > model.weight_bytes)
+    least = next(fits, None)
+    return f"use {other}" if least is None else f"it needs at least {least} GPUs per server, {other}"
+
+
+def step_cost(
+    model: ModelShape,
+    accelerator: Accelerator,
+    constants: ServerConstants,
+    *,
+    tensor_parallel_size: int,
+    gpu_memory_utilization: float,
+    longest_context_tok: int,
+) -> StepCost:
+    """The cost model of one server of `tensor_parallel_size` GPUs.
+
+    Raises:
+        ConfigError: when the weights do not fit, or the KV cache has no room for one whole trajectory.
+    """
+    gpus = tensor_parallel_size
+    bytes_per_s = constants.bandwidth_share * accelerator.bandwidth_tb_s * 1e12 * gpus
+    flop_per_s = constants.prefill_flop_share * accelerator.bf16_tflop_s * 1e12 * gpus
+    room_tok = kv_room_tok(
+        model,
+        accelerator,
+        constants,
+        tensor_parallel_size=gpus,
+        gpu_memory_utilization=gpu_memory_utilization,
+    )
+    if room_tok < longest_context_tok:
+        raise ConfigError(
+            "max_response_length",
+            longest_context_tok,
+            f"prompt and response are longer than the {room_tok} tokens of KV cache that a server has room for; "
+            "shorten them, raise gpu_memory_utilization, or use more GPUs per server",
+        )
+    return StepCost(
+        base_s=constants.step_overhead_ms / 1e3 + model.weight_bytes / bytes_per_s,
+        per_request_s=constants.request_overhead_ms / 1e3,
+        per_kv_token_s=model.kv_bytes_per_token / bytes_per_s,
+        prefill_token_s=model.flops_per_token / flop_per_s,
+        prefill_token2_s=model.attention_flops_per_token2 / flop_per_s,
+        kv_room_tok=room_tok,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCost:
+    """Seconds that the trainer needs between two rollouts: given as `fixed_s`, or by arithmetic.
+
+    With activation checkpointing, a training pass is four forward passes; recomputing log-probs is one.
+    """
+
+    model: ModelShape
+    flop_per_s: float  # of all GPUs together, reached
+    fixed_s: float | None = None
+
+    def at(self, share: float, *, parts: int) -> "TrainingCost":
+        """On a share of the GPUs [0-1], for a batch that comes in so many parts."""
+        fixed_s = None if self.fixed_s is None else self.fixed_s / share / parts
+        return replace(self, flop_per_s=share * self.flop_per_s, fixed_s=fixed_s)
+
+    def train_s(self, tokens: float, tokens_squared: float) -> float:
+        """A training pass over sequences.
+
+        Args:
+            tokens: sum of their lengths.
+            tokens_squared: sum of their squared lengths.
+        """
+        if self.fixed_s is not None:
+            return self.fixed_s
+        return 4 * self.log_prob_s(tokens, tokens_squared)
+
+    def log_prob_s(self, tokens: float, tokens_squared: float) -> float:
+        """A forward pass over sequences; part of `fixed_s` where that is given."""
+        if self.fixed_s is not None:
+            return 0.0
+        return self.model.forward_flops(tokens, tokens_squared) / self.flop_per_s

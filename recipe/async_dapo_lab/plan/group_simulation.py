@@ -1,0 +1,246 @@
+"""Prompt groups on virtual servers: what `group_rollout.py`, `client.py` and `engine_requests.py` do.
+
+start(group) -> n requests -> lease -> engine -> tokens recorded -> reward -> the last of n: verdict -> on_end
+                                 |
+                   stop: tokens so far recorded; with `keeps_kv` the request stays, attached to its turn
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from ...async_dapo.config import AsyncDAPOConfig
+from ...async_dapo.core.outcome import GroupOutcome, Verdict, is_certain, judge_group
+from ...async_dapo.core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
+from .engine import Request
+from .fleet import Fleet, VirtualClock
+from .scenario import Scenario
+from .workload import ANSWERS, Answers
+
+
+@dataclass(slots=True)
+class _Out:
+    """A trajectory whose request is out."""
+
+    group: PromptGroup
+    trajectory: Trajectory
+    lease_id: str
+    is_set_aside: bool  # will have had its tokens of this round when the request ends
+
+
+class RoundEnds(Protocol):
+    """What is told what becomes of groups."""
+
+    def on_generated(self, uid: str) -> None:
+        """One of the group's trajectories has been generated to its end."""
+
+    def on_waiting(self, uid: str, change: int) -> None:
+        """So many more of its trajectories wait for tools, or fewer."""
+
+    def on_certain(self, uid: str) -> None:
+        """Two of its trajectories differ, and others still run."""
+
+    def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
+        """Its last trajectory has come to rest."""
+
+
+class GroupSimulation:
+    """The groups that run in one round.
+
+    Args:
+        resume_delay_s: until a continued trajectory is sent [s].
+        policy_version: of the engines' weights in this round.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        clock: VirtualClock,
+        options: AsyncDAPOConfig,
+        scenario: Scenario,
+        *,
+        resume_delay_s: float,
+        policy_version: int,
+        listener: RoundEnds,
+    ) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._options = options
+        self._scenario = scenario
+        self._tools = scenario.tools()
+        self._answered_at_s: dict[tuple[str, int], float] = {}  # (group, session) -> when its tool answers
+        self._resume_delay_s = resume_delay_s
+        self._policy_version = policy_version
+        self._listener = listener
+        self._running: dict[str, tuple[PromptGroup, int]] = {}  # with the trajectories that have not come to rest
+        self._is_stopped = False
+        self.reprefilled_tok = 0
+        fleet.open(clock, self._receive)
+
+    def start(self, group: PromptGroup) -> None:
+        unfinished = self._options.screening.to_run(group)
+        self._running[group.uid] = (group, len(unfinished))
+        delay_s = self._scenario.request_latency_s + (self._resume_delay_s if group.has_started else 0.0)
+        self._send_all(group, unfinished, delay_s)
+
+    def _send_all(self, group: PromptGroup, trajectories: Iterable[Trajectory], delay_s: float) -> None:
+        for trajectory in trajectories:
+            if delay_s:
+                self._clock.at(self._clock.now_s + delay_s, partial(self._send, group, trajectory))
+            else:
+                self._send(group, trajectory)
+
+    def stop(self) -> list[PromptGroup]:
+        """Stop all engines. Returns the groups that were running, with what they have generated."""
+        self._is_stopped = True
+        for (uid, session), at_s in self._answered_at_s.items():
+            self._running[uid][0].prompt[ANSWERS].calls_left_s[session] = at_s - self._clock.now_s
+        keep = self._options.keeps_kv
+        for request in self._fleet.stop(keep=keep):
+            out: _Out = request.owner
+            self._record(out.trajectory, request)
+            server_id = self._fleet.leases.server_of(out.lease_id)
+            if server_id is None:
+                continue
+            if keep and request.generated_tok:
+                out.trajectory.turns[0].attachment = Attachment(server_id=server_id, lease_id=out.lease_id)
+                self._fleet.frozen[out.lease_id] = request
+            else:
+                self._fleet.release(out.lease_id)
+        return [group for group, _ in self._running.values()]
+
+    def _send(self, group: PromptGroup, trajectory: Trajectory, *, is_cached: bool = False) -> None:
+        if self._is_stopped:
+            return
+        if not trajectory.turns:
+            trajectory.turns.append(Turn(prompt_digest=b"", prompt_len_tok=self._scenario.prompt_len_tok))
+        turn = trajectory.turns[0]
+        if turn.attachment is not None:
+            self._reattach(group, trajectory, turn.attachment)
+            return
+        done_tok = turn.generated_tok
+        answers: Answers = group.prompt[ANSWERS]
+        length_tok = answers.response_lens_tok[trajectory.session_id]
+        left_tok = length_tok - done_tok
+        if left_tok == 0:  # it was waiting for its reward when the last round stopped
+            self._after_generation(group, trajectory)
+            return
+        left_s = answers.calls_left_s.pop(trajectory.session_id, 0.0)
+        if done_tok and left_s:
+            self._wait(group, trajectory, left_s, is_cached=False)
+            return
+        limit_tok = self._options.max_tokens_per_round
+        left_tok = self._tools.turn_left_tok(length_tok, done_tok)
+        now_tok = left_tok if limit_tok is None else min(left_tok, limit_tok)
+        context_tok = self._scenario.prompt_len_tok + done_tok
+        if done_tok and not is_cached:
+            self.reprefilled_tok += context_tok
+        out = _Out(group, trajectory, self._fleet.new_lease_id(), is_set_aside=now_tok < left_tok)
+        self._fleet.send(
+            out.lease_id,
+            Request(
+                owner=out, context_tok=context_tok, remaining_tok=now_tok, prefill_tok=0 if is_cached else context_tok
+            ),
+            prompt_tok=self._scenario.prompt_len_tok,
+        )
+
+    def _reattach(self, group: PromptGroup, trajectory: Trajectory, attachment: Attachment) -> None:
+        """Go on with the request that was left in its engine; it may have ended since the engines opened."""
+        trajectory.turns[0].attachment = None
+        request = self._fleet.frozen.pop(attachment.lease_id)
+        request.owner = _Out(group, trajectory, attachment.lease_id, is_set_aside=False)
+        if request.remaining_tok == 0:
+            self._receive(request)
+
+    def _receive(self, request: Request) -> None:
+        """A request has got its tokens."""
+        out: _Out = request.owner
+        self._record(out.trajectory, request)
+        if out.lease_id in self._fleet.frozen:
+            return  # its group has not been taken yet: `_reattach` will find it
+        if self._fleet.leases.server_of(out.lease_id) is None:
+            return  # `_reattach` has found it, for another request that ended in the same step
+        length_tok = out.group.prompt[ANSWERS].response_lens_tok[out.trajectory.session_id]
+        has_ended = out.trajectory.generated_tok == length_tok
+        self._fleet.release(out.lease_id, length_tok if has_ended else None)
+        if out.is_set_aside:
+            self._come_to_rest(out.group)
+        else:
+            self._after_turn(out.group, out.trajectory)
+
+    def _after_turn(self, group: PromptGroup, trajectory: Trajectory) -> None:
+        answers, done_tok = group.prompt[ANSWERS], trajectory.generated_tok
+        if done_tok == answers.response_lens_tok[trajectory.session_id]:
+            self._after_generation(group, trajectory)
+        else:
+            seconds = self._tools.takes_s(answers.number, trajectory.session_id, done_tok)
+            self._wait(group, trajectory, seconds, is_cached=True)
+
+    def _wait(self, group: PromptGroup, trajectory: Trajectory, seconds: float, *, is_cached: bool) -> None:
+        """For a tool, which no stop interrupts; its seconds between two rounds are not counted, its context is lost."""
+        at_s = self._clock.now_s + seconds
+        self._answered_at_s[group.uid, trajectory.session_id] = at_s
+        self._clock.at(at_s, partial(self._go_on, group, trajectory, is_cached=is_cached))
+        self._listener.on_waiting(group.uid, 1)
+
+    def _go_on(self, group: PromptGroup, trajectory: Trajectory, *, is_cached: bool) -> None:
+        if self._is_stopped:
+            return
+        del self._answered_at_s[group.uid, trajectory.session_id]
+        self._listener.on_waiting(group.uid, -1)
+        self._send(group, trajectory, is_cached=is_cached)
+
+    def _after_generation(self, group: PromptGroup, trajectory: Trajectory) -> None:
+        self._listener.on_generated(group.uid)
+        if self._scenario.reward_s:
+            self._clock.at(self._clock.now_s + self._scenario.reward_s, partial(self._score, group, trajectory))
+        else:
+            self._score(group, trajectory)
+
+    def _score(self, group: PromptGroup, trajectory: Trajectory) -> None:
+        if self._is_stopped:
+            return
+        trajectory.finish(True)
+        self._note_metrics(group)
+        self._come_to_rest(group)
+
+    def _come_to_rest(self, group: PromptGroup) -> None:
+        """One trajectory less; the last of a group decides what becomes of it."""
+        still_open = self._running[group.uid][1] - 1
+        if still_open:
+            self._running[group.uid] = (group, still_open)
+            return
+        del self._running[group.uid]
+        self._listener.on_end(group, self._judge(group))
+
+    def _note_metrics(self, group: PromptGroup) -> None:
+        if self._options.filter.metric is None or group.is_certain or not group.unfinished:
+            return
+        metrics = group.prompt[ANSWERS].metrics
+        if is_certain(metrics[one.session_id] for one in group.trajectories if one.is_finished):
+            held_back = self._options.screening.held_back(group)
+            group.is_certain = True
+            self._listener.on_certain(group.uid)
+            self._running[group.uid] = (group, self._running[group.uid][1] + len(held_back))
+            self._send_all(group, held_back, self._scenario.request_latency_s)
+
+    def _judge(self, group: PromptGroup) -> GroupOutcome:
+        screening = self._options.screening
+        if screening.is_screened_out(group):
+            return GroupOutcome.of(group, Verdict.SCREENED)
+        if group.unfinished:
+            return GroupOutcome.of(group, Verdict.SET_ASIDE)
+        if self._options.filter.metric is None:
+            return GroupOutcome.of(group, Verdict.VALID)
+        metrics = group.prompt[ANSWERS].metrics
+        return GroupOutcome.of(group, judge_group(metrics), is_kept=screening.is_kept(group.uid, metrics))
+
+    def _record(self, trajectory: Trajectory, request: Request) -> None:
+        """Add what a request has brought since it was last asked."""
+        new_tok = request.deliver()
+        if new_tok:
+            tokens = range(new_tok)
+            trajectory.turns[0].segments.append(
+                Segment(policy_version=self._policy_version, token_ids=tokens, rollout_log_probs=tokens)
+            )

@@ -1,0 +1,221 @@
+"""How long responses are: log-normal, or as measured. A standard normal number in, a length in tokens out."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from statistics import NormalDist, fmean
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...async_dapo.config import ConfigError
+
+_LENGTH_KEYS = ("response_length", "response_len_tok", "length", "num_tokens")
+_GROUP_KEYS = ("uid", "prompt_uid", "group", "prompt_id")
+_LENGTHS_KEY = "response_lens_tok"  # a row may hold a whole group
+
+MEDIAN, P90 = "async_dapo/length/dispatched/p50", "async_dapo/length/dispatched/p90"
+MEAN, LONGEST, CUT = "response_length/mean", "response_length/max", "response_length/clip_ratio"
+PROMPT, TOKENS = "prompt_length/mean", "perf/total_num_tokens"
+_NORMAL = NormalDist()
+_HALVINGS = 60
+
+
+class LengthModel(Protocol):
+    """The marginal distribution of response lengths, and how alike the responses to one prompt are."""
+
+    @property
+    def correlation(self) -> float:
+        """Of the normal scores of two responses to one prompt [0-1]."""
+
+    def of_normal(self, z: np.ndarray) -> np.ndarray:
+        """Lengths [tokens] of standard normal scores; not yet cut at the response limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogNormalLengths:
+    """exp(N(log(median_tok), sigma^2)); `correlation` is that of the logarithms within a group."""
+
+    median_tok: float
+    sigma: float
+    correlation: float
+
+    def __post_init__(self) -> None:
+        if self.median_tok <= 0:
+            raise ConfigError("length_median_tok", self.median_tok, "must be > 0 tokens")
+        if self.sigma < 0:
+            raise ConfigError("length_sigma", self.sigma, "must be >= 0; 0 = all responses are equally long")
+        if not 0 <= self.correlation <= 1:
+            raise ConfigError("length_correlation", self.correlation, "must be in 0..1")
+
+    def of_normal(self, z: np.ndarray) -> np.ndarray:
+        return self.median_tok * np.exp(self.sigma * z)
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredLengths:
+    """The quantiles of recorded responses."""
+
+    sorted_tok: np.ndarray
+    correlation: float
+
+    def of_normal(self, z: np.ndarray) -> np.ndarray:
+        share = np.vectorize(_normal_share, otypes=[float])(z)
+        return np.quantile(self.sorted_tok, share)
+
+
+def _measured_lengths(rows: Iterable[Mapping[str, Any]], *, path: str, default_correlation: float) -> _MeasuredLengths:
+    """Measured lengths.
+
+    A row has one response's length under `response_length`, `response_len_tok`, `length` or `num_tokens`, and may name
+    its prompt group under `uid`; or it has a whole group's under `response_lens_tok`. With groups, the correlation
+    within them is measured too.
+
+    Raises:
+        ConfigError: when there is none, or no such column.
+    """
+    groups: dict[Any, list[float]] = {}
+    for number, row in enumerate(rows):
+        lengths, uid = _lengths_of(row, path, number)
+        groups.setdefault(number if uid is None else uid, []).extend(lengths)
+    values = [value for group in groups.values() for value in group]
+    if not values:
+        raise ConfigError("lengths", path, "the file is empty; record at least one response, or set length_median_tok")
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        raise ConfigError("lengths", path, "has a length that is not a number > 0; remove such rows")
+    sorted_tok = np.sort(np.asarray(values, dtype=float))
+    return _MeasuredLengths(sorted_tok, correlation_within(list(groups.values()), default=default_correlation))
+
+
+def correlation_within(groups: Sequence[Sequence[float]], *, default: float) -> float:
+    """Intra-class correlation of log lengths (one-way analysis of variance) [0-1]; `default` without groups."""
+    logs = [np.log(group) for group in groups if len(group) > 1]
+    sizes = np.array([len(group) for group in logs])
+    if len(logs) < 2:
+        return default
+    means = np.array([group.mean() for group in logs])
+    grand = np.concatenate(logs).mean()
+    between = (sizes * (means - grand) ** 2).sum() / (len(logs) - 1)
+    within = sum(((group - mean) ** 2).sum() for group, mean in zip(logs, means, strict=True)) / (sizes - 1).sum()
+    size = (sizes.sum() - (sizes**2).sum() / sizes.sum()) / (len(logs) - 1)
+    total = between + (size - 1) * within
+    return float(np.clip((between - within) / total, 0.0, 1.0)) if total > 0 else 1.0
+
+
+def _lengths_of(row: Mapping[str, Any], path: str, number: int) -> tuple[list[float], Any]:
+    uid = next((row[key] for key in _GROUP_KEYS if key in row), None)
+    if _LENGTHS_KEY in row:
+        return [float(value) for value in row[_LENGTHS_KEY]], uid
+    key = next((key for key in _LENGTH_KEYS if key in row), None)
+    if key is None:
+        raise ConfigError(
+            "lengths",
+            path,
+            f"row {number} has none of the columns {', '.join((*_LENGTH_KEYS, _LENGTHS_KEY))}; rename its column",
+        )
+    return [float(row[key])], uid
+
+
+def _normal_share(z: float) -> float:
+    return 0.5 * (1 + math.erf(z / math.sqrt(2)))
+
+
+def _fit_lengths(steps: Sequence[Mapping[str, float]], *, path: str, correlation: float) -> LogNormalLengths:
+    """A log-normal fitted to the metrics of an earlier run, as verl's `file` logger writes them: no length is in there.
+
+    This recipe's metrics have the median and the 90th percentile of what was dispatched. verl's have a step's mean and
+    its longest response: of N log-normal ones the longest is at a known normal score, and of two unknowns the mean
+    tells the other. Where the limit cuts the longest ones, the share that is cut takes the place of the longest.
+
+    Args:
+        steps: metrics.
+        correlation: within a group, which no metric tells [0-1].
+
+    Raises:
+        ConfigError: where no step has the metrics, or they fit no log-normal.
+    """
+    if known := [step for step in steps if MEDIAN in step and P90 in step]:
+        median_tok, p90_tok = known[-1][MEDIAN], known[-1][P90]  # of a window of prompts
+        if not 0 < median_tok <= p90_tok:
+            raise ConfigError("lengths", path, f"its last {MEDIAN}={median_tok} is no median; let the run train on")
+        sigma = log(p90_tok / median_tok) / _NORMAL.inv_cdf(0.9)
+        return LogNormalLengths(median_tok=median_tok, sigma=sigma, correlation=correlation)
+    wanted = (MEAN, LONGEST, CUT, PROMPT, TOKENS)
+    trained = [step for step in steps if all(key in step for key in wanted)]
+    if not trained:
+        raise ConfigError("lengths", path, f"no step has {', '.join(wanted)}; give measured lengths")
+    median_tok, sigma = _fit(trained, path)
+    return LogNormalLengths(median_tok=median_tok, sigma=sigma, correlation=correlation)
+
+
+def _fit(steps: Sequence[Mapping[str, float]], path: str) -> tuple[float, float]:
+    """Median [tokens] and sigma."""
+    mean_tok = fmean(step[MEAN] for step in steps)
+    longest = [step[LONGEST] for step in steps]
+    count = fmean(step[TOKENS] / (step[MEAN] + step[PROMPT]) for step in steps)
+    cut_share = fmean(step[CUT] for step in steps)
+    is_cut = longest.count(max(longest)) > len(steps) / 2 and cut_share * count > 1.5  # the limit, time and again
+    at_tok = fmean(longest)
+    beyond = cut_share if is_cut else 0.625 / (count + 0.25)  # Blom's score of the largest
+    score = _NORMAL.inv_cdf(1 - beyond)
+    if score <= 0 or not 0 < mean_tok <= at_tok:
+        raise ConfigError("lengths", path, f"{100 * beyond:.0f} % of the responses are cut; give measured lengths")
+    low, high = 0.0, score  # the mean falls from `at_tok` on, as far as this
+    for _ in range(_HALVINGS):
+        sigma = (low + high) / 2
+        if _mean_tok(at_tok, score, sigma, is_cut=is_cut) > mean_tok:
+            low = sigma
+        else:
+            high = sigma
+    return at_tok * exp(-score * sigma), sigma
+
+
+def _mean_tok(at_tok: float, score: float, sigma: float, *, is_cut: bool) -> float:
+    """Of a log-normal that has `at_tok` at this normal score; cut there."""
+    mean = at_tok * exp(-score * sigma + sigma**2 / 2)
+    return mean * _NORMAL.cdf(score - sigma) + at_tok * (1 - _NORMAL.cdf(score)) if is_cut else mean
+
+
+def load_lengths(path: str, *, default_correlation: float) -> LengthModel:
+    """Lengths that a JSONL or parquet file holds, or a log-normal that fits a run's `metrics.jsonl`.
+
+    Args:
+        default_correlation: within a group, where the file does not tell [0-1].
+
+    Raises:
+        ConfigError: when the file is missing, cannot be read, or tells no lengths.
+    """
+    rows = _read_rows(Path(path))
+    if steps := [row["data"] for row in rows if isinstance(row.get("data"), Mapping)]:
+        return _fit_lengths(steps, path=path, correlation=default_correlation)
+    return _measured_lengths(rows, path=path, default_correlation=default_correlation)
+
+
+def _read_rows(path: Path) -> Sequence[Mapping[str, Any]]:
+    if not path.is_file():
+        raise ConfigError("lengths", path, "no such file; give a JSONL or parquet file, or set length_median_tok")
+    if path.suffix == ".parquet":
+        import pyarrow.parquet  # only where a parquet file is read
+
+        try:
+            return pyarrow.parquet.read_table(path).to_pylist()
+        except (pyarrow.ArrowInvalid, OSError) as error:
+            raise ConfigError("lengths", path, f"cannot be read as parquet ({error})") from error
+    try:
+        lines = path.read_text().splitlines()
+    except (UnicodeDecodeError, OSError) as error:
+        raise ConfigError("lengths", path, f"cannot be read as text ({error}); give a JSONL or parquet file") from error
+    rows = []
+    for number, line in enumerate(lines):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError as error:
+            raise ConfigError(
+                "lengths", path, f"line {number + 1} is not JSON ({error}); write one object per line"
+            ) from error
+        if row is not None:
+            rows.append(row if isinstance(row, dict) else {"length": row})
+    return rows

@@ -1,0 +1,381 @@
+"""Which rows to run: three choices between fresh tokens and fast steps, each with its reason, as Hydra overrides.
+
+Beside them: what screening and prompts chosen by history would save, and what they would change about the data. For
+that rewards are right or wrong, and answers to a prompt are independent.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import comb
+
+from ...async_dapo.config import RolloutStrategy
+from ...async_dapo.core.prompt_history import PassCount
+from ...async_dapo.core.screening import NO_SCREENING, Screening
+from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
+from .candidates import Candidate
+from .scenario import Scenario
+from .sweep import Row
+from .systems import VERL, VERL_COLOCATE_ASYNC
+
+NOISE = 0.02  # of a step's seconds: the difference of a few simulated steps under another seed
+POOL_GAIN = 0.05  # of speed, that a fixed pool may bring over one that sizes itself
+EQUAL = 0.02  # of tokens: off-policy shares that differ by no more are equal
+FRESH_SHARE = 0.2  # off-policy, where verl colocate_async is not there to compare with
+
+SHOWN_RATES = (0.02, 0.1, 0.5)  # of prompts, as examples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a choice allows of the tokens it trains on."""
+
+    off_policy: float = 1.0  # share of tokens from older versions [0-1]
+    staleness: float | None = None  # mean [versions]
+
+    def allow(self, row: Row) -> bool:
+        return row.mean.off_policy_ratio <= self.off_policy and (
+            self.staleness is None or row.mean.staleness_mean <= self.staleness
+        )
+
+    def __str__(self) -> str:
+        if self == Limits():
+            return "of all rows"
+        off_policy = f"off-policy <= {self.off_policy:.2g}" if self.off_policy < 1 else ""
+        staleness = "" if self.staleness is None else f"mean staleness <= {self.staleness:g}"
+        return f"with {', '.join(filter(None, (off_policy, staleness)))}"
+
+
+FRESH, BALANCED, FASTEST = "fresh", "balanced", "fastest"
+
+
+def _limits_of(rows: Sequence[Row]) -> dict[str, Limits]:
+    """What each choice allows: as many off-policy tokens as verl colocate_async trains on, a healthy mean staleness,
+    anything."""
+    colocate = _row_of(rows, VERL_COLOCATE_ASYNC)
+    fresh = FRESH_SHARE if colocate is None else colocate.mean.off_policy_ratio + EQUAL
+    return {
+        FRESH: Limits(off_policy=fresh),
+        BALANCED: Limits(staleness=HEALTHY_MEAN_STALENESS),
+        FASTEST: Limits(),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    row: Row
+    reason: str
+    trainer_overrides: tuple[str, ...] = ()  # without which trainer and engines do not fit
+
+    @property
+    def overrides(self) -> list[str]:
+        """Ready to paste behind the training command."""
+        options = {"async_dapo.rollout_strategy": None, "async_dapo.stop_rule": None} | dict(
+            self.row.candidate.system.overrides
+        )
+        lines = [f"{key}={'null' if value is None else value}" for key, value in options.items()]
+        if _keeps_kv(self.row):
+            lines.append("actor_rollout_ref.rollout.free_cache_engine=False")
+        return [*lines, *self.trainer_overrides]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The choices that some row meets, and what to be wary of.
+
+    Attributes:
+        name_to_paste: of the choice; None where there is none, or verl's own mode is as good.
+        verls_own: that mode's row.
+        compared: with verl colocate_async, at its off-policy share.
+    """
+
+    choices: dict[str, Recommendation]
+    name_to_paste: str | None = None
+    verls_own: Row | None = None
+    compared: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def to_paste(self) -> Recommendation | None:
+        return None if self.name_to_paste is None else self.choices[self.name_to_paste]
+
+    def names_of(self, row: Row) -> list[str]:
+        return [name for name, choice in self.choices.items() if choice.row is row]
+
+
+def recommend(
+    rows: Sequence[Row],
+    *,
+    max_length_bias: float,
+    max_off_policy: float,
+    kv_room: int,
+    trainer_overrides: tuple[str, ...] = (),
+) -> Advice:
+    """For each choice, the fastest row of this recipe within its limits whose trained lengths are natural.
+
+    Rows within `NOISE` of the fastest count as equally fast; of those, one that frees the KV cache between rollouts is
+    preferred, then the recipe's default, then the one with the fewest off-policy tokens. None is to be pasted than
+    which a mode of verl's own is as fast and as fresh.
+
+    Args:
+        kv_room: trajectories in flight that fill the KV caches at the mean context.
+        trainer_overrides: what any choice needs for the trainer's memory.
+    """
+    allowed = [
+        row
+        for row in rows
+        if not row.candidate.is_baseline
+        and not row.candidate.changes_loss
+        and not row.candidate.changes_data
+        and abs(row.length_bias - 1) <= max_length_bias
+        and row.mean.off_policy_ratio <= max_off_policy
+    ]
+    choices = {}
+    for name, limits in _limits_of(rows).items():
+        if within := [row for row in allowed if limits.allow(row)]:
+            best = _best(within)
+            reason = _reason(best, within, limits, kv_room)
+            choices[name] = Recommendation(row=best, reason=reason, trainer_overrides=trainer_overrides)
+    named = [name for name in (BALANCED, FRESH, FASTEST) if name in choices]
+    rivals = {name: _as_good(choices[name].row, rows) for name in named}
+    pasted = next((name for name in named if rivals[name] is None), None)
+    advice = Advice(
+        choices=choices,
+        name_to_paste=pasted,
+        verls_own=rivals[named[0]] if named and pasted is None else None,
+        compared=_compared_with_verl(rows, choices.get(FRESH)),
+    )
+    return replace(advice, warnings=tuple(_warnings(rows, advice)))
+
+
+def worth_trying(pools: Sequence[Candidate], rows: Sequence[Row]) -> list[Candidate]:
+    """Of fixed pool sizes those that may be recommended, judged by the rows whose pools size themselves.
+
+    The largest size may be faster than its strategy and stop rule with a pool that sizes itself, by `POOL_GAIN`: it is
+    tried where that would be the fastest. Smaller ones are fresher, and slower: they are tried where a pool that sizes
+    itself is less fresh than the freshest choice.
+    """
+    limits = _limits_of(rows)
+    usual = [row for row in rows if not row.candidate.is_baseline and _is_usual(row.candidate)]
+    fastest = max((row.speed_up for row in usual), default=0.0)
+    largest = max((one.concurrency or 0 for one in pools), default=0)
+    tried = []
+    for row in usual:
+        own = [
+            one for one in pools if (one.strategy, one.stop_rule) == (row.candidate.strategy, row.candidate.stop_rule)
+        ]
+        may_win = row.speed_up >= (1 - POOL_GAIN) * fastest
+        tried += [one for one in own if (may_win if one.concurrency == largest else not limits[FRESH].allow(row))]
+    return [one for one in pools if one in tried]
+
+
+def _is_usual(candidate: Candidate) -> bool:
+    return not (candidate.changes_loss or candidate.changes_data)
+
+
+def _row_of(rows: Sequence[Row], name: str) -> Row | None:
+    return next((row for row in rows if row.candidate.is_baseline and row.candidate.system.name == name), None)
+
+
+def _as_good(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The fastest mode of verl's own that is as fast as a row, at an equal off-policy share or a lower one."""
+    modes = [
+        one
+        for one in rows
+        if one.candidate.is_baseline
+        and one.candidate.system.name.startswith(VERL)
+        and one.speed_up >= (1 - NOISE) * row.speed_up
+        and one.mean.off_policy_ratio <= row.mean.off_policy_ratio + EQUAL
+    ]
+    return max(modes, key=lambda one: one.speed_up, default=None)
+
+
+def _compared_with_verl(rows: Sequence[Row], fresh: Recommendation | None) -> str:
+    colocate = _row_of(rows, VERL_COLOCATE_ASYNC)
+    if colocate is None:
+        return ""
+    share = f"{VERL_COLOCATE_ASYNC}'s off-policy share of {colocate.mean.off_policy_ratio:.2f}"
+    if fresh is None:
+        return f"no row of this recipe has {share} or less"
+    gain = fresh.row.speed_up / colocate.speed_up - 1
+    ours, verls = (row.mean.tokens_per_s_per_gpu for row in (fresh.row, colocate))
+    speeds = f"{ours:.0f} tok/s/GPU against {verls:.0f}"
+    name = fresh.row.candidate.system.name
+    if gain > NOISE:
+        return f"at {share}, `{name}` is {gain:.0%} faster: {speeds}"
+    return f"at {share}, no row of this recipe is faster; the fastest is `{name}`: {speeds}"
+
+
+def _best(rows: Sequence[Row]) -> Row:
+    fastest = max(row.speed_up for row in rows)
+    equals = [row for row in rows if row.speed_up >= (1 - NOISE) * fastest]
+    return min(
+        equals, key=lambda row: (_keeps_kv(row), not row.candidate.is_default, row.mean.off_policy_ratio, -row.speed_up)
+    )
+
+
+def _reason(best: Row, within: Sequence[Row], limits: Limits, kv_room: int) -> str:
+    """Why this row, and not the next one."""
+    parts = [f"the fastest {limits}"]
+    others = [row for row in within if row.candidate.strategy != best.candidate.strategy]
+    if others:
+        parts = [f"{parts[0]}: {_compared(best, max(others, key=lambda row: row.speed_up))}"]
+    else:
+        parts[0] += "; no other strategy is"
+    if faster := [row for row in within if row.speed_up > best.speed_up]:
+        why = "is the default" if best.candidate.is_default else "is fresher"
+        if _keeps_kv(faster[0]) > _keeps_kv(best):
+            why = "frees the KV cache while the trainer runs"
+        parts.append(f"{len(faster)} more within the noise of {NOISE:.0%}, of which this one {why}")
+    if best.candidate.concurrency is None:
+        parts.append(f"the pool sizes itself: the KV caches hold {kv_room:,} at the mean context")
+    else:
+        parts.append(f"pool {best.candidate.concurrency:,}: the KV caches hold {kv_room:,} at the mean context")
+    return "; ".join(parts)
+
+
+def _compared(best: Row, other: Row) -> str:
+    gain = best.speed_up / other.speed_up - 1
+    name = other.candidate.system.name
+    if abs(gain) <= NOISE:
+        wasted = f", but wastes {other.mean.waste_ratio:.0%}" if other.mean.waste_ratio > NOISE else ""
+        return f"`{name}` is as fast{wasted}"
+    wasted = f", which wastes {other.mean.waste_ratio:.0%} of its tokens" if other.mean.waste_ratio > NOISE else ""
+    return f"{gain:+.0%} over `{name}`{wasted}"
+
+
+def _warnings(rows: Sequence[Row], advice: Advice) -> list[str]:
+    warnings: list[str] = []
+    pasted = advice.to_paste
+    if pasted is None:
+        return warnings
+    if advice.name_to_paste != BALANCED:
+        if BALANCED in advice.choices:
+            warnings.append(f"at {BALANCED}'s off-policy share a mode of verl's own is as fast")
+        else:
+            limits = _limits_of(rows)[BALANCED]
+            warnings.append(f"no row is {BALANCED} ({limits}); a smaller pool or batch in flight would be")
+    default = next((row for row in rows if row.candidate.is_default), None)
+    if default is not None and pasted.row.speed_up < default.speed_up:
+        warnings.append(
+            f"slower than this recipe's default, `{default.candidate.system.name}`, by "
+            f"{1 - pasted.row.speed_up / default.speed_up:.0%}; what that buys: {_traits(pasted.row)}, in place of "
+            f"{_traits(default)}"
+        )
+    baselines = [row for row in rows if row.candidate.is_baseline]
+    if baselines:
+        best = max(baselines, key=lambda row: row.speed_up)
+        lead = best.speed_up / pasted.row.speed_up - 1
+        if lead > NOISE:
+            warnings.append(
+                f"a baseline wins: `{best.candidate.system.name}` is {lead:.0%} faster than what is recommended, with "
+                f"{_traits(best)}, in place of {_traits(pasted.row)}"
+            )
+        elif pasted.row.speed_up < (1 + NOISE) * rows[0].speed_up:
+            warnings.append(f"hardly anything to gain: `{rows[0].candidate.system.name}` is as fast")
+    return warnings
+
+
+def _traits(row: Row) -> str:
+    mean = row.mean
+    return (
+        f"off-policy {mean.off_policy_ratio:.2f}, staleness {mean.staleness_mean:.2f}, waste {mean.waste_ratio:.2f}, "
+        f"trained / natural length {row.length_bias:.2f}"
+    )
+
+
+def pareto_front(rows: Sequence[Row]) -> list[Row]:
+    """Rows than which none is both faster and fresher, from the freshest to the fastest."""
+    front: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.mean.off_policy_ratio, -row.speed_up)):
+        if not front or row.speed_up > front[-1].speed_up:
+            front.append(row)
+    return front
+
+
+def _keeps_kv(row: Row) -> bool:
+    """Whether the KV cache takes memory from training."""
+    return row.candidate.strategy == RolloutStrategy.PARTIAL_STALE_KV
+
+
+def mixed_share(pass_rate: float, n: int) -> float:
+    """Probability that n answers are neither all right nor all wrong [0-1]."""
+    return 1 - pass_rate**n - (1 - pass_rate) ** n
+
+
+def trained_share(pass_rate: float, n: int, screening: Screening) -> float:
+    """Probability that a group is trained [0-1]."""
+    whole = mixed_share(pass_rate, n)
+    if screening.samples is None:
+        return whole
+    share = screening.keep_share
+    return (1 - share) * mixed_share(pass_rate, screening.samples) + share * whole
+
+
+def drawn_share(pass_rate: float, n: int, exploration: float) -> float:
+    """Probability that selection by history draws a prompt at its second visit [0-1], by enumeration of the right
+    answers of the first."""
+    skipped = 0.0
+    for right in range(n + 1):
+        probability = comb(n, right) * pass_rate**right * (1 - pass_rate) ** (n - right)
+        known = PassCount(right=right, wrong=n - right, visits=1)
+        skipped += probability * (1 - exploration) * known.alike_share(n)
+    return 1 - skipped
+
+
+def screening_advice(rows: Sequence[Row], chosen: Row, scenario: Scenario) -> str | None:
+    """What screening would save and change; None where no row shows it."""
+    pair = _with_and_without(rows, chosen, "async_dapo.screening.samples")
+    if pair is None:
+        return None
+    whole, screened = pair
+    screening, n = screened.candidate.system.options(scenario).screening, scenario.rollout_n
+    trained = _examples(
+        lambda rate: 100 * trained_share(rate, n, screening), lambda rate: 100 * trained_share(rate, n, NO_SCREENING)
+    )
+    return (
+        f"With async_dapo.screening.samples={screening.samples}, {_saving(whole, screened)} It changes the data: "
+        f"of a prompt's groups it trains {trained}; without it as in brackets. See docs/selection.md."
+    )
+
+
+def history_advice(rows: Sequence[Row], chosen: Row, scenario: Scenario) -> str | None:
+    """What prompts chosen by history would save and change; None where no row shows it."""
+    pair = _with_and_without(rows, chosen, "async_dapo.selection.by")
+    if pair is None:
+        return None
+    whole, selected = pair
+    exploration, n = selected.candidate.system.options(scenario).selection.exploration, scenario.rollout_n
+    drawn = _examples(lambda rate: 100 * drawn_share(rate, n, exploration))
+    return (
+        f"With async_dapo.selection.by=history, at the second visit to the prompts, {_saving(whole, selected)} It "
+        f"changes the data: at that visit it draws {drawn} of the prompts. See docs/selection.md."
+    )
+
+
+def _with_and_without(rows: Sequence[Row], chosen: Row, key: str) -> tuple[Row, Row] | None:
+    """The row that sets the option, behind the one that differs in nothing else: its pool sizes itself."""
+    alike = [row for row in rows if _is_alike(row.candidate, chosen.candidate)]
+    changed = next((row for row in alike if key in row.candidate.system.overrides), None)
+    whole = next((row for row in alike if not row.candidate.changes_data), None)
+    return None if changed is None or whole is None else (whole, changed)
+
+
+def _is_alike(candidate: Candidate, chosen: Candidate) -> bool:
+    is_alike = (candidate.strategy, candidate.stop_rule) == (chosen.strategy, chosen.stop_rule)
+    return is_alike and candidate.concurrency is None and not candidate.is_baseline and not candidate.changes_loss
+
+
+def _saving(whole: Row, changed: Row) -> str:
+    saved = changed.mean.generated_per_group / whole.mean.generated_per_group
+    seconds = changed.mean.step_s / whole.mean.step_s
+    return (
+        f"compared with `{whole.candidate.system.name}`: {saved:.2f} x the generated tokens a trained group, "
+        f"{seconds:.2f} x the seconds a step."
+    )
+
+
+def _examples(percent: Callable[[float], float], without: Callable[[float], float] | None = None) -> str:
+    def bracket(rate: float) -> str:
+        return "" if without is None else f" ({without(rate):.0f} %)"
+
+    return ", ".join(f"{percent(rate):.0f} % with a pass rate of {rate:g}{bracket(rate)}" for rate in SHOWN_RATES)

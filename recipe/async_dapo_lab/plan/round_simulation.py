@@ -1,0 +1,240 @@
+"""One rollout round in virtual time: the production round, lanes and stop rule, driven as the shells drive them.
+
+coordinator.py    take_group, report_completion, stop -> `_fill_lanes`, `on_end`, `_stop`
+worker.py         lanes, one group per lane           -> `_fill_lanes`
+group_rollout.py  trajectories, reward, verdict       -> `group_simulation.py`
+load_balancer.py  leases, engines                     -> `fleet.py`
+replay_buffer.py  waits for the stop, draws prompts   -> `_act`
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ...async_dapo.config import AsyncDAPOConfig, ConfigError
+from ...async_dapo.core.outcome import GroupOutcome, Verdict
+from ...async_dapo.core.over_sampling import OverSampling
+from ...async_dapo.core.pool import Dispatch, training_order
+from ...async_dapo.core.round import Round, RoundSpec, RoundSummary, WaitingGroup
+from ...async_dapo.core.stop_rules import StopRuleName
+from ...async_dapo.core.trajectory import PromptGroup
+from .fleet import Fleet, VirtualClock
+from .group_simulation import GroupSimulation
+from .scenario import Scenario
+from .systems import UNBOUNDED, Habits, Refill
+
+
+class RoundStuck(AssertionError):
+    """Nothing can happen any more, and the round has not stopped."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedRound:
+    """What the production shells report after a round."""
+
+    summary: RoundSummary
+    unfinished: list[PromptGroup]
+    rollout_s: float
+    reprefilled_tok: int
+    events: int
+
+
+class RoundSimulation:
+    """One round on a virtual clock: the production `Round`, with simulated workers, groups and servers.
+
+    Args:
+        step: trains policy version `step - 1`, which the engines have.
+        spec: the round to open.
+        since_stop_s: from the stop of the last round to the opening of this one [s].
+        scenario: has the lengths of prompts and the seconds beside generation.
+        over_sampling: says how many to draw when those at hand are not expected to reach B.
+        draw: draws that many prompts and dispatches them.
+        on_valid: told every group that is stored for training, while it still has its tokens.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        options: AsyncDAPOConfig,
+        habits: Habits,
+        *,
+        step: int,
+        spec: RoundSpec,
+        since_stop_s: float,
+        scenario: Scenario,
+        over_sampling: OverSampling,
+        draw: Callable[[int], Sequence[PromptGroup]],
+        on_valid: Callable[[PromptGroup], None],
+    ) -> None:
+        self._options = options
+        self._over_sampling = over_sampling
+        self._habits = habits
+        self._step = step
+        self._draw = draw
+        self._on_valid = on_valid
+        self._clock = VirtualClock()
+        self._round = Round(spec)
+        self._fleet = fleet
+        self._running = GroupSimulation(
+            fleet,
+            self._clock,
+            options,
+            scenario,
+            resume_delay_s=max(0.0, habits.resume_delay_s - since_stop_s),
+            policy_version=step - 1,
+            listener=self,
+        )
+        self._groups: dict[str, PromptGroup] = {}  # waiting
+        self._free_lanes = [options.lanes_per_worker or UNBOUNDED] * options.num_workers
+        self._worker_of: dict[str, int] = {}
+        self._unfinished: list[PromptGroup] = []
+        self._is_stopped = False
+        self._gen_batches = Fraction(1)
+        self._filtered = 0
+        self._refilled = 0
+
+    def run(self, dispatch: Dispatch) -> SimulatedRound:
+        """From the opening of the round to its stop.
+
+        Raises:
+            ConfigError: when the round draws more batches than `algorithm.filter_groups.max_num_gen_batches`.
+        """
+        self._add(dispatch.groups)
+        if self._habits.poll_s:
+            self._clock.at(0.0, self._look)
+        while not self._is_stopped:
+            if not self._clock.step():
+                raise RoundStuck(f"round {self._step}: {self._round.num_running} groups run, nothing is planned")
+        return SimulatedRound(
+            summary=self._round.close(),
+            unfinished=self._unfinished,
+            rollout_s=self._clock.now_s,
+            reprefilled_tok=self._running.reprefilled_tok,
+            events=self._clock.events,
+        )
+
+    # ---- the trainer ----
+
+    def _look(self) -> None:
+        """A trainer that polls."""
+        self._act()
+        if not self._is_stopped:
+            self._clock.at(self._clock.now_s + self._habits.poll_s, self._look)
+
+    def _act(self) -> None:
+        if self._is_stopped:
+            return
+        if self._round.stop_reason is not None:
+            self._stop()
+        elif missing := self._prompts_to_draw():
+            limit = self._options.filter.max_num_gen_batches
+            if self._habits.refill is Refill.ON_DEMAND and limit and self._gen_batches >= limit:
+                raise ConfigError(
+                    "algorithm.filter_groups.max_num_gen_batches",
+                    limit,
+                    f"training would end in step {self._step}: {limit} batches of async_dapo.over_sampling_batch_size="
+                    f"{self._over_sampling.batch_unit} do not give {self._options.target_valid_groups} valid "
+                    "groups; raise either",
+                )
+            self._gen_batches += Fraction(missing, self._over_sampling.batch_unit)
+            self._add(self._draw(missing))
+
+    def _prompts_to_draw(self) -> int:
+        batch = self._over_sampling.batch_unit
+        match self._habits.refill:
+            case Refill.ON_DEMAND:
+                return self._over_sampling.groups_to_draw(self._round.at_hand) if self._round.wants_prompts else 0
+            case Refill.NEXT_BATCH:
+                return 0 if self._round.num_running or self._round.num_waiting else batch
+        wanted = self._habits.refill_factor * self._filtered - self._refilled
+        if self._habits.max_inflight_batches is not None:
+            limit = self._habits.max_inflight_batches * self._options.target_valid_groups
+            wanted = min(wanted, limit - self._round.num_running - self._round.num_waiting)
+        wanted = 0 if self._round.is_halted else max(0, wanted)
+        self._refilled += wanted
+        return wanted
+
+    def _add(self, groups: Sequence[PromptGroup]) -> None:
+        self._groups.update((group.uid, group) for group in groups)
+        self._round.add_groups([self._waiting(group) for group in groups])
+        self._after_change()
+
+    def _waiting(self, group: PromptGroup) -> WaitingGroup:
+        screening = self._options.screening
+        return WaitingGroup(
+            prompt_uid=group.uid,
+            unfinished=len(screening.to_run(group)),
+            held_back=len(screening.held_back(group)),
+            is_certain=group.is_certain,
+            has_begun=group.has_started,
+            is_attached=bool(group.attachments()),
+        )
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        self._unfinished += self._running.stop()
+
+    # ---- the coordinator and the workers ----
+
+    def _after_change(self) -> None:
+        self._fill_lanes()
+        if not self._habits.poll_s:
+            self._act()
+
+    def _fill_lanes(self) -> None:
+        progress = True
+        while progress and self._round.num_waiting:
+            progress = False
+            for worker, free in enumerate(self._free_lanes):
+                if free and (uid := self._round.take(worker)) is not None:
+                    progress = True
+                    self._free_lanes[worker] -= 1
+                    self._worker_of[uid] = worker
+                    self._running.start(self._groups.pop(uid))
+
+    def on_generated(self, uid: str) -> None:
+        self._round.end_trajectory(uid)
+        self._round.add_places(self._fleet.balance.take_growth())
+        if self._round.may_start:
+            self._fill_lanes()
+
+    def on_waiting(self, uid: str, change: int) -> None:
+        self._round.note_waiting(uid, change)
+        if self._round.may_start:
+            self._fill_lanes()
+
+    def on_certain(self, uid: str) -> None:
+        self._round.mark_certain(uid)
+
+    def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
+        if outcome.verdict is Verdict.SET_ASIDE:
+            self._unfinished.append(group)
+        elif outcome.verdict is Verdict.VALID:
+            self._on_valid(group)
+        self._filtered += outcome.verdict is Verdict.FILTERED
+        self._free_lanes[self._worker_of.pop(group.uid)] += 1
+        self._round.report(outcome)
+        self._after_change()
+
+
+def take_losses(simulated: SimulatedRound, habits: Habits, *, missing: int, stop_rule: StopRuleName) -> int:
+    """Take out of a round what another system throws away and this recipe keeps. Returns its tokens."""
+    summary, lost_tok = simulated.summary, 0
+    if habits.drops_surplus:
+        surplus = {outcome.prompt_uid for outcome in training_order(summary, stop_rule)[missing:]}
+        dropped = [outcome for outcome in summary.outcomes if outcome.prompt_uid in surplus]
+        kept = [outcome for outcome in summary.outcomes if outcome.prompt_uid not in surplus]
+        failed = [replace(outcome, verdict=Verdict.FAILED, reason="surplus") for outcome in dropped]
+        summary = replace(summary, outcomes=(*kept, *failed))
+        lost_tok += sum(sum(outcome.response_lens_tok) for outcome in dropped)
+    if habits.drops_interrupted:
+        interrupted = [GroupOutcome.of(group, Verdict.FAILED, reason="interrupted") for group in simulated.unfinished]
+        never_started = [
+            GroupOutcome(prompt_uid=uid, verdict=Verdict.FAILED, reason="never started")
+            for uid in summary.never_started
+        ]
+        summary = replace(summary, outcomes=(*summary.outcomes, *interrupted, *never_started), never_started=())
+        lost_tok += sum(group.generated_tok for group in simulated.unfinished)
+        simulated.unfinished = []
+    simulated.summary = summary
+    return lost_tok

@@ -1,0 +1,124 @@
+"""A setting to simulate: model, hardware, workload and batch, checked."""
+
+from dataclasses import dataclass, field
+
+from ...async_dapo.config import ConfigError
+from ...async_dapo.hardware import Accelerator, ModelShape
+from .calibration import MeasuredCosts
+from .costs import ServerConstants, StepCost, TrainingCost, step_cost
+from .lengths import LengthModel
+from .workload import ANSWERS, PassRates, ToolCalls, Workload
+
+MEAN_OF = 512  # groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that does not depend on the system that is simulated."""
+
+    model: ModelShape
+    accelerator: Accelerator
+    num_servers: int
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.85
+    max_num_seqs: int = 256
+    train_batch_size: int  # B
+    rollout_n: int
+    max_response_length: int
+    prompt_len_tok: int = 200
+    lengths: LengthModel
+    pass_rates: PassRates
+    reward_s: float = 0.0
+    tool_calls: int = 0
+    tool_median_s: float = 0.0
+    tool_sigma: float = 0.0
+    training_s: float | None = None  # None: by arithmetic
+    training_flop_share: float = 0.35  # of peak, in training and in recomputing log-probs
+    update_s: float = 5.0  # engines to sleep and back, and their new weights
+    constants: ServerConstants = field(default_factory=ServerConstants)
+    measured: MeasuredCosts | None = None  # in place of constants
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("num_servers", "tensor_parallel_size", "max_num_seqs", "train_batch_size", "rollout_n"):
+            if getattr(self, key) < 1:
+                raise ConfigError(key, getattr(self, key), "must be >= 1")
+        for key in ("max_response_length", "prompt_len_tok"):
+            if getattr(self, key) < 1:
+                raise ConfigError(key, getattr(self, key), "must be >= 1 token")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be in 0..1")
+        for key in ("reward_s", "update_s", "training_s"):
+            if (getattr(self, key) or 0) < 0:
+                raise ConfigError(key, getattr(self, key), "must be >= 0 seconds")
+        sizes = self.model.tensor_parallel_sizes
+        if self.tensor_parallel_size not in sizes:
+            raise ConfigError(
+                "tensor_parallel_size",
+                self.tensor_parallel_size,
+                f"must divide the {self.model.attention_heads} attention heads of {self.model.name}, and divide its "
+                f"{self.model.kv_heads} KV heads or be divided by them: one of {', '.join(map(str, sizes))}",
+            )
+        self.step_cost()
+        self.tools()
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_servers * self.tensor_parallel_size
+
+    def step_cost(self) -> StepCost:
+        """
+        Raises:
+            ConfigError: when the model, or one whole trajectory, does not fit on a server.
+        """
+        cost = step_cost(
+            self.model,
+            self.accelerator,
+            self.constants,
+            tensor_parallel_size=self.tensor_parallel_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            longest_context_tok=self.prompt_len_tok + self.max_response_length,
+        )
+        return cost if self.measured is None else self.measured.apply(cost)
+
+    @property
+    def request_latency_s(self) -> float:
+        """From the start of a trajectory to its request being in the engine [s]; only known from a real run."""
+        return 0.0 if self.measured is None else self.measured.latency_s
+
+    def training_cost(self) -> TrainingCost:
+        return TrainingCost(
+            model=self.model,
+            flop_per_s=self.training_flop_share * self.accelerator.bf16_tflop_s * 1e12 * self.num_gpus,
+            fixed_s=self._outside_s() if self.training_s is None else self.training_s,
+        )
+
+    @property
+    def weight_update_s(self) -> float:
+        """Part of what a real run was seen to spend outside of its rollouts, where there is one."""
+        outside_s = None if self.measured is None else self.measured.outside_s
+        return self.update_s if outside_s is None else min(self.update_s, max(0.0, outside_s))
+
+    def _outside_s(self) -> float | None:
+        if self.measured is None or self.measured.outside_s is None:
+            return None
+        return max(0.0, self.measured.outside_s - self.weight_update_s)
+
+    def tools(self) -> ToolCalls:
+        return ToolCalls(count=self.tool_calls, median_s=self.tool_median_s, sigma=self.tool_sigma, seed=self.seed)
+
+    @property
+    def mean_len_tok(self) -> float:
+        """Of all responses, valid or not; from a sample of its own [tokens]."""
+        sample = self.workload().draw(MEAN_OF, step=0)
+        lens_tok = [length for group in sample for length in group.prompt[ANSWERS].response_lens_tok]
+        return sum(lens_tok) / len(lens_tok)
+
+    def workload(self) -> Workload:
+        return Workload(
+            self.lengths,
+            self.pass_rates,
+            n=self.rollout_n,
+            limit_tok=self.max_response_length,
+            seed=self.seed,
+        )

@@ -1,0 +1,226 @@
+"""Steps of a run: open a round, let it stop, train, update the weights. Plays the trainer and its replay buffer."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ...async_dapo.config import Auto
+from ...async_dapo.core.leases import server_calls
+from ...async_dapo.core.outcome import GroupOutcome, Verdict
+from ...async_dapo.core.pool import Dispatch, PromptPool, Settlement
+from ...async_dapo.core.prompt_history import PromptHistory
+from ...async_dapo.core.screening import Screened
+from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
+from ...async_dapo.core.trajectory import PromptGroup
+from .engine import EngineCounters
+from .fleet import Fleet, no_garbage_collection
+from .measures import StepMeasure, tokens_by_age
+from .round_simulation import RoundSimulation, SimulatedRound, take_losses
+from .scenario import Scenario
+from .systems import System, TrainerPasses
+from .workload import ANSWERS
+
+
+class TrainingRun:
+    """One system in one scenario, step by step. Decisions are those of the recipe's own `core/`."""
+
+    def __init__(self, scenario: Scenario, system: System) -> None:
+        self._scenario = scenario
+        self._habits = system.habits
+        self.options = system.options(scenario)
+        self._fleet = Fleet(
+            scenario.step_cost(),
+            num_servers=scenario.num_servers,
+            max_num_seqs=scenario.max_num_seqs,
+            balance=self.options.balance(most_per_server=server_calls(scenario.max_num_seqs) - 1),
+        )
+        self._fleet.balance.open(self._fleet.loads)
+        self._workload = scenario.workload()
+        self._trainer = TrainerPasses(scenario, system.habits, self.options)
+        self._over_sampling = self.options.over_sampling()
+        self._round_size = self.options.round_size()
+        self._staleness = StalenessLimit(max_staleness=self.options.max_staleness)
+        self._history = PromptHistory(self.options.selection.forgetting)
+        self._retries = 0
+        self.pool = PromptPool(
+            over_sampling=self._over_sampling,
+            keeps_tokens=self.options.keeps_tokens,
+            stop_rule=self.options.stop_rule,
+            staleness=self._staleness,
+            new_uid=self._new_uid,
+        )
+        self._stored: dict[str, list[VersionTag]] = {}  # valid groups, as in the production store
+        self._step = 0
+        self._since_stop_s = 0.0  # what the trainer does between two rounds
+
+    @property
+    def leases_out(self) -> int:
+        """Leases that are held; between rounds, only requests left in their engines hold one."""
+        return self._fleet.leases.total_inflight
+
+    @property
+    def first_pool_size(self) -> int:
+        """Trajectories that the first round may have unfinished at once."""
+        return self._pool_size or self.options.lanes_hold
+
+    @property
+    def natural_len_tok(self) -> float:
+        """Mean response length of the valid groups among all prompts drawn so far [tokens]."""
+        return self._workload.mean_drawn_tok
+
+    def step(self) -> StepMeasure:
+        """Run one training step."""
+        self._step += 1
+        before, drawn = self._fleet.counters(), self.pool.ledger.drawn
+        dispatch = self._open_round()
+        simulated = self._simulate(dispatch)
+        missing = self.options.target_valid_groups - self.pool.num_carried
+        lost_tok = take_losses(simulated, self._habits, missing=missing, stop_rule=self.options.stop_rule)
+        settlement = self.pool.settle(simulated.summary, simulated.unfinished)
+        self.pool.check_ledger()
+        if not self.options.keeps_tokens:
+            redrawn = [group for group in self.pool.state().waiting if group.uid in settlement.redrawn_uids]
+            for group in [*simulated.unfinished, *redrawn]:
+                self._workload.answer_anew(group.prompt[ANSWERS])
+        return self._measure(
+            simulated,
+            settlement,
+            wasted_tok=lost_tok + settlement.discarded_tok + dispatch.retired_tok,
+            retired_groups=len(dispatch.retired_uids),
+            drawn_groups=self.pool.ledger.drawn - drawn,
+            before=before,
+        )
+
+    def _open_round(self) -> Dispatch:
+        """As `RoundReplayBuffer.open_round`."""
+        dispatch = self.pool.dispatch(self._step)
+        for attachment in dispatch.retired_attachments:
+            self._fleet.abandon(attachment)
+        for uid in dispatch.retired_uids:
+            self._stored.pop(uid, None)
+        for again in dispatch.groups[dispatch.resumed :][: len(dispatch.retired_uids)]:  # in front of those that wait
+            self._workload.answer_anew(again.prompt[ANSWERS])
+        missing = self.pool.missing_for_round()
+        return dispatch.extended(self._draw(missing)) if missing else dispatch
+
+    def _draw(self, count: int) -> Dispatch:
+        for drawn, deferred in self.options.selection.draw(self._fetch, self._history, count=count, step=self._step):
+            self.pool.add_drawn(drawn, deferred)
+        return self.pool.dispatch(self._step)
+
+    def _fetch(self, count: int) -> list[PromptGroup]:
+        """The data loader's next prompts. Where a history is kept, each was visited once before."""
+        groups = self._workload.draw(count, self._step)
+        if self.options.selection.records:
+            for group in groups:
+                self._history.observe(group.key, group.prompt[ANSWERS].earlier_metrics)
+        return groups
+
+    def _simulate(self, dispatch: Dispatch) -> SimulatedRound:
+        pool_size = self._pool_size
+        simulation = RoundSimulation(
+            self._fleet,
+            self.options,
+            self._habits,
+            step=self._step,
+            spec=self.options.round_spec(
+                step=self._step,
+                carried_valid_groups=self.pool.num_carried,
+                must_finish=dispatch.must_finish,
+                pool_size=pool_size,
+                most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
+                valid_share=self._over_sampling.valid_share,
+            ),
+            since_stop_s=self._since_stop_s,
+            scenario=self._scenario,
+            over_sampling=self._over_sampling,
+            draw=lambda count: self._draw(count).groups,
+            on_valid=self._store,
+        )
+        with no_garbage_collection():
+            return simulation.run(dispatch)
+
+    @property
+    def _pool_size(self) -> int | None:
+        """As `RoundReplayBuffer.open_round`."""
+        if self.options.rollout_pool_size is not Auto.AUTO:
+            return self.options.fixed_pool_size
+        return self._round_size.decide(self._fleet.balance.places, self._over_sampling.trained_share)
+
+    def _store(self, group: PromptGroup) -> None:
+        self._stored[group.uid] = [
+            {"segments": list(one.stamps), "min_global_steps": min(v for v, _ in one.stamps), "age": one.age}
+            for one in group.trajectories
+        ]
+
+    def _new_uid(self) -> str:
+        self._retries += 1
+        return f"retry-{self._retries}"
+
+    def _measure(
+        self,
+        simulated: SimulatedRound,
+        settlement: Settlement,
+        *,
+        wasted_tok: int,
+        retired_groups: int,
+        drawn_groups: int,
+        before: EngineCounters,
+    ) -> StepMeasure:
+        """As the metrics of `RoundReplayBuffer.sample`, and the time that training takes."""
+        batch = [tag for uid in settlement.trained_uids for tag in self._stored.pop(uid)]
+        self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
+        versions = VersionShares.of(batch, step=self._step)
+        outcomes = simulated.summary.outcomes
+        ended = self._learn(outcomes, versions)
+        screened = Screened.of(outcomes, self.options.rollout_n)
+        buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
+        log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok, step=self._step)
+        done = self._fleet.counters() - before
+        rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
+        self._since_stop_s = log_prob_s + train_s + self._scenario.weight_update_s
+        return StepMeasure(
+            step_s=rollout_s + self._since_stop_s,
+            rollout_s=rollout_s,
+            generating_s=rollout_s,
+            log_prob_s=log_prob_s,
+            train_s=train_s,
+            **done.in_measure(),
+            filtered_tok=sum(sum(o.response_lens_tok) for o in outcomes if o.verdict is Verdict.FILTERED),
+            screened_tok=screened.generated_tok,
+            saved_tok=screened.saved_tok,
+            wasted_tok=wasted_tok,
+            buffered_tok=sum(buffered_tok) + sum(map(_length, self._stored.values())),
+            **tokens_by_age(batch, versions, limit=self._staleness, step=self._step),
+            trained_trajectories=len(batch),
+            resumed_trajectories=len(batch) - versions.ages[0],
+            trained_groups=len(settlement.trained_uids),
+            valid_groups=ended[Verdict.VALID],
+            filtered_groups=ended[Verdict.FILTERED],
+            screened_groups=screened.groups,
+            drawn_groups=drawn_groups,
+            retired_groups=retired_groups,
+            reprefilled_tok=simulated.reprefilled_tok,
+            inflight_max=self._fleet.inflight_max,
+            inflight_max_s=self._fleet.inflight_max * rollout_s,
+            lease_s=self._fleet.lease_s,
+            num_servers=self._scenario.num_servers,
+            num_gpus=self._scenario.num_gpus,
+            events=simulated.events,
+        )
+
+    def _learn(self, outcomes: Sequence[GroupOutcome], versions: VersionShares) -> Counter[Verdict]:
+        """As `RoundReplayBuffer`: what the next round is sized by. Returns how groups have ended."""
+        ended = Counter(outcome.verdict for outcome in outcomes)
+        self._over_sampling.observe(
+            versions.partial_share,
+            valid=ended[Verdict.VALID],
+            judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
+            screened=ended[Verdict.SCREENED],
+        )
+        self._round_size.observe(outcomes)
+        return ended
+
+
+def _length(tags: Sequence[VersionTag]) -> int:
+    """Generated tokens of trajectories."""
+    return sum(n for tag in tags for _, n in tag["segments"])

@@ -1,0 +1,230 @@
+"""What is simulated: this recipe under some options, and other systems as settings of the same machinery."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ...async_dapo.config import CONFIG_FOLDER, CONFIG_NAME, AsyncDAPOConfig, ImportanceSampling
+from ...async_dapo.core.staleness import StalenessLimit, VersionTag, plan_mixtures
+from .costs import TrainingCost
+from .scenario import Scenario
+
+DEFAULTS_FILE = CONFIG_FOLDER / f"{CONFIG_NAME}.yaml"
+UNBOUNDED = 1_000_000  # requests or groups
+VERL = "verl "  # what the names of its own modes begin with
+VERL_COLOCATE_ASYNC = f"{VERL}colocate_async"
+
+
+class Refill(StrEnum):
+    """When a system draws further prompts in a step."""
+
+    ON_DEMAND = "on_demand"  # this recipe: as soon as those at hand cannot reach the target
+    PER_FILTERED = "per_filtered"  # verl 0.9: some for every group that was filtered
+    NEXT_BATCH = "next_batch"  # 2025's dynamic sampling: another batch when the last has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """Where a system behaves otherwise than this recipe, around the same scheduler."""
+
+    poll_s: float = 0.0  # between two looks of the trainer at what has finished; 0 = it waits on events
+    resume_delay_s: float = 0.0  # from a stop until what it interrupted is sent again, if engines are open
+    refill: Refill = Refill.ON_DEMAND
+    refill_factor: int = 1  # prompts for each filtered one
+    max_inflight_batches: int | None = None  # of B groups, for refills; None = no limit
+    drops_surplus: bool = False  # valid groups beyond B are thrown away
+    drops_interrupted: bool = False  # prompts that the stop cancelled are lost
+    scores_buffer: bool = False  # log-probs of interrupted trajectories are recomputed by the trainer in every step
+    scores_batch: bool = True  # old log-probs of the batch are recomputed by the trainer
+    trainer_servers: int = 0  # so many servers' GPUs only train, and the others only generate; 0 = all do both
+    parts: int = 1  # that a batch is trained in, each as soon as it is there; only of a separate trainer
+    max_versions: int | None = None  # that a group may span; only of a separate trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A name for the table, overrides of this recipe's yaml (full key -> value), and habits."""
+
+    name: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    habits: Habits = field(default_factory=Habits)
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> "System":
+        return replace(self, overrides={**self.overrides, **overrides})
+
+    def options(self, scenario: Scenario) -> AsyncDAPOConfig:
+        """The recipe's own options in a scenario, parsed and validated by its own code.
+
+        Raises:
+            ConfigError: for an override that the recipe would refuse.
+        """
+        config = _defaults().copy()
+        base = {
+            "data.train_batch_size": scenario.train_batch_size,
+            "data.max_prompt_length": scenario.prompt_len_tok,
+            "data.max_response_length": scenario.max_response_length,
+            "actor_rollout_ref.rollout.n": scenario.rollout_n,
+            "async_dapo.report_dir": None,  # of the yaml alone, it would name a node that only verl's has
+        }
+        for key, value in (base | dict(self.overrides)).items():
+            OmegaConf.update(config, key, value, force_add=True)
+        return AsyncDAPOConfig.from_hydra(config)
+
+
+@cache
+def _defaults() -> DictConfig:
+    config = OmegaConf.load(DEFAULTS_FILE)
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def recipe(name: str, **async_dapo: Any) -> System:
+    """This recipe with some options of the `async_dapo` node."""
+    return System(name=name, overrides={f"async_dapo.{key}": value for key, value in async_dapo.items()})
+
+
+def verl_sync(*, groups: int, poll_s: float = 2.0) -> System:
+    """verl 0.9's V1 trainer, mode sync: drains all in flight, draws two prompts for each filtered one."""
+    return System(
+        name="verl sync",
+        overrides=_everything_at_once(groups, stop_rule="drain", rollout_strategy="discard"),
+        habits=Habits(
+            poll_s=poll_s, refill=Refill.PER_FILTERED, refill_factor=2, max_inflight_batches=1, drops_surplus=True
+        ),
+    )
+
+
+def verl_colocate_async(*, groups: int, warmup_batches: int = 1) -> System:
+    """verl 0.9's V1 trainer, mode colocate_async: stops at B groups, resumes after 1 s, submits without bound.
+
+    Every step submits B prompts on top of the `trainer.v1.colocate_async.num_warmup_batches` batches in flight.
+    """
+    in_flight = (1 + warmup_batches) * groups
+    return System(
+        name=VERL_COLOCATE_ASYNC,
+        overrides=_everything_at_once(in_flight, stop_rule="first_completed", rollout_strategy="partial"),
+        habits=Habits(poll_s=2.0, resume_delay_s=1.0, refill=Refill.PER_FILTERED),
+    )
+
+
+def verl_separate_async(*, groups: int, trainer_servers: int, servers: int, parts: int = 4) -> System:
+    """verl 0.9's V1 trainer, mode separate_async, without engines on the trainer's GPUs; see `separate_training.py`.
+
+    Args:
+        trainer_servers: of the servers, those whose GPUs train [count].
+        parts: `trainer.v1.separate_async.parameter_sync_step`, with verl's default.
+    """
+    return System(
+        name=f"verl separate_async, {trainer_servers} of {servers} train",
+        overrides=_everything_at_once(2 * groups, stop_rule="first_completed", rollout_strategy="partial"),
+        habits=Habits(poll_s=2.0, resume_delay_s=1.0, trainer_servers=trainer_servers, parts=parts, max_versions=8),
+    )
+
+
+def async_dapo_2025(*, over_sampling: int, max_concurrent_prompts: int = 16) -> System:
+    """The 2025 recipe: B valid groups in order of completion, the rest thrown away and forgotten; polls."""
+    options = {
+        "stop_rule": "first_completed",
+        "rollout_strategy": "discard",
+        "over_sampling_batch_size": over_sampling,
+        "rollout_pool_size": None,
+        "max_concurrent_prompts": max_concurrent_prompts,
+        "max_loads_per_server": 256,
+    }
+    return replace(
+        recipe("async DAPO 2025", **options), habits=Habits(poll_s=0.1, drops_interrupted=True, drops_surplus=True)
+    )
+
+
+def dynamic_sampling(*, batch: int) -> System:
+    """DAPO's dynamic sampling as of 2025: whole batches, each awaited to its end, until B groups are valid."""
+    return System(
+        name="dynamic sampling",
+        overrides=_everything_at_once(batch, stop_rule="drain", rollout_strategy="discard"),
+        habits=Habits(refill=Refill.NEXT_BATCH, drops_surplus=True),
+    )
+
+
+def april(*, over_sampling: int) -> System:
+    """APRIL: over-sample, stop at B in order of completion, keep and resume the rest, drop complete surplus."""
+    return System(
+        name="APRIL",
+        overrides=_everything_at_once(over_sampling, stop_rule="first_completed", rollout_strategy="partial"),
+        habits=Habits(drops_surplus=True),
+    )
+
+
+def copris(*, pool_size: int, over_sampling: int) -> System:
+    """CoPRIS: a fixed number of trajectories in flight; the trainer recomputes log-probs of the whole buffer."""
+    options = {
+        "stop_rule": "first_completed",
+        "rollout_strategy": "partial",
+        "rollout_pool_size": pool_size,
+        "max_loads_per_server": UNBOUNDED,
+        "over_sampling_batch_size": over_sampling,
+        "max_staleness": None,
+    }
+    return replace(recipe(f"CoPRIS {pool_size}", **options), habits=Habits(scores_buffer=True))
+
+
+def _everything_at_once(over_sampling: int, **async_dapo: Any) -> dict[str, Any]:
+    """No limit on what runs: all prompts that were drawn are submitted at once."""
+    options = {
+        "rollout_pool_size": None,
+        "max_concurrent_prompts": UNBOUNDED,
+        "max_loads_per_server": UNBOUNDED,
+        "over_sampling_batch_size": over_sampling,
+        "max_staleness": None,
+    }
+    workers = {"actor_rollout_ref.rollout.agent.num_workers": 1}
+    return workers | {f"async_dapo.{key}": value for key, value in (options | async_dapo).items()}
+
+
+class TrainerPasses:
+    """Seconds of a trainer's passes over a batch, those that compute log-probs and those that train.
+
+    Args:
+        cost: None = of a trainer that has all GPUs.
+    """
+
+    def __init__(
+        self, scenario: Scenario, habits: Habits, options: AsyncDAPOConfig, *, cost: TrainingCost | None = None
+    ) -> None:
+        self._prompt_tok, self._cost = scenario.prompt_len_tok, cost or scenario.training_cost()
+        self._habits, self._correction, self._n = habits, options.importance_sampling, options.rollout_n
+        self._staleness = StalenessLimit(max_staleness=options.max_staleness)
+
+    def seconds(self, batch: Sequence[VersionTag], buffered_tok: Sequence[int], *, step: int) -> tuple[float, float]:
+        """Seconds to compute log-probs, and to train.
+
+        Args:
+            batch: a group's trajectories next to each other.
+            buffered_tok: lengths of the trajectories that are kept.
+        """
+        batch_tok = [sum(num_tok for _, num_tok in tag["segments"]) for tag in batch]
+        scores_batch = self._habits.scores_batch and self._correction is not ImportanceSampling.BYPASS
+        scored = list(batch_tok) if scores_batch else []
+        scored += [n for n in buffered_tok if n] if self._habits.scores_buffer else []
+        if self._correction is ImportanceSampling.BALANCE:
+            scored += [batch_tok[row] for row in self._scored_again(batch, step)]
+        return self._cost.log_prob_s(*self._sums(scored)), self._cost.train_s(*self._sums(batch_tok))
+
+    def _scored_again(self, batch: Sequence[VersionTag], step: int) -> Iterator[int]:
+        """Trajectories that older versions of the weights score for the balance heuristic, as often as they do.
+
+        The copies of the weights are not counted.
+        """
+        groups = [range(first, first + self._n) for first in range(0, len(batch), self._n)]
+        at_hand = range(self._staleness.oldest_trainable(step), step)
+        plan = plan_mixtures([tag["segments"] for tag in batch], groups, at_hand)
+        return chain.from_iterable(plan.passes_before(step - 1).values())
+
+    def _sums(self, lens_tok: Sequence[int]) -> tuple[float, float]:
+        """Sum of the sequences' lengths, prompt included, and of their squares."""
+        whole = [self._prompt_tok + n for n in lens_tok]
+        return sum(whole), sum(n * n for n in whole)

@@ -1,0 +1,246 @@
+"""The recipe on the real stack, without a GPU: `python -m recipe.async_dapo_lab.quickstart`.
+
+Makes a tiny model and a task for it, trains it through the recipe's own entry point, and reports what
+happened. Hydra overrides for the entry point follow after `--`.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from ...async_dapo.cpu.activation import run_environment
+from ...async_dapo.logs import note_start
+from ...async_dapo.record.run_files import set_aside
+from .. import train
+from ..report.headline import headline
+from ..report.run import Run
+from ..report.write import report_the_end
+from ..report.write import write_report as write_html
+from .model_and_data import Assets, prepare_assets
+from .overrides import (
+    QUICK_LEARNING_RATE,
+    QUICK_STEPS,
+    RunSettings,
+    quoted,
+    recipe_overrides,
+    verl_overrides,
+    verl_sync_overrides,
+)
+from .progress import Progress, TrainLog
+from .run_metrics import RunMetrics
+from .summary import failures, summarise, write_report
+from .supervision import RayFolder, TrainingProcess, exit_on_signals, vllm_inspects
+
+STOP_RULES = ("first_completed", "fifo", "drain")
+STRATEGIES = ("discard", "partial", "partial_stale_kv", "consistent")
+
+RECIPE, VERL_SYNC = train.MODULE, "verl.trainer.main_ppo"
+_CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
+_WATCH_S = 1.0
+_LOG_TAIL_LINES = 40
+
+console = Console()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    steps: int
+    stop_rule: str | None
+    strategy: str
+    compare: bool
+    seed: int
+    output: Path
+    timeout_s: float
+    stall_s: float
+    overrides: tuple[str, ...]
+
+
+class QuickStartFailed(Exception):
+    """Training ended without its steps; the message says how, and the log says more."""
+
+    def __init__(self, message: str, log: Path) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parse(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    exit_on_signals()
+    try:
+        _run(options)
+    except QuickStartFailed as failure:
+        _show_log_tail(failure.log)
+        console.print(f"full log: {failure.log}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"[bold red]failed:[/] {escape(str(failure))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        said = TrainLog(file=options.output / "train.log").last_words() or "interrupted"
+        report = report_the_end(options.output)
+        lines = [said, *([] if report is None else [f"report: {report}"]), "everything it started has been ended"]
+        console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(128 + signal.SIGINT)
+
+
+def _run(options: Options) -> None:
+    started = time.monotonic()
+    note_start()
+    with Progress(console, steps=options.steps) as progress:
+        assets = prepare_assets(
+            options.output.parent,
+            seed=options.seed,
+            on_progress=progress.preparing,
+            beside=vllm_inspects("Qwen3ForCausalLM"),
+        )
+        metrics, peak_memory_bytes = _train(options, assets, progress, system=RECIPE)
+        wall_s = time.monotonic() - started
+        if options.compare:
+            verl = replace(options, output=options.output / "verl_sync")
+            verl.output.mkdir(exist_ok=True)
+            progress.phase("the same training by verl alone, in its sync mode")
+            _train(verl, assets, progress, system=VERL_SYNC)
+    summary = summarise(
+        metrics,
+        options=_printable(options),
+        wall_s=wall_s,
+        peak_memory_bytes=peak_memory_bytes,
+    )
+    console.print(write_report(summary, metrics, options.output))
+    for cause, count in failures(options.output):
+        console.print(f"[bold red]{count} groups failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
+    if options.compare:
+        _show_comparison(options.output, verl.output)
+
+
+def _train(options: Options, assets: Assets, progress: Progress, *, system: str) -> tuple[RunMetrics, int]:
+    """Returns the run's metrics, and the most memory it used [bytes]."""
+    metrics = RunMetrics(file=options.output / "metrics.jsonl")
+    log_file = options.output / "train.log"
+    for file in (metrics.file, log_file):  # of an earlier start into the same folder
+        set_aside(file)
+    with RayFolder() as ray:
+        command = _command(options, assets, ray.path, system)
+        environment = run_environment(os.environ, code_path=_CODE_PATH, output=options.output, ray_folder=ray.path)
+        environment["TMPDIR"] = str(ray.path)
+        process = TrainingProcess(command, environment=environment, log_file=log_file)
+        try:
+            with process:
+                _follow(process, metrics, progress, options)
+        except QuickStartFailed:
+            ray.save_logs(options.output / "ray_logs")
+            raise
+    return metrics, process.peak_memory_bytes
+
+
+def _show_comparison(ours: Path, verls: Path) -> None:
+    """Write the report of both, in the place of that of one, and say what it measures."""
+    report = write_html([ours, verls])
+    said = headline(Run.load(ours), Run.load(verls))
+    console.print(f"{said}\nboth runs, side by side: {report}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _follow(process: TrainingProcess, metrics: RunMetrics, progress: Progress, options: Options) -> None:
+    """Until training has ended.
+
+    Raises:
+        QuickStartFailed: it ended with an error, ran into a time limit, or trained too few steps.
+    """
+    started = last_news = time.monotonic()
+    log = TrainLog(file=options.output / "train.log")
+    while True:
+        exit_code = process.exit_code
+        for phase in log.new_phases():
+            progress.phase(phase)
+        for step in metrics.read_new():
+            last_news = time.monotonic()
+            progress.logged(step, metrics.by_step[step])
+        if exit_code is not None:
+            break
+        now = time.monotonic()
+        if now - started > options.timeout_s:
+            raise QuickStartFailed(f"not done after {options.timeout_s:.0f} s (--timeout-s); ended it", log.file)
+        if now - last_news > options.stall_s:
+            said = f"no step was finished for {options.stall_s:.0f} s (--stall-s): it hangs; ended it"
+            raise QuickStartFailed(said, log.file)
+        process.watch(_WATCH_S)
+    if exit_code != 0:
+        raise QuickStartFailed(log.last_words() or f"training ended with exit code {exit_code}", log.file)
+    if metrics.trained_steps == 0:
+        said = "training ended without a step in its metrics file (is `file` in trainer.logger?)"
+        raise QuickStartFailed(said, log.file)
+
+
+def _command(options: Options, assets: Assets, ray_folder: Path, system: str) -> list[str]:
+    run = RunSettings(
+        assets=assets,
+        output=options.output,
+        ray_folder=ray_folder,
+        steps=options.steps,
+        seed=options.seed,
+        learning_rate=QUICK_LEARNING_RATE,
+    )
+    if system == VERL_SYNC:
+        known = [override for override in options.overrides if "async_dapo" not in override]
+        return [sys.executable, "-m", VERL_SYNC, *verl_overrides(run), *verl_sync_overrides(), *known]
+    return [
+        sys.executable,
+        "-m",
+        RECIPE,
+        *verl_overrides(run),
+        *recipe_overrides(strategy=options.strategy, stop_rule=options.stop_rule),
+        f"async_dapo.report_dir={quoted(options.output)}",
+        *options.overrides,
+    ]
+
+
+def _parse(arguments: Sequence[str] | None) -> Options:
+    own, overrides = _split(list(sys.argv[1:] if arguments is None else arguments))
+    parser = argparse.ArgumentParser(
+        prog="quickstart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=QUICK_STEPS)
+    parser.add_argument("--stop-rule", choices=STOP_RULES, help="default: the strategy's own")
+    parser.add_argument("--strategy", choices=STRATEGIES, default="partial")
+    parser.add_argument("--compare", action="store_true", help="train the same with verl's sync mode afterwards")
+    parser.add_argument("--seed", type=int, default=0)
+    now = time.strftime("%Y%m%d-%H%M%S")  # with the process's number: two may start in the same second
+    parser.add_argument(
+        "--output", type=Path, default=Path("outputs", "quickstart", f"{now}-{os.getpid()}"), metavar="DIR"
+    )
+    parser.add_argument("--timeout-s", type=float, default=3600.0, help="end a run that takes longer")
+    parser.add_argument("--stall-s", type=float, default=600.0, help="end a run that finishes no step for so long")
+    parsed = parser.parse_args(own)
+    if parsed.steps < 1:
+        parser.error(f"--steps={parsed.steps}: must be at least 1")
+    parsed.output = parsed.output.absolute()
+    return Options(**vars(parsed), overrides=tuple(overrides))
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        return arguments, []
+    index = arguments.index("--")
+    return arguments[:index], arguments[index + 1 :]
+
+
+def _printable(options: Options) -> dict[str, Any]:
+    return asdict(options) | {"output": str(options.output)}
+
+
+def _show_log_tail(log: Path) -> None:
+    if log.exists():
+        lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        console.print(f"last lines of {log}:", *lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Model, tokenizer and data of the quick start: made once, then reused by every run with the same recipe.
+
+`python -m recipe.async_dapo_lab.quickstart.model_and_data PARENT` makes them and prints their folder.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .task import QUICK_START, TaskShape, dataset_rows
+
+TRAIN_ROWS = 4096
+VALIDATION_ROWS = 256
+
+_SOURCES = ("task.py", "tiny_model.py", "model_and_data.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assets:
+    folder: Path
+    shape: TaskShape = QUICK_START
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def train_file(self) -> Path:
+        return self.folder / "train.parquet"
+
+    @property
+    def validation_file(self) -> Path:
+        return self.folder / "validation.parquet"
+
+
+def prepare_assets(
+    parent: Path,
+    *,
+    seed: int,
+    shape: TaskShape = QUICK_START,
+    on_progress: Callable[[float], None] = lambda share: None,
+    beside: AbstractContextManager = nullcontext(),  # noqa: B008 (it has no state)
+) -> Assets:
+    """The assets under `parent`, made if they are not there (about 20 s on one free core).
+
+    The folder's name is a hash of seed, shape and the code that makes it, and it appears in one step:
+    a folder that exists is complete and up to date.
+
+    Args:
+        beside: is open while they are made, and not at all if they are there.
+    """
+    assets = Assets(folder=parent / f"assets-{_fingerprint(seed, shape)}", shape=shape)
+    if not assets.folder.exists():
+        parent.mkdir(parents=True, exist_ok=True)
+        draft = replace(assets, folder=parent / f"{assets.folder.name}.part-{os.getpid()}")
+        try:
+            with beside:
+                _make(draft, seed=seed, on_progress=on_progress)
+            _publish(draft.folder, assets.folder)
+        finally:
+            shutil.rmtree(draft.folder, ignore_errors=True)
+    return assets
+
+
+def _fingerprint(seed: int, shape: TaskShape) -> str:
+    digest = hashlib.sha256(f"{seed} {shape}".encode())
+    for name in _SOURCES:
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _publish(draft: Path, target: Path) -> None:
+    try:
+        draft.rename(target)
+    except OSError:
+        if not target.exists():  # else another process was faster, with the same content
+            raise
+
+
+def _make(assets: Assets, *, seed: int, on_progress: Callable[[float], None]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+    from transformers.utils.logging import disable_progress_bar
+
+    from .tiny_model import build_model, build_tokenizer, warm_start
+
+    disable_progress_bar()  # `on_progress` tells more
+    assets.folder.mkdir()
+    for path, count, held_out in (
+        (assets.train_file, TRAIN_ROWS, False),
+        (assets.validation_file, VALIDATION_ROWS, True),
+    ):
+        rows = list(dataset_rows(count, seed=seed, held_out=held_out, shape=assets.shape))
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, seed=seed)
+    warm_start(model, tokenizer, seed=seed, shape=assets.shape, on_progress=on_progress)
+    tokenizer.save_pretrained(assets.model)
+    model.save_pretrained(assets.model)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parent", type=Path, help="the assets lie in a sub-folder of this one")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    assets = prepare_assets(arguments.parent, seed=arguments.seed)
+    sys.stdout.write(f"{assets.folder}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""A training process with everything it starts: watched, ended together, nothing left behind. Linux only."""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+import psutil
+
+from ...async_dapo.cpu.activation import cpu_environment
+
+_SHARED_MEMORY = Path("/dev/shm")
+_SEGMENT_PREFIXES = ("psm_", "verl_weights_")  # of `multiprocessing.shared_memory`, of verl's weight transfer
+_PR_SET_CHILD_SUBREAPER = 36
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_INSPECTION_S = 1.0  # one takes some 15 ms: too much for every look at the metrics
+
+_INSPECT = "import sys; from vllm import ModelRegistry; ModelRegistry.models[sys.argv[1]].inspect_model_cls()"
+
+
+def exit_on_signals() -> None:
+    """SIGTERM and SIGHUP leave all contexts, as Ctrl-C does, and so end every `TrainingProcess`. The first one counts:
+    another would cut that short.
+    """
+    for number in _ENDING:
+        signal.signal(number, _exit)
+
+
+def _exit(number: int, _frame: object) -> NoReturn:
+    for any_number in _ENDING:
+        signal.signal(any_number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+class TrainingProcess:
+    """Runs a command; leaving the context ends it, its Ray cluster and its engines.
+
+    Ray daemonises and kills its workers hard, so neither the process group nor Python's resource tracker
+    is enough: orphans are adopted by this process, and shared memory is recognised by what held it open.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], log_file: Path, grace_s: float = 10.0
+    ) -> None:
+        """`grace_s` is the time that processes get to end by themselves, before they are killed."""
+        self._command = command
+        self._grace_s = grace_s
+        self._environment = environment
+        self._log_file = log_file
+        self.segments: set[Path] = set()  # shared memory that it has had open
+        self._next_inspection = 0.0
+        self.peak_memory_bytes = 0
+
+    def __enter__(self) -> Self:
+        _adopt_orphans()
+        self._not_ours = {child.pid for child in psutil.Process().children()}
+        with self._log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A second Ctrl-C waits until everything has ended.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        try:
+            self.end()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def watch(self, seconds: float) -> None:
+        """Wait, at most until the process ends, and note now and then what it uses."""
+        if time.monotonic() >= self._next_inspection:
+            self._inspect()
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+
+    def end(self, *, grace_s: float | None = None) -> None:
+        """Ask the process to end and give Ray time to follow, then kill what is left. Idempotent.
+
+        Args:
+            grace_s: instead of the one given at the start; 0 kills all of them without asking.
+        """
+        grace_s = self._grace_s if grace_s is None else grace_s
+        self._inspect()
+        if self.exit_code is None and grace_s > 0:
+            self._process.terminate()
+            try:
+                self._process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                pass
+        self._process.kill()
+        self._process.wait()
+        psutil.wait_procs(self.descendants(), timeout=grace_s)
+        while remaining := self.descendants():
+            for process in remaining:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    pass
+            psutil.wait_procs(remaining)
+        for segment in self.segments:
+            segment.unlink(missing_ok=True)
+
+    def _inspect(self) -> None:
+        processes = self.descendants()
+        self.segments.update(segment for process in processes for segment in _open_segments(process.pid))
+        self.peak_memory_bytes = max(self.peak_memory_bytes, sum(map(_memory_bytes, processes)))
+        self._next_inspection = time.monotonic() + _INSPECTION_S
+
+    def descendants(self) -> list[psutil.Process]:
+        """The process and all that it has started, orphans included."""
+        children = [child for child in psutil.Process().children() if child.pid not in self._not_ours]
+        return children + [process for child in children for process in _children(child)]
+
+
+class RayFolder:
+    """For Ray's sessions and other temporary files of a run; removed on exit.
+
+    Its path is short, because Unix sockets lie in it and their paths end at 107 characters.
+    """
+
+    def __enter__(self) -> Self:
+        self.path = Path(tempfile.mkdtemp(prefix="ad-"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def save_logs(self, target: Path) -> None:
+        """Copy the logs of the processes, which say more about a crash than the driver's output."""
+        logs = self.path / "session_latest" / "logs"
+        if logs.is_dir():
+            shutil.copytree(logs, target, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+
+
+def _adopt_orphans() -> None:
+    """Processes whose parent dies become children of this process instead of the system's first one."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    """Resident memory, without the pages that are shared with other processes."""
+    try:
+        memory = process.memory_info()
+        return memory.rss - memory.shared
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _open_segments(pid: int) -> list[Path]:
+    folder = f"/proc/{pid}/fd"
+    segments = []
+    try:
+        for descriptor in os.listdir(folder):
+            target = Path(os.readlink(f"{folder}/{descriptor}").removesuffix(" (deleted)"))
+            if target.parent == _SHARED_MEMORY and target.name.startswith(_SEGMENT_PREFIXES):
+                segments.append(target)
+    except OSError:  # the process, or the descriptor, is gone by now
+        pass
+    return segments
+
+
+@contextmanager
+def vllm_inspects(architecture: str) -> Iterator[None]:
+    """Takes the look while the context is open, so that no engine has to wait for it; an engine that must, does."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _INSPECT, architecture],
+        env=cpu_environment(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # it starts a process of its own: both are ended
+    )
+    try:
+        yield
+        process.wait()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,172 @@
+"""What a configuration must say otherwise to be rehearsed on this machine, stand-ins for a model and data that are not
+there included; everything else stays as it is.
+"""
+
+import json
+import random
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from ...async_dapo.config import ConfigError
+from ...async_dapo.hardware import MODEL_PRESETS as PRESETS
+from ...async_dapo.startup.agent_loop_check import loops_of_data
+from ...async_dapo.startup.preflight import check_all
+from ..plan.workload import ToolCalls
+from ..quickstart.tiny_model import build_tokenizer
+from . import answers
+from .options import SEPARATE, RehearsalOptions, RewardSource
+
+MODEL = "qwen3-8b"
+POSITIONS = 131_072
+TRAIN_ROWS, VALIDATION_ROWS = 8192, 16
+PROMPT_TOK = 200  # about; the tokenizer has a token a character
+
+_LOGICAL_CPUS = 16  # Ray's are logical: they have to suffice for the actors' shares, not to exist
+_OBJECT_STORE_BYTES = 500_000_000
+NO_TRANSFER = "rehearsed"  # checkpoint engine: verl asks for one where weights go from GPU to GPU
+
+
+def _make_stand_in(folder: Path) -> None:
+    """Write `model/`, `train.parquet` and `validation.parquet`; what is there already is kept."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if (folder / "validation.parquet").exists():
+        return
+    model = folder / "model"
+    model.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(model)
+    about = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "max_position_embeddings": POSITIONS,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    (model / "config.json").write_text(json.dumps(PRESETS[MODEL] | about, indent=2) + "\n")
+    for name, count in (("train", TRAIN_ROWS), ("validation", VALIDATION_ROWS)):
+        rng = random.Random(name)
+        rows = [_row(number, rng) for number in range(count)]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{name}.parquet")
+
+
+def _row(number: int, rng: random.Random) -> dict[str, object]:
+    words = " ".join(str(rng.randrange(10_000)) for _ in range(PROMPT_TOK // 5))
+    return {
+        "data_source": "rehearsal",
+        "prompt": [{"role": "user", "content": f"{number}: {words}"[: PROMPT_TOK - 20]}],
+        "ability": "none",
+        "reward_model": {"style": "rule", "ground_truth": "1"},
+        "extra_info": {"index": number},
+    }
+
+
+def use_stand_in(config: DictConfig, options: RehearsalOptions) -> None:
+    """Model and data that are made on the spot, in place of the configured ones."""
+    folder = options.folder.parent / "rehearsal-stand-in"
+    _make_stand_in(folder)
+    with open_dict(config):
+        config.actor_rollout_ref.model.path = str(folder / "model")
+        config.actor_rollout_ref.model.hf_config_path = None
+        config.actor_rollout_ref.model.tokenizer_path = None
+        config.data.filter_overlong_prompts = False  # none is
+        config.data.train_files = str(folder / "train.parquet")
+        config.data.val_files = str(folder / "validation.parquet")
+        if options.reward is RewardSource.SCRIPTED:
+            _script_rewards(config)
+
+
+def check_rehearsable(config: DictConfig) -> None:
+    """
+    Raises:
+        ConfigError: for what has no emulation.
+    """
+    for key, is_used, what in (
+        ("reward.reward_model.enable", config.reward.reward_model.enable, "reward models"),
+        ("distillation.enabled", config.distillation.enabled, "teachers"),
+        ("actor_rollout_ref.rollout.name", config.actor_rollout_ref.rollout.name != "vllm", "engines but vLLM"),
+        ("trainer.use_v1", not config.trainer.use_v1, "trainers but verl's V1"),
+        (
+            "actor_rollout_ref.hybrid_engine",
+            config.trainer.v1.trainer_mode == SEPARATE and config.actor_rollout_ref.hybrid_engine,
+            "engines on the GPUs of a separate trainer",
+        ),
+        ("algorithm.adv_estimator", config.algorithm.adv_estimator == "gae", "critics"),
+    ):
+        if is_used:
+            raise ConfigError(key, OmegaConf.select(config, key), f"{what} are not rehearsed; do without")
+
+
+def check_as_training(config: DictConfig) -> None:
+    """As a training does, but for the room of checkpoints: those of a rehearsal are small.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    save_freq, config.trainer.save_freq = config.trainer.save_freq, -1
+    check_all(config)
+    config.trainer.save_freq = save_freq
+
+
+def emulate(config: DictConfig, options: RehearsalOptions) -> None:
+    """Change a checked configuration in place. The clock begins."""
+    folder = options.folder
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    with open_dict(config):
+        config.rehearsal.origin_s = time.time()
+        config.rehearsal.output = str(folder)
+        trainer.device = "cpu"
+        trainer.logger = ["console", "file"]
+        trainer.default_local_dir = str(folder / "checkpoints")
+        trainer.resume_mode = "disable"
+        config.async_dapo.report_dir = None  # seconds of its clock are not seconds
+        trainer.total_training_steps = min(options.steps, trainer.total_training_steps or options.steps)
+        if trainer.v1.trainer_mode != SEPARATE:
+            rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
+        elif rollout.checkpoint_engine.backend != "naive":  # which verl refuses
+            rollout.checkpoint_engine.backend = NO_TRANSFER
+        _share_workers(config, options)
+        config.reward.num_workers = 1
+        config.data.dataloader_num_workers = 0
+        config.transfer_queue.backend.SimpleStorage.num_data_storage_units = 1
+        ray_init = config.ray_kwargs.ray_init
+        ray_init.num_cpus, ray_init.num_gpus = _LOGICAL_CPUS, 1
+        ray_init.include_dashboard = False
+        ray_init.object_store_memory = _OBJECT_STORE_BYTES
+        if options.reward is RewardSource.SCRIPTED:
+            _script_rewards(config)
+        if trainer.v1.trainer_mode == "async_dapo":
+            config.async_dapo.round_timeout_s /= options.speedup
+            config.async_dapo.calls.timeout_s /= options.speedup
+            config.async_dapo.calls.short_s /= options.speedup
+        tools = options.scenario(config).tools()
+        if tools.count:
+            _call_tools(config, tools, options)
+
+
+def _script_rewards(config: DictConfig) -> None:
+    function, groups = config.reward.custom_reward_function, config.algorithm.filter_groups
+    function.path, function.name = f"pkg://{answers.__name__}", answers.compute_score.__name__
+    function.reward_kwargs = {"metric": groups.metric if groups.enable else "acc"}
+
+
+def _call_tools(config: DictConfig, tools: ToolCalls, options: RehearsalOptions) -> None:
+    """The loop that calls tools takes the place of every one that the run has."""
+    agent = config.actor_rollout_ref.rollout.agent
+    loop = {"_target_": f"{__package__}.tool_loop.ToolCallingLoop", "speedup": options.speedup} | asdict(tools)
+    file = options.folder / "agent_loops.yaml"
+    OmegaConf.save([{"name": name} | loop for name in sorted({agent.default_agent_loop, *loops_of_data(config)})], file)
+    agent.agent_loop_config_path = str(file)
+
+
+def _share_workers(config: DictConfig, options: RehearsalOptions) -> None:
+    """Fewer processes with as many lanes together."""
+    agent = config.actor_rollout_ref.rollout.agent
+    workers = min(agent.num_workers, options.workers)
+    lanes = config.async_dapo.max_concurrent_prompts * agent.num_workers
+    config.async_dapo.max_concurrent_prompts = -(-lanes // workers)
+    agent.num_workers = workers

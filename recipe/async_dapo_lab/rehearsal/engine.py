@@ -1,0 +1,249 @@
+"""An engine that takes a GPU's time without doing its work: the planner's server model on a compressed wall clock.
+
+It has the calls of vLLM's `AsyncLLM` that verl's server and this recipe's use. One timer stands for the next change of
+the batch, none for a token: a request's tokens are written out when it ends or is interrupted.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from ..plan.costs import StepCost
+from ..plan.engine import Engine, Request
+from ..plan.workload import ToolCalls
+from .answers import Answer, AnswerBook
+from .options import CompressedClock
+from .outputs import output_of
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    answer: Answer
+    done_tok: int  # of the answer, before this request
+    turn_end_tok: int  # of the answer, when its turn ends
+    request: Request = field(init=False)
+    outputs: asyncio.Queue[RequestOutput] = field(default_factory=asyncio.Queue)
+    is_over: bool = False
+
+    def hand_out(self, token_ids: list[int], finish_reason: str | None) -> None:
+        self.outputs.put_nowait(output_of(self.request_id, self.prompt_ids, self.params, token_ids, finish_reason))
+
+
+class _PrefixCache:
+    """Contexts of answers that will go on, until the cache is reset; there is room for all."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Answer, int]] = {}  # the answer itself too: no other one gets its id
+
+    def keep(self, answer: Answer, context_tok: int) -> None:
+        self._kept[id(answer)] = (answer, context_tok)
+
+    def take(self, answer: Answer) -> int:
+        """Tokens of the answer's context that need no prefill."""
+        return self._kept.pop(id(answer), (answer, 0))[1]
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+class EmulatedEngine:
+    """Takes the place of vLLM's `AsyncLLM`: answers every request from a book, at the modelled times of a compressed
+    clock.
+
+    Args:
+        model: how long things take, in virtual time.
+        book: what the requests are answered with.
+        tools: where an answer stops for a tool's.
+    """
+
+    def __init__(self, model: Engine, book: AnswerBook, clock: CompressedClock, tools: ToolCalls) -> None:
+        self.model = model
+        self._book = book
+        self._clock = clock
+        self._tools = tools
+        self._prefixes = _PrefixCache()
+        self._running: dict[str, _Running] = {}
+        self._unadmitted: set[_Running] = set()
+        self._all_admitted = asyncio.Event()
+        self._all_admitted.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_paused = False
+        self._lateness_s: list[float] = []
+        self._cost_changes: list[tuple[float, StepCost]] = []
+        self.output_processor = SimpleNamespace(request_states=self._running)  # verl counts its keys
+
+    def take_lateness(self) -> list[float]:
+        """How late every change of the batch since the last call was noticed [virtual s]."""
+        taken, self._lateness_s = self._lateness_s, []
+        return taken
+
+    async def generate(
+        self, *, prompt: dict[str, Any], sampling_params: SamplingParams, request_id: str, **_: Any
+    ) -> AsyncIterator[RequestOutput]:
+        """An empty chunk when the request is admitted to the batch, further ones when it is interrupted or ends."""
+        while self._cost_changes:
+            after_s, cost = self._cost_changes.pop()
+            asyncio.get_running_loop().call_later(after_s / self._clock.speedup, self.change_cost, cost)
+        prompt_ids = list(prompt["prompt_token_ids"])
+        answer, done_tok = self._book.take(prompt_ids)
+        turn_tok = self._tools.turn_left_tok(answer.length_tok, done_tok)
+        running = _Running(request_id, prompt_ids, sampling_params, answer, done_tok, turn_end_tok=done_tok + turn_tok)
+        running.request = Request(
+            owner=running,
+            context_tok=len(prompt_ids),
+            remaining_tok=min(turn_tok, sampling_params.max_tokens or turn_tok),
+            prefill_tok=len(prompt_ids) - self._prefixes.take(answer),
+        )
+        self._running[request_id] = running
+        self._unadmitted.add(running)
+        self._all_admitted.clear()
+        self.model.submit(running.request, self._clock.now_s())
+        self._arm()
+        try:
+            while True:
+                output = await running.outputs.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            if not running.is_over:  # its answer is not awaited any more
+                self._cancel(running)
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """End requests with the tokens they have; unknown ones are ignored."""
+        names = {request_id} if isinstance(request_id, str) else set(request_id)
+        if names >= self._running.keys():
+            self._abort_all()
+        else:
+            for running in [self._running[name] for name in names & self._running.keys()]:
+                self._cancel(running)
+
+    async def pause_generation(self, *, mode: str = "abort", **_: Any) -> None:
+        """Generate no more: requests are aborted, or (`keep`) frozen, their tokens so far handed out."""
+        if mode != "keep":
+            self._abort_all()
+        self.model.pause(self._clock.now_s())
+        self._is_paused = True
+        for running in self._running.values():
+            self._hand_out(running, finish_reason=None)
+        self._arm()
+        await asyncio.sleep(0)  # those who wait for tokens take them first, as with vLLM
+
+    async def resume_generation(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self.model.resume(self._clock.now_s())
+            self._after_change()
+
+    def change_cost_later(self, after_s: float, cost: StepCost) -> None:
+        """Go on at another speed, so long after the first request [virtual s]."""
+        self._cost_changes.append((after_s, cost))
+
+    def change_cost(self, cost: StepCost) -> None:
+        """Go on at another speed."""
+        self.model.change_cost(cost, self._clock.now_s())
+        self._after_change()
+
+    async def wait_admitted(self) -> None:
+        """Until no request waits for its place in the batch."""
+        await self._all_admitted.wait()
+
+    def report_admissions(self) -> None:
+        """Let what waits for the admission of requests go on, as if all were in the batch."""
+        for running in list(self._unadmitted):
+            self._admit(running)
+
+    async def sleep(self, level: int = 1) -> None:
+        if self._running and not self._is_paused:
+            raise RuntimeError(f"put to sleep with {len(self._running)} requests in the engine")
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """The seconds that it takes are those of the weight update."""
+
+    async def is_sleeping(self) -> None: ...
+
+    async def reset_prefix_cache(self, *_: Any, **__: Any) -> bool:
+        self._prefixes.clear()
+        return True
+
+    async def reset_mm_cache(self) -> None: ...
+
+    async def reset_encoder_cache(self) -> None: ...
+
+    async def wait_for_requests_to_drain(self, *_: Any) -> None:
+        """verl waits for engines with data parallelism only."""
+
+    async def list_loras(self) -> list[int]:
+        return []
+
+    # ---- time ----
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.model.next_boundary_s < inf:
+            delay_s = self._clock.real_until(self.model.next_boundary_s)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._run_boundaries)
+
+    def _run_boundaries(self) -> None:
+        self._timer = None
+        while (due_s := self.model.next_boundary_s) <= (now_s := self._clock.now_s()):
+            self._lateness_s.append(now_s - due_s)
+            for request in self.model.run_boundary():
+                self._end(request.owner, is_aborted=request.remaining_tok > 0)
+        self._after_change()
+
+    def _after_change(self) -> None:
+        for running in [one for one in self._unadmitted if one.request.due_step]:
+            self._admit(running)
+        self._arm()
+
+    # ---- requests ----
+
+    def _admit(self, running: _Running) -> None:
+        running.hand_out([], None)
+        self._forget_admission(running)
+
+    def _forget_admission(self, running: _Running) -> None:
+        self._unadmitted.discard(running)
+        if not self._unadmitted:
+            self._all_admitted.set()
+
+    def _abort_all(self) -> None:
+        for request in self.model.abort(self._clock.now_s()):
+            self._end(request.owner, is_aborted=request.remaining_tok > 0)
+        self._arm()
+
+    def _cancel(self, running: _Running) -> None:
+        if self.model.cancel(running.request, self._clock.now_s()):
+            self._end(running, is_aborted=running.request.remaining_tok > 0)
+        self._arm()
+
+    def _end(self, running: _Running, *, is_aborted: bool) -> None:
+        running.is_over = True
+        self._running.pop(running.request_id, None)
+        self._forget_admission(running)
+        answer, done_tok = running.answer, running.done_tok + running.request.generated_tok
+        if done_tok < answer.length_tok:
+            context_ids = running.prompt_ids + answer.tokens(running.done_tok, done_tok)
+            self._book.put_back(context_ids, answer, done_tok)
+            self._prefixes.keep(answer, len(context_ids))
+        is_whole = done_tok == running.turn_end_tok and not (done_tok == answer.length_tok and answer.is_cut)
+        self._hand_out(running, finish_reason="abort" if is_aborted else "stop" if is_whole else "length")
+
+    def _hand_out(self, running: _Running, *, finish_reason: str | None) -> None:
+        """The tokens since the last time, or all of them, as the request wants it."""
+        new_tok = running.request.deliver()
+        stop = running.done_tok + running.request.generated_tok
+        start = stop - new_tok if running.params.output_kind is RequestOutputKind.DELTA else running.done_tok
+        running.hand_out(running.answer.tokens(start, stop), finish_reason)

@@ -1,0 +1,162 @@
+"""Options of a rehearsal: the node `rehearsal` of the configuration, and the planner's scenario that follows."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from ...async_dapo.config import ConfigError, parse_options
+from ..plan.inputs import Inputs
+from ..plan.scenario import Scenario
+
+NODE = "rehearsal."
+KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
+SEPARATE = "separate_async"  # verl's mode with GPUs of their own for trainer and engines
+
+
+class CompressedClock:
+    """The compressed time of a rehearsal, the same in all of its processes: C virtual seconds pass in a real one.
+
+    Args:
+        speedup: virtual seconds in a real one (C) [> 0].
+        origin_s: real time at virtual time 0 [s].
+        real_s: real time [s].
+    """
+
+    def __init__(self, speedup: float, *, origin_s: float, real_s: Callable[[], float] = time.time) -> None:
+        self.speedup = speedup
+        self._origin_s = origin_s
+        self._real_s = real_s
+
+    def now_s(self) -> float:
+        """Virtual seconds since the origin."""
+        return (self._real_s() - self._origin_s) * self.speedup
+
+    def real_until(self, virtual_s: float) -> float:
+        """Real seconds until a virtual time; 0 if it is past."""
+        return max(0.0, (virtual_s - self.now_s()) / self.speedup)
+
+
+class RewardSource(StrEnum):
+    SCRIPTED = "scripted"  # by the pass rates
+    OWN = "own"  # the configured reward function, on a stand-in text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedChange:
+    """From a time on, a server runs at a share of the modelled speed."""
+
+    server: int  # number of the replica, from 0
+    from_s: float  # virtual, since its first request
+    speed: float  # over that of the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalOptions:
+    """The yaml documents units and ranges; `inputs` are those that the planner has under the same names."""
+
+    speedup: float
+    steps: int
+    warmup: int
+    stand_in: bool
+    reward: RewardSource
+    stand_in_text: str
+    workers: int
+    poll_s: float
+    speed_changes: Sequence[SpeedChange]
+    output: str
+    inputs: Mapping[str, Any]
+
+    @classmethod
+    def from_hydra(cls, config: DictConfig) -> "RehearsalOptions":
+        """
+        Raises:
+            ConfigError: for an option that is unknown or out of range.
+        """
+        node = cast(dict[str, Any], OmegaConf.to_container(config.rehearsal, resolve=True))
+        own = {field.name for field in fields(cls)}
+        inputs = {key: node.pop(key) for key in list(node) if key in Inputs.described() and key not in own}
+        node["inputs"] = {key: value for key, value in inputs.items() if value is not None}
+        node.pop("origin_s", None)
+        node["speed_changes"] = [
+            SpeedChange(**parse_options(SpeedChange, change, f"{NODE}speed_changes.{number}."))
+            for number, change in enumerate(node["speed_changes"])
+        ]
+        options = cls(**parse_options(cls, node, NODE))
+        options._check()
+        return options
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.output).absolute()
+
+    @property
+    def engines_file(self) -> Path:
+        return self.folder / "engines.jsonl"
+
+    @property
+    def phases_file(self) -> Path:
+        return self.folder / "phases.jsonl"
+
+    def planner_inputs(self, config: DictConfig) -> Inputs:
+        """What the planner is to be asked for the same run.
+
+        Raises:
+            ConfigError: for a value that the planner refuses.
+        """
+        rollout = config.actor_rollout_ref.rollout
+        per_server = (
+            rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+        )
+        gpus = sum(gpus_of(config))
+        if gpus % per_server:
+            raise ConfigError(
+                "trainer.n_gpus_per_node", config.trainer.n_gpus_per_node, f"{gpus} GPUs are no whole number of "
+                f"servers of {per_server} (tensor x data x pipeline parallel size)"
+            )  # fmt: skip
+        kv_cache_dtype = str(OmegaConf.select(rollout, KV_CACHE_DTYPE, default=None))
+        given = {
+            "kv_cache_dtype": "fp8" if kv_cache_dtype.startswith("fp8") else "auto",
+            "model": config.actor_rollout_ref.model.path,
+            "servers": gpus // per_server,
+            "tensor_parallel_size": per_server,
+            "gpu_memory_utilization": rollout.gpu_memory_utilization,
+            "max_num_seqs": rollout.max_num_seqs * rollout.data_parallel_size,
+            "train_batch_size": config.data.train_batch_size,
+            "rollout_n": rollout.n,
+            "max_response_length": config.data.max_response_length,
+        }
+        return Inputs.load(None, given | dict(self.inputs))
+
+    def scenario(self, config: DictConfig) -> Scenario:
+        return self.planner_inputs(config).scenario()
+
+    def _check(self) -> None:
+        for key, least in {"steps": 1, "warmup": 0, "workers": 1}.items():
+            if getattr(self, key) < least:
+                raise ConfigError(NODE + key, getattr(self, key), f"must be >= {least}")
+        if self.speedup <= 0:
+            raise ConfigError(NODE + "speedup", self.speedup, "must be > 0: virtual seconds in a real one")
+        if self.poll_s <= 0:
+            raise ConfigError(NODE + "poll_s", self.poll_s, "must be > 0 seconds")
+        for number, change in enumerate(self.speed_changes):
+            if change.speed <= 0:
+                raise ConfigError(f"{NODE}speed_changes.{number}.speed", change.speed, "must be > 0")
+        if self.warmup >= self.steps:
+            raise ConfigError(NODE + "warmup", self.warmup, f"must be below {NODE}steps={self.steps}")
+
+
+def gpus_of(config: DictConfig) -> tuple[int, int]:
+    """GPUs of the trainer, and those that only engines have."""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    own = rollout.nnodes * rollout.n_gpus_per_node if trainer.v1.trainer_mode == SEPARATE else 0
+    return trainer.nnodes * trainer.n_gpus_per_node, own
+
+
+def make_clock(config: DictConfig) -> CompressedClock:
+    """The virtual clock of a run that has begun."""
+    return CompressedClock(config.rehearsal.speedup, origin_s=config.rehearsal.origin_s)

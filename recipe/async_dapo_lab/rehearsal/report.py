@@ -1,0 +1,338 @@
+"""What a rehearsal came to: one row a step, the mean beside the bound, and whether it can be believed."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+from omegaconf import DictConfig
+
+from ..plan.candidates import Bound, bound_of
+from ..plan.scenario import Scenario
+from ..quickstart.run_metrics import RunMetrics
+from .figure import Timeline
+from .options import RehearsalOptions
+
+MAX_LATE_SHARE = 0.02  # of a step: how late an engine may notice that its batch changes
+MAX_CPU_SHARE = 0.5  # of the machine, used by the run itself
+_PERCENTILE = 99.0
+
+STALENESS = "training/off_policy/trajectory_staleness_worst/mean"
+WASTE = "async_dapo/tokens/waste_ratio"
+OFF_POLICY = "async_dapo/partial/off_policy_token_ratio"
+# Valid groups that verl throws away: sync those after the B-th, its asynchronous modes those that are too old.
+VERL_DISCARDS = ("training/filter_groups/discarded_surplus_samples", "training/off_policy/evicted_samples")
+# Below the table in the terminal.
+LEGEND = """\
+idle: empty engine places, of those used at the rollout's peak. tok/s/GPU: trained tokens.
+of bound: the bound over the step's seconds; a single step passes 1 if its answers are short, or begun in steps before.
+waste: thrown-away tokens over these plus trained ones. off-policy: share of trained tokens from older versions.
+staleness: of a trajectory's oldest token, mean [versions]. bias: trained over natural mean length."""
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time in every so many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validity:
+    """
+    Attributes:
+        engine_late_share: lateness that 99 of 100 changes of a batch stay below, over a step.
+        trainer_late_share: what the trainer's own work took longer than modelled, over a step.
+        cpu_share: of all cores [0-1].
+        largest_speedup: with which the run would have been valid, as far as this one tells.
+    """
+
+    engine_late_share: float
+    trainer_late_share: float
+    cpu_share: float
+    largest_speedup: float
+    is_valid: bool
+
+    def __str__(self) -> str:
+        shares = (
+            f"engines {100 * self.engine_late_share:.2f} % of a step late, trainer {100 * self.trainer_late_share:.2f} "
+            f"%, CPU {100 * self.cpu_share:.0f} % of the machine"
+        )
+        if self.is_valid:
+            return f"Valid: {shares}."
+        return f"INVALID: {shares}; this machine is too slow, or too busy: use rehearsal.speedup={self.advised:g}."
+
+    @property
+    def advised(self) -> float:
+        """The largest valid speed-up, rounded down to two digits."""
+        return float(f"{0.95 * self.largest_speedup:.2g}")
+
+
+def judge(
+    *, late_s: Sequence[float], trainer_late_s: float, step_s: float, cpu_share: float, speedup: float
+) -> Validity:
+    """Real delays and CPU seconds stay the same, so that each share is proportional to the speed-up.
+
+    Args:
+        late_s: of every change of a batch [virtual s].
+        trainer_late_s: a step [virtual s].
+        step_s: mean [virtual s].
+    """
+    engine = float(np.percentile(late_s, _PERCENTILE, method="lower")) / step_s if late_s else 0.0
+    trainer = trainer_late_s / step_s
+    excess = max(engine / MAX_LATE_SHARE, trainer / MAX_LATE_SHARE, cpu_share / MAX_CPU_SHARE)
+    return Validity(
+        engine_late_share=engine,
+        trainer_late_share=trainer,
+        cpu_share=cpu_share,
+        largest_speedup=speedup / excess if excess else speedup,
+        is_valid=excess <= 1,
+    )
+
+
+class RunFigures(Protocol):
+    """Of the process that trained."""
+
+    @property
+    def wall_s(self) -> float: ...
+    @property
+    def peak_memory_bytes(self) -> int: ...
+    @property
+    def cpu_share(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step, or the mean of several; times are virtual seconds.
+
+    Attributes:
+        step_s: from the end of the step before, or of the validation after it, to its own end.
+        idle: empty engine places, of those used at the rollout's peak [0-1].
+        waste: thrown-away over thrown-away plus trained, in tokens, for verl's modes in groups [0-1].
+        off_policy: share of trained tokens from older versions; None where they are not counted.
+        staleness: of a trajectory's oldest token, mean over trajectories [versions].
+        length_bias: mean trained over mean natural response length.
+    """
+
+    step: int
+    step_s: float
+    rollout_s: float
+    idle: float
+    tokens_per_s_per_gpu: float
+    bound_share: float
+    waste: float
+    off_policy: float | None
+    staleness: float
+    length_bias: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    system: str
+    setting: str  # model, accelerators, engines
+    speedup: float
+    steps: list[Step]
+    warmup: int
+    mean: Step
+    bound: Bound
+    num_gpus: int
+    validity: Validity
+    timeline: Timeline
+    wall_s: float
+    peak_memory_bytes: int
+
+
+def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: RunFigures) -> Rehearsal:
+    """From what the processes of a run have written."""
+    scenario = options.scenario(config)
+    bound = bound_of(scenario)
+    metrics = RunMetrics(file=options.folder / "metrics.jsonl")
+    metrics.read_new()
+    timeline = Timeline.load(options.engines_file, options.phases_file)
+    steps = [
+        _step(number, values, timeline, bound, scenario.num_gpus, scenario.train_batch_size, scenario.rollout_n)
+        for number, values in sorted(metrics.by_step.items())
+        if number in timeline.steps
+    ]
+    measured = steps[options.warmup :] or steps[-1:]
+    mean = _mean(measured)
+    began_s, ended_s = timeline.steps[measured[0].step].began_s, timeline.steps[measured[-1].step].ended_s
+    return Rehearsal(
+        system=_system(config),
+        setting=_setting(scenario),
+        speedup=options.speedup,
+        steps=steps,
+        warmup=options.warmup,
+        mean=mean,
+        bound=bound,
+        num_gpus=scenario.num_gpus,
+        validity=judge(
+            late_s=timeline.lateness_between(began_s, ended_s),
+            trainer_late_s=timeline.trainer_late_s(measured[0].step, measured[-1].step) / len(measured),
+            step_s=mean.step_s,
+            cpu_share=run.cpu_share,
+            speedup=options.speedup,
+        ),
+        timeline=timeline,
+        wall_s=run.wall_s,
+        peak_memory_bytes=run.peak_memory_bytes,
+    )
+
+
+def _step(
+    number: int,
+    values: dict[str, float],
+    timeline: Timeline,
+    bound: Bound,
+    num_gpus: int,
+    batch_groups: int,
+    n: int,
+) -> Step:
+    span = timeline.steps[number]
+    trained_tok = values["response_length/mean"] * batch_groups * n
+    discarded = sum(values.get(key, 0.0) for key in VERL_DISCARDS)
+    return Step(
+        step=number,
+        step_s=span.step_s,
+        rollout_s=span.rollout_s,
+        idle=timeline.idle_between(span.rollout_began_s, span.rollout_ended_s),
+        tokens_per_s_per_gpu=trained_tok / span.step_s / num_gpus,
+        bound_share=bound.step_s / span.step_s,
+        waste=values[WASTE] if WASTE in values else discarded / (discarded + batch_groups),
+        off_policy=values.get(OFF_POLICY),
+        staleness=values.get(STALENESS, 0.0),
+        length_bias=values["response_length/mean"] / bound.trained_len_tok,
+    )
+
+
+def _mean(steps: Sequence[Step]) -> Step:
+    def mean(name: str) -> Any:
+        column = [getattr(step, name) for step in steps]
+        return None if None in column else float(np.mean(column))
+
+    step_s = mean("step_s")
+    rates = {
+        "bound_share": np.mean([step.bound_share * step.step_s for step in steps]) / step_s,
+        "tokens_per_s_per_gpu": np.mean([step.tokens_per_s_per_gpu * step.step_s for step in steps]) / step_s,
+    }
+    names = ("rollout_s", "idle", "waste", "off_policy", "staleness", "length_bias")
+    return Step(
+        step=0,
+        step_s=step_s,
+        **{name: float(value) for name, value in rates.items()},
+        **{name: mean(name) for name in names},
+    )
+
+
+def _system(config: DictConfig) -> str:
+    mode = config.trainer.v1.trainer_mode
+    return config.async_dapo.rollout_strategy if mode == "async_dapo" else f"verl {mode}"
+
+
+def _setting(scenario: Scenario) -> str:
+    size, servers = scenario.tensor_parallel_size, scenario.num_servers
+    engines = f"{servers} engine{'s' * (servers > 1)} of tensor parallel size {size}"
+    return f"{scenario.model.name} on {scenario.num_gpus} x {scenario.accelerator.name}, {engines}"
+
+
+def title_of(rehearsal: Rehearsal) -> str:
+    mean = rehearsal.mean
+    return f"{rehearsal.system}: {mean.step_s:.0f} s a step, {mean.bound_share:.2f} of the bound"
+
+
+def table(rehearsal: Rehearsal) -> str:
+    """For the terminal."""
+    heads = ("step", "step s", "rollout s", "idle", "tok/s/GPU", "of bound", "waste", "off-policy", "staleness", "bias")
+    rows = [_cells(str(step.step), step) for step in rehearsal.steps]
+    rows.append(_cells("mean", rehearsal.mean))
+    widths = [max(len(line[i]) for line in (heads, *rows)) for i in range(len(heads))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in (heads, *rows)]
+    bound = rehearsal.bound
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{rehearsal.system}: {rehearsal.setting}.",
+            LEGEND,
+            f"Virtual seconds at {rehearsal.speedup:g} to a real one; mean without the first {rehearsal.warmup} steps.",
+            f"Bound: {bound.step_s:.1f} s a step (rollout {bound.rollout_s:.1f} s at {bound.tokens_per_s:.0f} tok/s).",
+            str(rehearsal.validity),
+            f"{rehearsal.wall_s:.0f} real s, at most {rehearsal.peak_memory_bytes / 1e9:.1f} GB.",
+        ]
+    )
+
+
+def _cells(name: str, step: Step) -> tuple[str, ...]:
+    return (
+        name,
+        f"{step.step_s:.1f}",
+        f"{step.rollout_s:.1f}",
+        f"{step.idle:.2f}",
+        f"{step.tokens_per_s_per_gpu:.0f}",
+        f"{step.bound_share:.2f}",
+        f"{step.waste:.2f}",
+        "-" if step.off_policy is None else f"{step.off_policy:.2f}",
+        f"{step.staleness:.2f}",
+        f"{step.length_bias:.2f}",
+    )
+
+
+def as_json(rehearsal: Rehearsal) -> str:
+    """Everything but the timeline."""
+    bound = rehearsal.bound
+    document = {
+        "system": rehearsal.system,
+        "setting": rehearsal.setting,
+        "speedup": rehearsal.speedup,
+        "warmup": rehearsal.warmup,
+        "num_gpus": rehearsal.num_gpus,
+        "mean": asdict(rehearsal.mean),
+        "steps": [asdict(step) for step in rehearsal.steps],
+        "bound": asdict(bound) | {"rollout_s": bound.rollout_s, "step_s": bound.step_s},
+        "validity": asdict(rehearsal.validity) | {"is_valid": rehearsal.validity.is_valid},
+        "wall_s": rehearsal.wall_s,
+        "peak_memory_gb": rehearsal.peak_memory_bytes / 1e9,
+    }
+    return json.dumps(document, indent=2)
+
+
+def usable_cores() -> float:
+    """Cores of this process's affinity, or of its container's quota where that is less."""
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = QUOTA.read_text().split()
+        return min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # no container, or "max"
+        return cores
+
+
+class CpuMeter:
+    """CPU seconds of this process's descendants, those that have ended since the last look left out."""
+
+    def __init__(self) -> None:
+        self._used_s: dict[tuple[int, float], float] = {}
+        self._looked_s = 0.0
+        self._began: tuple[float, float] | None = None
+
+    def look(self) -> None:
+        self._looked_s = time.monotonic()
+        for process in psutil.Process().children(recursive=True):
+            try:
+                times = process.cpu_times()
+                self._used_s[process.pid, process.create_time()] = times.user + times.system
+            except psutil.NoSuchProcess:
+                pass
+
+    def begin(self) -> None:
+        """What is used from now on counts."""
+        self.look()
+        self._began = self._looked_s, sum(self._used_s.values())
+
+    @property
+    def share(self) -> float:
+        """Of all usable cores, from `begin` to the last `look` [0-1]."""
+        if self._began is None:
+            return 0.0
+        began_s, used_before_s = self._began
+        wall_s = max(1e-9, self._looked_s - began_s)
+        return (sum(self._used_s.values()) - used_before_s) / wall_s / usable_cores()

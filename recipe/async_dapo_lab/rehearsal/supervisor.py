@@ -1,0 +1,117 @@
+"""Runs a rehearsal in a process of its own, watches it, and reports. Ctrl-C ends it and whatever it has started."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from ...async_dapo.cpu.activation import run_environment
+from ...async_dapo.startup.overrides import show_usage
+from ..quickstart.run_metrics import RunMetrics
+from ..quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals
+from .figure import draw_timeline
+from .options import RehearsalOptions
+from .report import CpuMeter, Rehearsal, as_json, load_rehearsal, table, title_of
+
+MODULE = f"{__package__.rpartition('.')[0]}.rehearse"
+OUTPUT_OPTION = "rehearsal.output="
+DEFAULT_OUTPUT = Path("outputs", "rehearsal")
+_WATCH_S = 2.0  # a look at all processes costs some milliseconds
+_LOG_TAIL_LINES = 40
+_CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
+
+console = Console()
+
+
+class RehearsalFailed(Exception):
+    """The run ended without its steps; the message says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run was, apart from what it wrote."""
+
+    wall_s: float
+    peak_memory_bytes: int
+    cpu_share: float
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    overrides = list(sys.argv[1:] if arguments is None else arguments)
+    show_usage(overrides, module=MODULE, about="Rehearses a training on emulated engines: docs/rehearsal.md.")
+    exit_on_signals()
+    try:
+        rehearsal = rehearse(overrides)
+    except RehearsalFailed as failure:
+        console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        console.print("interrupted; everything it started has been ended")
+        sys.exit(128 + signal.SIGINT)
+    console.print(table(rehearsal), markup=False, highlight=False, soft_wrap=True)
+
+
+def rehearse(overrides: Sequence[str]) -> Rehearsal:
+    """One rehearsal, with its results in its folder: `rehearsal.json`, `timeline.png`, logs and records.
+
+    Raises:
+        RehearsalFailed: with the message of the run, if it refuses its options.
+    """
+    folder = output_folder(overrides)
+    folder.mkdir(parents=True, exist_ok=True)
+    ended = _run(overrides, folder)
+    config = OmegaConf.load(folder / "config.yaml")
+    assert isinstance(config, DictConfig)
+    rehearsal = load_rehearsal(config, RehearsalOptions.from_hydra(config), ended)
+    (folder / "rehearsal.json").write_text(as_json(rehearsal) + "\n")
+    draw_timeline(rehearsal.timeline, folder / "timeline.png", title=title_of(rehearsal))
+    return rehearsal
+
+
+def output_folder(overrides: Sequence[str]) -> Path:
+    """The folder that the last of the overrides names."""
+    named = [one.removeprefix(OUTPUT_OPTION) for one in overrides if one.startswith(OUTPUT_OPTION)]
+    return (Path(named[-1].strip("'\"")) if named else DEFAULT_OUTPUT).absolute()
+
+
+def _run(overrides: Sequence[str], folder: Path) -> Ended:
+    metrics = RunMetrics(file=folder / "metrics.jsonl")
+    for stale in (metrics.file, folder / "config.yaml"):
+        stale.unlink(missing_ok=True)
+    started = time.monotonic()
+    log, meter = folder / "train.log", CpuMeter()
+    with RayFolder() as ray:
+        command = [
+            sys.executable,
+            "-m",
+            f"{__package__}.run",
+            *overrides,
+            f"hydra.run.dir='{folder / 'hydra'}'",
+            f"++ray_kwargs.ray_init._temp_dir='{ray.path}'",
+        ]
+        environment = run_environment(os.environ, code_path=_CODE_PATH, output=folder, ray_folder=ray.path)
+        environment["TMPDIR"] = str(ray.path)
+        process = TrainingProcess(command, environment=environment, log_file=log)
+        with process:
+            while process.exit_code is None:
+                process.watch(_WATCH_S)
+                if metrics.read_new() and metrics.trained_steps == 1:
+                    meter.begin()
+                meter.look()
+    if process.exit_code != 0 or not metrics.trained_steps:
+        raise RehearsalFailed(cause_of_failure(log))
+    return Ended(wall_s=time.monotonic() - started, peak_memory_bytes=process.peak_memory_bytes, cpu_share=meter.share)
+
+
+def cause_of_failure(log: Path) -> str:
+    """The message of a configuration that was refused, else the end of the log."""
+    lines = log.read_text(errors="replace").splitlines()
+    refusals = [number for number, line in enumerate(lines) if line.startswith("async_dapo: ")]
+    shown = lines[refusals[-1] :] if refusals else [f"the rehearsal failed; last lines of {log}:"]
+    return "\n".join(shown if refusals else shown + lines[-_LOG_TAIL_LINES:])

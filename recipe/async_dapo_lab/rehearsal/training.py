@@ -1,0 +1,221 @@
+"""verl's trainer loop, and this recipe's, with modelled seconds in place of the training itself."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.single_controller.ray import ResourcePoolManager
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.ray_utils import auto_await
+from verl.utils.tracking import Tracking
+from verl.workers.rollout.llm_server import LLMServerManager
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+
+from ...async_dapo import store
+from ...async_dapo.aio import await_all
+from ...async_dapo.training.tracking import CONSOLE, StepLines
+from ...async_dapo.training.trainer import AsyncDAPOTrainer
+from ..plan.costs import TrainingCost
+from .host_actor import start_host
+from .options import CompressedClock, RehearsalOptions, make_clock
+from .servers import EmulatedReplica
+from .worker import EmulatedRank
+
+_SHORTEST_POLL_S = 0.02  # a look at TransferQueue takes some milliseconds of this machine [real s]
+
+
+class TrainingSchedule:
+    """When the trainer's work between two rollouts would be done: adds up modelled seconds and waits for them to pass.
+
+    What this process really does meanwhile (data in and out of TransferQueue, advantages) is part of them: it is only
+    late where that takes longer.
+    """
+
+    def __init__(self, clock: CompressedClock) -> None:
+        self._clock = clock
+        self._due_s = 0.0
+
+    def begin(self) -> None:
+        """The modelled work begins now."""
+        self._due_s = self._clock.now_s()
+
+    def spend(self, seconds: float) -> float:
+        """Wait until so many more virtual seconds have passed. Returns the virtual time."""
+        self._due_s += seconds
+        time.sleep(self._clock.real_until(self._due_s))
+        return self._clock.now_s()
+
+    @property
+    def late_s(self) -> float:
+        """How long ago all modelled work was due [virtual s]."""
+        return max(0.0, self._clock.now_s() - self._due_s)
+
+
+class TimedRanks:
+    """verl's worker group of `EmulatedRank`, whose passes over a batch end when a real one's would."""
+
+    def __init__(self, workers: Any, schedule: TrainingSchedule, cost: TrainingCost) -> None:
+        self._workers, self._schedule, self._cost = workers, schedule, cost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workers, name)
+
+    def compute_log_prob(self, batch: KVBatchMeta) -> Any:
+        result = self._workers.compute_log_prob(batch)
+        self._schedule.spend(self._cost.log_prob_s(*_sums(batch)))
+        return result
+
+    def compute_ref_log_prob(self, batch: KVBatchMeta) -> Any:
+        result = self._workers.compute_ref_log_prob(batch)
+        self._schedule.spend(self._cost.log_prob_s(*_sums(batch)))
+        return result
+
+    def update_actor(self, batch: KVBatchMeta) -> Any:
+        result = self._workers.update_actor(batch)
+        self._schedule.spend(self._cost.train_s(*_sums(batch)))
+        return result
+
+
+def _sums(batch: KVBatchMeta) -> tuple[float, float]:
+    """Sum of the sequences' lengths, prompt included, and of their squares [tokens]."""
+    lens_tok = [tag["seq_len"] for tag in batch.tags if not store.is_padding(tag)]
+    return float(sum(lens_tok)), float(sum(n * n for n in lens_tok))
+
+
+class EmulatedWeightSync(CheckpointEngineManager):
+    """Weight updates that take their seconds and change the servers' version."""
+
+    schedule: TrainingSchedule
+    update_s: float
+
+    @auto_await
+    async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
+        await self.install_weights(global_steps)
+        return {}
+
+    async def install_weights(self, global_steps: int | None) -> None:
+        await asyncio.to_thread(self.schedule.spend, self.update_s)
+        await await_all(replica.install_weights(global_steps) for replica in self.replicas)
+
+
+class EmulatedTraining(PPOTrainer):
+    """What a trainer does otherwise in a rehearsal: one process stands for all ranks, another one for all servers.
+
+    Mixed into a trainer class. verl ties an engine to the ranks that share its GPUs; here the engines are started as
+    verl's stand-alone ones are, and the trainer has no engines of its own (`_enable_hybrid_replicas`).
+    """
+
+    _enable_hybrid_replicas = False
+    _is_recipe = False
+    actor_rollout_wg: Any
+    ref_policy_wg: Any
+
+    def __init__(self, config: DictConfig) -> None:
+        self._rehearsal = RehearsalOptions.from_hydra(config)
+        self._scenario = self._rehearsal.scenario(config)
+        self._training_cost = self._scenario.training_cost()
+        self._clock = make_clock(config)
+        self._schedule = TrainingSchedule(self._clock)
+        self._phases = self._rehearsal.phases_file.open("w", buffering=1)
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        buffer = super()._build_replay_buffer()
+        if not self._is_recipe:
+            buffer.poll_interval = max(_SHORTEST_POLL_S, self._rehearsal.poll_s / self._rehearsal.speedup)
+        return buffer
+
+    def _init_resource_pool_mgr(self) -> None:
+        PPOTrainer._init_resource_pool_mgr(self)  # whatever worker class a trainer wants, it is emulated
+        for role in self.role_worker_mapping:
+            self.role_worker_mapping[role] = ray.remote(EmulatedRank)
+        self.resource_pool_manager = ResourcePoolManager({"global_pool": [1]}, mapping=self.mapping)
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        return self._scenario.num_gpus
+
+    def _setup(self) -> None:
+        RolloutReplicaRegistry.register("vllm", _emulated_replica)
+        self._host = start_host(self.config, is_recipe=self._is_recipe, num_servers=self._scenario.num_servers)
+        super()._setup()
+        self._start_engines()
+        self._time_ranks()
+        self._schedule.begin()
+
+    def _start_engines(self) -> None:
+        self.llm_server_manager = LLMServerManager.create(config=self.config)
+        self.checkpoint_manager = self._weight_sync(EmulatedWeightSync, self.llm_server_manager)
+        self.checkpoint_manager.sleep_replicas()
+
+    def _weight_sync(self, kind: type[EmulatedWeightSync], manager: LLMServerManager) -> EmulatedWeightSync:
+        sync = kind(
+            config=omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine),
+            actor_wg=self.actor_rollout_wg,
+            replicas=manager.get_replicas(),
+        )
+        sync.schedule, sync.update_s = self._schedule, self._scenario.weight_update_s
+        return sync
+
+    def _time_ranks(self) -> None:
+        """What asks the ranks for a pass over a batch waits for its seconds. One worker group may have two names."""
+        workers = self.actor_rollout_wg
+        self.actor_rollout_wg = self._timed(workers)
+        if self.use_reference_policy:
+            is_shared = self.ref_policy_wg is workers
+            self.ref_policy_wg = self.actor_rollout_wg if is_shared else self._timed(self.ref_policy_wg)
+
+    def _timed(self, workers: Any) -> TimedRanks:
+        return TimedRanks(workers, self._schedule, self._training_cost)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        super().fit(agent_loop_manager)
+        ray.get(self._host.close.remote())
+        self._phases.close()
+
+    def on_step_begin(self) -> None:
+        self._note("rollout")
+        super().on_step_begin()
+
+    def on_sample_end(self) -> None:
+        self._note("stop")
+        super().on_sample_end()
+        self._schedule.begin()
+        self._note("log_prob")
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._note("train")
+        return super()._update_actor(batch, metrics)
+
+    def on_step_end(self) -> None:
+        self._note("update")
+        super().on_step_end()
+        self._note("end", late_s=self._schedule.late_s)
+
+    def on_validate_end(self) -> None:
+        super().on_validate_end()
+        self._note("validated")
+
+    def _note(self, phase: str, **more: float) -> None:
+        """A line says which phase began when."""
+        line = {"time_s": self._clock.now_s(), "step": self.global_steps, "phase": phase}
+        self._phases.write(json.dumps(line | more) + "\n")
+
+
+class RehearsedAsyncDAPO(EmulatedTraining, AsyncDAPOTrainer):
+    _is_recipe = True
+
+    def _extend(self, tracking: Tracking) -> None:
+        """The line a step is in virtual seconds, as the result is."""
+        super()._extend(tracking)
+        tracking.logger[CONSOLE] = StepLines(self._clock.speedup)
+
+
+def _emulated_replica() -> type[RolloutReplica]:
+    return EmulatedReplica

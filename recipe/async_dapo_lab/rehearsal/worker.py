@@ -1,0 +1,103 @@
+"""The trainer's ranks, in one process that computes nothing."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as tu
+
+from ...async_dapo.weights.snapshots import SnapshotRoom
+from .outputs import LOG_PROB
+
+logger = logging.getLogger(__name__)
+
+ENTROPY = 0.5  # of every token [nats]
+
+
+class EmulatedRank(Worker):
+    """Stands for all ranks of verl's `ActorRolloutRefWorker`: its calls, with constant results, at once.
+
+    The seconds that they would take are waited for in the trainer (`timed_ranks.py`).
+    """
+
+    def __init__(self, config: Any, role: str, **_: Any) -> None:
+        super().__init__()
+        self._role = role
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        for mesh in ("actor", "ref"):
+            self._register_dispatch_collect_info(mesh, dp_rank=0, is_collect=True)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def compute_log_prob(self, data: TensorDict) -> TensorDict:
+        return _log_probs(data)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="ref"))
+    def compute_ref_log_prob(self, data: TensorDict) -> TensorDict:
+        return _log_probs(data)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def update_actor(self, data: TensorDict) -> TensorDict:
+        metrics = {"pg_loss": [0.0], "grad_norm": [0.0], "lr": [0.0], "mfu": [0.0]}
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, local_path: str, *_: Any, **__: Any) -> None:
+        folder = Path(local_path)
+        os.makedirs(folder, exist_ok=True)
+        (folder / "rehearsed").write_text("a rehearsal has no weights\n")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, *_: Any, **__: Any) -> None: ...
+
+    # Earlier versions of the weights, for `async_dapo.importance_sampling=balance`.
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def begin_snapshots(self, *_: Any) -> SnapshotRoom:
+        return SnapshotRoom(node="rehearsed", snapshot_bytes=0, newest_bytes=0, optimizer_bytes=0, available_bytes=0)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep_weights(self, *_: Any) -> int:
+        return 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_weights(self, *_: Any) -> None: ...
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_newest_weights(self) -> None: ...
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_model_to_cpu(self, *_: Any) -> None: ...
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def restore_model_from_cpu(self, *_: Any) -> None: ...
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def clear_cpu_model(self, *_: Any) -> None: ...
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def start_profile(self, **_: Any) -> None: ...
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def stop_profile(self, **_: Any) -> None: ...
+
+
+def _log_probs(data: TensorDict) -> TensorDict:
+    """As verl's engine returns them: nested, [B, prompt + response]."""
+    tokens = data["input_ids"]
+
+    def constant(value: float) -> torch.Tensor:
+        values = torch.full_like(tokens.values(), value, dtype=torch.float32)
+        return torch.nested.nested_tensor_from_jagged(values, offsets=tokens.offsets())
+
+    metrics = {"mfu": [0.0]}
+    return tu.get_tensordict(
+        tensor_dict={"log_probs": constant(LOG_PROB), "entropy": constant(ENTROPY)},
+        non_tensor_dict={"metrics": metrics},
+    )

@@ -1,0 +1,223 @@
+"""The report as one HTML file: no script, nothing from elsewhere; light and dark, from 400 pixels of width on."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from ...async_dapo.record import keys
+from ...async_dapo.record.console import EVERY_STEPS, RULES, hints, judged
+from .charts import Chart
+from .contents import charts_of, comparison
+from .headline import NOTE, Estimate, headline
+from .run import Run, after_the_first
+
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart; lighter ones on a dark ground.
+_LIGHT = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8500", "#7a7a7a")
+_DARK = ("#56a8e0", "#f0b840", "#2fc79b", "#e29bc4", "#8fd0f5", "#f5844a", "#d8cc3c", "#a0a0a0")
+
+LEDGER_WORDS = {
+    "trained": "trained",
+    "filtered": "filtered: no gradient",
+    "screened": "screened out after a few samples",
+    "failed": "failed",
+    "retired": "retired: too stale, or their agent loops gone; drawn again",
+    "waiting": "waiting to be generated",
+    "deferred": "deferred: their history promises nothing",
+    "buffered": "kept for the next step",
+}
+
+
+def _variables(ink: str, grid: str, ground: str, card: str, colours: tuple[str, ...]) -> str:
+    series = "".join(f"--series-{index}:{colour};" for index, colour in enumerate(colours))
+    return f":root{{--ink:{ink};--grid:{grid};--ground:{ground};--card:{card};{series}}}"
+
+
+STYLE = (
+    _variables("#1c2430", "#dfe3e8", "#f4f6f8", "#ffffff", _LIGHT)
+    + "@media (prefers-color-scheme: dark){"
+    + _variables("#e4e8ee", "#3a4350", "#14181e", "#1f252d", _DARK)
+    + "}"
+    + "".join(f".part-{index}{{background:var(--series-{index})}}" for index in range(8))
+    + """
+*{box-sizing:border-box}
+body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.45 system-ui,sans-serif}
+header,main{max-width:1240px;margin:0 auto;padding:0 12px}
+h1{font-size:1.35rem;margin:14px 0 4px}h2{font-size:1.15rem;margin:22px 0 6px}h3{font-size:1rem;margin:14px 0 4px}
+.headline{background:var(--card);border-left:4px solid var(--series-0);padding:8px 12px;margin:8px 0}
+p,li{overflow-wrap:anywhere}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(340px,100%),1fr));gap:12px}
+figure{margin:0;background:var(--card);padding:10px;border-radius:6px;min-width:0}
+figcaption{font-weight:600}
+figure p{margin:2px 0;font-size:.85rem}
+.chart{display:block;width:100%;height:auto}
+.wide{margin:10px 0}.narrow{display:none}
+@media (max-width:760px){.wide .broad{display:none}.wide .narrow{display:block}}
+.scroll{overflow-x:auto}details .scroll{max-height:320px;overflow-y:auto}
+table{border-collapse:collapse;font-size:.85rem}
+th,td{text-align:left;padding:2px 10px 2px 0;border-bottom:1px solid var(--grid)}td{font-variant-numeric:tabular-nums}
+.flow{display:flex;height:34px;border-radius:6px;overflow:hidden}
+.flow .part{min-width:3px;overflow:hidden;text-align:center;line-height:34px;color:#10151b}
+.legend{list-style:none;padding:0;margin:6px 0;display:flex;flex-wrap:wrap;gap:4px 16px}
+.legend i{display:inline-block;width:11px;height:11px;margin-right:5px;border-radius:2px}
+.hints li{margin:4px 0}
+.responses pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);
+  padding:6px 10px;margin:2px 0;font-size:.8rem}
+.responses p{margin:8px 0 2px;font-size:.85rem}
+details summary{cursor:pointer;font-size:.85rem}
+"""
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A run, and what is told of it beside its metrics.
+
+    Attributes:
+        engines: over time, as HTML; empty where they were not recorded.
+        responses: a few, as HTML; as above.
+    """
+
+    run: Run
+    engines: str = ""
+    responses: str = ""
+    estimate: Estimate | None = None
+
+
+def page(sections: Sequence[Section]) -> str:
+    """The whole document: the first run's charts come first; where there are several, a comparison before them."""
+    runs = [section.run for section in sections]
+    title = "async DAPO: " + ", ".join(run.name for run in runs)
+    body = "".join(_body(sections, runs))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
+    )
+
+
+def _body(sections: Sequence[Section], runs: Sequence[Run]) -> Iterator[str]:
+    baseline = next((run for run in runs if not run.is_ours), None)
+    yield "<header><h1>async DAPO report</h1>"
+    for section in sections:
+        run = section.run
+        said = headline(run, baseline if run is not baseline else None, section.estimate)
+        yield f'<p class="headline"><b>{escape(run.name)}</b>: {escape(said)}</p>'
+        if section.estimate is not None:
+            yield f"<p><small>{escape(NOTE)}</small></p>"
+    yield "</header>\n<main>"
+    if len(runs) > 1:
+        yield '<section id="side-by-side"><h2>Side by side</h2>'
+        yield _table("what", [run.name for run in runs], _side_by_side(runs))
+        yield _grid(chart for chart in comparison(runs) if chart.has_data)
+        yield "</section>"
+    for index, section in enumerate(sections):
+        yield from _run(section, f"run{index}")
+    yield "</main>"
+
+
+def _run(section: Section, prefix: str) -> Iterator[str]:
+    run = section.run
+    yield f'<section id="{prefix}"><h2>{escape(run.name)}</h2>'
+    yield f"<p>{escape(run.description.system)}; {_settings(run)}</p>"
+    if run.is_ours:
+        yield "".join(_health(run))
+        yield "".join(_causes(run))
+        yield "".join(_ledger(run))
+    yield section.engines
+    yield _grid(charts_of(run, prefix))
+    yield section.responses
+    yield "</section>"
+
+
+def _settings(run: Run) -> str:
+    return escape(", ".join(f"{name} {value}" for name, value in run.description.settings.items())) or "no description"
+
+
+def _health(run: Run) -> Iterator[str]:
+    steps = after_the_first(run.steps)[-EVERY_STEPS:]
+    means = judged((step, run.by_step[step]) for step in steps)
+    if keys.FAILED_GROUPS in means:  # one that failed early is no better
+        means[keys.FAILED_GROUPS] = run.total(keys.FAILED_GROUPS) / len(run.steps)
+    found = hints(means)
+    yield "<h3>Is it helping?</h3>"
+    if found:
+        yield f'<ul class="hints">{"".join(f"<li>{escape(hint)}</li>" for hint in found)}</ul>'
+    else:
+        yield f"<p>All {len(means)} metrics that say so are in their healthy range, over {len(steps)} steps.</p>"
+    rows = [
+        (rule.key.removeprefix("async_dapo/"), [f"{means[rule.key]:.3g}", rule.healthy])
+        for rule in RULES
+        if rule.key in means
+    ]
+    columns = [f"mean of the last {len(steps)} steps", "healthy"]
+    yield f"<details><summary>the {len(rows)} metrics</summary>{_table('metric', columns, rows)}</details>"
+
+
+def _causes(run: Run) -> Iterator[str]:
+    if run.causes:
+        rows = [(cause, [str(count)]) for cause, count in run.causes.most_common(20)]
+        yield f"<h3>Why groups failed</h3>{_table('cause', ['groups'], rows)}"
+
+
+def _ledger(run: Run) -> Iterator[str]:
+    """Every prompt group drawn, as a bar of what became of it."""
+    ledger = run.ledger()
+    if not ledger.get("drawn"):
+        return
+    parts = {term: count for term, count in ledger.items() if term != "drawn"}
+    closes = sum(parts.values()) == ledger["drawn"]
+    yield f'<h3>Where {ledger["drawn"]} prompt groups went</h3><div class="flow" role="img" aria-label="ledger">'
+    for index, (term, count) in enumerate(parts.items()):
+        if count:
+            share = 100 * count / ledger["drawn"]
+            text = f"{count} {LEDGER_WORDS[term]}"
+            yield (
+                f'<span class="part part-{index}" style="flex-grow:{count}" title="{escape(text)}, {share:.1f} %">'
+                f"{count}</span>"
+            )
+    yield '</div><ul class="legend">'
+    for index, (term, count) in enumerate(parts.items()):
+        yield f'<li><i class="part-{index}"></i>{count} {escape(LEDGER_WORDS[term])}</li>'
+    total = " + ".join(str(count) for count in parts.values())
+    yield f"</ul><p>{total} = {sum(parts.values())}{'' if closes else ', which is not what was drawn'}</p>"
+
+
+def _side_by_side(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    def row(words: str, values: list[float | None], digits: int = 3) -> tuple[str, list[str]]:
+        return words, ["" if value is None else f"{value:.{digits}g}" for value in values]
+
+    accuracies = [run.accuracy() for run in runs]
+    return [
+        ("system", [run.description.system for run in runs]),
+        ("trained steps", [str(len(run.steps)) for run in runs]),
+        row("seconds of a step, median", [run.median(keys.STEP_S) for run in runs]),
+        row("seconds of its rollout, median", [run.median(keys.ROLLOUT_S) for run in runs]),
+        row("hours of training", [max(run.time_s.values()) / 3600 for run in runs]),
+        row("empty places in the engines", [run.idle_ratio() for run in runs]),
+        row("thrown-away tokens", [run.waste_ratio() if run.is_ours else None for run in runs]),
+        row("off-policy tokens", [run.mean(keys.OFF_POLICY) for run in runs]),
+        row("length trained over dispatched", [run.last(keys.LENGTH_RATIO) for run in runs]),
+        row("accuracy, first", [points[0][1] if points else None for points in accuracies]),
+        row("accuracy, last", [points[-1][1] if points else None for points in accuracies]),
+    ]
+
+
+def _grid(charts: Iterator[Chart]) -> str:
+    return f'<div class="grid">{"".join(map(_card, charts))}</div>'
+
+
+def _card(chart: Chart) -> str:
+    header, rows = chart.rows()
+    table = _table(header[0], header[1:], [(row[0], row[1:]) for row in rows])
+    return (
+        f'<figure id="{chart.name}"><figcaption>{escape(chart.title)}</figcaption>{chart.svg()}'
+        f"<p>{escape(chart.note)}</p><details><summary>figures</summary>{table}</details></figure>"
+    )
+
+
+def _table(corner: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in (corner, *columns))
+    lines = [(name, "".join(f"<td>{escape(cell)}</td>" for cell in cells)) for name, cells in rows]
+    body = "".join(f"<tr><th>{escape(name)}</th>{cells}</tr>" for name, cells in lines)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

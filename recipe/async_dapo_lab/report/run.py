@@ -1,0 +1,165 @@
+"""A run as its report sees it: its record, read from the folder it was written to."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import TypeVar
+
+from ...async_dapo.record import keys
+from ...async_dapo.record.console import accuracy_name, accuracy_of
+from ...async_dapo.record.run_files import RUN_FILE, STEPS_FILE
+from ...async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_steps
+
+VERL_FILE = "metrics.jsonl"  # of verl's file logger, where the quick start and the benchmarks put it
+Point = tuple[float, float]
+T = TypeVar("T")
+
+
+class NoRecord(ValueError):
+    """A folder holds no record of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Metrics by step; step 0 is the validation before training. Means and medians leave out the first step, which
+    compiles and warms up, unless it is the only one."""
+
+    folder: Path
+    description: RunDescription
+    by_step: dict[int, dict[str, float]]
+    time_s: dict[int, float]  # step -> when it was logged, since training began [s]
+    causes: Counter[str]
+
+    @classmethod
+    def load(cls, folder: Path) -> "Run":
+        """
+        Raises:
+            NoRecord: when the folder has none.
+        """
+        files = [file for name in (STEPS_FILE, VERL_FILE) if (file := folder / name).exists()]
+        lines = read_steps(files[0]) if files else []
+        if not lines:
+            raise NoRecord(f"{folder}: no {STEPS_FILE} (written by a run) and no {VERL_FILE} (verl's file logger)")
+        by_step: dict[int, dict[str, float]] = {}
+        for line in lines:
+            by_step.setdefault(line.step, {}).update(line.data)
+        return cls(
+            folder=folder,
+            description=_description(folder, by_step),
+            by_step=by_step,
+            time_s=_times(lines, by_step),
+            causes=all_causes(lines),
+        )
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def steps(self) -> list[int]:
+        """Those that were trained."""
+        return sorted(step for step, values in self.by_step.items() if keys.STEP_S in values)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this recipe trained it, and not verl alone."""
+        return any(key.startswith(keys.LEDGER) for values in self.by_step.values() for key in values)
+
+    def series(self, key: str) -> list[Point]:
+        return [(step, values[key]) for step, values in sorted(self.by_step.items()) if key in values]
+
+    def last(self, key: str) -> float | None:
+        points = self.series(key)
+        return points[-1][1] if points else None
+
+    def steady(self, key: str) -> list[float]:
+        """Values of the trained steps after the first one."""
+        return [self.by_step[step][key] for step in after_the_first(self.steps) if key in self.by_step[step]]
+
+    def mean(self, key: str) -> float | None:
+        values = self.steady(key)
+        return fmean(values) if values else None
+
+    def median(self, key: str) -> float | None:
+        values = self.steady(key)
+        return median(values) if values else None
+
+    def total(self, key: str) -> float:
+        return sum(value for _, value in self.series(key))
+
+    def accuracy(self) -> list[Point]:
+        """By step."""
+        return [
+            (step, value) for step, values in sorted(self.by_step.items()) if (value := accuracy_of(values)) is not None
+        ]
+
+    def accuracy_name(self) -> str:
+        """Which metric that is; empty without a validation."""
+        return next((name for values in self.by_step.values() if (name := accuracy_name(values))), "")
+
+    def accuracy_over_time(self) -> list[Point]:
+        """By hours since training began."""
+        return [(self.time_s[int(step)] / 3600, value) for step, value in self.accuracy()]
+
+    def ledger(self) -> dict[str, int]:
+        """At the end, in prompt groups; empty for a run of verl alone."""
+        values = {term: self.last(keys.LEDGER + term) for term in keys.LEDGER_TERMS}
+        return {term: int(value) for term, value in values.items() if value is not None}
+
+    def idle_ratio(self) -> float | None:
+        """Of the time of the rounds and of the most requests that each had in flight [0-1]."""
+        rounds_s = self.steady(keys.ROUND_S)
+        return fmean(self.steady(keys.IDLE_RATIO), rounds_s) if any(rounds_s) else None
+
+    def waste_ratio(self) -> float | None:
+        """Of all tokens that were thrown away or trained [0-1]."""
+        discarded, trained = self.total(keys.TOKENS_DISCARDED), self.total(keys.TOKENS_TRAINED)
+        return discarded / (discarded + trained) if discarded + trained else None
+
+
+def after_the_first(of_steps: Sequence[T]) -> Sequence[T]:
+    """What counts for means and medians of a run: the first step compiles and warms up."""
+    return of_steps[1:] or of_steps
+
+
+def phases(values: dict[str, float]) -> Iterator[tuple[str, float]]:
+    """What a step's seconds went to; they add up to the step."""
+    rest_s = values[keys.STEP_S]
+    for name, parts in (
+        ("rollout", (keys.ROLLOUT_S,)),
+        ("log-probs", keys.LOG_PROB_PARTS),
+        ("training", keys.TRAIN_PARTS),
+        ("weights", (keys.WEIGHTS_S,)),
+        ("checkpoint", (keys.SAVE_S,)),
+    ):
+        spent_s = sum(values[part] for part in parts if part in values)
+        rest_s -= spent_s
+        yield name, spent_s
+    yield "other", max(0.0, rest_s)
+
+
+def _description(folder: Path, by_step: dict[int, dict[str, float]]) -> RunDescription:
+    if (file := folder / RUN_FILE).exists():
+        return RunDescription(**json.loads(file.read_text()))
+    is_ours = any(key.startswith(keys.LEDGER) for values in by_step.values() for key in values)
+    return RunDescription(name=folder.name, system="async DAPO" if is_ours else "verl", started_s=math.nan)
+
+
+def _times(lines: list[StepRecord], by_step: dict[int, dict[str, float]]) -> dict[int, float]:
+    """As recorded, from the first validation or the begin of the first step on; of verl's own file, which has no times,
+    the steps and validations since then added up."""
+    first, *others = sorted(by_step)
+    if not any(math.isnan(line.time_s) for line in lines):
+        began_s = lines[0].time_s - by_step[first].get(keys.STEP_S, 0.0)
+        return {line.step: line.time_s - began_s for line in lines}
+    times = {first: by_step[first].get(keys.STEP_S, 0.0)}
+    passed_s = times[first]
+    for step in others:
+        values = by_step[step]
+        passed_s += sum(values[key] for key in (keys.STEP_S, keys.VALIDATE_S) if key in values)
+        times[step] = passed_s
+    return times

@@ -1,0 +1,132 @@
+"""Writes reports, with charts of the engines over time: on demand, and at the end of a run, which they never end."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+from ...async_dapo.core.concurrency import LoadSample
+from ...async_dapo.logs import log_phase
+from ...async_dapo.record.responses import read_responses
+from ...async_dapo.record.run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE, STEPS_FILE, TIMELINE_FILE
+from ...async_dapo.record.timeline import StepTimeline, read_timeline
+from .charts import INK, NARROW, SERIES, WIDE, Drawing, draw
+from .headline import estimate
+from .page import Section, page
+from .recorded import as_html, trace
+from .run import Run
+
+logger = logging.getLogger(__name__)
+
+SHOWN_STEPS = 4  # the last ones
+MOST_POINTS = 300  # of a line
+BANDS = {"rollout": SERIES[4], "training": SERIES[1], "weights": SERIES[3], "validation": SERIES[6]}
+
+Value = Callable[[LoadSample], float]
+PANELS: tuple[tuple[str, str, Value], ...] = (
+    ("requests", "Requests in the engine, running and waiting", lambda sample: sample.running + sample.waiting),
+    ("kv", "Share of the KV cache in use", lambda sample: sample.kv),
+)
+
+
+def engine_charts(steps: Sequence[StepTimeline], prefix: str) -> str:
+    """Requests and KV cache of each engine, on bands of what the trainer was at: as HTML, a broad drawing and a narrow
+    one of each; empty where nothing was recorded.
+
+    Args:
+        prefix: begins the drawings' names, which are unique in a page.
+    """
+    shown = [step for step in steps if any(step.engines.values())][-SHOWN_STEPS:]
+    if not shown:
+        return ""
+    parts = [f"<h3>Engines over the last {len(shown)} steps</h3>"]
+    for name, title, value in PANELS:
+        paint = _painter(shown, title, value)
+        broad = draw(f"{prefix}-{name}-broad", title, paint, size=WIDE)
+        narrow = draw(f"{prefix}-{name}-narrow", title, paint, size=NARROW)
+        parts.append(
+            f'<figure class="wide"><figcaption>{escape(title)}</figcaption>'
+            f'<div class="broad">{broad}</div><div class="narrow">{narrow}</div></figure>'
+        )
+    parts.append("<p>A line for each engine. <code>timeline.json</code> beside this page opens in Perfetto.</p>")
+    return "".join(parts)
+
+
+def _painter(steps: Sequence[StepTimeline], title: str, value: Value) -> Callable[[Drawing], None]:
+    def paint(drawing: Drawing) -> None:
+        axes = drawing.axes
+        named: set[str] = set()
+        for step in steps:
+            for span in step.spans:
+                if span.name in BANDS:
+                    label = None if span.name in named else span.name
+                    ends = span.began_s, span.ended_s
+                    axes.axvspan(*ends, color=BANDS[span.name], alpha=0.22, linewidth=0, label=label)
+                    named.add(span.name)
+        servers = sorted({server for step in steps for server in step.engines})
+        for index, server in enumerate(servers):
+            colour = INK if len(servers) == 1 else SERIES[index % len(SERIES)]
+            for step in steps:
+                samples = step.engines.get(server, ())
+                thinned = samples[:: -(-len(samples) // MOST_POINTS) or 1]
+                xs, ys = [sample.time_s for sample in thinned], [value(sample) for sample in thinned]
+                [line] = axes.plot(xs, ys, color=colour, linewidth=1.0)
+                drawing.tip(line, f"engine {server}: {title}")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("seconds since the start of the run")
+        axes.figure.legend(loc="outside upper left", ncols=4, borderaxespad=0.1, columnspacing=1.0, handlelength=1.0)
+
+    return paint
+
+
+def write_report(folders: Sequence[Path], output: Path | None = None) -> Path:
+    """One page of all runs. Returns its path: `output`, or `report.html` in the first folder.
+
+    Raises:
+        NoRecord: when one of the folders holds no record of a run.
+    """
+    path = output or folders[0] / REPORT_FILE
+    runs = [Run.load(folder) for folder in folders]
+    is_measured = any(not run.is_ours for run in runs)
+    sections = [
+        Section(
+            run=run,
+            engines=_engines(run, f"engines{index}"),
+            responses=as_html(read_responses(run.folder / RESPONSES_FILE)),
+            estimate=None if is_measured else estimate(run),
+        )
+        for index, run in enumerate(runs)
+    ]
+    path.write_text(page(sections), encoding="utf-8")
+    return path
+
+
+def _engines(run: Run, prefix: str) -> str:
+    """The run's engine charts, and its `timeline.json` beside its record."""
+    steps = read_timeline(run.folder / SAMPLES_FILE)
+    if steps:
+        (run.folder / TIMELINE_FILE).write_text(json.dumps(trace(steps)))
+    return engine_charts(steps, prefix)
+
+
+def try_to_write(folder: Path) -> Path | None:
+    """At the end of a run: what goes wrong is logged, and the run has ended as it did."""
+    try:
+        return write_report([folder])
+    except Exception as error:  # a missing library, a full disk: no reason to call a training failed
+        logger.warning("no report was written: %r; try python -m %s.report %s", error, _recipe(), folder)
+        return None
+
+
+def report_the_end(report_dir: str | Path | None) -> Path | None:
+    """However the run ended, if it came to a step, and its record is on this machine."""
+    if report_dir is None or not Path(report_dir, STEPS_FILE).exists():
+        return None
+    if (path := try_to_write(Path(report_dir))) is not None:
+        log_phase(f"report: {path}")
+    return path
+
+
+def _recipe() -> str:
+    return __name__.rpartition(".report")[0]

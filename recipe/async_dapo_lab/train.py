@@ -1,0 +1,29 @@
+"""Trains as the recipe does, and writes the report page when training ends, however it ends.
+
+`python -m recipe.async_dapo_lab.train <hydra overrides>`
+"""
+
+import sys
+
+from ..async_dapo import main_async_dapo
+from ..async_dapo.startup.overrides import compose_overrides
+from .report.write import report_the_end
+
+MODULE = f"{__package__}.train"
+
+
+def main() -> None:
+    try:
+        main_async_dapo.main(MODULE)
+    finally:
+        _report(sys.argv[1:])
+
+
+def _report(arguments: list[str]) -> None:
+    """Of a run that came to a step; Hydra's own flags (`--cfg job`) train nothing."""
+    if not any(argument.startswith("-") for argument in arguments):
+        report_the_end(compose_overrides(arguments).async_dapo.report_dir)
+
+
+if __name__ == "__main__":
+    main()
