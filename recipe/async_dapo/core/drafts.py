@@ -1,0 +1,424 @@
+"""Drafts from siblings: what the other answers to a prompt say next, and how much of it is worth verifying.
+
+An engine verifies several tokens of a sequence in one step for little more than the price of one. The n answers to a
+prompt repeat each other, so where an answer has come to words that another one has, too, that one's continuation is a
+draft. Only time is at stake: the engine accepts or rejects each token so that what is sampled keeps its distribution.
+
+    tokens of a request -> its answer -> index of the group -> match -> rule of lengths -> draft
+
+A step costs what it costs without drafts, and something for each token that is verified. A token that is accepted
+saves a part of another step. So a draft goes on as long as the probability that all of it is accepted, times what a
+token takes at this load, is above the price of verifying one; where not even its first token is worth it, there is
+none. Prices and probabilities are measured as the engine goes.
+
+Names of requests tell an engine which answers belong to one prompt.
+"""
+
+from bisect import bisect_right
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MOST_DRAFT_TOK = 7  # with the one that is sampled anyway, eight a step
+GRAMS = (8, 5, 3)  # tokens that have to agree, longest first
+LIMIT_TOK = 1 << 20  # of all answers in an index: some 400 MB
+
+_BULK_TOK = 16  # tokens are indexed in bulk, which is several times as fast as one by one
+_ADDED_TOK = 64  # at a time; a step indexes so many, and two for each row
+_AT_BITS, _TOKEN_BITS, _VOTE_BITS = 32, 24, 4
+_MOST_VOTES = (1 << _VOTE_BITS) - 1
+_TOKEN_FIELD, _AT_MASK = ((1 << _TOKEN_BITS) - 1) << _VOTE_BITS, (1 << _AT_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RequestName:
+    """What a request's name tells the engine: whose answer it generates, and where that begins.
+
+    Attributes:
+        answer: of the group, the same for all requests that continue it.
+        prompt_tok: context before the answer; a request that continues one has more.
+    """
+
+    group: str
+    answer: str
+    prompt_tok: int
+
+    def prefix(self) -> str:
+        """A name begins so, and goes on with what no other request has."""
+        return f"{self.group}.{self.answer}.{self.prompt_tok}."
+
+    @classmethod
+    def parse(cls, name: str) -> "RequestName | None":
+        """None for a request that says nothing of the kind."""
+        group, *rest = name.rsplit(".", 3)
+        if len(rest) != 3 or not group or not rest[1].isdecimal():
+            return None
+        return cls(group, rest[0], int(rest[1]))
+
+
+@dataclass(slots=True)
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    base: int = 0  # of its positions in the index of its group
+    indexed_tok: int = 0
+    is_due: bool = False  # it waits for some of its tokens to be indexed
+
+
+class GroupIndex:
+    """The answers to one prompt, found by their last 8, 5 or 3 tokens: what most of them say next there.
+
+    For each run of tokens the index keeps one position behind it, and votes: a run that goes on alike adds one, another
+    one takes one away, and the position changes when none is left. So what most answers say wins, in constant time.
+    """
+
+    def __init__(self) -> None:
+        self.users = 0  # requests that are in the engine
+        self.size_tok = 0
+        self._answers: list[Answer] = []
+        self._by_key: dict[str, Answer] = {}
+        self._entries: dict[int, int] = {}  # hash of a run -> position, token there, votes
+
+    def answer(self, key: str, tokens: Sequence[int]) -> Answer:
+        """The answer that a request generates, which begins with these tokens. What is known of it already is not
+        added again; what was lost, and is generated anew, stays beside it as one more answer.
+        """
+        answer = self._by_key.get(key)
+        known_tok = 0 if answer is None else len(answer.tokens)
+        if answer is None or answer.tokens != list(tokens[:known_tok]):
+            answer, known_tok = Answer(base=len(self._answers) << _AT_BITS), 0
+            self._answers.append(answer)
+            self._by_key[key] = answer
+        self.extend(answer, tokens[known_tok:])
+        return answer
+
+    def extend(self, answer: Answer, tokens: Sequence[int]) -> None:
+        """Nothing is found behind these tokens before they are indexed."""
+        answer.tokens.extend(tokens)
+        self.size_tok += len(tokens)
+
+    def find(self, answer: Answer) -> tuple[Answer, int, int] | None:
+        """Where the index goes on from the end of an answer: an answer, a position in it, the tokens that agree."""
+        tokens, entries = answer.tokens, self._entries
+        if len(tokens) < GRAMS[-1] or (held := entries.get(hash(tuple(tokens[-GRAMS[-1] :])))) is None:
+            return None  # longer runs end alike
+        for length in GRAMS:
+            if len(tokens) >= length and (longer := entries.get(hash(tuple(tokens[-length:])))) is not None:
+                held = longer
+                break
+        at = held >> (_TOKEN_BITS + _VOTE_BITS)
+        return self._answers[at >> _AT_BITS], at & _AT_MASK, length
+
+    def add(self, answer: Answer, most_tok: int) -> int:
+        """Index so many more of an answer's tokens at most. Returns how many there were."""
+        tokens, entries = answer.tokens, self._entries
+        stop = min(len(tokens), answer.indexed_tok + most_tok)
+        first, base = min(stop, max(GRAMS[-1], answer.indexed_tok)), answer.base
+        places = [((base + at) << _TOKEN_BITS | tokens[at]) << _VOTE_BITS for at in range(first, stop)]
+        for length in GRAMS:
+            start = max(length, first)
+            if start >= stop:
+                continue
+            runs = zip(*(tokens[start - length + k : stop - length + k] for k in range(length)), strict=True)
+            for key, place in zip(map(hash, runs), places[start - first :], strict=True):
+                held = entries.get(key)
+                if held is None:
+                    entries[key] = place
+                elif not (held ^ place) & _TOKEN_FIELD:  # the same token
+                    if held & _MOST_VOTES != _MOST_VOTES:
+                        entries[key] = held + 1
+                else:
+                    entries[key] = held - 1 if held & _MOST_VOTES else place
+        added_tok, answer.indexed_tok = stop - answer.indexed_tok, stop
+        return added_tok
+
+
+class Groups:
+    """The indexes of an engine's groups, together no larger than a limit: those that nobody uses go, oldest first. An
+    index that nobody can make room for grows no more.
+    """
+
+    def __init__(self, limit_tok: int = LIMIT_TOK) -> None:
+        self._limit_tok = limit_tok
+        self._used: dict[str, GroupIndex] = {}
+        self._idle: OrderedDict[str, GroupIndex] = OrderedDict()
+        self.size_tok = 0
+
+    def use(self, name: str) -> GroupIndex:
+        index = self._used.get(name) or self._idle.pop(name, None) or GroupIndex()
+        self._used[name] = index
+        index.users += 1
+        return index
+
+    def release(self, name: str) -> None:
+        index = self._used[name]
+        index.users -= 1
+        if not index.users:
+            self._idle[name] = self._used.pop(name)
+
+    def has_room(self, more_tok: int) -> bool:
+        while self.size_tok + more_tok > self._limit_tok and self._idle:
+            self.size_tok -= self._idle.popitem(last=False)[1].size_tok
+        return self.size_tok + more_tok <= self._limit_tok
+
+
+LEVELS = (3, 5, 8, 16, 32)  # tokens that agreed before a draft, in classes
+_FIRST_GUESS = (0.4, 0.5, 0.6, 0.8, 0.9)  # that a token of such a draft is accepted
+_GUESS_WEIGHT, _WINDOW = 4.0, 400.0  # observations
+
+
+class Acceptance:
+    """How probable it is that a token of a draft is accepted, given that those before it were: a moving mean by the
+    length of the match and the position in the draft.
+    """
+
+    def __init__(self) -> None:
+        self._hits = [[_GUESS_WEIGHT * guess] * MOST_DRAFT_TOK for guess in _FIRST_GUESS]
+        self._tries = [[_GUESS_WEIGHT] * MOST_DRAFT_TOK for _ in _FIRST_GUESS]
+
+    def note(self, level: int, drafted_tok: int, accepted_tok: int, times: int) -> None:
+        hits, tries = self._hits[level], self._tries[level]
+        for position in range(min(accepted_tok + 1, drafted_tok)):
+            tries[position] += times
+            if position < accepted_tok:
+                hits[position] += times
+            if tries[position] > _WINDOW:
+                hits[position] /= 2
+                tries[position] /= 2
+
+    def lengths(self, least_probability: float) -> list[int]:
+        """For each level, the tokens of a draft that are all accepted with at least this probability."""
+        return [self._length(level, least_probability) for level in range(len(LEVELS))]
+
+    def _length(self, level: int, least_probability: float) -> int:
+        probability = 1.0
+        for position, (hits, tries) in enumerate(zip(self._hits[level], self._tries[level], strict=True)):
+            probability *= hits / tries
+            if probability < least_probability:
+                return position
+        return MOST_DRAFT_TOK
+
+
+_RATE = 0.05  # of moving means
+_FORGET = 0.995  # a step, of what tells the price of a token
+_PRICE_GUESS, _LEAST_PRICE = 0.1, 0.005  # of verifying a token, over what a row takes of a step
+_GUESS_DRAFTED2 = 32.0  # the guess counts like drafts that vary by so many tokens squared, times the rows
+_PAUSE = 2.0  # a step that took so many times the mean was not one: the engine waited
+
+
+@dataclass(slots=True)
+class _Load:
+    """Moving means of the steps with about as many rows."""
+
+    step_s: float
+    drafted_tok: float
+    rows: float
+    tokens: float
+
+
+class Price:
+    """What it costs to verify a token and what it saves to have one accepted, from an engine's own step times.
+
+    Steps are compared with others of as many rows: how much longer do those with more drafts take?
+    """
+
+    def __init__(self) -> None:
+        self._loads: dict[int, _Load] = {}
+        self._drafted2 = self._drafted_s = 0.0
+        self._load: _Load | None = None
+
+    def note(self, step_s: float, *, rows: int, drafted_tok: int, tokens: int) -> None:
+        """A step that decoded, and did nothing else."""
+        key = rows.bit_length()
+        load = self._loads.get(key)
+        if load is None:
+            self._load = self._loads[key] = _Load(step_s, drafted_tok, rows, tokens)
+            return
+        self._load = load
+        step_s = min(step_s, _PAUSE * load.step_s)
+        expected_s = load.step_s * (1 + (rows / load.rows - 1) / 2)  # half of a step grows with its rows, about
+        drafted = drafted_tok - load.drafted_tok
+        self._drafted2 = _FORGET * self._drafted2 + drafted**2
+        self._drafted_s = _FORGET * self._drafted_s + drafted * (step_s - expected_s)
+        load.step_s += _RATE * (step_s - load.step_s)
+        load.drafted_tok += _RATE * drafted
+        load.rows += _RATE * (rows - load.rows)
+        load.tokens += _RATE * (tokens - load.tokens)
+
+    @property
+    def step_s(self) -> float:
+        return 0.0 if self._load is None else self._load.step_s
+
+    @property
+    def token_s(self) -> float:
+        """To verify one more token [s]."""
+        if self._load is None:
+            return 0.0
+        row_s = self._load.step_s / self._load.rows
+        guess = _GUESS_DRAFTED2 * self._load.rows
+        slope_s = (self._drafted_s + guess * _PRICE_GUESS * row_s) / (self._drafted2 + guess)
+        return max(slope_s, _LEAST_PRICE * row_s)
+
+    @property
+    def least_probability(self) -> float:
+        """With which a drafted token has to be accepted to be worth its price, with a margin for what is not seen."""
+        if self._load is None:
+            return 1.0
+        saved_s = self._load.step_s / max(1.0, self._load.tokens)
+        return MARGIN * self.token_s / saved_s
+
+
+MARGIN = 1.25
+TRIAL_SHARE = 0.005  # of the time goes to drafts that do not look worth it, to see whether that has changed
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request in the engine, and the answer it copies from."""
+
+    name: RequestName
+    index: GroupIndex
+    answer: Answer
+    source: Answer | None = None
+    at: int = 0  # in the source, of what it may say next
+    matched_tok: int = 0
+    drafted_tok: int = 0
+    level: int = 0
+
+
+class Drafter:
+    """Drafts for the requests of an engine, step by step.
+
+    Args:
+        limit_tok: of all answers that are kept.
+    """
+
+    def __init__(self, limit_tok: int = LIMIT_TOK) -> None:
+        self._groups = Groups(limit_tok)
+        self._rows: dict[str, _Row] = {}
+        self.acceptance, self.price = Acceptance(), Price()
+        self._trial_s = 0.0  # saved up for trials
+        self._last_s: float | None = None
+        self._outcomes: list[tuple[int, int, int]] = []
+        self._is_plain = True  # the step has decoded, and nothing else
+        self._due: deque[tuple[GroupIndex, Answer]] = deque()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def size_tok(self) -> int:
+        return self._groups.size_tok
+
+    def begin(self, request_id: str, name: RequestName, tokens: Sequence[int]) -> None:
+        """A request has sampled its first tokens.
+
+        Args:
+            tokens: of its answer, those that it continues included.
+        """
+        self._is_plain = False
+        index = self._groups.use(name.group)
+        before_tok = index.size_tok
+        kept = tokens if self._groups.has_room(len(tokens)) else []
+        answer = index.answer(name.answer, kept)
+        self._groups.size_tok += index.size_tok - before_tok
+        self._rows[request_id] = _Row(name, index, answer)
+        self._note_due(index, answer)
+
+    def keep_only(self, request_ids: set[str]) -> None:
+        """All others have left the engine; what they said stays, as long as there is room."""
+        for request_id in self._rows.keys() - request_ids:
+            self._groups.release(self._rows.pop(request_id).name.group)
+
+    def take(self, request_id: str, tokens: Sequence[int]) -> None:
+        """What a request has sampled in this step, the first of its tokens by `begin` excepted."""
+        row, count = self._rows[request_id], len(tokens)
+        if row.drafted_tok:
+            self._outcomes.append((row.level, row.drafted_tok, count - 1))
+        if row.source is not None:
+            if row.source.tokens[row.at : row.at + count] == tokens:
+                row.at += count
+                row.matched_tok += count
+            else:
+                row.source = None
+        if self._groups.has_room(count):
+            row.index.extend(row.answer, tokens)
+            self._groups.size_tok += count
+            self._note_due(row.index, row.answer)
+        else:
+            row.source = None
+
+    def draft(self, request_ids: Sequence[str], now_s: float) -> list[list[int]]:
+        """Drafts for the next step, for all that have sampled in this one; empty where there is none to be had, or it
+        does not pay, or the request is not known.
+        """
+        rows = [self._rows.get(request_id) for request_id in request_ids]
+        self._end_step(rows, now_s)
+        self._add_due(_ADDED_TOK + 2 * len(rows))
+        lengths = self.acceptance.lengths(self.price.least_probability)
+        if not any(lengths) and not self._can_try:
+            for row in rows:
+                if row is not None:
+                    row.drafted_tok = 0
+            return [[] for _ in rows]
+        return [[] if row is None else self._draft(row, lengths) for row in rows]
+
+    def _draft(self, row: _Row, lengths: Sequence[int]) -> list[int]:
+        row.drafted_tok = 0
+        if row.source is None or row.at >= len(row.source.tokens):
+            found = row.index.find(row.answer)
+            if found is None:
+                row.source = None
+                return []
+            row.source, row.at, row.matched_tok = found
+        row.level = level = bisect_right(LEVELS, row.matched_tok) - 1
+        length = lengths[level]
+        if not length:
+            if not self._can_try:
+                return []
+            self._trial_s -= self._trial_cost_s
+            length = MOST_DRAFT_TOK
+        drafted = row.source.tokens[row.at : row.at + length]
+        row.drafted_tok = len(drafted)
+        return drafted
+
+    def _note_due(self, index: GroupIndex, answer: Answer) -> None:
+        if not answer.is_due and len(answer.tokens) - answer.indexed_tok >= _BULK_TOK:
+            answer.is_due = True
+            self._due.append((index, answer))
+
+    def _add_due(self, most_tok: int) -> None:
+        """Index what has waited longest; a long answer that is continued takes several steps."""
+        while self._due and most_tok > 0:
+            index, answer = self._due.popleft()
+            most_tok -= index.add(answer, _ADDED_TOK)
+            answer.is_due = False
+            self._note_due(index, answer)
+
+    @property
+    def _trial_cost_s(self) -> float:
+        return MOST_DRAFT_TOK * self.price.token_s
+
+    @property
+    def _can_try(self) -> bool:
+        return self._trial_s > 0 and self._trial_s >= self._trial_cost_s
+
+    def _end_step(self, rows: Sequence[_Row | None], now_s: float) -> None:
+        last_s, self._last_s = self._last_s, now_s
+        if last_s is not None and self._is_plain and rows:
+            drafted_tok = sum(drafted for _, drafted, _ in self._outcomes)
+            accepted_tok = sum(accepted for _, _, accepted in self._outcomes)
+            tokens = len(rows) + accepted_tok
+            self.price.note(now_s - last_s, rows=len(rows), drafted_tok=drafted_tok, tokens=tokens)
+            saved_s = self._trial_s + TRIAL_SHARE * self.price.step_s
+            self._trial_s = min(saved_s, 2 * self._trial_cost_s)
+        for (level, drafted, accepted), times in Counter(self._outcomes).items():
+            self.acceptance.note(level, drafted, accepted, times)
+        self._outcomes.clear()
+        self._is_plain = True
+
+    def note_prefill(self) -> None:
+        """The step that ends has computed a prompt, too: its time says nothing of drafts."""
+        self._is_plain = False

@@ -1,0 +1,97 @@
+"""vLLM's proposer of drafts from siblings: `speculative_config.method=custom_class`. `core/drafts.py` decides.
+
+vLLM hands a proposer tokens and no names. The worker extension binds it to the model runner, whose batch has the names
+of its requests; a name tells the prompt group.
+"""
+
+import time
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+
+from ..core.drafts import MOST_DRAFT_TOK, Drafter, RequestName
+
+_FORGET_EVERY = 64  # steps between two looks at which requests have left the engine
+
+
+class SiblingDrafts:
+    """Made by vLLM in each of its workers; proposes nothing before it is bound.
+
+    With tensor parallelism every rank proposes, and vLLM takes what the first one does.
+    """
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self._runner: Any = None
+        self._drafter = Drafter()
+        self._never: set[str] = set()  # requests that get no drafts
+        self._steps = 0
+
+    def load_model(self, model: torch.nn.Module) -> None:
+        """vLLM calls it; there is none."""
+
+    def bind(self, model_runner: Any) -> None:
+        self._runner = model_runner
+
+    def propose(
+        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
+    ) -> list[list[int]]:
+        """A draft for each request of the batch.
+
+        Args:
+            sampled_token_ids: in this step; empty for a request whose prompt is not yet computed.
+            num_tokens_no_spec: context of each request, these tokens included.
+            token_ids_cpu: context of each request.
+        """
+        if self._runner is None:
+            return [[] for _ in sampled_token_ids]
+        self._steps += 1
+        if self._steps % _FORGET_EVERY == 0:
+            self._forget()
+        request_ids = self._runner.input_batch.req_ids
+        drafter = self._drafter
+        drafted_for: list[str] = []
+        for row, (request_id, tokens) in enumerate(zip(request_ids, sampled_token_ids, strict=True)):
+            if not tokens:
+                drafter.note_prefill()
+            elif request_id in drafter:
+                drafter.take(request_id, tokens)
+                drafted_for.append(request_id)
+            elif request_id not in self._never:
+                self._begin(request_id, token_ids_cpu[row], int(num_tokens_no_spec[row]))
+                drafted_for.append(request_id)
+        drafts = dict(zip(drafted_for, drafter.draft(drafted_for, time.monotonic()), strict=True))
+        return [drafts.get(request_id, []) for request_id in request_ids]
+
+    def _begin(self, request_id: str, context: Any, context_tok: int) -> None:
+        name = RequestName.parse(request_id)
+        params = self._runner.requests[request_id].sampling_params
+        # A stop string ends an answer at the step that completes it: tokens behind it in the same step would stay.
+        if name is None or params is None or params.stop:
+            self._never.add(request_id)
+            self._drafter.note_prefill()
+        else:
+            self._drafter.begin(request_id, name, context[name.prompt_tok : context_tok].tolist())
+
+    def _forget(self) -> None:
+        running = set(self._runner.requests)
+        self._drafter.keep_only(running)
+        self._never &= running
+
+
+def engine_arguments(*, max_model_len: int, most_context_tok: int) -> dict[str, Any]:
+    """What an engine that drafts is started with.
+
+    Args:
+        max_model_len: without drafts [tokens].
+        most_context_tok: that the model has positions for [tokens].
+    """
+    return {
+        "speculative_config": {
+            "method": "custom_class",
+            "model": f"{SiblingDrafts.__module__}.{SiblingDrafts.__qualname__}",
+            "num_speculative_tokens": MOST_DRAFT_TOK,
+        },
+        # vLLM drops all drafts of a step in which one sequence comes so near to the limit.
+        "max_model_len": min(max_model_len + MOST_DRAFT_TOK, most_context_tok),
+    }

@@ -1,0 +1,224 @@
+"""Drafts from siblings: what is proposed, how long it is, and what it costs where nobody accepts it."""
+
+from itertools import pairwise
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.drafts import GRAMS, MOST_DRAFT_TOK, Acceptance, Drafter, GroupIndex, Groups, RequestName
+
+TEXT = list(range(100, 1400))
+STEP_S = 0.03
+
+tokens = st.lists(st.integers(0, 5), max_size=120)
+
+
+def named(answer: object, group: str = "g") -> RequestName:
+    return RequestName(group, str(answer), 0)
+
+
+def indexed(*answers: list[int]) -> GroupIndex:
+    index = GroupIndex()
+    for number, answer in enumerate(answers):
+        index.add(index.answer(str(number), answer), len(answer))
+    return index
+
+
+def found(index: GroupIndex, end: list[int]) -> tuple[list[int], int]:
+    """What follows these tokens, and how many of them agree."""
+    match = index.find(index.answer("asking", end))
+    assert match is not None
+    source, at, length = match
+    return source.tokens[at : at + 3], length
+
+
+def run(
+    drafter: Drafter,
+    say,
+    *,
+    rows: int,
+    steps: int,
+    row_s: float = 1e-4,
+    token_s: float = 1e-6,
+    since_s: float | None = None,
+) -> tuple[float, int, int]:
+    """An engine that accepts what its model says. Returns (the time, tokens, drafted tokens)."""
+    names = [f"g.{row}.0.x" for row in range(rows)]
+    drafts: list[list[int]] = [[] for _ in names]
+    if since_s is None:
+        for row, name in enumerate(names):
+            drafter.begin(name, named(row), [say(row)])
+    now_s, all_tok, all_drafted = since_s or 0.0, 0, 0
+    for _ in range(steps):
+        now_s += STEP_S + row_s * rows + token_s * sum(map(len, drafts))
+        for row, name in enumerate(names):
+            sampled = []
+            for drafted in [*drafts[row], None]:
+                sampled.append(say(row))
+                if sampled[-1] != drafted:
+                    break
+            drafter.take(name, sampled)
+            all_tok += len(sampled)
+        drafts = drafter.draft(names, now_s)
+        all_drafted += sum(map(len, drafts))
+    return now_s, all_tok, all_drafted
+
+
+def test_given_a_name_with_dots_when_parsed_then_it_is_what_was_written():
+    name = RequestName("a.b", "3-0", 17)
+    assert RequestName.parse(name.prefix() + "0f-1b2c") == name
+    assert RequestName.parse("0f1b2c-aa") is None
+    assert RequestName.parse("cmpl.x.y.z") is None
+
+
+def test_given_a_sibling_when_an_answer_comes_to_its_words_then_its_continuation_is_found_by_the_longest_match():
+    index = indexed(TEXT)
+    for length in GRAMS:
+        end = [-1] * 9 + TEXT[40 : 40 + length]
+        assert found(index, end) == (TEXT[40 + length : 43 + length], length)
+    assert index.find(index.answer("short", TEXT[:2])) is None
+    assert index.find(index.answer("other", [7, 8, 9])) is None
+
+
+def test_given_siblings_that_differ_when_asked_then_most_of_them_win_whoever_came_last():
+    index = indexed([1, 2, 3, 7, 7], [1, 2, 3, 7, 7], [1, 2, 3, 9, 9])
+    assert found(index, [1, 2, 3]) == ([7, 7], 3)
+    late = indexed([1, 2, 3, 7, 7], [1, 2, 3, 9, 9], [1, 2, 3, 9, 9])
+    assert found(late, [1, 2, 3]) == ([9, 9], 3)
+
+
+@given(st.lists(tokens, min_size=1, max_size=5), tokens)
+def test_given_any_answers_when_something_is_found_then_its_tokens_agree_and_something_follows(answers, end):
+    index = indexed(*answers)
+    asking = index.answer("asking", end)
+    match = index.find(asking)
+    if match is None:
+        runs = {tuple(each[at - 3 : at]) for each in answers for at in range(3, len(each))}
+        assert tuple(end[-3:]) not in runs
+        return
+    source, at, length = match
+    assert source.tokens[at - length : at] == end[-length:]
+    assert at < len(source.tokens)
+
+
+@given(st.lists(tokens, min_size=1, max_size=6))
+def test_given_an_answer_in_any_pieces_when_indexed_then_it_is_as_if_it_had_come_at_once(pieces):
+    whole, slowly = [token for piece in pieces for token in piece], GroupIndex()
+    answer = slowly.answer("0", [])
+    for piece in pieces:
+        slowly.extend(answer, piece)
+        while slowly.add(answer, 7):
+            pass
+    at_once = indexed(whole)
+    for at in range(3, len(whole)):
+        asked = [index.find(index.answer(f"asking {at}", whole[:at])) for index in (slowly, at_once)]
+        assert len({None if match is None else match[1:] for match in asked}) == 1
+
+
+def test_given_a_request_that_continues_an_answer_when_it_begins_then_what_is_known_is_not_added_again():
+    index = GroupIndex()
+    first = index.answer("0", TEXT[:50])
+    assert index.answer("0", TEXT[:60]) is first and index.size_tok == 60
+    again = index.answer("0", [*TEXT[:20], 7])  # the rest was lost
+    assert again is not first and again.tokens == [*TEXT[:20], 7]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60)), max_size=60))
+def test_given_any_order_of_requests_when_there_is_a_limit_then_no_more_tokens_are_kept(requests):
+    drafter, limit_tok = Drafter(limit_tok=100), 100
+    for number, (group, count) in enumerate(requests):
+        drafter.begin(f"r{number}", named(number, f"g{group}"), TEXT[:count])
+        drafter.take(f"r{number}", [1])
+        assert drafter.size_tok <= limit_tok
+        if number % 3:
+            drafter.keep_only({f"r{number}"})
+    drafter.keep_only(set())
+    drafter.begin("last", named(0, "new"), TEXT[:90])
+    assert len(drafter) == 1 and drafter.size_tok <= limit_tok
+
+
+def test_given_groups_that_nobody_uses_when_room_is_needed_then_the_one_unused_for_longest_goes():
+    groups = Groups(limit_tok=10)
+    for name in "abc":
+        index = groups.use(name)
+        index.answer("0", [1, 2, 3])
+        groups.size_tok += 3
+    groups.release("b")
+    groups.release("a")
+    assert groups.has_room(4) and groups.size_tok == 6
+    assert groups.use("a").size_tok == 3 and groups.use("b").size_tok == 0
+    assert not groups.has_room(5)
+
+
+def test_given_answers_that_repeat_a_sibling_when_verifying_is_cheap_then_steps_yield_several_tokens():
+    place = [0, -40, -60, -80]
+
+    def say(row: int) -> int:
+        place[row] += 1
+        return TEXT[place[row]] if place[row] > 0 else 1000 * row - place[row]
+
+    steps = 150
+    _, all_tok, _ = run(Drafter(), say, rows=4, steps=steps)
+    assert all_tok >= 4 * steps + 40 + 60 + 80, "those behind have not caught up"
+
+
+def test_given_a_draft_when_the_model_goes_another_way_then_the_next_one_starts_from_there():
+    drafter = Drafter()
+    drafter.begin("a", named("a"), TEXT[:100])
+    drafter.begin("b", named("b"), TEXT[:3])
+    assert drafter.draft(["a", "b"], 0.0) == [[], []], "no price is known yet"
+    for at in range(100, 140):
+        drafter.take("a", [TEXT[at]])
+        drafter.take("b", [TEXT[at - 97]])
+        drafts = drafter.draft(["a", "b"], at * STEP_S)
+    assert drafts[1] == TEXT[43 : 43 + len(drafts[1])] and len(drafts[1]) > 1
+    drafter.take("a", [7])
+    drafter.take("b", [TEXT[43], TEXT[80], TEXT[81], TEXT[82]])
+    assert drafter.draft(["a", "b"], 141 * STEP_S)[1][:1] == [TEXT[83]]
+    assert drafter.draft(["nobody"], 142 * STEP_S) == [[]]
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(2, 24), st.floats(1e-5, 3e-3), st.floats(0.0, 5e-3), st.integers(0, 99))
+def test_given_drafts_that_nobody_accepts_when_an_engine_has_seen_some_then_they_take_a_fiftieth_at_most(
+    rows, row_s, token_s, seed
+):
+    random = Random(seed)
+    last: dict[int, list[int]] = {row: [] for row in range(rows)}
+
+    def say(row: int) -> int:
+        """Runs of three that all know, and behind them what nobody else says."""
+        said = last[row]
+        said.append(len(said) % 4 if len(said) % 4 < 3 else random.randrange(10**6))
+        return said[-1]
+
+    drafter = Drafter()
+    now_s, *_ = run(drafter, say, rows=rows, steps=300, row_s=row_s, token_s=token_s)
+    steps = 600
+    _, all_tok, drafted_tok = run(drafter, say, rows=rows, steps=steps, row_s=row_s, token_s=token_s, since_s=now_s)
+    accepted_tok = all_tok - rows * steps
+    gained_s = accepted_tok / rows * (STEP_S + row_s * rows)
+    assert token_s * drafted_tok - gained_s <= 0.02 * steps * (STEP_S + row_s * rows)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, MOST_DRAFT_TOK), st.integers(0, 7)), max_size=80))
+def test_given_any_outcomes_when_more_is_asked_of_a_draft_then_it_is_never_longer(outcomes):
+    acceptance = Acceptance()
+    for level, drafted, accepted in outcomes:
+        acceptance.note(level, drafted, min(drafted, accepted), 1)
+    asked = [acceptance.lengths(least) for least in (0.0, 0.01, 0.2, 0.5, 0.9, 1.01)]
+    assert asked[0] == [MOST_DRAFT_TOK] * 5 and asked[-1] == [0] * 5
+    assert all(a >= b for more, less in pairwise(asked) for a, b in zip(more, less, strict=True))
+
+
+def test_given_steps_that_take_no_longer_with_drafts_when_compared_then_verifying_is_cheap_and_else_it_is_not():
+    prices = []
+    for token_s in (1e-6, 2e-3):
+        random, drafter = Random(0), Drafter()
+        for _ in range(400):
+            drafted = random.randrange(60)
+            drafter.price.note(STEP_S + drafted * token_s, rows=32, drafted_tok=drafted, tokens=40)
+        prices.append(drafter.price)
+    assert prices[0].token_s < 1e-4 < prices[1].token_s < 3e-3
+    assert prices[0].least_probability < 0.1 and prices[1].least_probability > 1

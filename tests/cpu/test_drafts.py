@@ -1,0 +1,91 @@
+"""A real engine with drafts from siblings samples what it samples without: the same distributions, log-probs, and, at
+temperature 0, the same tokens."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipe.async_dapo.cpu.activation import PLUGIN_PATH, cpu_environment
+
+from ..support.composed_runs import write_model
+
+ROOT = Path(__file__).parents[2]
+TEMPERATURES = ("1.0", "0.6")
+LEAST_COUNT = 20  # of a token, to be a cell of its own
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory) -> dict[str, dict[str, Any]]:
+    """With drafts, and without."""
+    model = write_model(tmp_path_factory.mktemp("drafts") / "model")
+    return {drafts: sampled(model, drafts) for drafts in ("siblings", "none")}
+
+
+def sampled(model: Path, drafts: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.drafted_answers", str(model), drafts],
+        cwd=ROOT,
+        env=cpu_environment(os.environ, code_path=ROOT),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def p_value(one: dict[str, int], other: dict[str, int]) -> float:
+    """Of the hypothesis that both were drawn from the same distribution; rare tokens together."""
+    tokens = one.keys() | other.keys()
+    cells = [(one.get(token, 0), other.get(token, 0)) for token in tokens]
+    common = [cell for cell in cells if sum(cell) >= LEAST_COUNT]
+    rest = [sum(column) for column in zip(*(cell for cell in cells if sum(cell) < LEAST_COUNT), strict=True)]
+    table = torch.tensor(common + ([rest] if sum(rest) else []), dtype=torch.float64)
+    expected = table.sum(1, keepdim=True) * table.sum(0) / table.sum()
+    statistic = ((table - expected) ** 2 / expected).sum()
+    freedom = torch.tensor(len(table) - 1.0, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom / 2, statistic / 2))
+
+
+def test_given_drafts_when_an_engine_samples_then_some_are_accepted_and_a_step_yields_more_than_a_token(seen):
+    drafted, accepted = seen["siblings"]["drafted_tok"], seen["siblings"]["accepted_tok"]
+    assert 0 < accepted < drafted
+    assert seen["none"]["drafted_tok"] == seen["none"]["accepted_tok"] == 0
+    assert seen["siblings"]["generated_tok"] == seen["none"]["generated_tok"]
+
+
+def test_given_drafts_when_an_engine_is_greedy_then_its_tokens_are_the_same(seen):
+    assert seen["siblings"]["greedy"] == seen["none"]["greedy"]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_given_drafts_when_an_engine_samples_then_the_distribution_is_the_same(seen, temperature):
+    drafted, plain = (seen[drafts][temperature] for drafts in ("siblings", "none"))
+    assert drafted["lengths"] == plain["lengths"] == [24]
+    for one, other in zip(drafted["counts"], plain["counts"], strict=True):
+        assert p_value(one, other) > 0.001, (one, other)
+    assert drafted["mean_log_prob"] == pytest.approx(plain["mean_log_prob"], abs=0.03)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_given_drafts_when_a_token_is_sampled_then_its_log_prob_is_the_one_it_has_without(seen, temperature):
+    assert seen["siblings"][temperature]["spread"] < 1e-5
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.5, 0.9], [3, 0, 7]])
+def test_given_values_of_requests_when_repeated_for_drafts_then_they_are_those_that_vllm_asks_for(values, monkeypatch):
+    monkeypatch.syspath_prepend(PLUGIN_PATH)
+    from async_dapo_cpu.vllm_drafts import RepeatForDrafts
+
+    given = torch.tensor(values)
+    output = given.new_full((5,), 99)
+    RepeatForDrafts()[(3,)](output, given, torch.tensor([2, 2, 5], dtype=torch.int32), 0, 1, MAX_NUM_TOKENS=128)
+    first, last = given[0] if given[0] else 1, given[2]
+    assert output.tolist() == [float(first)] * 2 + [float(last)] * 3
