@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Trains with the reference script on all nodes of a Slurm allocation:
+#
+#   DATA_HOME=/shared/data CKPTS_DIR=/shared/checkpoints sbatch --nodes=4 examples/cluster/slurm.sh [OVERRIDE ...]
+#
+# Submit it from the repository's folder, or set REPOSITORY. Arguments are further Hydra overrides. Nodes must be the
+# job's alone: `ray symmetric-run` ends every Ray of this user on them. The environment decides:
+#
+#   DATA_HOME, CKPTS_DIR   as in test_qwen3_8b.sh; both on a disk that all nodes share; required
+#   REPOSITORY             folder of this repository, the same on every node [where sbatch was called]
+#   VENV                   Python environment, the same on every node [REPOSITORY/.venv]
+#   TRAIN                  script that trains, from REPOSITORY [recipe/async_dapo/test_qwen3_8b.sh]
+#SBATCH --job-name=async-dapo
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --time=2-00:00:00
+#SBATCH --output=async-dapo-%j.log
+set -euo pipefail
+
+: "${DATA_HOME:?set DATA_HOME to the folder of the data, on a disk that all nodes share}"
+: "${CKPTS_DIR:?set CKPTS_DIR to a folder that all nodes share: each writes a part of every checkpoint}"
+: "${SLURM_JOB_ID:?submit it with sbatch}"
+repository=${REPOSITORY:-$SLURM_SUBMIT_DIR}
+export PATH="${VENV:-$repository/.venv}/bin:$PATH"
+
+# Two jobs of one cluster meet neither each other's Ray, as the port is the job's, nor each other's files.
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=$(getent ahostsv4 "${hosts[0]}" | awk 'NR == 1 { print $1 }')
+port=$((20000 + SLURM_JOB_ID % 10000))
+address=$head:$port
+export NNODES=$SLURM_JOB_NUM_NODES
+
+# Whoever reaches Ray's ports can run code: all calls carry a token that only this job knows.
+RAY_AUTH_TOKEN=$(od --address-radix=n --read-bytes=32 --format=x1 /dev/urandom | tr --delete ' \n')
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+export RAY_health_check_timeout_ms=2000
+
+ulimit -n "$(ulimit -Hn)"
+cd -- "$repository"
+exec srun --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
+  ray symmetric-run --address "$address" --min-nodes "$NNODES" \
+  --temp-dir="/tmp/ray-$SLURM_JOB_ID" --include-dashboard=false -- \
+  env RAY_ADDRESS="$address" bash "${TRAIN:-recipe/async_dapo/test_qwen3_8b.sh}" "$@"

@@ -1,0 +1,108 @@
+"""The command on a machine that it cannot use, the planner's step, collectives; what it leaves."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.async_dapo.hardware import find_accelerator, load_model
+from recipe.async_dapo_lab.gpu_check import __main__ as command
+from recipe.async_dapo_lab.gpu_check.planned import TINY, judge_speed, prefill_flop_share
+from recipe.async_dapo_lab.gpu_check.several_gpus import all_reduce, judge_all_reduce
+from recipe.async_dapo_lab.gpu_check.speed import Cell, cells, record_line
+from recipe.async_dapo_lab.plan.calibration import calibrate
+
+BASE_S, PER_REQUEST_S, PER_KV_S = 0.009, 1.2e-4, 4e-8
+
+
+def lines(noise: float = 0.0) -> list[dict[str, float]]:
+    """Of an engine that is what the planner assumes, but for `noise`."""
+    said = []
+    for number, cell in enumerate(cells(kv_room_tok=400_000, batches=(1, 8, 64), contexts_tok=(512, 2048))):
+        step_s = BASE_S + PER_REQUEST_S * cell.batch + PER_KV_S * cell.kv_tok
+        step_s *= 1 + noise * (-1) ** number
+        said.append(record_line(cell, short_s=0.5 + 32 * step_s, long_s=0.5 + 160 * step_s))
+    return said
+
+
+@pytest.mark.skipif("CUDA_VISIBLE_DEVICES" in os.environ, reason="a machine with a GPU")
+def test_given_a_machine_without_a_gpu_when_checked_then_it_says_so_soon_and_fails(tmp_path, capsys) -> None:
+    assert command.main(["--output", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL driver and CUDA" in said and "set --device cpu" in said
+    written = json.loads((tmp_path / "out" / "gpu_check.json").read_text())
+    assert written["counts"]["FAIL"] >= 2 and written["device"] == "cuda"
+    assert written["checks"][-1]["found"] == "mend the machine first"
+    assert all(check["remedy"] for check in written["checks"] if check["status"] == "FAIL")
+
+
+@pytest.mark.parametrize("wrong", [["--gpus", "0"], ["--model", "/nowhere"]])
+def test_given_wrong_arguments_when_started_then_the_message_names_them(wrong, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(wrong)
+    assert ended.value.code == 2 and f"{wrong[0]}={wrong[1]}" in capsys.readouterr().err
+
+
+def test_given_a_record_when_planned_then_the_fit_is_the_engines_and_there_is_a_step(tmp_path: Path) -> None:
+    facts = {"record": lines(), "kv_room_tok": 400_000}
+    verdict, measured = judge_speed(facts, record=tmp_path / "speed.jsonl", reference=TINY)
+    assert verdict.status == "PASS" and measured["step_s"] > 0
+    assert measured["base_ms"] == pytest.approx(1e3 * BASE_S, rel=0.01)
+    fitted = calibrate(str(tmp_path / "speed.jsonl"), num_servers=8)
+    assert fitted.per_kv_token_s == pytest.approx(PER_KV_S, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ({"record": [], "kv_room_tok": 100}, "no cell fits"),
+        ({"record": lines(noise=0.6), "kv_room_tok": 400_000}, "rms"),
+    ],
+)
+def test_given_a_record_that_says_little_when_planned_then_it_fails_with_a_remedy(tmp_path, facts, found) -> None:
+    verdict, _ = judge_speed(facts, record=tmp_path / "speed.jsonl", reference=TINY)
+    assert verdict.is_failure and found in verdict.found and verdict.remedy
+
+
+def test_given_prefills_when_the_longest_is_taken_then_the_share_of_peak_is_that_of_its_arithmetic() -> None:
+    model, accelerator = load_model("qwen3-8b"), find_accelerator("h100")
+    seconds = model.forward_flops(8192, 8192**2) / (0.4 * accelerator.bf16_tflop_s * 1e12)
+    prefills = [{"context_tok": 512, "seconds": 1.0}, {"context_tok": 8192, "seconds": seconds}]
+    assert prefill_flop_share(prefills, model=model, accelerator=accelerator) == pytest.approx(0.4)
+    assert prefill_flop_share([], model=model, accelerator=accelerator) is None
+
+
+def test_given_cells_then_a_line_counts_what_lies_in_the_cache() -> None:
+    assert record_line(Cell(batch=2, context_tok=100), short_s=1.0, long_s=2.0) == {
+        "inflight": 2,
+        "kv_tok": 2 * (100 + 96),
+        "tokens_per_s": 256.0,
+    }
+
+
+def test_given_two_ranks_when_they_sum_then_both_have_the_sum(tmp_path: Path) -> None:
+    said, ended = all_reduce("cpu", folder=tmp_path, environment=dict(os.environ), size_bytes=1 << 20)
+    verdict = judge_all_reduce(said, ended, backend="gloo", size_bytes=1 << 20)
+    assert verdict.status == "PASS", verdict
+    assert not list(tmp_path.glob("store-*"))
+
+
+@pytest.mark.parametrize(
+    ("said", "ended", "found"),
+    [
+        (["0.1 True"], "rank 1 is not done after 120 s", "rank 1 is not done"),
+        (["0.1 True", "0.1 False"], "", "a wrong sum"),
+        ([], "", "a rank said nothing"),
+    ],
+)
+def test_given_broken_collectives_when_judged_then_they_fail_with_a_remedy(said, ended, found) -> None:
+    verdict = judge_all_reduce(said, ended, backend="NCCL")
+    assert verdict.is_failure and found in verdict.found and "NCCL_DEBUG" in verdict.remedy
+
+
+def test_given_ranks_that_cannot_start_when_they_sum_then_their_error_is_told(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules[all_reduce.__module__], "_RANK", "raise OSError('no network')")
+    said, ended = all_reduce("cpu", folder=tmp_path, environment=dict(os.environ))
+    assert "no network" in ended and judge_all_reduce(said, ended, backend="gloo").is_failure

@@ -1,0 +1,141 @@
+"""What is said of three training steps, and what is started for them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo_lab.gpu_check.assets import SMALL, Subject, make_config, make_model
+from recipe.async_dapo_lab.gpu_check.reward import compute_score
+from recipe.async_dapo_lab.gpu_check.training import BOUNDS, Case, cases, judge_training, overrides
+from recipe.async_dapo_lab.gpu_check.verdicts import Status
+from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
+
+from ..support.composed_runs import compose_run, rows, write_model, write_parquet
+
+CASE = Case(name="partial")
+B = PROMPTS_PER_STEP
+
+
+def step(number: int, **changed: float) -> dict[str, float]:
+    """Metrics of a good one."""
+    terms = {"trained": B * number, "filtered": 3.0, "screened": 0.0, "failed": 0.0, "retired": 0.0}
+    terms |= {"waiting": 1.0, "deferred": 0.0, "buffered": 4.0}
+    good = {f"async_dapo/ledger/{term}": value for term, value in terms.items()}
+    good |= {
+        "async_dapo/ledger/drawn": sum(terms.values()),
+        "async_dapo/round/trained_groups": B,
+        "async_dapo/failure/groups": 0.0,
+        "async_dapo/load_balancer/lost_servers": 0.0,
+        "async_dapo/importance/not_finite_tokens": 0.0,
+        "async_dapo/importance/overall/ess_ratio": 0.99,
+        "async_dapo/importance/staleness_0/ratio_mean": 1.001,
+        "async_dapo/importance/staleness_0/k3_kl": 1e-4,
+        "timing_s/step": 4.0,
+    }
+    return good | changed
+
+
+def judge(steps: list[dict[str, float]], ended: str = "", case: Case = CASE) -> Any:
+    return judge_training(steps, ended, case=case, bounds=BOUNDS["cuda"])
+
+
+def test_given_good_steps_when_judged_then_they_pass() -> None:
+    verdict = judge([step(1), step(2), step(3)])
+    assert verdict.status is Status.PASS and "steps of 4.0, 4.0, 4.0 s" in verdict.found
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("ledger/drawn", 99.0, "ledger does not close: 99 drawn"),
+        ("round/trained_groups", B - 1, f"trained on {B - 1} groups"),
+        ("failure/groups", 2.0, "2 groups failed"),
+        ("importance/not_finite_tokens", 1.0, "no finite number"),
+        ("importance/overall/ess_ratio", 0.1, "effective sample size 0.1"),
+        ("importance/overall/ess_ratio", float("nan"), "effective sample size nan"),
+        ("importance/staleness_0/ratio_mean", 1.2, "mean ratio of 1.2"),
+        ("importance/staleness_0/k3_kl", 0.1, "k3 KL of 0.1"),
+    ],
+)
+def test_given_a_broken_step_when_judged_then_the_step_and_what_is_wrong_are_told(
+    name: str, value: float, found: str
+) -> None:
+    verdict = judge([step(1), step(2, **{f"async_dapo/{name}": value}), step(3)])
+    assert verdict.is_failure and verdict.found.startswith("step 2: ") and found in verdict.found and verdict.remedy
+
+
+def test_given_too_few_steps_when_judged_then_the_end_of_the_run_is_told() -> None:
+    verdict = judge([step(1)], "async_dapo: CUDA error: out of memory")
+    assert verdict.is_failure and "1 of 3 steps: async_dapo: CUDA error: out of memory" in verdict.found
+
+
+def test_given_steps_of_old_tokens_alone_when_judged_then_they_fail_for_they_show_nothing() -> None:
+    old = [{key: value for key, value in step(n).items() if "staleness_0" not in key} for n in (1, 2, 3)]
+    assert judge(old).is_failure and "no step has tokens of its own version" in judge(old).found
+
+
+def test_given_a_killed_engine_when_judged_then_exactly_one_must_be_lost() -> None:
+    killed, lost = Case(name="killed", gpus=2, kills_an_engine=True), {"async_dapo/load_balancer/lost_servers": 1.0}
+    steps = [step(1), step(2, **lost), step(3, **lost)]
+    assert judge(steps, case=killed).status is Status.PASS
+    assert "0 engines were lost, and one was killed" in judge([step(1), step(2), step(3)], case=killed).found
+    assert "1 engines were lost" in judge(steps).found
+
+
+def test_given_one_gpu_when_cases_are_listed_then_every_strategy_and_both_runners_are_there() -> None:
+    names = [case.name for case in cases("cuda", full=False)]
+    assert {"partial", "discard", "partial_stale_kv", "consistent"} < set(names)
+    assert {"partial, no async scheduling", "partial, first model runner"} < set(names)
+    assert [case.name for case in cases("cpu", full=False)] == ["partial"]
+    assert {case.strategy for case in cases("cpu", full=True)} == {case.strategy for case in cases("cuda", full=True)}
+    full = [(case.strategy, case.stop_rule) for case in cases("cuda", full=True)]
+    assert ("discard", "drain") in full and ("partial", "fifo") in full
+
+
+NAMES_CHECKED = ("partial_stale_kv", "partial, no async scheduling")
+CHECKED = [case for case in cases("cuda", full=False) if case.name in NAMES_CHECKED]
+CHECKED.append(Case(name="two engines", gpus=2))
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    folder = tmp_path_factory.mktemp("subject")
+    return Subject(
+        model=write_model(folder / "model"),
+        train_file=write_parquet(folder / "train.parquet", rows(32)),
+        validation_file=write_parquet(folder / "val.parquet", rows(8)),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Disabled critic")  # verl announces at every check that GRPO needs none
+@pytest.mark.parametrize("case", CHECKED, ids=lambda case: case.name)
+def test_given_a_run_on_a_gpu_when_it_is_checked_then_its_options_are_in_order(
+    case: Case, subject: Subject, tmp_path: Path
+) -> None:
+    """Of what does not need a GPU to be known."""
+    own = overrides(case, subject, device="cuda", folder=tmp_path, ray_folder=tmp_path)
+    config = compose_run([one for one in own if not one.startswith("hydra.")] + ["trainer.device=cpu"])
+    check_all(config)
+    assert config.actor_rollout_ref.actor.use_dynamic_bsz and config.actor_rollout_ref.model.use_remove_padding
+    assert config.actor_rollout_ref.rollout.free_cache_engine == (case.strategy != "partial_stale_kv")
+
+
+def test_given_answers_when_rewarded_then_some_are_right_and_the_same_one_always_is() -> None:
+    scores = [compute_score("carry", f"answer {k}", "", None)["acc"] for k in range(100)]
+    assert 30 < sum(scores) < 70
+    assert scores == [compute_score("carry", f"answer {k}", "", None)["acc"] for k in range(100)]
+
+
+def test_given_a_model_made_here_then_its_heads_have_real_sizes(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    small = make_model(tmp_path / "small", seed=0, shape=SMALL | {"num_hidden_layers": 1})
+    model = AutoModelForCausalLM.from_pretrained(small)
+    config = model.config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (16, 8, 128)
+    assert config.vocab_size == len(AutoTokenizer.from_pretrained(small)) == model.lm_head.weight.shape[0]
+    large = AutoConfig.from_pretrained(make_config(tmp_path / "large"))
+    assert (large.hidden_size, large.num_hidden_layers, large.vocab_size) == (4096, 36, 151_936)
+    assert not list((tmp_path / "large").glob("*.safetensors"))
