@@ -15,6 +15,7 @@ from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, Auto, RolloutStrategy
+from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
@@ -22,6 +23,7 @@ from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, make_group
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 from recipe.async_dapo.training.engine_manager import EngineManager
+from recipe.async_dapo.training.metrics import RoundRecord
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
 from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
@@ -76,6 +78,7 @@ class Cluster:
         self.manager = self._start_manager()
         self.buffer = RoundReplayBuffer(opts, self._draw)
         self.buffer.attach(self.manager)
+        self._note_rounds()
         self.training_workers = SimulatedTrainingWorkers(self.loop, self.server_handles)
         replicas = [SimulatedReplica(k, handle, opts) for k, handle in enumerate(self.server_handles)]
         config = SimpleNamespace(backend="naive", custom_backend_module=None)
@@ -200,6 +203,21 @@ class Cluster:
         for index, worker in enumerate(self.worker_handles):
             self.ray.get(worker.attach.remote(self.coordinator_handle, index, worker))
         return manager
+
+    def _note_rounds(self) -> None:
+        self.specs: list[RoundSpec] = []
+        self.records: list[RoundRecord] = []
+        open_round, observe = self.manager.open_round, self.buffer.news.observe
+
+        def noted_open(spec: RoundSpec, *args: Any, **kwargs: Any) -> None:
+            self.specs.append(spec)
+            open_round(spec, *args, **kwargs)
+
+        def noted_observe(step: int, record: RoundRecord, opts: AsyncDAPOConfig) -> None:
+            self.records.append(record)
+            observe(step, record, opts)
+
+        self.manager.open_round, self.buffer.news.observe = noted_open, noted_observe
 
     def _draw(self, count: int) -> list[PromptGroup]:
         rows = [{"uid": f"group-{self.num_drawn + k}", "index": self.num_drawn + k} for k in range(count)]

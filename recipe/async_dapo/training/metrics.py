@@ -139,7 +139,6 @@ class RoundRecord:
     groups_to_hold: int
     holds_less: bool  # for async_dapo.max_partial_share
     valid_share: float
-    pool_size: int | None
     staleness_bound: int | None
     withheld_tok: int
     versions: VersionShares

@@ -105,7 +105,6 @@ class RoundReplayBuffer(ReplayBuffer):
         self._draw = draw
         self._manager: AsyncDAPOAgentLoopManager | None = None
         self._num_gen_batches = Fraction(0)
-        self._last_pool_size: int | None = None
         self._has_opened = False
         self._dispatched = Dispatch()
         self._lengths = LengthBiasWindow(LENGTH_BIAS_WINDOW)
@@ -194,7 +193,6 @@ class RoundReplayBuffer(ReplayBuffer):
             groups_to_hold=self._over_sampling.groups_to_hold,
             holds_less=self._over_sampling.holds_less,
             valid_share=self._over_sampling.valid_share,
-            pool_size=self._last_pool_size,
             staleness_bound=self._round_size.staleness_bound(self._over_sampling.trained_share),
             withheld_tok=withheld_tok,
             versions=versions,
@@ -248,10 +246,8 @@ class RoundReplayBuffer(ReplayBuffer):
     def _pool_size(self) -> int | None:
         """Trajectories that may generate at once in the next round; None = only the lanes bound what runs."""
         if self._options.rollout_pool_size is Auto.AUTO:
-            self._last_pool_size = self._round_size.decide(self.manager.places, self._over_sampling.trained_share)
-        else:
-            self._last_pool_size = self._options.fixed_pool_size
-        return self._last_pool_size
+            return self._round_size.decide(self.manager.places, self._over_sampling.trained_share)
+        return self._options.fixed_pool_size
 
     def _learn(self, result: RoundResult, versions: VersionShares) -> None:
         """What the next round is sized by."""
