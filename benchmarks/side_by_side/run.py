@@ -5,9 +5,10 @@ python -m benchmarks.side_by_side --tails 8 25 2 --engines 1 --repetitions 3
 Model, data, seeds, B, n, engine options and precision are the same in every row of a cell (a tail and a number of
 engines), but for `partial_stale_kv`, which needs every token at once (`stream_interval` 1). Rows are
 interleaved, repetition by repetition, each of which begins with another one; repetitions differ in the seed of
-the engines' sampling. Each cell of a repetition begins with its bound: the same engines kept full (`full_engines`).
-Writes `runs.csv` and `bound.csv`, and goes on where they end; `python -m benchmarks.side_by_side.draw FOLDER` draws the
-figure and prints the table. The project's own runs are in `assets/side_by_side`.
+the engines' sampling. A machine's speed drifts, so each run lies between two measurements of its bound: the same
+engines kept full (`full_engines`). Two runs are compared where these four bounds are about equal. Writes `runs.csv`,
+and goes on where it ends; `python -m benchmarks.side_by_side.draw FOLDER` draws the figure and prints the table. The
+project's own runs are in `assets/side_by_side`.
 """
 
 import argparse
@@ -177,15 +178,22 @@ def main() -> None:
     if options.steps < FEWEST_STEPS:
         parser.error(f"--steps {options.steps}: at least {FEWEST_STEPS}, or no two steps are left to count")
     logs = options.runs.absolute()
-    runs, bounds = RunsFile(options.output / "runs.csv"), RunsFile(options.output / "bound.csv")
+    runs = RunsFile(options.output / "runs.csv")
     for repetition in range(options.first_repetition, options.first_repetition + options.repetitions):
         turn = repetition % len(options.systems)
         for tail in options.tails:
             assets = prepare_assets(logs, seed=0, shape=TAILS[tail])
             for engines in options.engines:
-                cell = {"tail": tail, "engines": engines, "repetition": repetition}
-                bounds.measure(cell, partial(measure_all, assets, tail=tail, engines=engines, folder=logs))
+                bound = partial(measure_all, assets, tail=tail, engines=engines, folder=logs)
+                before: int | None = None
                 for name in options.systems[turn:] + options.systems[:turn]:
                     cell = {"tail": tail, "engines": engines, "system": name, "repetition": repetition}
+                    if runs.has(**cell):
+                        before = None  # that was another time
+                        continue
+                    before = before or bound()
                     folder = logs / runs.folder_name(cell)
-                    runs.measure(cell, partial(run, name, assets, folder, options.steps, repetition, engines))
+                    row = run(name, assets, folder, options.steps, repetition, engines)
+                    after = bound()
+                    runs.add({**cell, **row, "bound_before": before, "bound_after": after})
+                    before = after

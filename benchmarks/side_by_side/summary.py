@@ -1,7 +1,10 @@
-"""What `runs.csv` and `bound.csv` of the side-by-side benchmark come to: data frames for tables and the figure.
+"""What `runs.csv` of the side-by-side benchmark comes to: data frames for tables and the figure.
 
 Seconds of a run are means over its steps: some systems train on two steps' groups after every second rollout, and a
 median would see one kind of step only. Seconds of a system are medians over its runs.
+
+Machines drift: a ratio counts where the bounds around its two runs, tokens per second of full engines, differ by no
+more than `MOST_DRIFT`. Earlier runs have one bound only; they count, and a column says how many of them there are.
 """
 
 from pathlib import Path
@@ -13,6 +16,8 @@ from benchmarks.support.tables import spread
 
 FOLDER = Path(__file__).parents[2] / "assets" / "side_by_side"
 CELL = ["tail", "engines"]
+BOUNDS = ["bound_before", "bound_after"]
+MOST_DRIFT = 0.1  # of the largest of the bounds around two runs
 SYNC = "verl sync"
 SYNC_SHORT_POLL = "verl sync, 0.05 s poll"
 SHORT_POLL = "verl colocate_async, 0.05 s poll"
@@ -22,10 +27,9 @@ HEADLINE_TAIL = 8  # on one engine
 
 
 def read_runs(folder: Path = FOLDER, file: str = "runs.csv") -> pd.DataFrame:
-    """A row a run, with what is derived from its own figures and its repetition's bound. verl's systems come first."""
+    """A row a run, with what is derived from its own figures and its bounds. verl's systems come first."""
     runs = pd.read_csv(folder / file)
-    bounds = pd.read_csv(folder / "bound.csv").rename(columns={"tok_per_s": "bound_tok_per_s"})
-    runs = runs.merge(bounds.drop(columns="commit"), how="left", on=[*CELL, "repetition"])
+    runs["bound_tok_per_s"] = runs[BOUNDS].mean(axis="columns")
     runs["of_bound"] = share_of_bound(runs)
     runs["accuracy_after"] = runs["validations"].map(lambda text: learning_curve.read(text)[-1][1])
     midways = runs[runs["system"] == SYNC].groupby(CELL)["validations"].agg(learning_curve.midway).rename("midway")
@@ -62,18 +66,27 @@ def ratios(runs: pd.DataFrame) -> pd.DataFrame:
     """Step time and trained tokens/s of every system over those of each base, in the repetitions that both have.
 
     `ratio` and `rate` are of the medians, `step_s` over `base_s` and their rates: of the repetitions that both have,
-    and of no other run. The others are of the ratios within one repetition: machines differ between repetitions.
+    and of no other run. The others are of the ratios within one repetition: machines differ between repetitions. Pairs
+    between whose bounds the machine drifted are left out, and counted in `drifted`; `unjudged` ones have one bound.
     """
     base = runs[runs["system"].isin(BASES)].rename(columns={"system": "base"})
     pairs = runs.merge(base, on=[*CELL, "repetition"], suffixes=("", "_base"))
     pairs = pairs[pairs["system"].astype(str) != pairs["base"].astype(str)]
+    bounds = pairs[BOUNDS + [f"{name}_base" for name in BOUNDS]]
+    pairs["unjudged"] = bounds.isna().any(axis="columns")
+    pairs["drifted"] = ~pairs["unjudged"] & (bounds.min(axis="columns") < (1 - MOST_DRIFT) * bounds.max(axis="columns"))
+    by = [*CELL, "system", "base"]
+    drifted = pairs.groupby(by, observed=True)["drifted"].sum()
+    pairs = pairs[~pairs["drifted"]]
     pairs["within"] = pairs["step_s_mean"] / pairs["step_s_mean_base"]
     pairs["rate_within"] = pairs["trained_tok_per_s"] / pairs["trained_tok_per_s_base"]
-    groups = pairs.groupby([*CELL, "system", "base"], observed=True)
+    groups = pairs.groupby(by, observed=True)
     medians = groups[["step_s_mean", "step_s_mean_base", "trained_tok_per_s", "trained_tok_per_s_base"]].median()
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "repetitions": groups.size(),
+            "unjudged": groups["unjudged"].sum(),
+            "drifted": drifted,
             "step_s": medians["step_s_mean"],
             "base_s": medians["step_s_mean_base"],
             "ratio": medians["step_s_mean"] / medians["step_s_mean_base"],
@@ -84,7 +97,9 @@ def ratios(runs: pd.DataFrame) -> pd.DataFrame:
             "rate_lowest": groups["rate_within"].min(),
             "rate_highest": groups["rate_within"].max(),
         }
-    ).reset_index()
+    )
+    counts = ["repetitions", "unjudged", "drifted"]
+    return table.assign(**table[counts].fillna(0).astype(int)).reset_index()
 
 
 def seconds_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -100,6 +115,8 @@ def ratios_table(runs: pd.DataFrame) -> pd.DataFrame:
         columns={
             "base": "Over",
             "repetitions": "Repetitions",
+            "unjudged": "Of them with one bound",
+            "drifted": "Left out: the machine drifted",
             "step_s": "Step [s]",
             "base_s": "The other's step [s]",
             "ratio": "Ratio",

@@ -82,6 +82,7 @@ def test_both_sides_have_a_waste() -> None:
 
 def runs_of(*rows: dict[str, object]) -> pd.DataFrame:
     given = {"tail": 8, "engines": 1, "system": "partial", "repetition": 0, "bound_tok_per_s": 4000.0}
+    given |= {"bound_before": 4000.0, "bound_after": 4000.0}
     given |= {"step_s_mean": 4.0, "rollout_s_mean": 3.0, "trained_tok_per_s": 250, "generated_tok": 4000, "waste": 0}
     return pd.DataFrame([given | own for own in rows])
 
@@ -106,6 +107,25 @@ def test_a_ratio_of_medians_comes_with_those_within_its_repetitions() -> None:
     assert both[["Step [s]", "The other's step [s]"]].to_numpy().tolist() == [[5.5, 6.0]], "those of the ratio"
     assert ratio(sync[1:]) == pytest.approx([2, 5.5 / 6, 0.25, 1.25, 2.25]), "only repetitions that both have"
     assert ratio([]) == []
+
+
+def test_a_ratio_leaves_out_runs_between_which_the_machine_drifted() -> None:
+    steady, slower = {"bound_after": 3700.0}, {"bound_before": 3700.0, "bound_after": 3500.0}
+    early = {"bound_after": None, "repetition": 2}  # without a second bound
+    ours = [steady | {"step_s_mean": 2.0}, steady | {"repetition": 1, "step_s_mean": 9.0}, early | {"step_s_mean": 2.0}]
+    sync = [{}, slower | {"repetition": 1}, {"repetition": 2}]
+
+    [row] = (
+        summary.ratios(runs_of(*ours, *({"system": summary.SYNC} | one for one in sync)))
+        .query("system == 'partial'")
+        .itertuples()
+    )
+    assert (row.repetitions, row.unjudged, row.drifted, row.ratio) == (2, 1, 1, 0.5)
+
+    [alone] = (
+        summary.ratios(runs_of(ours[1], {"system": summary.SYNC} | sync[1])).query("system == 'partial'").itertuples()
+    )
+    assert (alone.repetitions, alone.drifted) == (0, 1) and pd.isna(alone.ratio)
 
 
 def test_the_headline_counts_the_repetitions_that_all_its_systems_have() -> None:
