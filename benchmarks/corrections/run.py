@@ -46,7 +46,6 @@ def overrides(strategy: str, correction: str, pool: int) -> list[str]:
     return [
         *recipe_overrides(strategy=strategy, stop_rule=None),
         f"async_dapo.importance_sampling={correction}",
-        "async_dapo.snapshot_dtype=float32",
         f"async_dapo.rollout_pool_size={pool}",
         f"async_dapo.over_sampling_batch_size={2 * PROMPTS_PER_STEP + -(-pool // RESPONSES_PER_PROMPT)}",
         f"async_dapo.max_staleness={MAX_STALENESS}",

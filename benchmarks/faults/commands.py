@@ -12,11 +12,7 @@ from .cells import Stack
 
 ENDLESS = 100_000  # steps
 # Longer than a process is stopped, so that it is waited for.
-_LIMITS = (
-    "async_dapo.engine_timeout_s=60",
-    "async_dapo.stop_timeout_s=90",
-    "async_dapo.weight_update_timeout_s=120",
-)
+_LIMITS = ("async_dapo.engine_timeout_s=60",)
 _EVERY_STEP = (
     "trainer.save_freq=1",
     "trainer.max_actor_ckpt_to_keep=2",

@@ -8,6 +8,7 @@ Pass rates are Beta(0.2, 0.6): half of the groups of 16 are all right or all wro
 import pandas as pd
 
 from benchmarks.selection.summary import FOLDER, SAMPLES, N, answers_by_hand, history_by_hand
+from benchmarks.support.exact_selection import AllScreened
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import System, recipe
@@ -16,9 +17,9 @@ A, B = 0.2, 0.6
 STEPS = 4
 # Everything that is drawn is finished: no answer is in a buffer when the steps are over.
 WHOLE = recipe("whole groups", stop_rule="drain", rollout_strategy="discard")
-SCREENED = WHOLE.with_overrides({"async_dapo.screening.samples": SAMPLES, "async_dapo.screening.keep_share": 0.0})
-EXPLORATION = 0.1
-HISTORY = WHOLE.with_overrides({"async_dapo.selection.by": "history", "async_dapo.selection.exploration": EXPLORATION})
+SCREENED = AllScreened(name="screened", overrides={**WHOLE.overrides, "async_dapo.screening.samples": SAMPLES})
+EXPLORATION = 0.1  # the recipe's
+HISTORY = WHOLE.with_overrides({"async_dapo.selection.by": "history"})
 
 
 def simulated(system: System) -> float:

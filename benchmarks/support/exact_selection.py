@@ -6,10 +6,24 @@ sqrt(m (n - m)) / n times the difference of the mean gradients of right and wron
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import comb, sqrt
 
+from recipe.async_dapo.config import AsyncDAPOConfig
 from recipe.async_dapo.core.screening import Screening
 from recipe.async_dapo_lab.plan.recommend import drawn_share, mixed_share, trained_share
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.systems import System
+
+
+class AllScreened(System):
+    """A planner's system that screens every group, where the recipe leaves a share of them alone."""
+
+    KEEP_SHARE = 0.0
+
+    def options(self, scenario: Scenario) -> AsyncDAPOConfig:
+        parsed = super().options(scenario)
+        return replace(parsed, screening=replace(parsed.screening, keep_share=self.KEEP_SHARE))
 
 
 def answers(pass_rate: float, n: int, screening: Screening) -> float:

@@ -25,7 +25,6 @@ from .option_values import (
     ImportanceSampling,
     OnRewardError,
     RolloutStrategy,
-    SnapshotDtype,
     parse_options,
     whole_number,
 )
@@ -43,7 +42,6 @@ class RewardConfig:
     processes: int | None
     max_retries: int
     on_error: OnRewardError
-    check_at_start: bool
 
     @property
     def call_limit_s(self) -> float | None:
@@ -63,9 +61,10 @@ class CallsConfig:
     """Calls of agent loops: `async_dapo.calls`."""
 
     timeout_s: float
-    short_s: float
+    short_s: float = 0.1  # a trajectory whose call takes longer leaves its place to another one [s]
     journal_limit_mb: int = 16  # of a trajectory's recorded calls, arguments and results [MiB]
-    kept_loops: int
+    # Agent loops with a state of their own that one worker keeps alive over a stop [count].
+    kept_loops: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,6 @@ def _check_counts(options: "AsyncDAPOConfig") -> None:
     for key, count in {
         "async_dapo.reward.max_retries": options.reward.max_retries,
         "async_dapo.reward.processes": options.reward.processes,
-        "async_dapo.calls.kept_loops": options.calls.kept_loops,
     }.items():
         if count is not None and count < 0:
             raise ConfigError(key, count, "must be >= 0")
@@ -121,25 +119,11 @@ def _check_seconds(options: "AsyncDAPOConfig") -> None:
     for key, seconds in {
         "async_dapo.reward.timeout_s": options.reward.timeout_s,
         "async_dapo.calls.timeout_s": options.calls.timeout_s,
-        "async_dapo.calls.short_s": options.calls.short_s,
         "async_dapo.round_timeout_s": options.round_timeout_s,
-        "async_dapo.stop_timeout_s": options.stop_timeout_s,
         "async_dapo.engine_timeout_s": options.engine_timeout_s,
-        "async_dapo.weight_update_timeout_s": options.weight_update_timeout_s,
     }.items():
         if seconds <= 0:
             raise ConfigError(key, seconds, "must be > 0 seconds")
-    for key, seconds in {
-        "async_dapo.stop_timeout_s": options.stop_timeout_s,
-        "async_dapo.weight_update_timeout_s": options.weight_update_timeout_s,
-    }.items():
-        if seconds <= options.engine_timeout_s:
-            raise ConfigError(
-                key,
-                seconds,
-                f"must be above async_dapo.engine_timeout_s={options.engine_timeout_s}, after which an engine that "
-                "does not answer is given up, so that the others can go on",
-            )
 
 
 def _check_staleness(options: "AsyncDAPOConfig") -> None:
@@ -175,9 +159,7 @@ def _check_filter(options: "AsyncDAPOConfig") -> None:
 
 
 def _check_screening(options: "AsyncDAPOConfig") -> None:
-    samples, keep_share, n = options.screening.samples, options.screening.keep_share, options.rollout_n
-    if not 0 <= keep_share <= 1:
-        raise ConfigError("async_dapo.screening.keep_share", keep_share, "must be in 0..1")
+    samples, n = options.screening.samples, options.rollout_n
     if samples is None:
         return
     if options.filter.metric is None:
@@ -199,12 +181,6 @@ def _check_screening(options: "AsyncDAPOConfig") -> None:
 
 def _check_selection(options: "AsyncDAPOConfig") -> None:
     selection = options.selection
-    if not 0 < selection.exploration <= 1:
-        raise ConfigError(
-            "async_dapo.selection.exploration",
-            selection.exploration,
-            "must be in 0..1, above 0: a prompt that is never drawn could never show that it has become useful",
-        )
     if selection.records and options.filter.metric is None:
         raise ConfigError(
             "async_dapo.selection.by",
@@ -239,7 +215,6 @@ class AsyncDAPOConfig:
     max_response_length: int
     max_tokens_per_round: int | None
     importance_sampling: ImportanceSampling
-    snapshot_dtype: SnapshotDtype
     reward: RewardConfig
     calls: CallsConfig
     reward_function: str  # names it in errors
@@ -247,10 +222,8 @@ class AsyncDAPOConfig:
     screening: Screening
     selection: Selection
     round_timeout_s: float
-    stop_timeout_s: float
     engine_timeout_s: float
     drafts: Drafts | None
-    weight_update_timeout_s: float
     report_dir: str | None
     # Tokens of a request that a server delivers at a time: they are lost at most when it dies; fewer cost more calls.
     delivery_tok: int = 512
@@ -303,6 +276,18 @@ class AsyncDAPOConfig:
         )
         check_ranges(parsed)
         return parsed
+
+    @property
+    def stop_timeout_s(self) -> float:
+        """Longest time from the stop until every engine is idle and every worker has reported [s]. Above
+        `engine_timeout_s`, after which an engine that does not answer is given up, so that the others can go on.
+        """
+        return 2.5 * self.engine_timeout_s
+
+    @property
+    def weight_update_timeout_s(self) -> float:
+        """Longest time that one weight update may take in all, the trainer's own share included [s]."""
+        return 15 * self.engine_timeout_s
 
     @property
     def drains(self) -> bool:

@@ -28,11 +28,6 @@ class Drafts(StrEnum):
     SIBLINGS = "siblings"
 
 
-class SnapshotDtype(StrEnum):
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
-
-
 class Auto(StrEnum):
     """In place of a number that the recipe decides itself, step by step."""
 
@@ -42,6 +37,24 @@ class Auto(StrEnum):
 class OnRewardError(StrEnum):
     DROP_GROUP = "drop_group"
     RAISE = "raise"
+
+
+# Options of earlier versions -> what holds in their place. `async_dapo.` comes before each name.
+GONE_OPTIONS = {
+    "snapshot_dtype": "snapshots have the type that the model computes in",
+    "stop_timeout_s": "it is 2.5 x async_dapo.engine_timeout_s",
+    "weight_update_timeout_s": "it is 15 x async_dapo.engine_timeout_s",
+    "reward.check_at_start": "the function is always tried, unless async_dapo.reward.processes=0",
+    "calls.short_s": "it is 0.1 s",
+    "calls.kept_loops": "it is 64",
+    "calls.journal_limit_mb": "it is 16 MiB",
+    "screening.keep_share": "it is 0.05",
+    "selection.exploration": "it is 0.1",
+    "selection.forgetting": "it is 0.5",
+    "selection.defer_steps": "it is 100",
+    "delivery_tok": "it is 512",
+    "length_bias_window": "it is 2048 groups",
+}
 
 
 class ConfigError(ValueError):
@@ -103,13 +116,21 @@ def check_choice(key: str, value: object, choices: Iterable[object]) -> None:
         raise ConfigError(key, value, f"must be one of {', '.join(map(str, known))}{did_you_mean(value, known)}")
 
 
+def gone_option(key: str, value: object) -> ConfigError | None:
+    """The error for an option that earlier versions had; None for any other key."""
+    instead = GONE_OPTIONS.get(key.removeprefix("async_dapo."))
+    return None if instead is None else ConfigError(key, value, f"is no option any more: {instead}; leave it out")
+
+
 def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Convert a plain dict to constructor arguments of a dataclass, one by one. A field with a default is no option."""
     types = get_type_hints(cls)
     names = {field.name for field in fields(cls) if field.default is MISSING}
     for key in node.keys() - names:
         known = ", ".join(sorted(names))
-        raise ConfigError(prefix + key, node[key], f"unknown option; known: {known}{did_you_mean(key, names)}")
+        raise gone_option(prefix + key, node[key]) or ConfigError(
+            prefix + key, node[key], f"unknown option; known: {known}{did_you_mean(key, names)}"
+        )
     for key in names - node.keys():
         raise ConfigError(prefix + key, "<missing>", "add it; config/async_dapo_trainer.yaml has all defaults")
     return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}

@@ -38,7 +38,6 @@ SCORED_FIELDS = (
 )  # fmt: skip
 OVERRIDES = (
     "async_dapo.importance_sampling=balance",
-    "async_dapo.snapshot_dtype=float32",
     "actor_rollout_ref.model.use_remove_padding=False",
     "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
     "actor_rollout_ref.actor.strategy=fsdp2",
@@ -72,7 +71,7 @@ class Rank:
 
     def do(self, name: str, *args: Any) -> Any:
         if name == "begin_snapshots":  # the worker's would ask Ray for its node
-            self._worker.snapshots = WeightSnapshots(self.module, getattr(torch, args[0]))
+            self._worker.snapshots = WeightSnapshots(self.module, self._worker.actor.engine._autocast_dtype)
             return []
         if name in ("compute_log_prob", "train"):
             return getattr(self, f"_{name}")(*args)

@@ -129,7 +129,9 @@ def test_room_is_asked_for_an_offloaded_optimizer_that_has_no_state_yet(
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     worker = AsyncDAPOActorRolloutRefWorker.__new__(AsyncDAPOActorRolloutRefWorker)
-    engine = SimpleNamespace(module=model, optimizer=optimizer, is_optimizer_offload_enabled=offloads)
+    engine = SimpleNamespace(
+        module=model, optimizer=optimizer, is_optimizer_offload_enabled=offloads, _autocast_dtype=torch.bfloat16
+    )
     worker.actor = SimpleNamespace(engine=engine)
-    room = worker.begin_snapshots("bfloat16")
+    room = worker.begin_snapshots()
     assert room.newest_bytes == 3 * 4 and room.optimizer_bytes == copies * room.newest_bytes

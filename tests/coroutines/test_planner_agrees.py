@@ -32,7 +32,7 @@ SCENARIO = small_scenario(
 )
 WITH_TOOLS = replace(SCENARIO, tool_calls=2, tool_median_s=2.0, tool_sigma=0.5)
 WITH_PASS_RATES = replace(SCENARIO, pass_rates=BetaPassRates(0.3, 0.6))
-SCREENING = {"async_dapo.screening.samples": 2, "async_dapo.screening.keep_share": 0.1}
+SCREENING = {"async_dapo.screening.samples": 2}
 HISTORY = {"async_dapo.selection.by": "history"}
 SYSTEMS = {
     "discard fifo": {"rollout_strategy": "discard", "over_sampling_batch_size": 16},

@@ -39,7 +39,6 @@ def run(assets, tmp_path_factory, ended) -> Run:
         engines=3,
         overrides=[
             "async_dapo.importance_sampling=balance",
-            "async_dapo.snapshot_dtype=float32",
             "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ
             f"data.train_batch_size={PROMPTS_PER_STEP}",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS_PER_STEP}",

@@ -33,9 +33,8 @@ LIMITS: dict[str, tuple[str, ...]] = {
         f"async_dapo.max_tokens_per_round={ROUND_LIMIT_TOK}",
         "async_dapo.max_partial_share=0.5",
         "actor_rollout_ref.actor.optim.lr=0",
-        "async_dapo.calls.kept_loops=8",
     ),
-    "partial_stale_kv": ("async_dapo.calls.kept_loops=0",),
+    "partial_stale_kv": (),
 }
 VALIDATED = (
     "trainer.val_before_train=True",
@@ -148,9 +147,9 @@ def test_given_one_policy_at_temperature_0_when_interrupted_then_every_token_is_
 
 
 @pytest.mark.parametrize("run", ["partial"], indirect=True)
-def test_given_room_for_some_loops_when_rounds_stop_then_those_stay_alive(run: Run):
+def test_given_room_for_all_loops_when_rounds_stop_then_they_stay_alive(run: Run):
     kept = run.metric("async_dapo/calls/kept_loops")
-    assert max(kept) == 8 and sum(run.metric("async_dapo/calls/lost_loops")) == 0
+    assert max(kept) > 0 and sum(run.metric("async_dapo/calls/lost_loops")) == 0
 
 
 def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_another_is_brought_to_where_it_was(
@@ -159,8 +158,8 @@ def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_ano
     """What one has lost would be a failure, see above; none outlives its worker, killed or not."""
     told = {name: till.lines(run.folder / till.PROCESSES) for name, run in runs.items()}
     began_with = {name: {one["pid"]: one["pieces"] for one in reversed(lines)} for name, lines in told.items()}
-    assert max(Counter(one["pid"] for one in told["partial"]).values()) > 1
-    assert max(began_with["partial_stale_kv"].values()) > 1, "none was kept there, and none had to be built again"
+    assert max(Counter(one["pid"] for one in told["partial_stale_kv"]).values()) > 1
+    assert max(began_with["partial"].values()) > 1, "that run was killed, and none had to be built again"
     processes = psutil.process_iter(["cmdline"])
     alive = {process.pid for process in processes if SANDBOX in " ".join(process.info["cmdline"] or [])}
     assert alive.isdisjoint(pid for pids in began_with.values() for pid in pids)

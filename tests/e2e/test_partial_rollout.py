@@ -27,7 +27,6 @@ TOLERANCE = 1e-4  # nats, float32
 
 OVERRIDES = (
     "async_dapo.importance_sampling=balance",
-    "async_dapo.snapshot_dtype=float32",
     f"async_dapo.max_staleness={LAST_STEP}",  # no token is too old, and no version's weights are let go
     f"async_dapo.screening.samples={SAMPLES}",
     "async_dapo.selection.by=history",

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.support.exact_selection import (
+    AllScreened,
     answers,
     answers_per_trained_group,
     answers_per_trained_group_by_history,
@@ -52,8 +53,8 @@ def test_the_reference_row_saves_what_the_distribution_of_pass_rates_says() -> N
     by_hand = with_screening / (N / (1 - uniform_share(N)))
     scenario = small_scenario(rollout_n=N, train_batch_size=64, num_servers=8, pass_rates=BetaPassRates(A, B))
     drains = recipe("drain", stop_rule="drain", rollout_strategy="discard").with_overrides(UNLIMITED)
-    screening = {"async_dapo.screening.samples": SAMPLES, "async_dapo.screening.keep_share": 0.0}
-    whole, screened = (simulate(scenario, one, steps=24) for one in (drains, drains.with_overrides(screening)))
+    screens = AllScreened(name="screens", overrides={**drains.overrides, "async_dapo.screening.samples": SAMPLES})
+    whole, screened = (simulate(scenario, one, steps=24) for one in (drains, screens))
     predicted = _answers_per_valid_group(screened) / _answers_per_valid_group(whole)
     assert predicted == pytest.approx(by_hand, rel=0.03)
 
@@ -67,7 +68,7 @@ def _answers_per_valid_group(steps) -> float:
 def test_given_screening_then_every_generated_token_is_accounted_for(strategy) -> None:
     scenario = small_scenario(rollout_n=8, pass_rates=BetaPassRates(A, B))
     system = recipe("any", rollout_strategy=strategy.value).with_overrides(
-        UNLIMITED | {"async_dapo.screening.samples": 3, "async_dapo.screening.keep_share": 0.2}
+        UNLIMITED | {"async_dapo.screening.samples": 3}
     )
     steps = simulate(scenario, system, steps=8)
     spent = sum(s.trained_tok + s.filtered_tok + s.screened_tok + s.wasted_tok for s in steps)
@@ -76,10 +77,14 @@ def test_given_screening_then_every_generated_token_is_accounted_for(strategy) -
     assert all(step.trained_trajectories == 8 * 8 for step in steps)
 
 
+class _NoneScreened(AllScreened):
+    KEEP_SHARE = 1.0
+
+
 def test_given_that_every_group_is_kept_then_the_steps_are_those_without_screening() -> None:
     scenario = small_scenario(rollout_n=8, pass_rates=BetaPassRates(A, B))
     off = recipe("off").with_overrides(UNLIMITED)
-    kept = off.with_overrides({"async_dapo.screening.samples": 3, "async_dapo.screening.keep_share": 1.0})
+    kept = _NoneScreened(name="kept", overrides={**off.overrides, "async_dapo.screening.samples": 3})
     assert simulate(scenario, kept) == simulate(scenario, off)
 
 
@@ -87,7 +92,7 @@ def test_given_screening_then_the_estimate_of_what_it_saved_is_what_it_saved() -
     """Lengths of an answer do not depend on whether it is right."""
     scenario = small_scenario(rollout_n=N, train_batch_size=32, pass_rates=BetaPassRates(A, B))
     system = recipe("drain", stop_rule="drain", rollout_strategy="discard").with_overrides(
-        UNLIMITED | {"async_dapo.screening.samples": SAMPLES, "async_dapo.screening.keep_share": 0.0}
+        UNLIMITED | {"async_dapo.screening.samples": SAMPLES}
     )
     step = mean_step(scenario, system)
     spared = step.screened_groups * (N - SAMPLES)
@@ -158,7 +163,7 @@ def test_history_at_the_second_visit_saves_what_the_distribution_of_pass_rates_s
     by_hand = answers_per_trained_group_by_history(rates, N, 0.1) / answers_per_trained_group(rates, N, NO_SCREENING)
     scenario = small_scenario(rollout_n=N, train_batch_size=64, num_servers=8, pass_rates=BetaPassRates(A, B))
     drains = recipe("drain", stop_rule="drain", rollout_strategy="discard").with_overrides(UNLIMITED)
-    history = drains.with_overrides({"async_dapo.selection.by": "history", "async_dapo.selection.exploration": 0.1})
+    history = drains.with_overrides({"async_dapo.selection.by": "history"})
     whole, selected = (simulate(scenario, one, steps=24) for one in (drains, history))
     predicted = _answers_per_valid_group(selected) / _answers_per_valid_group(whole)
     assert by_hand < 0.8 and predicted == pytest.approx(by_hand, rel=0.03)

@@ -99,6 +99,14 @@ def test_given_an_unknown_key_when_checked_then_nothing_else_is(files, capsys):
     ]
 
 
+def test_given_an_option_of_an_earlier_version_then_it_is_told_what_holds_in_its_place(files, capsys):
+    assert main([*valid_overrides(files), "async_dapo.weight_update_timeout_s=120"]) == 1
+    assert lines(capsys) == [
+        "BAD  overrides              async_dapo.weight_update_timeout_s=120: is no option any more: it is 15 x "
+        "async_dapo.engine_timeout_s; leave it out"
+    ]
+
+
 def test_flags_are_no_overrides(capsys):
     assert main(["--help"]) == 0 and main(["--multirun"]) == 2
     assert "python -m recipe.async_dapo.check <hydra overrides>" in capsys.readouterr().out

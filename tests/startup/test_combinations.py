@@ -29,10 +29,6 @@ BAD_COMBINATIONS = [
         "algorithm.rollout_correction.rollout_is_threshold=None: verl would leave the weights out",
     ),
     (
-        ["async_dapo.importance_sampling=balance", "async_dapo.snapshot_dtype=float16"],
-        "async_dapo.snapshot_dtype=float16: must be one of bfloat16, float32",
-    ),
-    (
         ["reward.reward_model.enable=True", "reward.reward_model.enable_resource_pool=True"],
         "reward.reward_model.rollout.free_cache_engine=True: verl would put the reward model's engines to sleep",
     ),

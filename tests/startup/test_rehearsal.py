@@ -146,7 +146,7 @@ def test_given_tool_times_then_a_loop_with_the_planner_s_takes_the_place_of_ever
     given = {"speedup": 10, "count": 3, "median_s": 20, "sigma": options.planner_inputs(config).tool_sigma, "seed": 0}
     assert {key: loop[key] for key in given} == given
     calls = config.async_dapo.calls
-    assert (calls.timeout_s, calls.short_s) == (360, 0.1)
+    assert calls.timeout_s == 360
 
 
 def test_given_engines_with_ranks_and_a_cache_of_their_own_then_they_are_emulated_so(stand_in_run) -> None:

@@ -74,9 +74,9 @@ def test_given_no_filter_when_the_metric_is_missing_then_it_is_accepted(run, tmp
     check_all(run(f"reward.custom_reward_function.path={path}", "algorithm.filter_groups.enable=False"))
 
 
-def test_given_the_check_is_off_when_the_reward_function_raises_then_it_is_accepted(run, tmp_path):
+def test_given_a_function_that_runs_in_verls_reward_workers_then_it_is_not_tried(run, tmp_path):
     path = write_reward(tmp_path, "raise OSError")
-    check_all(run(f"reward.custom_reward_function.path={path}", "async_dapo.reward.check_at_start=False"))
+    check_all(run(f"reward.custom_reward_function.path={path}", "async_dapo.reward.processes=0"))
 
 
 @pytest.mark.parametrize(

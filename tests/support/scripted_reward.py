@@ -16,7 +16,6 @@ def reward_options(**changes: Any) -> RewardConfig:
         "processes": None,
         "max_retries": 0,
         "on_error": OnRewardError.DROP_GROUP,
-        "check_at_start": False,
     }
     return RewardConfig(**(defaults | changes))
 

@@ -99,7 +99,7 @@ class Selection:
 
     by: SelectBy
     history_file: str | None
-    exploration: float
+    exploration: float = 0.1
     forgetting: float = 0.5
     defer_steps: int = 100  # more than an epoch of common data sets, or nothing would be saved
 

@@ -23,11 +23,12 @@ class Screening:
 
     Args:
         samples: k, trajectories that a group starts with [count, 2 <= k < n]; None = all: no screening.
-        keep_share: of the groups, those that are not screened [0-1].
+        keep_share: of the groups, those that are not screened [0-1]: so no prompt is shut out for good, and what is
+            lost can be measured.
     """
 
     samples: int | None
-    keep_share: float
+    keep_share: float = 0.05
 
     def cost(self, n: int) -> float:
         """What a screened-out group generates, of a whole group of n [0-1]."""

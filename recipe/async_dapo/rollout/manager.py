@@ -204,7 +204,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """Collect all workers' reports after the stop.
 
         Raises:
-            RolloutError: when a worker died, or has not reported within `async_dapo.stop_timeout_s`.
+            RolloutError: when a worker died, or has not reported within `AsyncDAPOConfig.stop_timeout_s`.
         """
         workers = WorkerReport.merged(self._get(self._worker_refs, timeout_s=self._options.stop_timeout_s))
         self._worker_refs = []
@@ -274,7 +274,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             return ray.get(refs, timeout=self._options.stop_timeout_s if timeout_s is None else timeout_s)
         except TimeoutError as error:
             raise RolloutError(
-                f"round {self._round_id}: no answer within async_dapo.stop_timeout_s={self._options.stop_timeout_s}"
+                f"round {self._round_id}: no answer within {self._options.stop_timeout_s:g} s, "
+                "2.5 x async_dapo.engine_timeout_s"
             ) from error
         except RayError as error:
             if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):

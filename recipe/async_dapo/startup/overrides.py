@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import CONFIG_FOLDER, CONFIG_NAME, ConfigError
+from ..option_values import gone_option
 
 USAGE = """\
 usage: python -m {module} KEY=VALUE ...
@@ -64,6 +65,8 @@ def check_overrides(arguments: Sequence[str]) -> None:
 def _explained(error: HydraException, overrides: Sequence[str]) -> ConfigError:
     if match := _UNKNOWN_KEY.search(str(error)):
         key = match[1]
+        if (gone := gone_option(key, _value(key, overrides))) is not None:
+            return gone
         alike = _most_alike(key, list(_keys(compose(CONFIG_NAME))))
         hint = f"did you mean {alike}?" if alike else "see docs/options.md"
         return ConfigError(key, _value(key, overrides), f"no such option; {hint} (+{key}=... would add it)")

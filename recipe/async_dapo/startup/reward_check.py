@@ -17,13 +17,12 @@ from .refusal import refused
 
 MAX_SOURCES = 64
 VERLS_FIELD = "reward"  # validation lists scores under it: another field of that name would shift them all
-_ESCAPE = "or set async_dapo.reward.check_at_start=False"
 
 
 def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> str:
     """Score an empty answer to each row as the reward workers do, and see that the filter's metric is returned.
 
-    Custom reward managers, reward models and sandboxes are not tried: they need the cluster.
+    Custom reward managers, reward models, sandboxes and functions that use Ray are not tried: they need the cluster.
 
     Returns:
         The function, in words.
@@ -31,8 +30,8 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    if not options.reward.check_at_start:
-        return "not tried: async_dapo.reward.check_at_start=False"
+    if options.reward.processes == 0:
+        return f"{options.reward_function}, not tried: async_dapo.reward.processes=0"
     reward = config.reward
     custom = reward.custom_reward_function
     needs_cluster = reward.reward_model.enable or (custom.path is None and reward.sandbox_fusion.url)
@@ -75,12 +74,12 @@ async def _try(pool: RewardPool, row: dict[str, Any], *, key: str, value: str, t
         raise ConfigError(key, value, f"cannot load it: {error}; correct the path, the name or the module") from error
     except TimeoutError as error:
         raise ConfigError(
-            key, value, f"gave no answer within async_dapo.reward.timeout_s={timeout_s}; make it faster, {_ESCAPE}"
+            key, value, f"gave no answer within async_dapo.reward.timeout_s={timeout_s}; make it faster, or raise that"
         ) from error
     except (RewardRaised, RewardProcessDied) as error:
         how = f"raised {error}" if isinstance(error, RewardRaised) else str(error)
         raise ConfigError(
-            key, value, f"the reward function {how} on an empty answer; make it return a score, {_ESCAPE}"
+            key, value, f"the reward function {how} on an empty answer; make it return a score"
         ) from error
 
 

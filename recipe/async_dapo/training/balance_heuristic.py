@@ -90,7 +90,7 @@ class BalanceHeuristic:
         micro_batch = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
         self._multiple = workers.world_size * micro_batch
         self._at_hand: set[int] = set()
-        check_room(workers.begin_snapshots(options.snapshot_dtype.value), snapshots=options.max_staleness or 0)
+        check_room(workers.begin_snapshots(), snapshots=options.max_staleness or 0)
 
     def log_probs(self, batch: KVBatchMeta, *, step: int, metrics: dict[str, float]) -> list[Tensor]:
         """What sampled each trajectory's tokens: its group's mixture, or what the engine recorded; [T] nats.
@@ -171,8 +171,8 @@ def check_room(ranks: Iterable[SnapshotRoom], *, snapshots: int) -> None:
                 "async_dapo.importance_sampling",
                 "balance",
                 f"{snapshots} earlier versions of the weights take {num_bytes / 1e9:.1f} GB of CPU memory on a node "
-                f"with {free / 1e9:.1f} GB free beside the optimizer's state; lower async_dapo.max_staleness, set "
-                "async_dapo.snapshot_dtype=bfloat16, or use importance_sampling=decoupled",
+                f"with {free / 1e9:.1f} GB free beside the optimizer's state; lower async_dapo.max_staleness, or "
+                "use importance_sampling=decoupled",
             )
 
 

@@ -51,7 +51,7 @@ class EngineManager(CheckpointEngineManager):
         """Bring the trainer's weights to every living engine.
 
         Raises:
-            TimeoutError: when that has taken longer than `async_dapo.weight_update_timeout_s`.
+            TimeoutError: when that has taken longer than `AsyncDAPOConfig.weight_update_timeout_s`.
         """
         self._remove_dead()
         calls = self.actor_wg.update_weights(global_steps=global_steps, mode=self.backend)
@@ -63,7 +63,7 @@ class EngineManager(CheckpointEngineManager):
                 ranks = [rank for rank, call in enumerate(calls) if call in waiting]
                 raise TimeoutError(
                     f"weight update {global_steps}: training ranks {ranks} have not ended within "
-                    f"async_dapo.weight_update_timeout_s={self._options.weight_update_timeout_s}; engines: "
+                    f"{self._options.weight_update_timeout_s:g} s, 15 x async_dapo.engine_timeout_s; engines: "
                     f"{', '.join(map(str, self.replicas))}"
                 )
             ray.get(ready)

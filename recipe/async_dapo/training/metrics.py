@@ -44,8 +44,8 @@ METRICS: dict[str, str] = {
     "screening/screened_groups": "groups ended in this step because their first samples were alike [groups]",
     "screening/saved_tokens": "estimate of what the other trajectories of these groups would have taken, at the mean "
     "length of their samples [tokens]",
-    "screening/kept_groups": "whole groups judged in this step whose first samples were alike: drawn by "
-    "screening.keep_share [groups]",
+    "screening/kept_groups": "groups judged in this step whose first samples were alike, of those that are drawn not "
+    "to be screened [groups]",
     "screening/kept_valid_groups": "of these: valid after all; over kept_groups, the share of the screened-out groups "
     "that would have been [groups]",
     "selection/known_prompts": "prompts whose answers are remembered [prompts]",

@@ -4,7 +4,6 @@ earlier versions for `async_dapo.importance_sampling=balance`.
 
 from typing import Any
 
-import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -53,9 +52,10 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
         collect_cycles_as_usual()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_snapshots(self, dtype: str) -> SnapshotRoom:
+    def begin_snapshots(self) -> SnapshotRoom:
+        """Snapshots have the type that the model computes in: they lose nothing."""
         engine = self.actor.engine
-        self.snapshots = WeightSnapshots(engine.module, getattr(torch, dtype))
+        self.snapshots = WeightSnapshots(engine.module, engine._autocast_dtype)
         return self.snapshots.room(awaits_optimizer=engine.is_optimizer_offload_enabled and not engine.optimizer.state)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

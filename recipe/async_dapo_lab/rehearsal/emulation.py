@@ -142,7 +142,6 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         if trainer.v1.trainer_mode == "async_dapo":
             config.async_dapo.round_timeout_s /= options.speedup
             config.async_dapo.calls.timeout_s /= options.speedup
-            config.async_dapo.calls.short_s /= options.speedup
         tools = options.scenario(config).tools()
         if tools.count:
             _call_tools(config, tools, options)
