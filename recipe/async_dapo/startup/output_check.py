@@ -190,8 +190,8 @@ def _check_ranks(config: DictConfig, folder: Path) -> None:
         raise ConfigError(
             "trainer.n_gpus_per_node",
             trainer.n_gpus_per_node,
-            f"{folder} was saved by {max(found)} training GPUs, and on trainer.nnodes={trainer.nnodes} this makes {ranks}; "
-            "train on as many as before, or begin a new run with its weights (docs/cluster.md, Starting again)",
+            f"{folder} was saved by {max(found)} training GPUs, and with trainer.nnodes={trainer.nnodes} this makes "
+            f"{ranks}; train on as many as before, or begin a new run with its weights (docs/cluster.md)",
         )
 
 
