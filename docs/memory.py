@@ -39,6 +39,7 @@ def _row(name: str, gpus: int, per_engine: int, accelerator_name: str) -> dict[s
         "GPUs": f"{gpus} x {accelerator_name.upper()}, {per_engine} an engine",
         "Trainer's state [GB]": round(trainer.state_bytes / GB, 1),
         "Micro batch [GB]": round(trainer.activation_bytes / GB, 1),
+        "Engine's weights [GB]": round(model.weight_bytes / per_engine / GB, 1),
         "KV cache [tokens]": _room(model, accelerator, per_engine, UTILIZATION),
         "`partial_stale_kv`: utilization": f"{stale:.2f}" if stale > 0 else "none",
         "its KV cache [tokens]": _room(model, accelerator, per_engine, stale),

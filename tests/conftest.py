@@ -35,6 +35,7 @@ ORDER = (
     "e2e/test_faults.py",
     "e2e/test_copied_recipe.py",
     "e2e/test_two_nodes.py",
+    "e2e/test_two_nodes_two_ranks.py",
     "e2e/test_quickstart.py",
     "e2e/test_gpu_check.py",
     "e2e/test_examples.py",

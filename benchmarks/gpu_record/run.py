@@ -17,7 +17,7 @@ import random
 import time
 from pathlib import Path
 
-from recipe.async_dapo_lab.gpu_check.speed import BATCHES, CONTEXTS_TOK, LONG_TOK, Cell, cells, measure
+from recipe.async_dapo_lab.gpu_check.speed import BATCHES, CONTEXTS_TOK, LONG_TOK, SHORT_TOK, Cell, cells, record_line
 
 
 def main() -> None:
@@ -57,11 +57,11 @@ def main() -> None:
         engine.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - started
 
-    measure(Cell(batch=min(options.batches), context_tok=min(options.contexts)), generate_s)
+    generate_s(Cell(batch=min(options.batches), context_tok=min(options.contexts)), LONG_TOK)
     kv_room_tok = cache.num_gpu_blocks * cache.block_size
     with options.output.open("w") as file:
         for cell in cells(kv_room_tok=kv_room_tok, batches=options.batches, contexts_tok=options.contexts):
-            line = measure(cell, generate_s)
+            line = record_line(cell, short_s=generate_s(cell, SHORT_TOK), long_s=generate_s(cell, LONG_TOK))
             file.write(json.dumps(line) + "\n")
             file.flush()
             print(line, flush=True)

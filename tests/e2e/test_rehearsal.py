@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ..support.composed_runs import rows, write_parquet
 from ..support.signals import as_in_the_foreground
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,3 +177,38 @@ def temporary_folder_of(process: psutil.Process) -> str:
         return process.environ().get("TMPDIR", "")
     except psutil.Error:
         return ""
+
+
+FEWER = (  # prompts and answers than the script has; all else is its own
+    "data.train_batch_size=32",
+    "actor_rollout_ref.rollout.n=4",
+    "rehearsal.steps=3",
+    "rehearsal.warmup=1",
+    "rehearsal.speedup=20",
+)
+
+
+@pytest.mark.nightly
+def test_given_the_reference_script_when_rehearsed_on_a_stand_in_then_it_trains_until_step_3(tmp_path) -> None:
+    write_parquet(tmp_path / "dapo-math-17k.parquet", rows(8))
+    write_parquet(tmp_path / "aime-2024.parquet", rows(8))
+    bin_folder = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "test_qwen3_8b.sh", "rehearsal.stand_in=True", *FEWER, f"rehearsal.output={tmp_path}/run"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            "REHEARSE": "1",
+            "DATA_HOME": str(tmp_path),
+            "CKPTS_DIR": str(tmp_path / "checkpoints"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    document = json.loads((tmp_path / "run" / "rehearsal.json").read_text())
+    assert [step["step"] for step in document["steps"]] == [1, 2, 3] and document["num_gpus"] == 8
+    lines = [json.loads(line)["data"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(step["async_dapo/round/trained_groups"] == 32 for step in lines if "timing_s/step" in step)

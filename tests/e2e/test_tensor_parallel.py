@@ -1,8 +1,12 @@
-"""An engine of two tensor parallel ranks on the real stack: every strategy trains with it, and a dead rank ends it."""
+"""An engine of two tensor parallel ranks on the real stack: every strategy trains with it, and a dead rank ends it. A
+run of two engines goes on with it.
+"""
 
 import json
 
 import pytest
+
+from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 
 from ..support.harness import Run, ledger_closes, train
 
@@ -55,3 +59,22 @@ def test_given_a_dead_rank_when_its_engine_was_the_last_then_the_run_ends_in_tim
     log = (run.folder / "train.log").read_text(errors="replace")
     assert "no engine is left: engine 0 (node " in log and "trainer.resume_mode=auto" in log
     assert ended_at - killed["at"] <= END_S
+
+
+@pytest.mark.nightly
+def test_given_a_checkpoint_of_two_engines_when_resumed_with_one_of_two_ranks_then_it_goes_on(assets, tmp_path) -> None:
+    saves = (f"trainer.default_local_dir={tmp_path}/checkpoints", f"trainer.save_freq={STEPS}")
+    saves += ("trainer.resume_mode=auto", OVERRIDES[-1])
+
+    def run(name: str, steps: int, *overrides: str) -> Run:
+        own = (*saves, *overrides)
+        return train(assets, tmp_path / name, steps=steps, strategy="partial", engines=RANKS, overrides=own)
+
+    before, after = run("before", STEPS), run("after", 2 * STEPS, *OVERRIDES)
+    assert before.metric("async_dapo/load_balancer/servers") == [RANKS] * STEPS
+    assert after.metric("async_dapo/load_balancer/servers") == [1] * STEPS
+    trained = [*before.metric("async_dapo/ledger/trained"), *after.metric("async_dapo/ledger/trained")]
+    assert trained == [PROMPTS_PER_STEP * (step + 1) for step in range(2 * STEPS)]
+    assert all(map(ledger_closes, after.steps))
+    ratios = after.metric("async_dapo/importance/staleness_0/ratio_max")
+    assert ratios == pytest.approx([1.0] * STEPS, abs=TOLERANCE)

@@ -6,29 +6,24 @@ The strategy is `consistent`: what is under way when a step has enough is finish
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from recipe.async_dapo.cpu.activation import cpu_environment
-from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RunSettings, recipe_overrides, verl_overrides
-from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
+from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
 from ..support.composed_runs import rows, write_model, write_parquet
 from ..support.doors import files_with
-from ..support.harness import ROOT, STALL_S, Run, StallWatch, ledger_closes
+from ..support.harness import ROOT, Run, StallWatch, ledger_closes
+from ..support.ray_nodes import RAY_ENVIRONMENT, TOKEN, two_nodes
 
 STEPS = 4
-RAY = Path(sys.executable).with_name("ray")
-TOKEN = "0123456789abcdef" * 4
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 STRANGERS = {"nothing": {"RAY_AUTH_MODE": "disabled"}, "another token": {"RAY_AUTH_TOKEN": "f" * 64}}
 STRANGER_S = 120  # longest time until it is refused
 
@@ -62,36 +57,6 @@ AGENT_LOOPS = """
 """
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as sockets:
-        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in bound:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in bound]
-
-
-def start_node(stack: ExitStack, folder: Path, *arguments: str) -> TrainingProcess:
-    """A Ray node whose processes run in `folder` and know nothing of this repository."""
-    folder.mkdir()
-    hidden = ("PYTHONPATH", "VERL_PLATFORM", "RAY_ADDRESS", *OWN_RAY_ENVIRONMENT)
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    shell = f'cd "{folder}" && exec "{RAY}" start --block "$@"'
-    return stack.enter_context(
-        TrainingProcess(
-            ["bash", "-c", shell, "ray", *arguments],
-            environment=environment | RAY_ENVIRONMENT,
-            log_file=folder.with_suffix(".log"),
-        )
-    )
-
-
-def await_node(node: TrainingProcess, log: Path) -> None:
-    deadline = time.monotonic() + STALL_S
-    while "Ray runtime started" not in log.read_text():
-        node.watch(0.2)
-        assert node.exit_code is None and time.monotonic() < deadline, log.read_text()[-3000:]
-
-
 @pytest.fixture(scope="module")
 def assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
     """An untrained model: what it answers does not matter here."""
@@ -113,39 +78,10 @@ def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
     my_loops.mkdir(parents=True)
     (my_loops / "__init__.py").write_text((WITNESS + AGENT_LOOP).format(notes=folder / "notes"))
     (driver / "loops.yaml").write_text(AGENT_LOOPS)
-    gcs, client, agent_1, agent_2 = free_ports(4)
-    address = f"127.0.0.1:{gcs}"
-    with ExitStack() as stack:
-        ray_folder = stack.enter_context(RayFolder())
-        head = start_node(
-            stack,
-            folder / "head",
-            "--head",
-            "--node-ip-address=127.0.0.1",
-            f"--port={gcs}",
-            f"--ray-client-server-port={client}",
-            f"--dashboard-agent-listen-port={agent_1}",
-            "--include-dashboard=false",
-            f"--temp-dir={ray_folder.path}",
-            "--num-cpus=8",
-            "--num-gpus=1",
-            "--object-store-memory=300000000",
-        )
-        await_node(head, folder / "head.log")
-        second = start_node(
-            stack,
-            folder / "second",
-            f"--address={address}",
-            "--node-ip-address=127.0.0.2",
-            f"--dashboard-agent-listen-port={agent_2}",
-            "--num-cpus=8",
-            "--num-gpus=0",
-            "--object-store-memory=300000000",
-        )
-        await_node(second, folder / "second.log")
-        exit_code = train(stack, assets, driver, address, ray_folder.path, watched=head)
-        strangers = {name: join_as_stranger(address, has) for name, has in STRANGERS.items()}
-        told = files_with([TOKEN], folder, ray_folder.path)
+    with two_nodes(folder, gpus=(1, 0)) as nodes, ExitStack() as stack:
+        exit_code = train(stack, assets, driver, nodes.address, nodes.ray_folder, watched=nodes.head)
+        strangers = {name: join_as_stranger(nodes.address, has) for name, has in STRANGERS.items()}
+        told = files_with([TOKEN], folder, nodes.ray_folder)
     (folder / "strangers.json").write_text(json.dumps(strangers))
     (folder / "told.json").write_text(json.dumps(told))
     run = Run(folder=driver, exit_code=exit_code)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo_lab.gpu_check.engine import BOUNDS, GB, JUDGES, judged, read_facts
-from recipe.async_dapo_lab.gpu_check.engine_settings import EngineSettings, Section
+from recipe.async_dapo_lab.gpu_check.engine import BOUNDS, GB, JUDGES, EngineSettings, Section, judged, read_facts
 from recipe.async_dapo_lab.gpu_check.supervised import last_words, run_supervised
 from recipe.async_dapo_lab.gpu_check.verdicts import Status
 
@@ -42,6 +41,14 @@ GOOD: dict[Section, dict[str, Any]] = {
         "after_reset_tok": 0,
         "reset_s": 0.01,
     },
+    Section.DRAFTS: {
+        "tokens": 65_536,
+        "generating_s": 2.0,
+        "drafted_tok": 60_000,
+        "accepted_tok": 49_152,
+        "plain_tokens_per_s": 16_384,
+        **EXACT,
+    },
     Section.SLEEP_1: {"sleep_s": 1.0, "wake_s": 0.5, "freed_bytes": 30 * GB, "leaked_bytes": 0.0, **EXACT},
     Section.SLEEP_2: {"sleep_s": 0.5, "wake_s": 0.5, "freed_bytes": 31 * GB, "leaked_bytes": 0.1 * GB, **EXACT},
     Section.WEIGHTS: {
@@ -67,18 +74,20 @@ def test_given_a_good_engine_when_judged_then_every_section_passes_and_says_its_
     assert {verdict.status for verdict in all_verdicts.values()} == {Status.PASS}
     assert "16,384 tokens/s" in all_verdicts[Section.GENERATE].found
     assert "CUDA IPC: 2.00 s, 8.00 GB/s" in all_verdicts[Section.WEIGHTS].found
+    assert "4.00 tokens a step" in all_verdicts[Section.DRAFTS].found
+    assert "2.00 x the plain engine's" in all_verdicts[Section.DRAFTS].found
     assert "second model runner" in all_verdicts[Section.START].found
 
 
 @pytest.mark.parametrize(
     ("section", "broken", "found"),
     [
-        (Section.START, {"kv_room_tok": 0}, "no KV cache"),
+        (Section.START, {"kv_room_tok": 0}, "no room for a KV cache"),
         (Section.GENERATE, {"complete": 250}, "6 of 256 requests"),
         (Section.LOG_PROBS, WRONG, "mean 0.4 (limit 0.03)"),
         (Section.LOG_PROBS, {"max_diff": 2.0}, "most 2 (limit 1)"),
         (Section.ABORT, {"aborted_reason": "length", "aborted_tok": 256}, "ended by `length`"),
-        (Section.ABORT, {"kept_log_probs": 0}, "without log-probs"),
+        (Section.ABORT, {"kept_log_probs": 0}, "lack their log-probs"),
         (Section.ABORT, {"other_tok": 7}, "another request"),
         (Section.ABORT, {"abort_s": 9.0}, "took 9.0 s"),
         (Section.KEEP, {"meanwhile_tok": 3}, "3 tokens came during the pause"),
@@ -89,6 +98,8 @@ def test_given_a_good_engine_when_judged_then_every_section_passes_and_says_its_
         (Section.PREFIX_CACHE, {"same_version_tok": 0}, "not found again"),
         (Section.PREFIX_CACHE, {"next_version_tok": 16}, "16 tokens of older weights"),
         (Section.PREFIX_CACHE, {"after_reset_tok": 16}, "cannot be reset"),
+        (Section.DRAFTS, {"accepted_tok": 0}, "none was accepted"),
+        (Section.DRAFTS, WRONG, "drafted tokens have other probabilities"),
         (Section.SLEEP_1, {"freed_bytes": 0.0}, "0.0 GB freed"),
         (Section.SLEEP_1, {"leaked_bytes": 2 * GB}, "+2.00 GB"),
         (Section.SLEEP_2, WRONG, "other probabilities after it"),
@@ -121,7 +132,7 @@ def test_given_settings_when_written_and_read_then_they_are_the_same(tmp_path: P
         attention="sdpa",
         facts=str(tmp_path / "facts.jsonl"),
         sockets="/tmp",
-        sections=("generate",),
+        sections=(Section.GENERATE,),
         requests=1,
         compared=1,
         prompt_tok=1,

@@ -38,7 +38,7 @@ OLD_GPU = replace(GPU, name="Tesla V100", capability=(7, 0))
 
 
 def test_given_a_good_machine_when_judged_then_every_check_passes() -> None:
-    verdicts = {name: judge() for name, judge in judgements(GOOD, gpus=2).items()}
+    verdicts = judgements(GOOD, gpus=2)
     assert {verdict.status for verdict in verdicts.values()} == {Status.PASS}
     assert "2 x NVIDIA H100 80GB HBM3, 80 GB" in verdicts["GPUs"].found
 
@@ -46,18 +46,23 @@ def test_given_a_good_machine_when_judged_then_every_check_passes() -> None:
 @pytest.mark.parametrize(
     ("check", "broken", "found", "remedy"),
     [
-        ("versions", {"versions_error": "verl=0.8.0: this recipe needs verl==0.9.1"}, "0.8.0", "installs the right"),
+        ("versions", {"versions_error": "verl=0.8.0: this recipe needs verl==0.9.1"}, "0.8.0", "install the versions"),
         ("driver and CUDA", {"driver": ""}, "nvidia-smi does not run", "--device cpu"),
         ("driver and CUDA", {"torch_cuda": ""}, "without CUDA", "verl[vllm]==0.9.1"),
         ("driver and CUDA", {"driver": "570.12"}, "too old for CUDA 13.0", "driver 580"),
         ("driver and CUDA", {"gpu_error": "system not yet initialized"}, "finds no GPU", "CUDA_VISIBLE_DEVICES"),
-        ("GPUs", {"gpus": (GPU,)}, "1 of the 2 GPUs", "--gpus"),
+        ("GPUs", {"gpus": (GPU,)}, "1 GPUs are visible", "--gpus"),
         ("GPUs", {"gpus": (GPU, SHARED_GPU)}, "GPU 1 has 30 of 80 GB free", "nvidia-smi"),
         ("GPUs", {"gpus": (OLD_GPU, GPU)}, "compute capability 7.0", "8.0"),
         ("flash attention", {"flash_attention": ""}, "not installed", "flash-attn==2.8.3"),
-        ("flash attention", {"flash_attention_error": "undefined symbol"}, "undefined symbol", "another torch"),
-        ("host memory", {"memory_bytes": 8 * GB}, "8 GB", "32 GB"),
-        ("disk", {"disk_bytes": GB}, "1 GB", "--output"),
+        (
+            "flash attention",
+            {"flash_attention_error": "undefined symbol"},
+            "undefined symbol",
+            "build it for this torch",
+        ),
+        ("host memory", {"memory_bytes": 8 * GB}, "8.0 GB", "32 GB"),
+        ("disk", {"disk_bytes": GB}, "1.0 GB", "--output"),
         ("shared memory", {"shared_memory_bytes": 64e6}, "0.1 GB free in /dev/shm", "--shm-size"),
         ("ulimits", {"open_files": 1024}, "1024 open files", "ulimit -n 8192"),
         ("ulimits", {"processes": 512}, "512 processes", "ulimit -u 8192"),
@@ -70,14 +75,14 @@ def test_given_a_good_machine_when_judged_then_every_check_passes() -> None:
 def test_given_a_broken_machine_when_judged_then_the_check_fails_with_what_to_do(
     check: str, broken: dict[str, Any], found: str, remedy: str
 ) -> None:
-    verdict = judgements(replace(GOOD, **broken), gpus=2)[check]()
+    verdict = judgements(replace(GOOD, **broken), gpus=2)[check]
     assert verdict.status is Status.FAIL
     assert found in verdict.found and remedy in verdict.remedy
 
 
 def test_given_a_cpu_when_judged_then_what_needs_a_gpu_is_skipped_and_limits_are_lower() -> None:
     small = replace(GOOD, device="cpu", driver="", gpus=(), memory_bytes=9 * GB, shared_memory_bytes=2 * GB)
-    verdicts = {name: judge().status for name, judge in judgements(small, gpus=1).items()}
+    verdicts = {name: verdict.status for name, verdict in judgements(small, gpus=1).items()}
     skipped = {name for name, status in verdicts.items() if status is Status.SKIP}
     assert skipped == {"driver and CUDA", "GPUs", "flash attention"}
     assert set(verdicts.values()) == {Status.SKIP, Status.PASS}

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.startup.preflight import check_all
-from recipe.async_dapo_lab.gpu_check.assets import SMALL, Subject, make_config, make_model
+from recipe.async_dapo.training.metrics import METRICS
+from recipe.async_dapo_lab.gpu_check.assets import SMALL, make_config, make_model
 from recipe.async_dapo_lab.gpu_check.reward import compute_score
 from recipe.async_dapo_lab.gpu_check.training import BOUNDS, Case, cases, judge_training, overrides
 from recipe.async_dapo_lab.gpu_check.verdicts import Status
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 
 from ..support.composed_runs import compose_run, rows, write_model, write_parquet
@@ -30,8 +32,8 @@ def step(number: int, **changed: float) -> dict[str, float]:
         "async_dapo/load_balancer/lost_servers": 0.0,
         "async_dapo/importance/not_finite_tokens": 0.0,
         "async_dapo/importance/overall/ess_ratio": 0.99,
-        "async_dapo/importance/staleness_0/ratio_mean": 1.001,
-        "async_dapo/importance/staleness_0/k3_kl": 1e-4,
+        "async_dapo/importance/overall/k3_kl": 1e-4,
+        "async_dapo/importance/staleness_0/ratio_max": 1.1,
         "timing_s/step": 4.0,
     }
     return good | changed
@@ -52,11 +54,10 @@ def test_given_good_steps_when_judged_then_they_pass() -> None:
         ("ledger/drawn", 99.0, "ledger does not close: 99 drawn"),
         ("round/trained_groups", B - 1, f"trained on {B - 1} groups"),
         ("failure/groups", 2.0, "2 groups failed"),
-        ("importance/not_finite_tokens", 1.0, "no finite number"),
+        ("importance/not_finite_tokens", 1.0, "are not finite"),
         ("importance/overall/ess_ratio", 0.1, "effective sample size 0.1"),
         ("importance/overall/ess_ratio", float("nan"), "effective sample size nan"),
-        ("importance/staleness_0/ratio_mean", 1.2, "mean ratio of 1.2"),
-        ("importance/staleness_0/k3_kl", 0.1, "k3 KL of 0.1"),
+        ("importance/staleness_0/ratio_max", 9.0, "a fresh token has a ratio of 9.0"),
     ],
 )
 def test_given_a_broken_step_when_judged_then_the_step_and_what_is_wrong_are_told(
@@ -64,6 +65,17 @@ def test_given_a_broken_step_when_judged_then_the_step_and_what_is_wrong_are_tol
 ) -> None:
     verdict = judge([step(1), step(2, **{f"async_dapo/{name}": value}), step(3)])
     assert verdict.is_failure and verdict.found.startswith("step 2: ") and found in verdict.found and verdict.remedy
+
+
+def test_given_a_first_step_whose_tokens_are_all_fresh_when_they_differ_on_average_then_it_fails() -> None:
+    other = {"async_dapo/importance/overall/k3_kl": 0.1}
+    assert "step 1: fresh tokens have a k3 KL of 0.1" in judge([step(1, **other), step(2), step(3)]).found
+    assert judge([step(1), step(2, **other), step(3)]).status is Status.PASS  # older tokens differ
+
+
+def test_the_recipe_logs_the_metrics_that_are_judged() -> None:
+    judged = {name.removeprefix("async_dapo/") for name in step(1) if name.startswith("async_dapo/")}
+    assert judged <= METRICS.keys()
 
 
 def test_given_too_few_steps_when_judged_then_the_end_of_the_run_is_told() -> None:
@@ -80,8 +92,8 @@ def test_given_a_killed_engine_when_judged_then_exactly_one_must_be_lost() -> No
     killed, lost = Case(name="killed", gpus=2, kills_an_engine=True), {"async_dapo/load_balancer/lost_servers": 1.0}
     steps = [step(1), step(2, **lost), step(3, **lost)]
     assert judge(steps, case=killed).status is Status.PASS
-    assert "0 engines were lost, and one was killed" in judge([step(1), step(2), step(3)], case=killed).found
-    assert "1 engines were lost" in judge(steps).found
+    assert "0 engines were lost, 1 killed" in judge([step(1), step(2), step(3)], case=killed).found
+    assert "1 engines were lost, 0 killed" in judge(steps).found
 
 
 def test_given_one_gpu_when_cases_are_listed_then_every_strategy_and_both_runners_are_there() -> None:
@@ -100,22 +112,21 @@ CHECKED.append(Case(name="two engines", gpus=2))
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    folder = tmp_path_factory.mktemp("subject")
-    return Subject(
-        model=write_model(folder / "model"),
-        train_file=write_parquet(folder / "train.parquet", rows(32)),
-        validation_file=write_parquet(folder / "val.parquet", rows(8)),
-    )
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
+    assets = Assets(folder=tmp_path_factory.mktemp("made_here"))
+    write_model(assets.model)
+    write_parquet(assets.train_file, rows(32))
+    write_parquet(assets.validation_file, rows(8))
+    return assets
 
 
 @pytest.mark.filterwarnings("ignore:Disabled critic")  # verl announces at every check that GRPO needs none
 @pytest.mark.parametrize("case", CHECKED, ids=lambda case: case.name)
 def test_given_a_run_on_a_gpu_when_it_is_checked_then_its_options_are_in_order(
-    case: Case, subject: Subject, tmp_path: Path
+    case: Case, assets: Assets, tmp_path: Path
 ) -> None:
     """Of what does not need a GPU to be known."""
-    own = overrides(case, subject, device="cuda", folder=tmp_path, ray_folder=tmp_path)
+    own = overrides(case, assets, assets.model, device="cuda", folder=tmp_path, ray_folder=tmp_path)
     config = compose_run([one for one in own if not one.startswith("hydra.")] + ["trainer.device=cpu"])
     check_all(config)
     assert config.actor_rollout_ref.actor.use_dynamic_bsz and config.actor_rollout_ref.model.use_remove_padding

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from recipe.async_dapo_lab.gpu_check.speed import Cell, cells, measure
+from recipe.async_dapo_lab.gpu_check.speed import LONG_TOK, SHORT_TOK, Cell, cells, record_line
 from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.plan.costs import StepCost
 
@@ -28,7 +28,10 @@ def test_given_a_record_when_it_is_fitted_then_the_decode_step_is_the_gpus(tmp_p
     recorded = list(cells(kv_room_tok=COST.kv_room_tok))
     assert len(recorded) > 12 and max(cell.kv_tok for cell in recorded) <= COST.kv_room_tok
     record = tmp_path / "record.jsonl"
-    record.write_text("".join(json.dumps(measure(cell, generate_s)) + "\n" for cell in recorded))
+    lines = [
+        record_line(cell, short_s=generate_s(cell, SHORT_TOK), long_s=generate_s(cell, LONG_TOK)) for cell in recorded
+    ]
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
     measured = calibrate(str(record), num_servers=8)
     assert measured.base_s == pytest.approx(COST.base_s, rel=0.02)
     assert measured.per_request_s == pytest.approx(COST.per_request_s, rel=0.02)

@@ -2,11 +2,8 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,9 @@ from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
 
 from ..support.composed_runs import valid_overrides, write_files
+from ..support.ray_nodes import RAY, RAY_ENVIRONMENT, await_node, free_ports
 
 ROOT = Path(__file__).parents[2]
-RAY = Path(sys.executable).with_name("ray")
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 JOB_S = 120  # longest time that it takes
 
 # What the recipe's entry does between its checks and the first actor. Only the driver can import from the repository.
@@ -58,19 +54,6 @@ JOB_ENVIRONMENT = {
 }
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as sockets:
-        bound = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in bound]
-
-
-def await_node(node: TrainingProcess, log: Path) -> None:
-    deadline = time.monotonic() + JOB_S
-    while "Ray runtime started" not in log.read_text():
-        node.watch(0.2)
-        assert node.exit_code is None and time.monotonic() < deadline, log.read_text()[-3000:]
-
-
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, Any]]:
     """Exit code, output, and what the first actor of the run has seen."""
@@ -91,7 +74,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, A
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= OWN_RAY_ENVIRONMENT | RAY_ENVIRONMENT
     head = [RAY, "start", "--block", "--head", "--node-ip-address=127.0.0.1", "--port=0", "--num-cpus=4"]
-    head += ["--include-dashboard=true", "--dashboard-host=127.0.0.1", "--object-store-memory=100000000"]
+    head += ["--include-dashboard=true", "--dashboard-host=127.0.0.1"]
     dashboard, agent = free_ports(2)
     head += [
         f"--dashboard-port={dashboard}",

@@ -196,6 +196,19 @@ def test_given_a_slash_at_the_end_when_a_folder_is_named_then_verl_can_read_its_
     assert int(config.trainer.resume_from_path.split("global_step_")[-1]) == 4
 
 
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+def test_given_a_checkpoint_of_more_ranks_when_resumed_then_the_start_is_refused_with_both_numbers(
+    run, tmp_path: Path, mode: str
+) -> None:
+    folder = write_checkpoint(tmp_path, 4)
+    (folder / "actor" / "model_world_size_4_rank_3.pt").write_text("verl's")
+    own = [f"trainer.default_local_dir={tmp_path}", f"trainer.resume_mode={mode}", "trainer.n_gpus_per_node=2"]
+    own += [f"trainer.resume_from_path={folder}"] if mode == "resume_path" else []
+    with pytest.raises(ConfigError, match=rf"^trainer.n_gpus_per_node=2: {folder} was saved by 4 .* makes 2; train on"):
+        check_resume(run(*own))
+    check_resume(run(*own, "trainer.nnodes=2"))
+
+
 @pytest.mark.parametrize("length", [100, 2**40])
 def test_given_a_frame_longer_than_the_file_or_than_any_group_when_read_then_nothing_is_allocated(
     tmp_path: Path, length: int

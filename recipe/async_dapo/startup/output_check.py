@@ -4,6 +4,7 @@ damaged would be found when engines are up, or the first checkpoint is due.
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 _CONTENTS = "actor_rollout_ref.actor.checkpoint.save_contents"
 NEWEST_FILE = "latest_checkpointed_iteration.txt"  # verl's name; holds a step
 MAX_NEWEST_BYTES = 32
+_RANKS = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")  # of FSDP
 
 
 def check_output_folders(config: DictConfig) -> str:
@@ -116,11 +118,13 @@ def check_resume(config: DictConfig) -> str:
     Raises:
         ConfigError: naming the path, what is wrong with it, and the remedy.
     """
-    trainer = config.trainer
+    trainer, folder = config.trainer, None
     if trainer.resume_mode == "resume_path":
-        _check_named(config)
+        folder = _check_named(config)
     elif trainer.resume_mode == "auto":
-        _check_newest(config, Path(trainer.default_local_dir).expanduser().absolute())
+        folder = _check_newest(config, Path(trainer.default_local_dir).expanduser().absolute())
+    if folder is not None:
+        _check_ranks(config, folder)
     return f"resumes from {trainer.resume_from_path}" if trainer.resume_from_path else ""
 
 
@@ -136,7 +140,7 @@ def how_to_go_on(config: DictConfig) -> str:
     return f"the same command{option} goes on from {newest}"
 
 
-def _check_named(config: DictConfig) -> None:
+def _check_named(config: DictConfig) -> Path:
     folder = Path(config.trainer.resume_from_path).expanduser().absolute()
     try:
         verify(folder)
@@ -147,17 +151,20 @@ def _check_named(config: DictConfig) -> None:
             f"{damage}; name a complete checkpoint, or start anew with trainer.resume_mode=disable",
         ) from damage
     OmegaConf.update(config, "trainer.resume_from_path", str(folder))  # verl reads the step at its end: no slash there
+    return folder
 
 
-def _check_newest(config: DictConfig, root: Path) -> None:
+def _check_newest(config: DictConfig, root: Path) -> Path | None:
     older = _checkpoint_folders(root)
     try:
         if (step := _newest_step(root)) is None:
             if not _first_complete(older):
-                return  # nothing was ever saved here
+                return None  # nothing was ever saved here
             raise DamagedCheckpoint(f"{root / NEWEST_FILE} is missing")
         older = [folder for folder in older if step_of(folder) < step]
-        verify(root / f"{STEP_FOLDER}{step}")
+        newest = root / f"{STEP_FOLDER}{step}"
+        verify(newest)
+        return newest
     except DamagedCheckpoint as damage:
         folder = _first_complete(older)
         if folder is None:
@@ -169,6 +176,23 @@ def _check_newest(config: DictConfig, root: Path) -> None:
             ) from damage
         logger.warning("trainer.resume_mode=auto: %s; resuming from %s, the newest complete one", damage, folder)
         config.trainer.resume_from_path = str(folder)
+        return folder
+
+
+def _check_ranks(config: DictConfig, folder: Path) -> None:
+    """Each of verl's ranks looks for files that are named after the number of ranks, when engines are up."""
+    found = {int(of[1]) for file in (folder / "actor").glob("*.pt") if (of := _RANKS.match(file.name))}
+    if not found:
+        return
+    trainer = config.trainer
+    ranks = trainer.nnodes * trainer.n_gpus_per_node
+    if ranks not in found:
+        raise ConfigError(
+            "trainer.n_gpus_per_node",
+            trainer.n_gpus_per_node,
+            f"{folder} was saved by {max(found)} training GPUs, and with trainer.nnodes={trainer.nnodes} this makes "
+            f"{ranks}; train on as many as before, or begin a new run with its weights (docs/cluster.md)",
+        )
 
 
 def _newest_step(root: Path) -> int | None:

@@ -1,7 +1,7 @@
 """The first hour on GPUs: whether the recipe works here, and how fast. `python -m recipe.async_dapo_lab.gpu_check`
 
-Nothing is downloaded: model and task are made on the spot. Each check is a line with its seconds, PASS, FAIL or SKIP,
-and what to do. Exit status 0 only without FAIL. About ten minutes on one GPU, as estimated: it has run on CPUs alone.
+Nothing is downloaded: model and task are made on the spot. Each check is a line with its seconds: PASS, FAIL with the
+remedy, or SKIP. Exit status 0 only without FAIL. About ten minutes on one GPU, as estimated: it has run on CPUs alone.
 """
 
 import argparse
@@ -16,24 +16,44 @@ from typing import Any
 from rich.console import Console
 
 from ...async_dapo.cpu.activation import cpu_environment
-from ...async_dapo.hardware import PRESETS as ACCELERATORS
-from ...async_dapo.hardware import find_accelerator, load_model
 from ..quickstart.supervision import RayFolder, exit_on_signals
-from . import engine, machine, planned, several_gpus, speed, training
-from .assets import Subject, make_config, prepare
-from .engine_settings import EngineSettings, Section
+from . import engine, machine, several_gpus, speed, training
+from .assets import make_config, prepare
+from .engine import EngineSettings, Facts, Section
 from .verdicts import Results, skipped
 
 CPU_EXECUTOR = {"distributed_executor_backend": "async_dapo_cpu.executor.LocalExecutor"}
-ENGINE_SECTIONS = (Section.GENERATE, Section.LOG_PROBS, Section.ABORT, Section.KEEP, Section.PREFIX_CACHE)
-SLEEP_SECTIONS = (Section.SLEEP_1, Section.SLEEP_2)
+OF_ENGINE = (Section.START, Section.GENERATE, Section.LOG_PROBS, Section.ABORT, Section.KEEP, Section.PREFIX_CACHE)
+SLEEPS = (Section.SLEEP_1, Section.SLEEP_2)
 SIZES: dict[str, dict[str, Any]] = {
-    "cpu": {"requests": 24, "compared": 8, "prompt_tok": 48, "response_tok": 96, "max_model_len": 1024},
-    "cuda": {"requests": 256, "compared": 32, "prompt_tok": 256, "response_tok": 256, "max_model_len": 2048},
+    "cpu": {
+        "dtype": "float32",
+        "requests": 24,
+        "compared": 8,
+        "prompt_tok": 48,
+        "response_tok": 96,
+        "max_model_len": 1024,
+        "max_num_seqs": 32,
+        "gpu_memory_utilization": 0.1,
+        "bucket_mb": 64,
+        "ballast_bytes": 256 << 20,
+        "batches": (1, 4, 16),
+        "contexts_tok": (64, 256),
+        "engine_kwargs": CPU_EXECUTOR,
+    },
+    "cuda": {
+        "dtype": "bfloat16",
+        "requests": 256,
+        "compared": 32,
+        "prompt_tok": 256,
+        "response_tok": 256,
+        "max_model_len": 2048,
+        "max_num_seqs": 256,
+        "gpu_memory_utilization": 0.4,
+        "bucket_mb": 2048,
+        "ballast_bytes": 16 << 30,  # bf16 weights of an 8B model
+    },
 }
-BALLAST_BYTES = {"cpu": 256 << 20, "cuda": 16 << 30}  # the second: bf16 weights of an 8B model
-BUCKET_MB = {"cpu": 64, "cuda": 2048}
-CPU_BATCHES, CPU_CONTEXTS_TOK = (1, 4, 16), (64, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +65,10 @@ class Options:
     output: Path
     timeout_s: float
 
+    @property
+    def is_cpu(self) -> bool:
+        return self.device == "cpu"
+
 
 class Check:
     """One run of the command: themes in order, each in processes of its own."""
@@ -55,160 +79,147 @@ class Check:
 
     def run(self) -> None:
         options, results = self._options, self._results
-        with results.theme("1. machine"):
-            began_s = time.perf_counter()
-            self.machine = machine.probe(options.device, output=options.output)
-            results.note(f"looked at in {time.perf_counter() - began_s:.1f} s")
-            judges = machine.judgements(self.machine, gpus=options.gpus)
-            verdicts = {name: results.timed(name, judge) for name, judge in judges.items()}
+        results.begin("1. machine")
+        began_s = time.perf_counter()
+        self.machine = machine.probe(options.device, output=options.output)
+        results.note(f"looked at it for {time.perf_counter() - began_s:.1f} s")
+        verdicts = machine.judgements(self.machine, gpus=options.gpus)
+        for name, verdict in verdicts.items():
+            results.add(name, verdict)
         if any(verdicts[name].is_failure for name in machine.NEEDED):
-            with results.theme("2. to 7."):
-                results.add("all other checks", skipped("mend the machine first"), seconds=0.0)
+            results.begin("2. to 7.")
+            results.add("all other checks", skipped("mend the machine first"))
             return
-        subject = prepare(options.output, device=options.device, model=options.model)
-        self._engine(subject)
-        with results.theme("4. training"):
-            for case in training.cases(options.device, full=options.full):
-                self._train(case, subject)
-        self._fp8(subject)
-        self._speed(subject)
-        with results.theme("7. several GPUs"):
-            self._several(subject)
+        results.note("makes a model and data, and starts engines: the next lines take minutes")
+        self._assets = prepare(options.output, device=options.device)
+        self._model = options.model or self._assets.model
+        self._engine()
+        results.begin("4. training")
+        for case in training.cases(options.device, full=options.full):
+            self._train(case)
+        self._cheaper_tokens()
+        self._speed()
+        self._several()
 
-    def _engine(self, subject: Subject) -> None:
-        """Themes 2 and 3 share an engine."""
-        options, results = self._options, self._results
-        sleeps = () if options.device == "cpu" else SLEEP_SECTIONS
-        speeds = (Section.SPEED,) if options.device == "cpu" else ()
-        sections = (*ENGINE_SECTIONS, *sleeps, Section.WEIGHTS, *speeds)
-        settings = self._settings(subject.model, "engine", sections)
-        self._facts, ended = self._run_engine(settings)
-        bounds = engine.BOUNDS[settings.dtype]
-        with results.theme("2. engine"):
-            engine.tell(results, self._facts, ended, sections=(*ENGINE_SECTIONS, *sleeps), bounds=bounds)
-            if not sleeps:
-                for section in SLEEP_SECTIONS:
-                    results.add(engine.NAMES[section], skipped("needs a GPU"), seconds=0.0)
-        with results.theme("3. weights"):
-            engine.tell(results, self._facts, ended, sections=(Section.WEIGHTS,), bounds=bounds, tells_start=False)
+    def _engine(self) -> None:
+        """Themes 2 and 3 share an engine; on a CPU theme 6 does, too."""
+        results, is_cpu = self._results, self._options.is_cpu
+        more = (Section.WEIGHTS, Section.SPEED) if is_cpu else (*SLEEPS, Section.WEIGHTS)
+        self._facts, self._ended = self._run_engine(self._settings("engine", *OF_ENGINE, *more))
+        bounds = engine.BOUNDS["float32" if is_cpu else "bfloat16"]
+        results.begin("2. engine")
+        sections = OF_ENGINE if is_cpu else (*OF_ENGINE, *SLEEPS)
+        engine.tell(results, self._facts, self._ended, sections=sections, bounds=bounds)
+        if is_cpu:
+            for section in SLEEPS:
+                results.add(section, skipped("needs a GPU"))
+        results.begin("3. weights")
+        engine.tell(results, self._facts, self._ended, sections=[Section.WEIGHTS], bounds=bounds)
 
-    def _train(self, case: training.Case, subject: Subject) -> None:
+    def _train(self, case: training.Case) -> None:
         options = self._options
         began_s = time.perf_counter()
-        folder = options.output / "training" / case.name.replace(", ", "-").replace(" ", "_")
-        steps, ended = training.train(case, subject, device=options.device, folder=folder, timeout_s=options.timeout_s)
+        steps, ended = training.train(
+            case,
+            self._assets,
+            self._model,
+            device=options.device,
+            folder=options.output / "training" / case.name.replace(", ", "-").replace(" ", "_"),
+            timeout_s=options.timeout_s,
+        )
         verdict = training.judge_training(steps, ended, case=case, bounds=training.BOUNDS[options.device])
         self._results.add(case.name, verdict, seconds=time.perf_counter() - began_s, measured=training.figures(steps))
 
-    def _fp8(self, subject: Subject) -> None:
-        results = self._results
-        with results.theme("5. FP8 cache"):
-            if self._options.device == "cpu":
-                results.add("FP8 cache", skipped("needs a GPU"), seconds=0.0)
-                return
-            sections = (Section.GENERATE, Section.LOG_PROBS)
-            settings = self._settings(subject.model, "fp8", sections)
-            settings = replace(settings, engine_kwargs={"kv_cache_dtype": "fp8"})
-            facts, ended = self._run_engine(settings)
-            engine.tell(results, facts, ended, sections=sections, bounds=engine.BOUNDS["fp8"], prefix="FP8 cache: ")
+    def _cheaper_tokens(self) -> None:
+        """Drafts and an FP8 cache, each in an engine of its own, beside the plain one."""
+        results, is_cpu = self._results, self._options.is_cpu
+        results.begin("5. drafts and FP8 cache")
+        drafts = replace(self._settings("drafts", Section.DRAFTS), drafts=True)
+        self._beside_the_plain(drafts, Section.DRAFTS, bounds="float32" if is_cpu else "bfloat16")
+        if is_cpu:
+            results.add("FP8 cache", skipped("needs a GPU"))
+            return
+        fp8 = self._settings("fp8", Section.GENERATE, Section.LOG_PROBS)
+        fp8 = replace(fp8, engine_kwargs={"kv_cache_dtype": "fp8"})
+        self._beside_the_plain(fp8, Section.GENERATE, Section.LOG_PROBS, bounds="fp8", prefix="FP8 cache: ")
 
-    def _speed(self, subject: Subject) -> None:
+    def _beside_the_plain(self, settings: EngineSettings, *sections: Section, bounds: str, prefix: str = "") -> None:
+        facts, ended = self._run_engine(settings)
+        plain = self._facts.get(Section.GENERATE)
+        if plain is not None and sections[0] in facts:
+            facts[sections[0]]["plain_tokens_per_s"] = plain["tokens"] / plain["generating_s"]
+        engine.tell(self._results, facts, ended, sections=sections, bounds=engine.BOUNDS[bounds], prefix=prefix)
+
+    def _speed(self) -> None:
         """On a GPU of an engine with an 8B model's sizes, or one's own model; weights are made up."""
         options, results = self._options, self._results
-        with results.theme("6. speed"):
-            began_s = time.perf_counter()
-            reference, model = dict(planned.TINY), subject.model
-            facts, ended = self._facts, ""
-            measured: dict[str, Any] = {}
-            if options.device != "cpu":
-                reference = dict(planned.REFERENCE)
-                model = options.model or make_config(options.output / "large_model")
-                settings = replace(
-                    self._settings(model, "speed", (Section.SPEED,)),
-                    load_format="dummy",
-                    max_model_len=max(speed.CONTEXTS_TOK) + speed.LONG_TOK,
-                    gpu_memory_utilization=0.8,
-                    batches=speed.BATCHES,
-                    contexts_tok=speed.CONTEXTS_TOK,
-                )
-                facts, ended = self._run_engine(settings)
-            reference["model"] = str(model)
-            if Section.SPEED not in facts:
-                verdict = engine.no_result(ended)
-            else:
-                if options.device != "cpu":
-                    reference |= self._hardware(facts[Section.SPEED], model)
-                record = options.output / "speed.jsonl"
-                verdict, fitted = planned.judge_speed(facts[Section.SPEED], record=record, reference=reference)
-                measured = {**facts[Section.SPEED], **fitted}
-            results.add("decode and prefill", verdict, seconds=time.perf_counter() - began_s, measured=measured)
+        results.begin("6. speed")
+        began_s = time.perf_counter()
+        reference, model, facts, ended = speed.TINY, self._model, self._facts, self._ended
+        if not options.is_cpu:
+            model = options.model or make_config(options.output / "large_model")
+            settings = replace(
+                self._settings("speed", Section.SPEED),
+                model=str(model),
+                load_format="dummy",
+                max_model_len=max(speed.CONTEXTS_TOK) + speed.LONG_TOK,
+                gpu_memory_utilization=0.8,
+                batches=speed.BATCHES,
+                contexts_tok=speed.CONTEXTS_TOK,
+            )
+            facts, ended = self._run_engine(settings)
+            reference = speed.REFERENCE
+        verdict, measured = engine.no_result(ended), dict[str, Any]()
+        if Section.SPEED in facts:
+            assert self.machine is not None
+            found = facts[Section.SPEED]
+            reference = reference | {"model": str(model)} | speed.hardware(self.machine.gpus, found["prefills"], model)
+            verdict, fitted = speed.judge_speed(found, record=options.output / "speed.jsonl", reference=reference)
+            measured = found | fitted
+        results.add("decode and prefill", verdict, seconds=time.perf_counter() - began_s, measured=measured)
 
-    def _hardware(self, facts: engine.Facts, model: Path) -> dict[str, Any]:
-        """Inputs of the planner that the accelerator decides."""
-        assert self.machine is not None
-        name = self.machine.gpus[0].name.lower()
-        preset = next((one for one in ACCELERATORS if one in name), None)
-        if preset is None:
-            return {"memory_gb": self.machine.gpus[0].memory_bytes / 1e9}
-        share = planned.prefill_flop_share(
-            facts["prefills"], model=load_model(str(model)), accelerator=find_accelerator(preset)
-        )
-        return {"accelerator": preset} | ({} if share is None else {"prefill_flop_share": share})
-
-    def _several(self, subject: Subject) -> None:
+    def _several(self) -> None:
         options, results = self._options, self._results
-        backend = "gloo" if options.device == "cpu" else "NCCL"
-        names = (f"{backend} all-reduce", "tensor parallel 2", "two FSDP ranks", "one engine killed")
+        backend = "gloo" if options.is_cpu else "nccl"
+        sums = f"{backend} all-reduce"
+        cases = (
+            training.Case(name="tensor parallel 2", gpus=2, tensor_parallel_size=2),
+            training.Case(name="two FSDP ranks", gpus=2),
+            training.Case(name="one engine killed", gpus=2, kills_an_engine=True, steps=training.STEPS + 2),
+        )
+        results.begin("7. several GPUs")
         if options.gpus < several_gpus.RANKS:
-            for name in names:
-                results.add(name, skipped("needs --gpus 2"), seconds=0.0)
+            for name in (sums, *(case.name for case in cases)):
+                results.add(name, skipped("needs --gpus 2"))
             return
         began_s = time.perf_counter()
-        folder = options.output / "several"
-        said, ended = several_gpus.all_reduce(options.device, folder=folder, environment=self._environment())
-        verdict = several_gpus.judge_all_reduce(said, ended, backend=backend)
-        results.add(names[0], verdict, seconds=time.perf_counter() - began_s)
-        self._train(training.Case(name=names[1], gpus=2, tensor_parallel_size=2), subject)
-        self._train(training.Case(name=names[2], gpus=2), subject)
-        self._train(training.Case(name=names[3], gpus=2, kills_an_engine=True, steps=training.STEPS + 2), subject)
+        seconds, ended = several_gpus.all_reduce(
+            backend, folder=options.output / "several", environment=self._environment()
+        )
+        verdict = several_gpus.judge_all_reduce(seconds, ended)
+        results.add(sums, verdict, seconds=time.perf_counter() - began_s)
+        for case in cases:
+            self._train(case)
 
-    def _settings(self, model: Path, name: str, sections: Sequence[Section]) -> EngineSettings:
-        device = self._options.device
-        is_cpu = device == "cpu"
+    def _settings(self, name: str, *sections: Section) -> EngineSettings:
+        assert self.machine is not None
         return EngineSettings(
-            model=str(model),
-            device=device,
-            dtype="float32" if is_cpu else "bfloat16",
-            attention=self._attention(),
+            model=str(self._model),
+            device=self._options.device,
+            attention=self.machine.attention,
             facts=str(self._options.output / name / "facts.jsonl"),
             sockets=str(self._sockets),
-            sections=tuple(map(str, sections)),
-            max_num_seqs=32 if is_cpu else 256,
-            bucket_mb=BUCKET_MB[device],
-            ballast_bytes=BALLAST_BYTES[device],
-            batches=CPU_BATCHES if is_cpu else (),
-            contexts_tok=CPU_CONTEXTS_TOK if is_cpu else (),
-            gpu_memory_utilization=0.1 if is_cpu else 0.4,
-            engine_kwargs=CPU_EXECUTOR if is_cpu else {},
-            **SIZES[device],
+            sections=sections,
+            **SIZES[self._options.device],
         )
 
-    def _attention(self) -> str:
-        """transformers' name of the trainer's attention."""
-        assert self.machine is not None
-        has_package = self.machine.flash_attention.startswith("flash-attn") and not self.machine.flash_attention_error
-        return "flash_attention_2" if has_package else "sdpa"
-
-    def _run_engine(self, settings: EngineSettings) -> tuple[dict[str, engine.Facts], str]:
-        folder = Path(settings.facts).parent
-        return engine.run_engine(
-            settings, environment=self._environment(), folder=folder, timeout_s=self._options.timeout_s
-        )
+    def _run_engine(self, settings: EngineSettings) -> tuple[dict[str, Facts], str]:
+        return engine.run_engine(settings, environment=self._environment(), timeout_s=self._options.timeout_s)
 
     def _environment(self) -> dict[str, str]:
         offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         environment = cpu_environment(os.environ, code_path=training.CODE_PATH) | offline
-        if self._options.device != "cpu":
+        if not self._options.is_cpu:
             del environment["VERL_PLATFORM"]
         return environment
 
@@ -225,16 +236,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             check.run()
         finally:
-            seconds = time.perf_counter() - began_s
+            found = check.machine
             about = {
                 "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
                 "device": options.device,
-                "gpus": [gpu.name for gpu in check.machine.gpus] if check.machine else [],
-                "versions": check.machine.versions if check.machine else "",
-                "seconds": round(seconds, 1),
+                "gpus": [gpu.name for gpu in found.gpus] if found else [],
+                "versions": found.versions if found else "",
+                "seconds": round(time.perf_counter() - began_s, 1),
             }
-            file = results.write(options.output, about=about)
-            results.show_table(file, seconds=seconds)
+            results.finish(options.output, about=about)
     return results.exit_code
 
 
@@ -242,11 +252,9 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--gpus", type=int, default=1, help="GPUs of this machine to check; two or more: theme 7 as well"
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: what a CPU can check")
-    parser.add_argument("--full", action="store_true", help="train with every strategy, and on GPUs every stop rule")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine to check; theme 7 needs two or more")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: check what a CPU can")
+    parser.add_argument("--full", action="store_true", help="train with every strategy, and further stop rules")
     parser.add_argument("--model", type=Path, help="folder of a model to check with, instead of one made here")
     now = time.strftime("%Y%m%d-%H%M%S")
     parser.add_argument(

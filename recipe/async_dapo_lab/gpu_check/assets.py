@@ -3,13 +3,11 @@
 Random weights answer nothing, so that on a GPU the reward is a hash of the answer (`reward.py`).
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...async_dapo.hardware import MODEL_PRESETS
-from ..quickstart.model_and_data import Assets, prepare_assets
-from ..quickstart.task import dataset_rows
+from ..quickstart.model_and_data import Assets, prepare_assets, write_rows
 
 SMALL = {  # four layers of Qwen3-0.6B: its heads, and its ratio of KV heads, are those of Qwen3-8B
     **MODEL_PRESETS["qwen3-0.6b"],
@@ -17,51 +15,17 @@ SMALL = {  # four layers of Qwen3-0.6B: its heads, and its ratio of KV heads, ar
     "tie_word_embeddings": False,
 }
 LARGE = MODEL_PRESETS["qwen3-8b"]  # of which only config.json is made: the engine makes weights up
-TRAIN_ROWS, VALIDATION_ROWS = 1024, 64
 _MOST_POSITIONS = 40_960
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """The model that is checked, and its data."""
-
-    model: Path
-    train_file: Path
-    validation_file: Path
-    quick_start: Assets | None = None  # on a CPU
-
-
-def prepare(folder: Path, *, device: str, model: Path | None, seed: int = 0) -> Subject:
-    """
-    Args:
-        folder: that of the output; models and data lie beside it, for the next run as well.
-        model: one's own; None = make one.
-    """
+def prepare(output: Path, *, device: str, seed: int = 0) -> Assets:
+    """Model and data; those of a CPU lie beside the output, for the next run as well."""
     if device == "cpu":
-        assets = prepare_assets(folder.parent, seed=seed)
-        return Subject(
-            model=model or assets.model,
-            train_file=assets.train_file,
-            validation_file=assets.validation_file,
-            quick_start=assets,
-        )
-    files = {name: folder / f"{name}.parquet" for name in ("train", "validation")}
-    _write_data(files["train"], TRAIN_ROWS, seed=seed, held_out=False)
-    _write_data(files["validation"], VALIDATION_ROWS, seed=seed, held_out=True)
-    return Subject(
-        model=model or make_model(folder / "model", seed=seed),
-        train_file=files["train"],
-        validation_file=files["validation"],
-    )
-
-
-def _write_data(file: Path, count: int, *, seed: int, held_out: bool) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(
-        pyarrow.Table.from_pylist(list(dataset_rows(count, seed=seed, held_out=held_out))), file
-    )
+        return prepare_assets(output.parent, seed=seed)
+    assets = Assets(folder=output / "made_here")
+    make_model(assets.model, seed=seed)
+    write_rows(assets, seed=seed, train=1024, validation=64)
+    return assets
 
 
 def make_model(folder: Path, *, seed: int, shape: dict[str, Any] = SMALL) -> Path:

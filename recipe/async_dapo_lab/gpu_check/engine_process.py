@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from verl.plugin.platform import get_platform
 from verl.utils.device import get_torch_device, is_support_ipc
 
-from .engine_settings import RUN, EngineSettings, Section
+from .engine import RUN, EngineSettings, Facts, Section
 
 os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
 
@@ -31,11 +31,16 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from ...async_dapo.core.drafts import RequestName
+from ...async_dapo.engines.drafts import engine_arguments
 from ...async_dapo.engines.engine import RequestTable, RunningRequest, StampingEngine
+from ...async_dapo.engines.load_meter import LoadMeter
 from ...async_dapo.weights.adapter import EngineWatch, WatchedSender
 from ...async_dapo.weights.stream import FOLDER_VARIABLE, NamedTensor, private_handle, stamped, use_for_engine
 from .receiver import BALLAST, BallastReceiver
 from .speed import LONG_TOK, SHORT_TOK, cells, record_line
+
+Asked = tuple[list[int], RunningRequest]  # a prompt, and its request
 
 _FIRST_TOKEN = 4  # those before are special ones
 _QUIET_S = 0.5  # in which a paused engine must deliver nothing
@@ -56,7 +61,7 @@ class Probe:
         self._rng = random.Random(0)
         self._count = 0
         self._model: Any = None
-        self._finished: list[tuple[list[int], RunningRequest]] = []
+        self._finished: list[Asked] = []
 
     def sections(self) -> dict[Section, Callable[[], Awaitable[dict[str, Any]]]]:
         return {
@@ -65,30 +70,55 @@ class Probe:
             Section.ABORT: self.abort,
             Section.KEEP: self.keep,
             Section.PREFIX_CACHE: self.prefix_cache,
+            Section.DRAFTS: self.drafts,
             Section.SLEEP_1: lambda: self.sleep(1),
             Section.SLEEP_2: lambda: self.sleep(2),
             Section.WEIGHTS: self.weights,
             Section.SPEED: self.speed,
         }
 
-    async def generate(self) -> dict[str, Any]:
+    async def generate(self) -> Facts:
         settings = self._settings
         began_s = time.perf_counter()
         started = [self._start(self._prompt(), settings.response_tok) for _ in range(settings.requests)]
-        await asyncio.wait([request.finished for _, request in started])
-        seconds = time.perf_counter() - began_s
-        self._finished = started
-        complete = sum(len(request.token_ids) == settings.response_tok for _, request in started)
-        return {"requests": len(started), "complete": complete, "tokens": _tokens(started), "generating_s": seconds}
+        self._finished = await _all(started)
+        return self._generated(began_s)
 
-    async def log_probs(self) -> dict[str, Any]:
+    def _generated(self, began_s: float) -> Facts:
+        return {
+            "requests": len(self._finished),
+            "complete": _complete(self._finished, self._settings.response_tok),
+            "tokens": _tokens(self._finished),
+            "generating_s": time.perf_counter() - began_s,
+        }
+
+    async def log_probs(self) -> Facts:
         """Of what the first section has generated: the engine's against a forward pass of transformers."""
         return self._differences(self._finished[: self._settings.compared])
 
-    async def abort(self) -> dict[str, Any]:
+    async def drafts(self) -> Facts:
+        """Each prompt twice, one answer after the other; both are greedy, so that the first says what comes next."""
+        settings, prompts = self._settings, [self._prompt() for _ in range(self._settings.requests)]
+        await self._vllm.collective_rpc("bind_drafts")
+        meter = LoadMeter.attach(self._vllm)
+        for answer in ("first", "second"):
+            meter.reset()
+            began_s = time.perf_counter()
+            names = [RequestName(f"group-{k}", answer, settings.prompt_tok).prefix() for k in range(len(prompts))]
+            started = [
+                self._start(prompt, settings.response_tok, name=name, temperature=0.0)
+                for prompt, name in zip(prompts, names, strict=True)
+            ]
+            self._finished = await _all(started)
+        load = meter.load()
+        counts = {"drafted_tok": load.drafted_tok, "accepted_tok": load.accepted_tok}
+        return self._generated(began_s) | counts | await self.log_probs()
+
+    async def abort(self) -> Facts:
         """One of two requests, once both generate."""
-        (_, unwanted), (_, wanted) = (self._start(self._prompt(), self._settings.response_tok) for _ in range(2))
-        await asyncio.wait([asyncio.ensure_future(request.has_piece.wait()) for request in (unwanted, wanted)])
+        started = [self._start(self._prompt(), self._settings.response_tok) for _ in range(2)]
+        await _begun(started)
+        (_, unwanted), (_, wanted) = started
         began_s = time.perf_counter()
         self._requests.mark_aborted([unwanted.request_id])
         await self._engine.abort(unwanted.request_id)
@@ -105,10 +135,10 @@ class Probe:
             "wanted_tok": self._settings.response_tok,
         }
 
-    async def keep(self) -> dict[str, Any]:
+    async def keep(self) -> Facts:
         """A pause that keeps requests and their KV cache, and the version they go on with."""
         started = [self._start(self._prompt(), self._settings.response_tok) for _ in range(4)]
-        await asyncio.wait([asyncio.ensure_future(request.has_piece.wait()) for _, request in started])
+        await _begun(started)
         began_s = time.perf_counter()
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         paused_s = time.perf_counter() - began_s
@@ -120,19 +150,19 @@ class Probe:
         began_s = time.perf_counter()
         await self._engine.resume_generation()
         resumed_s = time.perf_counter() - began_s
-        await asyncio.wait([request.finished for _, request in started])
+        await _all(started)
         return {
             "pause_s": paused_s,
             "resume_s": resumed_s,
             "before_tok": before_tok,
             "meanwhile_tok": meanwhile_tok,
-            "complete": sum(len(request.token_ids) == self._settings.response_tok for _, request in started),
+            "complete": _complete(started, self._settings.response_tok),
             "requests": len(started),
             "of_two_versions": sum(len(request.segments) == 2 for _, request in started),
             **self._differences(started),
         }
 
-    async def prefix_cache(self) -> dict[str, Any]:
+    async def prefix_cache(self) -> Facts:
         """A prompt meets its blocks again under its own version only, and no more once the cache is reset."""
         prompt = self._prompt(2 * self._vllm.vllm_config.cache_config.block_size + 1)
         await self._cached_tok(prompt)
@@ -150,7 +180,7 @@ class Probe:
             "reset_s": reset_s,
         }
 
-    async def sleep(self, level: int) -> dict[str, Any]:
+    async def sleep(self, level: int) -> Facts:
         """Level 1 keeps the weights in host memory; after level 2 they are sent again."""
         get_torch_device().synchronize()
         before = get_torch_device().mem_get_info()[0]
@@ -165,8 +195,7 @@ class Probe:
         await self._engine.wake_up(tags=["kv_cache"])
         wake_s = time.perf_counter() - began_s
         await self._engine.reset_prefix_cache()
-        started = [self._start(self._prompt(), self._settings.response_tok) for _ in range(4)]
-        await asyncio.wait([request.finished for _, request in started])
+        started = await _all([self._start(self._prompt(), self._settings.response_tok) for _ in range(4)])
         after = get_torch_device().mem_get_info()[0]
         return {
             "sleep_s": sleep_s,
@@ -176,7 +205,7 @@ class Probe:
             **self._differences(started),
         }
 
-    async def weights(self) -> dict[str, Any]:
+    async def weights(self) -> Facts:
         """New weights through the recipe's sender, with ballast; then the ballast alone as verl's own adapter sends."""
         before = self._finished[: self._settings.compared]
         model = self._trainers_model()
@@ -192,8 +221,7 @@ class Probe:
         verls_s = time.perf_counter() - began_s
         mismatch = await self._refusal()
         await self._engine.reset_prefix_cache()
-        started = [self._start(self._prompt(), self._settings.response_tok) for _ in range(4)]
-        await asyncio.wait([request.finished for _, request in started])
+        started = await _all([self._start(self._prompt(), self._settings.response_tok) for _ in range(4)])
         return {
             "bytes": sum(tensor.nbytes for _, tensor in sent),
             "tensors": len(sent),
@@ -205,9 +233,8 @@ class Probe:
             **self._differences(started),
         }
 
-    async def speed(self) -> dict[str, Any]:
-        settings, config = self._settings, self._vllm.vllm_config
-        room_tok = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
+    async def speed(self) -> Facts:
+        settings, room_tok = self._settings, _kv_room_tok(self._vllm)
         chosen = list(cells(kv_room_tok=room_tok, batches=settings.batches, contexts_tok=settings.contexts_tok))
         if chosen:
             await self._generate_s(chosen[0].batch, chosen[0].context_tok, LONG_TOK)  # warms up
@@ -223,19 +250,22 @@ class Probe:
 
     async def _generate_s(self, batch: int, context_tok: int, tokens: int) -> float:
         began_s = time.perf_counter()
-        started = [self._start(self._prompt(context_tok), tokens) for _ in range(batch)]
-        await asyncio.wait([request.finished for _, request in started])
+        await _all([self._start(self._prompt(context_tok), tokens) for _ in range(batch)])
         return time.perf_counter() - began_s
 
     def _prompt(self, tokens: int | None = None) -> list[int]:
         vocabulary = self._vllm.vllm_config.model_config.get_vocab_size()
         return [self._rng.randrange(_FIRST_TOKEN, vocabulary) for _ in range(tokens or self._settings.prompt_tok)]
 
-    def _start(self, prompt: list[int], tokens: int) -> tuple[list[int], RunningRequest]:
-        """A request that generates exactly so many tokens, and its record."""
+    def _start(self, prompt: list[int], tokens: int, *, name: str = "request-", temperature: float = 1.0) -> Asked:
+        """A request that generates exactly so many tokens.
+
+        Args:
+            name: what its own begins with.
+        """
         self._count += 1
-        name = f"request-{self._count}"
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=0)
+        name += str(self._count)
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=0, temperature=temperature)
         stream = self._engine.generate(prompt={"prompt_token_ids": prompt}, sampling_params=params, request_id=name)
         request = RunningRequest(name, asyncio.ensure_future(_last(stream)), piece_tok=1)
         self._requests.add(request)
@@ -258,7 +288,7 @@ class Probe:
         return self._model
 
     @torch.no_grad()
-    def _differences(self, finished: Sequence[tuple[list[int], RunningRequest]]) -> dict[str, float]:
+    def _differences(self, finished: Sequence[Asked]) -> dict[str, float]:
         """Between the engine's log-probs and the trainer's model, over all tokens [nats]."""
         model, differences = self._trainers_model(), []
         for prompt, request in finished:
@@ -330,8 +360,21 @@ def _handle(folder: Path) -> str:
     return private_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{replica}-rank-0.sock", folder)
 
 
-def _tokens(started: Sequence[tuple[list[int], RunningRequest]]) -> int:
+def _tokens(started: Sequence[Asked]) -> int:
     return sum(len(request.token_ids) for _, request in started)
+
+
+def _complete(started: Sequence[Asked], tokens: int) -> int:
+    return sum(len(request.token_ids) == tokens for _, request in started)
+
+
+async def _begun(started: Sequence[Asked]) -> None:
+    await asyncio.wait([asyncio.ensure_future(request.has_piece.wait()) for _, request in started])
+
+
+async def _all(started: list[Asked]) -> list[Asked]:
+    await asyncio.wait([request.finished for _, request in started])
+    return started
 
 
 async def _last(stream: AsyncIterator[Any]) -> Any:
@@ -341,13 +384,14 @@ async def _last(stream: AsyncIterator[Any]) -> Any:
 
 
 def _arguments(settings: EngineSettings) -> AsyncEngineArgs:
+    lengths = {"max_model_len": settings.max_model_len}
+    if settings.drafts:
+        lengths = engine_arguments(max_model_len=settings.max_model_len, most_context_tok=settings.max_model_len)
     return AsyncEngineArgs(
         model=settings.model,
         dtype=settings.dtype,
         load_format=settings.load_format,
-        max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
-        tensor_parallel_size=settings.tensor_parallel_size,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         enforce_eager=settings.device == "cpu",
         enable_prefix_caching=True,
@@ -355,40 +399,38 @@ def _arguments(settings: EngineSettings) -> AsyncEngineArgs:
         logprobs_mode="processed_logprobs",
         stream_interval=1,
         worker_extension_cls=f"{BallastReceiver.__module__}.{BallastReceiver.__qualname__}",
+        **lengths,
         **settings.engine_kwargs,
     )
 
 
-class FactsFile:
-    """One line for each section that has ended."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-
-    def tell(self, section: str, began_s: float, facts: dict[str, Any]) -> None:
+async def main(settings: EngineSettings) -> None:
+    def tell(section: str, facts: Facts) -> None:
         line = {"section": section, "seconds": time.perf_counter() - began_s, **facts}
-        with self._path.open("a") as file:
+        with Path(settings.facts).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-
-async def main(settings: EngineSettings) -> None:
-    file = FactsFile(settings.facts)
     began_s = time.perf_counter()
     engine = AsyncLLM.from_engine_args(_arguments(settings))
     config = engine.vllm_config
-    kinds = {
+    started = {
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
         "second_runner": bool(getattr(config, "use_v2_model_runner", False)),
-        "kv_room_tok": (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
+        "kv_room_tok": _kv_room_tok(engine),
     }
-    file.tell(Section.START, began_s, kinds)
+    tell(Section.START, started)
     try:
         for name, measure in Probe(settings, engine).sections().items():
             if name in settings.sections:
                 began_s = time.perf_counter()
-                file.tell(name, began_s, await measure())
+                tell(name, await measure())
     finally:
         engine.shutdown()
+
+
+def _kv_room_tok(engine: AsyncLLM) -> int:
+    cache = engine.vllm_config.cache_config
+    return (cache.num_gpu_blocks or 0) * cache.block_size
 
 
 def run() -> None:

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,10 +88,16 @@ class Machine:
     def limits(self) -> Limits:
         return LIMITS[self.device]
 
+    @property
+    def attention(self) -> str:
+        """transformers' name of the trainer's."""
+        has_package = self.flash_attention.startswith("flash-attn") and not self.flash_attention_error
+        return "flash_attention_2" if has_package else "sdpa"
+
 
 def judge_versions(machine: Machine) -> Verdict:
     if machine.versions_error:
-        return failed(machine.versions_error, "the message names the command that installs the right version")
+        return failed(machine.versions_error, "install the versions that the message names, in a new environment")
     return passed(f"{machine.versions}, torch=={machine.torch}")
 
 
@@ -119,7 +124,7 @@ def judge_driver(machine: Machine) -> Verdict:
     if machine.gpu_error:
         return failed(
             f"torch finds no GPU: {machine.gpu_error}",
-            "driver and library must match: restart after an update of the driver; see CUDA_VISIBLE_DEVICES",
+            "restart after an update of the driver, so that its parts match; check CUDA_VISIBLE_DEVICES",
         )
     return passed(f"driver {machine.driver}, CUDA {machine.torch_cuda}")
 
@@ -130,8 +135,8 @@ def judge_gpus(machine: Machine, *, wanted: int) -> Verdict:
         return skipped("needs a GPU")
     if len(machine.gpus) < wanted:
         return failed(
-            f"{len(machine.gpus)} of the {wanted} GPUs of --gpus",
-            "give fewer, or make more visible: CUDA_VISIBLE_DEVICES, and --gpus of the container",
+            f"{len(machine.gpus)} GPUs are visible, --gpus={wanted} are to be checked",
+            "set --gpus to fewer, or make more visible: CUDA_VISIBLE_DEVICES, or the container's --gpus",
         )
     for number, gpu in enumerate(machine.gpus[:wanted]):
         if gpu.capability < LEAST_CAPABILITY:
@@ -142,7 +147,7 @@ def judge_gpus(machine: Machine, *, wanted: int) -> Verdict:
         if gpu.free_bytes < LEAST_FREE_SHARE * gpu.memory_bytes:
             return failed(
                 f"GPU {number} has {gpu.free_bytes / GB:.0f} of {gpu.memory_bytes / GB:.0f} GB free",
-                "nvidia-smi shows whose processes hold it; end them, for example engines that outlived their run",
+                "end the processes that hold the rest, such as engines left by another run; nvidia-smi lists them",
             )
     names = {gpu.name for gpu in machine.gpus[:wanted]}
     return passed(f"{wanted} x {', '.join(sorted(names))}, {machine.gpus[0].memory_bytes / GB:.0f} GB")
@@ -154,12 +159,12 @@ def judge_flash_attention(machine: Machine) -> Verdict:
     if machine.flash_attention_error:
         return failed(
             f"cannot be imported: {machine.flash_attention_error}",
-            "it was built for another torch; run: pip install --no-build-isolation --no-cache-dir --force-reinstall "
+            "build it for this torch; run: pip install --no-build-isolation --no-cache-dir --force-reinstall "
             "--no-deps flash-attn==2.8.3",
         )
     if not machine.flash_attention:
         return failed(
-            "not installed; verl's trainer asks for it",
+            "not installed, and verl's trainer uses it",
             "run: pip install --no-build-isolation flash-attn==2.8.3; or train with "
             "++actor_rollout_ref.model.override_config.attn_implementation=sdpa and "
             "actor_rollout_ref.model.use_remove_padding=False",
@@ -167,35 +172,9 @@ def judge_flash_attention(machine: Machine) -> Verdict:
     return passed(machine.flash_attention)
 
 
-def judge_memory(machine: Machine) -> Verdict:
-    found, least = machine.memory_bytes, machine.limits.memory_bytes
-    said = f"{found / GB:.0f} GB of host memory available"
-    if found < least:
-        return failed(
-            said, f"these checks need {least / GB:.0f} GB; end other processes, or raise the container's limit"
-        )
-    return passed(said)
-
-
-def judge_disk(machine: Machine) -> Verdict:
-    found, least = machine.disk_bytes, machine.limits.disk_bytes
-    said = f"{found / GB:.0f} GB free for the output"
-    if found < least:
-        return failed(said, f"these checks need {least / GB:.0f} GB; set --output to a larger disk")
-    return passed(said)
-
-
-def judge_shared_memory(machine: Machine) -> Verdict:
-    """Of Ray's objects, NCCL, vLLM's queues, and weights where CUDA IPC cannot be used; a container has 64 MB."""
-    found, least = machine.shared_memory_bytes, machine.limits.shared_memory_bytes
-    said = f"{found / GB:.1f} GB free in {SHARED_MEMORY}"
-    if found < least:
-        return failed(
-            said,
-            f"needs {least / GB:.0f} GB; docker: --shm-size=64g; Kubernetes: an emptyDir with medium: Memory at "
-            f"{SHARED_MEMORY}; Slurm: the container's option",
-        )
-    return passed(said)
+def _judge_room(found: float, least: float, *, of: str, remedy: str) -> Verdict:
+    said = f"{found / GB:.1f} GB {of}"
+    return passed(said) if found >= least else failed(said, f"needs {least / GB:.0f} GB: {remedy}")
 
 
 def judge_limits(machine: Machine) -> Verdict:
@@ -205,7 +184,8 @@ def judge_limits(machine: Machine) -> Verdict:
     ):
         if 0 <= found < least:
             return failed(
-                f"at most {found} {name}", f"run: ulimit {flag} {least}; docker: --ulimit, Slurm: --propagate=NONE"
+                f"at most {found} {name}",
+                f"run: ulimit {flag} {least}; in docker set --ulimit, with Slurm --propagate=NONE",
             )
     return passed(f"{_count(machine.open_files)} open files, {_count(machine.processes)} processes")
 
@@ -217,7 +197,7 @@ def _count(limit: int) -> str:
 def judge_ports(machine: Machine) -> Verdict:
     if machine.port_error:
         return failed(
-            f"no port can be opened on 127.0.0.1: {machine.port_error}", "allow the loopback device in this container"
+            f"no port can be opened on 127.0.0.1: {machine.port_error}", "give this container a loopback device"
         )
     if machine.ports < LEAST_PORTS:
         return failed(
@@ -229,28 +209,43 @@ def judge_ports(machine: Machine) -> Verdict:
 
 def judge_clock(machine: Machine) -> Verdict:
     if machine.year < 2025:
-        return failed(f"this machine's clock says {machine.year}", "set it: certificates and checkpoints go by it")
+        return failed(f"this machine's clock says {machine.year}", "set it; certificates and checkpoints rely on it")
     if abs(machine.skew_s) > MOST_SKEW_S:
         return failed(
-            f"the output's file system is {machine.skew_s:+.0f} s from this machine's clock",
-            "run NTP on both: which checkpoint is the newest goes by these times",
+            f"the disk of --output is {machine.skew_s:+.0f} s off this machine's clock",
+            "run NTP on this machine and on the disk's server",
         )
-    return passed(f"within {abs(machine.skew_s):.1f} s of the output's file system")
+    return passed(f"within {abs(machine.skew_s):.1f} s of the clock of the output's disk")
 
 
-def judgements(machine: Machine, *, gpus: int) -> dict[str, Callable[[], Verdict]]:
+def judgements(machine: Machine, *, gpus: int) -> dict[str, Verdict]:
     """Every check of the machine, by name, in the order in which a reader mends them."""
+    limits = machine.limits
     return {
-        VERSIONS: lambda: judge_versions(machine),
-        DRIVER: lambda: judge_driver(machine),
-        GPUS: lambda: judge_gpus(machine, wanted=gpus),
-        "flash attention": lambda: judge_flash_attention(machine),
-        "host memory": lambda: judge_memory(machine),
-        "disk": lambda: judge_disk(machine),
-        "shared memory": lambda: judge_shared_memory(machine),
-        "ulimits": lambda: judge_limits(machine),
-        "ports": lambda: judge_ports(machine),
-        "clock": lambda: judge_clock(machine),
+        VERSIONS: judge_versions(machine),
+        DRIVER: judge_driver(machine),
+        GPUS: judge_gpus(machine, wanted=gpus),
+        "flash attention": judge_flash_attention(machine),
+        "host memory": _judge_room(
+            machine.memory_bytes,
+            limits.memory_bytes,
+            of="of host memory available",
+            remedy="end other processes, or raise the container's limit",
+        ),
+        "disk": _judge_room(
+            machine.disk_bytes, limits.disk_bytes, of="free for the output", remedy="set --output to a larger disk"
+        ),
+        # Of Ray's objects, NCCL, vLLM's queues, and weights where CUDA IPC cannot be used.
+        "shared memory": _judge_room(
+            machine.shared_memory_bytes,
+            limits.shared_memory_bytes,
+            of=f"free in {SHARED_MEMORY}",
+            remedy=f"a container has 64 MB by itself; docker: --shm-size=64g; Kubernetes: an emptyDir with medium: "
+            f"Memory at {SHARED_MEMORY}; Slurm: the container's option",
+        ),
+        "ulimits": judge_limits(machine),
+        "ports": judge_ports(machine),
+        "clock": judge_clock(machine),
     }
 
 

@@ -83,21 +83,23 @@ def _publish(draft: Path, target: Path) -> None:
             raise
 
 
-def _make(assets: Assets, *, seed: int, on_progress: Callable[[float], None]) -> None:
+def write_rows(assets: Assets, *, seed: int, train: int = TRAIN_ROWS, validation: int = VALIDATION_ROWS) -> None:
     import pyarrow
     import pyarrow.parquet
+
+    for path, count, held_out in ((assets.train_file, train, False), (assets.validation_file, validation, True)):
+        rows = list(dataset_rows(count, seed=seed, held_out=held_out, shape=assets.shape))
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def _make(assets: Assets, *, seed: int, on_progress: Callable[[float], None]) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from .tiny_model import build_model, build_tokenizer, warm_start
 
     disable_progress_bar()  # `on_progress` tells more
     assets.folder.mkdir()
-    for path, count, held_out in (
-        (assets.train_file, TRAIN_ROWS, False),
-        (assets.validation_file, VALIDATION_ROWS, True),
-    ):
-        rows = list(dataset_rows(count, seed=seed, held_out=held_out, shape=assets.shape))
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    write_rows(assets, seed=seed)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed=seed)
     warm_start(model, tokenizer, seed=seed, shape=assets.shape, on_progress=on_progress)

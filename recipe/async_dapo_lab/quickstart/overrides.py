@@ -32,10 +32,16 @@ class RunSettings:
 
 def verl_overrides(run: RunSettings) -> Iterator[str]:
     """What any of verl's own trainer modes needs here; benchmarks use it without the recipe as well."""
-    yield from _machine(run)
-    yield from _task(run)
+    yield from _cpu_machine(run)
+    yield from run_overrides(run)
     yield from _actor(run)
     yield from _rollout(run)
+
+
+def run_overrides(run: RunSettings) -> Iterator[str]:
+    """Of a short run on any machine: model and data, GPUs, steps, folders."""
+    yield from _machine(run)
+    yield from _task(run)
     yield from _trainer(run)
 
 
@@ -63,14 +69,17 @@ def verl_sync_overrides() -> Iterator[str]:
 
 def _machine(run: RunSettings) -> Iterator[str]:
     """Ray's resources are logical: they have to suffice for verl's actors, not to exist."""
-    yield "trainer.device=cpu"
     yield "trainer.nnodes=1"
     yield f"trainer.n_gpus_per_node={run.engines}"
     yield f"ray_kwargs.ray_init.num_cpus={12 + 4 * run.engines}"
-    yield f"++ray_kwargs.ray_init.num_gpus={run.engines}"
     yield "++ray_kwargs.ray_init.include_dashboard=False"
-    yield "++ray_kwargs.ray_init.object_store_memory=500000000"
     yield f"++ray_kwargs.ray_init._temp_dir={quoted(run.ray_folder)}"
+
+
+def _cpu_machine(run: RunSettings) -> Iterator[str]:
+    yield "trainer.device=cpu"
+    yield f"++ray_kwargs.ray_init.num_gpus={run.engines}"
+    yield "++ray_kwargs.ray_init.object_store_memory=500000000"
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
     yield "reward.num_workers=1"
     yield "data.dataloader_num_workers=0"
@@ -82,6 +91,9 @@ def _task(run: RunSettings) -> Iterator[str]:
     yield f"data.val_files={quoted(run.assets.validation_file)}"
     yield f"data.seed={run.seed}"
     yield f"data.train_batch_size={PROMPTS_PER_STEP}"
+    yield f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS_PER_STEP}"
+    yield f"actor_rollout_ref.rollout.n={RESPONSES_PER_PROMPT}"
+    yield "actor_rollout_ref.rollout.agent.num_workers=1"
     yield f"data.max_prompt_length={task.MAX_PROMPT_TOK}"
     yield f"data.max_response_length={run.assets.shape.max_response_tok}"
     yield f"reward.custom_reward_function.path={quoted(Path(task.__file__))}"
@@ -99,7 +111,6 @@ def _actor(run: RunSettings) -> Iterator[str]:
     yield f"++{actor}.fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}"
     yield f"{actor}.fsdp_config.use_torch_compile=False"
     yield f"{actor}.use_torch_compile=False"
-    yield f"{actor}.ppo_mini_batch_size={PROMPTS_PER_STEP}"
     yield f"{actor}.ppo_micro_batch_size_per_gpu={_MICRO_BATCH}"
     yield f"{actor}.optim.lr={run.learning_rate}"
 
@@ -107,7 +118,6 @@ def _actor(run: RunSettings) -> Iterator[str]:
 def _rollout(run: RunSettings) -> Iterator[str]:
     rollout = "actor_rollout_ref.rollout"
     yield f"{rollout}.name=vllm"
-    yield f"{rollout}.n={RESPONSES_PER_PROMPT}"
     yield f"{rollout}.seed={run.seed}"
     yield f"{rollout}.dtype=float32"
     yield f"{rollout}.tensor_model_parallel_size=1"
@@ -121,7 +131,6 @@ def _rollout(run: RunSettings) -> Iterator[str]:
     yield f"{rollout}.max_num_batched_tokens=4096"
     yield f"{rollout}.log_prob_micro_batch_size_per_gpu={_MICRO_BATCH}"
     yield f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=16"
-    yield f"{rollout}.agent.num_workers=1"
     yield f"{rollout}.val_kwargs.do_sample=True"
     yield f"{rollout}.val_kwargs.temperature=1.0"
 

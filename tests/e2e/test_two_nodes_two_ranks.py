@@ -1,0 +1,78 @@
+"""Two nodes with two training ranks each and an engine of two tensor parallel ranks on each; one of these dies."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from recipe.async_dapo.cpu.activation import cpu_environment
+from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
+from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
+
+from ..support.harness import ROOT, Run, StallWatch, ledger_closes
+from ..support.ray_nodes import RAY_ENVIRONMENT, two_nodes
+
+pytestmark = [pytest.mark.nightly, pytest.mark.alone]
+
+NODES = RANKS = 2
+STEPS, KILLED_IN = 4, 3
+TOLERANCE = 1e-4  # of a ratio of probabilities, float32
+
+
+@pytest.fixture(scope="module")
+def run(assets, tmp_path_factory) -> Run:
+    folder = tmp_path_factory.mktemp("nodes")
+    driver = folder / "driver"
+    driver.mkdir()
+    environment = cpu_environment(os.environ, code_path=ROOT)
+    environment |= RAY_ENVIRONMENT | {
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "VERL_FILE_LOGGER_PATH": str(driver / "metrics.jsonl"),
+        "DEATHS": json.dumps([(KILLED_IN, "round", "rank", 1)]),
+        "INSPECTION_FILE": str(driver / "inspection.jsonl"),
+    }
+    known = {name: environment[name] for name in ("PYTHONPATH", "VERL_PLATFORM", "DEATHS", "INSPECTION_FILE")}
+    with two_nodes(folder, gpus=(RANKS, RANKS), cpus=16, knows=known) as nodes:
+        settings = RunSettings(
+            assets=assets, output=driver, ray_folder=nodes.ray_folder, steps=STEPS, seed=0, engines=RANKS
+        )
+        own = [line for line in verl_overrides(settings) if not line.lstrip("+").startswith("ray_kwargs.ray_init")]
+        command = [
+            *own,
+            *recipe_overrides(strategy="partial", stop_rule=None),
+            f"trainer.nnodes={NODES}",
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={RANKS}",
+            "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp",
+            "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ
+            "trainer.val_before_train=False",
+            "trainer.test_freq=-1",
+            "trainer.logger=[console,file]",
+        ]
+        shell = f'cd "{driver}" && exec "{sys.executable}" -m tests.support.dying_run "$@"'
+        with TrainingProcess(
+            ["bash", "-c", shell, "train", *command],
+            environment=environment | {"RAY_ADDRESS": nodes.address},
+            log_file=driver / "train.log",
+        ) as process:
+            stall = StallWatch(driver)
+            while process.exit_code is None:
+                stall.check()
+                nodes.head.watch(1.0)
+    run = Run(folder=driver, exit_code=process.exit_code)
+    assert run.exit_code == 0, run.log_tail
+    return run
+
+
+def test_given_a_dead_rank_on_the_second_node_then_its_engine_is_lost_and_all_steps_are_trained(run: Run) -> None:
+    [killed] = [note for note in run.inspections if "killed" in note]
+    assert (killed["step"], killed["engine"]) == (KILLED_IN, 1)
+    assert run.metric("async_dapo/load_balancer/servers")[0] == NODES
+    assert run.steps[-1]["async_dapo/load_balancer/lost_servers"] == 1 and len(run.steps) == STEPS
+    assert all(map(ledger_closes, run.steps))
+
+
+def test_given_four_training_ranks_then_every_engine_has_the_newest_weights(run: Run) -> None:
+    ratios = [step[name] for step in run.steps if (name := "async_dapo/importance/staleness_0/ratio_max") in step]
+    assert ratios == pytest.approx([1.0] * len(ratios), abs=TOLERANCE) and ratios

@@ -1,0 +1,86 @@
+"""Ray nodes on this machine that ask for a token; each starts in an empty folder."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
+
+RAY = Path(sys.executable).with_name("ray")
+TOKEN = "0123456789abcdef" * 4
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+START_S = 600.0  # longest time until a node is up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    address: str
+    ray_folder: Path
+    head: TrainingProcess
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as sockets:
+        bound = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in bound]
+
+
+def await_node(node: TrainingProcess, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while "Ray runtime started" not in log.read_text():
+        node.watch(0.2)
+        assert node.exit_code is None and time.monotonic() < deadline, log.read_text()[-3000:]
+
+
+@contextmanager
+def two_nodes(
+    folder: Path, *, gpus: tuple[int, int], cpus: int = 8, knows: Mapping[str, str] | None = None
+) -> Iterator[Nodes]:
+    """Nodes `head` and `second`, whose processes run in folders of these names and know nothing of this repository.
+
+    Args:
+        gpus, cpus: of each, as Ray counts them.
+        knows: variables of theirs.
+    """
+    gcs, client, agent_1, agent_2 = free_ports(4)
+    address = f"127.0.0.1:{gcs}"
+    with ExitStack() as stack:
+        ray_folder = stack.enter_context(RayFolder()).path
+        own = {
+            "head": (
+                "--head",
+                "--node-ip-address=127.0.0.1",
+                f"--port={gcs}",
+                f"--ray-client-server-port={client}",
+                f"--dashboard-agent-listen-port={agent_1}",
+                "--include-dashboard=false",
+                f"--temp-dir={ray_folder}",
+            ),
+            "second": (
+                f"--address={address}",
+                "--node-ip-address=127.0.0.2",
+                f"--dashboard-agent-listen-port={agent_2}",
+            ),
+        }
+        started = []
+        for (name, arguments), num_gpus in zip(own.items(), gpus, strict=True):
+            resources = (f"--num-cpus={cpus}", f"--num-gpus={num_gpus}", "--object-store-memory=300000000")
+            started.append(_start_node(stack, folder / name, [*arguments, *resources], knows or {}))
+        yield Nodes(address=address, ray_folder=ray_folder, head=started[0])
+
+
+def _start_node(stack: ExitStack, folder: Path, arguments: list[str], knows: Mapping[str, str]) -> TrainingProcess:
+    folder.mkdir()
+    hidden = ("PYTHONPATH", "VERL_PLATFORM", "RAY_ADDRESS", *OWN_RAY_ENVIRONMENT)
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    command = ["bash", "-c", f'cd "{folder}" && exec "{RAY}" start --block "$@"', "ray", *arguments]
+    log = folder.with_suffix(".log")
+    node = TrainingProcess(command, environment=environment | RAY_ENVIRONMENT | dict(knows), log_file=log)
+    await_node(stack.enter_context(node), log)
+    return node
