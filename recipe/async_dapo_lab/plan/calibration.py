@@ -130,8 +130,8 @@ def _equation(row: Mapping[str, Any]) -> Equation | None:
 
 
 def _step_equations(steps: Iterable[Mapping[str, float]], num_servers: int) -> list[Equation]:
-    """Mean throughput of a server over each round, at the mean number of requests in flight. Of engines that draft, what
-    a step yields is counted out: the fit is that of a step.
+    """Mean throughput of a server over each round, at the mean number of requests in flight. What drafts yield in a
+    step is counted out: the fit is that of a step.
     """
     equations: list[Equation] = []
     buffered = 0.0

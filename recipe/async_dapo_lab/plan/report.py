@@ -53,8 +53,8 @@ def describe(scenario: Scenario) -> str:
 
 
 def shown(rows: Sequence[Row], advice: Advice, top: int | None) -> list[Row]:
-    """The first row, verl colocate_async, this recipe's default, the row without drafts, the recommended ones, the `top`
-    fastest, and all that are faster than the one to paste; None = all. In the order of `rows`."""
+    """The first row, verl colocate_async with and without drafts, this recipe's default too, the recommended ones, the
+    `top` fastest, and all that are faster than the one to paste; None = all. In the order of `rows`."""
     if top is None:
         return list(rows)
     fastest = sorted(rows, key=lambda row: -row.speed_up)[:top]
