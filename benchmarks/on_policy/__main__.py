@@ -1,6 +1,6 @@
 """Whether steps without old tokens can be faster; simulated, never run: python -m benchmarks.on_policy
 
-Rows of `runs.csv`: verl's sync mode, the strategies that train on nothing old or on one version, and two ideas that this
+Rows of `runs.csv`: verl's sync mode, strategies that train on nothing old or on one version, and two ideas that this
 recipe does not have. What the file has is not simulated again.
 
 `longest first`: of the groups drawn together, those expected to be long start first. What is expected is a prompt's own
