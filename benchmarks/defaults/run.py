@@ -56,11 +56,15 @@ def ours(name: str, **options: Any) -> Candidate:
     return Candidate(system=recipe(name, **options), strategy=strategy, stop_rule="first_completed", concurrency=None)
 
 
-def measure(setting: Setting, kind: str, candidate: Candidate) -> dict[str, Any]:
-    """A row; without figures where the recipe itself would refuse the options or give up."""
+def measure(setting: Setting, kind: str, candidate: Candidate, **more: Any) -> dict[str, Any]:
+    """A row; without figures where the recipe itself would refuse the options or give up.
+
+    Args:
+        more: of the planner's inputs.
+    """
     row = {"setting": str(setting), "kind": kind, "system": candidate.system.name, "strategy": candidate.strategy}
     try:
-        mean, natural_len_tok = simulate(setting.scenario(), candidate, steps=None, warmup=None)
+        mean, natural_len_tok = simulate(setting.scenario(**more), candidate, steps=None, warmup=None)
     except ConfigError as error:
         return row | {"refused": str(error)}
     return row | {

@@ -29,7 +29,11 @@ class Setting:
             f"{self.limit_tok // 1024}K, median {self.median_tok / 1000:g}K, sigma {self.sigma:g}{model}"
         )
 
-    def scenario(self) -> Scenario:
+    def scenario(self, **more: Any) -> Scenario:
+        """
+        Args:
+            more: of the planner's inputs.
+        """
         values: dict[str, Any] = {
             "model": self.model,
             "servers": self.servers,
@@ -41,7 +45,7 @@ class Setting:
             "length_median_tok": float(self.median_tok),
             "length_sigma": self.sigma,
         }
-        return Inputs.load(None, values).scenario()
+        return Inputs.load(None, values | more).scenario()
 
 
 def _of(servers: int, accelerator: str, groups: int, n: int, limit_k: int, median_tok: int, sigma: float, **rest: Any):

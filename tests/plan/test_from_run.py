@@ -84,6 +84,15 @@ def test_turns_and_seconds_in_tools_are_taken_from_the_record(folder):
     assert (inputs.tool_calls, inputs.tool_median_s, inputs.tool_sigma) == (2, 4.0, 0.0)
 
 
+def test_a_run_with_drafts_says_what_its_engines_accepted(folder):
+    drafts = {"async_dapo/drafts/tok_per_step": 1.4, "async_dapo/drafts/accepted_ratio": 0.3}
+    with (folder / "steps.jsonl").open("a") as stream:
+        stream.write(json.dumps({"step": 4, "data": step(4)["data"] | drafts}) + "\n")
+    inputs = Inputs.load(None, {}, recorded=RecordedRun.read(str(folder)).inputs)
+    assert (inputs.drafts_accepted, inputs.drafts_accepted_ratio) == pytest.approx((0.4, 0.3))
+    assert inputs.scenario().measured.has_drafts
+
+
 def test_a_plan_from_a_run_says_what_it_would_change(folder, capsys):
     arguments = ["--from-run", str(folder), "--jobs", "1", "--strategies", "partial", "--max-length-bias", "1"]
     assert main([*arguments, "--steps", "2", "--warmup", "1", "--no-baselines"]) == 0

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...async_dapo.config import ConfigError
+from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP
 from .costs import StepCost
 
 PREFIX = "async_dapo/"
@@ -43,6 +44,7 @@ class MeasuredCosts:
     outside_s: float | None  # of a step, outside of its rollout: training, log-probs, weight update
     num_points: int
     relative_rms: float  # of the fit, over its points
+    has_drafts: bool = False  # a decode step verifies drafts, and yields more than a token of each request
 
     def apply(self, cost: StepCost) -> StepCost:
         """The measured decode step, and the measured prefill where there is one."""
@@ -94,6 +96,7 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
         outside_s=median(outside) if outside else None,
         num_points=len(equations),
         relative_rms=fit_error,
+        has_drafts=any(DRAFT_TOK_PER_STEP in data for data in steps),
     )
 
 
@@ -127,7 +130,9 @@ def _equation(row: Mapping[str, Any]) -> Equation | None:
 
 
 def _step_equations(steps: Iterable[Mapping[str, float]], num_servers: int) -> list[Equation]:
-    """Mean throughput of a server over each round, at the mean number of requests in flight."""
+    """Mean throughput of a server over each round, at the mean number of requests in flight. What drafts yield in a
+    step is counted out: the fit is that of a step.
+    """
     equations: list[Equation] = []
     buffered = 0.0
     for data in steps:
@@ -140,8 +145,9 @@ def _step_equations(steps: Iterable[Mapping[str, float]], num_servers: int) -> l
         buffered = of("partial/buffer_tokens")
         inflight = of("load_balancer/inflight/max") * (1 - of("load_balancer/idle_ratio")) / num_servers
         if generated > 0 and inflight > 0:
-            seconds = of("round/rollout_s") * inflight * num_servers / generated
-            admissions = of("load_balancer/requests") * inflight / generated  # in one decode step
+            yielded = inflight * data.get(DRAFT_TOK_PER_STEP, 1.0)  # tokens of one decode step
+            seconds = of("round/rollout_s") * yielded * num_servers / generated
+            admissions = of("load_balancer/requests") * yielded / generated  # in one decode step
             equations.append(((0.0, 1.0, inflight, 0.0, admissions), seconds))
     return equations
 

@@ -11,6 +11,7 @@ import numpy as np
 from ...async_dapo.config import ConfigError, ImportanceSampling, RolloutStrategy
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.core.trainer_memory import TrainerMemory
+from ...async_dapo.option_values import Drafts
 from .costs import StepCost
 from .scenario import Scenario
 from .systems import (
@@ -35,6 +36,7 @@ CORRECTIONS = {
     RolloutStrategy.CONSISTENT: (ImportanceSampling.BALANCE,),
 }
 SPLITS = (0.8, 0.9, 1.0)  # servers whose GPUs train, over those that would be done when the others are
+DRAFTS, COLOCATE_WITH_DRAFTS = "async_dapo.drafts", "colocate_async with these drafts"  # which verl has not
 VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
 
 FSDP = "actor_rollout_ref.actor.fsdp_config."
@@ -67,7 +69,11 @@ class Bound:
         return self.rollout_s + self.log_prob_s + self.train_s + self.update_s
 
 
-def bound_of(scenario: Scenario) -> Bound:
+def bound_of(scenario: Scenario, *, drafts: bool = False) -> Bound:
+    """
+    Args:
+        drafts: of engines that draft.
+    """
     groups = [group.prompt[ANSWERS] for group in scenario.workload().draw(SAMPLE, step=0)]
     lens_tok = np.array([group.response_lens_tok for group in groups], dtype=float)
     is_valid = np.array([min(group.metrics) < max(group.metrics) for group in groups])
@@ -77,7 +83,7 @@ def bound_of(scenario: Scenario) -> Bound:
     sums = batch * whole.mean(), batch * (whole**2).mean()
     cost = scenario.training_cost()
     per_server = best_tokens_per_s(
-        scenario.step_cost(),
+        scenario.step_cost(drafts=drafts),
         lens_tok.ravel(),
         prompt_len_tok=scenario.prompt_len_tok,
         max_num_seqs=scenario.max_num_seqs,
@@ -119,11 +125,13 @@ class Candidate:
     is_baseline: bool = False
     changes_loss: bool = False  # not what is recommended for being faster
     changes_data: bool = False  # which prompts are trained how often; neither is this
+    is_plain: bool = False  # without drafts, where others have them
 
     @property
     def is_default(self) -> bool:
         """Whether it is this recipe with the options of its yaml."""
         changes = self.is_baseline or self.changes_loss or self.changes_data or self.concurrency is not None
+        changes = changes or self.is_plain
         return (
             not changes and self.strategy == RolloutStrategy.PARTIAL and self.stop_rule == StopRuleName.FIRST_COMPLETED
         )
@@ -139,8 +147,11 @@ def baselines(scenario: Scenario) -> list[Candidate]:
     """verl's own modes, its reference first, and the systems this recipe learned from."""
     groups = scenario.train_batch_size
     pool_size = max(scenario.rollout_n, natural_concurrency(scenario))
+    colocate = verl_colocate_async(groups=groups)
+    drafting = () if scenario.drafts_accepted is None else (with_drafts(colocate, COLOCATE_WITH_DRAFTS),)
     systems = [
-        (verl_colocate_async(groups=groups), "partial", "first_completed"),
+        (colocate, "partial", "first_completed"),
+        *((one, "partial", "first_completed") for one in drafting),
         *((one, "partial", "first_completed") for one in separate_splits(scenario)),
         (dynamic_sampling(batch=groups), "discard", "drain"),
         (async_dapo_2025(over_sampling=2 * groups), "discard", "first_completed"),
@@ -174,7 +185,8 @@ def separate_splits(scenario: Scenario) -> list[System]:
 def recipe_candidates(
     scenario: Scenario, *, strategies: list[RolloutStrategy], stop_rules: list[StopRuleName], concurrency: list[int]
 ) -> list[Candidate]:
-    """This recipe: strategies x stop rules, with the pool that sizes itself and with every pool size."""
+    """This recipe: strategies x stop rules, with the pool that sizes itself and with every pool size; with drafts where
+    their acceptance is known, and once without."""
     rows = []
     for strategy in strategies:
         for rule in stop_rules:
@@ -191,7 +203,19 @@ def recipe_candidates(
             if rule is StopRuleName.FIRST_COMPLETED:
                 rows += [_corrected(strategy, rule, one) for one in CORRECTIONS.get(strategy, ())]
             rows += [_choosing(strategy, rule, *choice) for choice in data_choices(scenario).items()]
-    return rows
+    if scenario.drafts_accepted is None:
+        return rows
+    plain = [
+        replace(one, system=replace(one.system, name=f"{one.system.name}, no drafts"), is_plain=True)
+        for one in rows
+        if one.is_default
+    ]
+    return [replace(one, system=with_drafts(one.system)) for one in rows] + plain
+
+
+def with_drafts(system: System, name: str | None = None) -> System:
+    """The same with drafts, which change none of its decisions."""
+    return replace(system.with_overrides({DRAFTS: Drafts.SIBLINGS.value}), name=name or system.name)
 
 
 def data_choices(scenario: Scenario) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,23 @@ class ServerConstants:
     prefill_flop_share: float = 0.15  # of peak, during prefill
     other_memory_gb: float = 5.0  # activations, CUDA graphs, communication buffers, per GPU
     stop_s: float = 0.05  # from the stop to idle engines
+    draft_step_ms: float = 3.0  # of a decode step with drafts, on the engine's host
+    draft_request_ms: float = 0.01  # the same, per running request
+    verify_flop_share: float = 0.55  # of peak, while drafted tokens are verified
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCost:
+    """What drafts do to a decode step, on average over requests and steps.
+
+    A drafted token is verified beside the one that is sampled anyway: the weights and the cache are read once for both,
+    so it costs arithmetic only. Rejected tokens' room in the cache is not counted.
+    """
+
+    accepted_tok: float  # of a request, beside the one that is sampled anyway
+    step_s: float = 0.0
+    per_request_s: float = 0.0
+    per_kv_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +79,18 @@ class StepCost:
     def prefill_s(self, tokens: int) -> float:
         """Seconds to admit a request: to compute the KV cache of its context, with quadratic attention."""
         return self.admission_s + tokens * (self.prefill_token_s + self.prefill_token2_s * tokens)
+
+    def with_drafts(self, drafts: DraftCost) -> "StepCost":
+        """Of an engine that verifies drafts: what is a step here is the part of one that yields a token of each
+        request. That some requests have more tokens accepted than others is not modelled.
+        """
+        tokens = 1 + drafts.accepted_tok
+        return replace(
+            self,
+            base_s=(self.base_s + drafts.step_s) / tokens,
+            per_request_s=(self.per_request_s + drafts.per_request_s) / tokens,
+            per_kv_token_s=(self.per_kv_token_s + drafts.per_kv_token_s) / tokens,
+        )
 
     def at_speed(self, speed: float) -> "StepCost":
         """Of a server that takes 1 / `speed` of the time for everything [> 0]."""
@@ -147,6 +176,31 @@ def step_cost(
         prefill_token_s=model.flops_per_token / flop_per_s,
         prefill_token2_s=model.attention_flops_per_token2 / flop_per_s,
         kv_room_tok=room_tok,
+    )
+
+
+def draft_cost(
+    model: ModelShape,
+    accelerator: Accelerator,
+    constants: ServerConstants,
+    *,
+    tensor_parallel_size: int,
+    accepted_tok: float,
+    drafted_tok: float,
+) -> DraftCost:
+    """By arithmetic.
+
+    Args:
+        accepted_tok, drafted_tok: of a request and step, on average.
+    """
+    flop_per_s = constants.verify_flop_share * accelerator.bf16_tflop_s * 1e12 * tensor_parallel_size
+    token_s = model.flops_per_token / flop_per_s
+    attention_s = 2 * model.attention_flops_per_token2 / flop_per_s  # of one more token, for each of its context
+    return DraftCost(
+        accepted_tok=accepted_tok,
+        step_s=constants.draft_step_ms / 1e3,
+        per_request_s=constants.draft_request_ms / 1e3 + drafted_tok * token_s,
+        per_kv_token_s=drafted_tok * attention_s,
     )
 
 

@@ -8,10 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from ...async_dapo.config import ConfigError
+from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP
 from ...async_dapo.record.run_files import LENGTHS_FILE, RUN_FILE, STEPS_FILE
 
 OPTION = "async_dapo."
 PROMPT_TOK = "prompt_length/mean"
+DRAFTS_ACCEPTED_RATIO = "async_dapo/drafts/accepted_ratio"
 TURNS, CALLS_S = "async_dapo/turns/mean", "async_dapo/turns/calls_s"
 # The planner's input -> the setting in `run.json`.
 SETTINGS = {
@@ -57,7 +59,7 @@ class RecordedRun:
             "tensor_parallel_size": run["gpus"] // settings["engines"],
         }
         steps = [step["data"] for step in _read_json(place / STEPS_FILE)]
-        inputs |= _prompts(steps) | _tools(steps)
+        inputs |= _prompts(steps) | _tools(steps) | _drafts(steps)
         if Path(settings["model"], "config.json").is_file():
             inputs["model"] = settings["model"]
         strategy, stop_rule = run["system"].split(", ")
@@ -90,6 +92,17 @@ def _tools(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
         "tool_calls": max(1, round(calls)),
         "tool_median_s": fmean(data[CALLS_S] for data in several) / calls,
         "tool_sigma": 0.0,
+    }
+
+
+def _drafts(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What engines that draft have accepted."""
+    drafted = [data for data in steps if data.get(DRAFTS_ACCEPTED_RATIO, 0.0) > 0.0]
+    if not drafted:
+        return {}
+    return {
+        "drafts_accepted": fmean(data[DRAFT_TOK_PER_STEP] for data in drafted) - 1,
+        "drafts_accepted_ratio": fmean(data[DRAFTS_ACCEPTED_RATIO] for data in drafted),
     }
 
 

@@ -131,6 +131,10 @@ class Inputs:
     request_overhead_ms: Annotated[float, "of one decode step, per running request [ms]"] = 0.12
     prefill_flop_share: Annotated[float, "of peak that prefill reaches [0-1]"] = 0.15
     calibrate: Annotated[str | None, "JSONL record of a real run, whose costs replace the constants"] = None
+    drafts_accepted: Annotated[
+        float | None, "drafted tokens that a request has accepted in a step, on average [tokens]; null = no drafts"
+    ] = None
+    drafts_accepted_ratio: Annotated[float, "share of the drafted tokens that are accepted [0-1]"] = 0.4
     strategies: Annotated[list[RolloutStrategy] | None, "async_dapo.rollout_strategy values to try; null = all"] = None
     stop_rules: Annotated[list[StopRuleName] | None, "async_dapo.stop_rule values to try; null = all"] = None
     concurrency: Annotated[list[int] | None, "trajectories in flight to try [count]; null = around the KV room"] = None

@@ -322,6 +322,19 @@ def drawn_share(pass_rate: float, n: int, exploration: float) -> float:
     return 1 - skipped
 
 
+def drafts_advice(rows: Sequence[Row], scenario: Scenario) -> str | None:
+    """What drafts would save; None where no row shows it."""
+    drafting = next((row for row in rows if row.candidate.is_default), None)
+    plain = next((row for row in rows if row.candidate.is_plain), None)
+    if drafting is None or plain is None:
+        return None
+    return (
+        f"With drafts of which a request has {scenario.drafts_accepted:.2g} tokens accepted in a step, "
+        f"`{drafting.candidate.system.name}` takes {drafting.mean.step_s / plain.mean.step_s:.2f} of its step without. "
+        "See docs/drafts.md."
+    )
+
+
 def screening_advice(rows: Sequence[Row], chosen: Row, scenario: Scenario) -> str | None:
     """What screening would save and change; None where no row shows it."""
     pair = _with_and_without(rows, chosen, "async_dapo.screening.samples")

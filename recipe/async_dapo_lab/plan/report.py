@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from .candidates import COLOCATE_WITH_DRAFTS
 from .inputs import Inputs
-from .recommend import Advice, history_advice, screening_advice
+from .recommend import Advice, drafts_advice, history_advice, screening_advice
 from .scenario import Scenario
 from .sweep import Row
 from .systems import VERL, VERL_COLOCATE_ASYNC
@@ -18,6 +19,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "tok/s/GPU": lambda row: f"{row.mean.tokens_per_s_per_gpu:.0f}",
     "speed-up": lambda row: f"{row.speed_up:.2f}",
     "of bound": lambda row: f"{row.bound_share:.2f}",
+    "with drafts": lambda row: "" if row.drafts_bound_share is None else f"{row.drafts_bound_share:.2f}",
     "log-probs": lambda row: f"{row.mean.log_prob_s / row.mean.step_s:.2f}",
     "idle": lambda row: f"{row.mean.idle_ratio:.2f}",
     "preempted": lambda row: _short(row.mean.recomputed_tok),
@@ -30,11 +32,12 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 MEANINGS = """\
 tok/s/GPU: tokens in the loss over the whole step. speed-up: of it, over the first row. of bound: seconds that the
-needed tokens take at the engines' best throughput, plus training, over the row's. log-probs: share of a step that
-recomputes them, which `bypass` saves. idle: empty engine places, of those used at the peak. preempted, re-prefilled:
-context tokens computed again in a step. waste: tokens thrown away, or too stale for the loss, of these and those in
-the loss. off-policy: share of tokens in the loss. staleness: of these, mean/max in versions. length bias: mean trained
-over mean natural length. Steps are those of the steady state; differences under 2 % are noise."""
+needed tokens take at the engines' best throughput, plus training, over the row's; with drafts: the same where all
+engines draft. log-probs: share of a step that recomputes them, which `bypass` saves. idle: empty engine places, of
+those used at the peak. preempted, re-prefilled: context tokens computed again in a step. waste: tokens thrown away, or
+too stale for the loss, of these and those in the loss. off-policy: share of tokens in the loss. staleness: of these,
+mean/max in versions. length bias: mean trained over mean natural length. Steps are those of the steady state;
+differences under 2 % are noise."""
 
 
 def describe(scenario: Scenario) -> str:
@@ -50,13 +53,18 @@ def describe(scenario: Scenario) -> str:
 
 
 def shown(rows: Sequence[Row], advice: Advice, top: int | None) -> list[Row]:
-    """The first row, verl colocate_async, this recipe's default, the recommended ones, the `top` fastest, and all that
-    are faster than the one to paste; None = all. In the order of `rows`."""
+    """The first row, verl colocate_async with and without drafts, this recipe's default too, the recommended ones, the
+    `top` fastest, and all that are faster than the one to paste; None = all. In the order of `rows`."""
     if top is None:
         return list(rows)
     fastest = sorted(rows, key=lambda row: -row.speed_up)[:top]
     kept = {id(row) for row in (rows[0], *fastest, *(choice.row for choice in advice.choices.values()))}
-    kept |= {id(row) for row in rows if row.candidate.is_default or row.candidate.system.name == VERL_COLOCATE_ASYNC}
+    named = (VERL_COLOCATE_ASYNC, COLOCATE_WITH_DRAFTS)
+    kept |= {
+        id(row)
+        for row in rows
+        if row.candidate.is_default or row.candidate.is_plain or row.candidate.system.name in named
+    }
     if advice.to_paste is not None:
         kept |= {id(row) for row in rows if row.speed_up > advice.to_paste.row.speed_up}
     return [row for row in rows if id(row) in kept]
@@ -65,11 +73,14 @@ def shown(rows: Sequence[Row], advice: Advice, top: int | None) -> list[Row]:
 def table(rows: Sequence[Row], advice: Advice, *, top: int | None = None) -> str:
     """Rows, with the choice that each one is; the one to paste has a star."""
     visible = shown(rows, advice, top)
-    cells = [list(COLUMNS), *([column(row) for column in COLUMNS.values()] for row in visible)]
+    columns = dict(COLUMNS)
+    if all(row.drafts_bound_s is None for row in rows):
+        del columns["with drafts"]
+    cells = [list(columns), *([column(row) for column in columns.values()] for row in visible)]
     choices = ["", *(" ".join(advice.names_of(row)) for row in visible)]
     pasted = None if advice.to_paste is None else advice.to_paste.row
     marks = [" ", *("*" if row is pasted else " " for row in visible)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     lines = []
     for mark, line, choice in zip(marks, cells, choices, strict=True):
         rest = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
@@ -94,6 +105,7 @@ def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row], scenario: Scen
             f"({choice.row.speed_up:.2f}x), off-policy {mean.off_policy_ratio:.2f}, staleness "
             f"{mean.staleness_mean:.2f}/{mean.staleness_max}, waste {mean.waste_ratio:.2f}\n          {choice.reason}"
         )
+    lines += filter(None, [drafts_advice(rows, scenario)])
     lines += [f"warning: {warning}" for warning in advice.warnings]
     if advice.to_paste is None:
         assert advice.verls_own is not None
@@ -152,6 +164,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "speed_up": row.speed_up,
         "bound_s": row.bound_s,
         "bound_share": row.bound_share,
+        "drafts_bound_share": row.drafts_bound_share,
         "length_bias": row.length_bias,
         **asdict(mean),
         **{name: getattr(mean, name) for name in derived},

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 from ...async_dapo.config import ConfigError
+from ...async_dapo.core.drafts import MOST_DRAFT_TOK
 from ...async_dapo.hardware import Accelerator, ModelShape
 from .calibration import MeasuredCosts
-from .costs import ServerConstants, StepCost, TrainingCost, step_cost
+from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cost, step_cost
 from .lengths import LengthModel
 from .workload import ANSWERS, PassRates, ToolCalls, Workload
 
@@ -37,6 +38,8 @@ class Scenario:
     update_s: float = 5.0  # engines to sleep and back, and their new weights
     constants: ServerConstants = field(default_factory=ServerConstants)
     measured: MeasuredCosts | None = None  # in place of constants
+    drafts_accepted: float | None = None  # tokens of a request and step; None = nothing is simulated with drafts
+    drafts_accepted_ratio: float = 0.4  # of the drafted tokens
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -51,6 +54,10 @@ class Scenario:
         for key in ("reward_s", "update_s", "training_s"):
             if (getattr(self, key) or 0) < 0:
                 raise ConfigError(key, getattr(self, key), "must be >= 0 seconds")
+        if not 0 <= (self.drafts_accepted or 0) <= MOST_DRAFT_TOK:
+            raise ConfigError("drafts_accepted", self.drafts_accepted, f"must be in 0..{MOST_DRAFT_TOK} tokens")
+        if not 0 < self.drafts_accepted_ratio <= 1:
+            raise ConfigError("drafts_accepted_ratio", self.drafts_accepted_ratio, "must be in 0..1, above 0")
         sizes = self.model.tensor_parallel_sizes
         if self.tensor_parallel_size not in sizes:
             raise ConfigError(
@@ -66,10 +73,14 @@ class Scenario:
     def num_gpus(self) -> int:
         return self.num_servers * self.tensor_parallel_size
 
-    def step_cost(self) -> StepCost:
+    def step_cost(self, *, drafts: bool = False) -> StepCost:
         """
+        Args:
+            drafts: of engines that draft.
+
         Raises:
-            ConfigError: when the model, or one whole trajectory, does not fit on a server.
+            ConfigError: when the model, or one whole trajectory, does not fit on a server, and for drafts of which is
+                not said how many are accepted.
         """
         cost = step_cost(
             self.model,
@@ -79,7 +90,22 @@ class Scenario:
             gpu_memory_utilization=self.gpu_memory_utilization,
             longest_context_tok=self.prompt_len_tok + self.max_response_length,
         )
-        return cost if self.measured is None else self.measured.apply(cost)
+        cost = cost if self.measured is None else self.measured.apply(cost)
+        return cost.with_drafts(self._draft_cost()) if drafts else cost
+
+    def _draft_cost(self) -> DraftCost:
+        if self.drafts_accepted is None:
+            raise ConfigError("drafts_accepted", None, "say how many tokens of drafts are accepted in a step, e.g. 0.3")
+        if self.measured is not None and self.measured.has_drafts:
+            return DraftCost(accepted_tok=self.drafts_accepted)  # the measured step holds the rest
+        return draft_cost(
+            self.model,
+            self.accelerator,
+            self.constants,
+            tensor_parallel_size=self.tensor_parallel_size,
+            accepted_tok=self.drafts_accepted,
+            drafted_tok=self.drafts_accepted / self.drafts_accepted_ratio,
+        )
 
     @property
     def request_latency_s(self) -> float:

@@ -41,7 +41,7 @@ class SeparateRun:
         self._scenario, self._habits = scenario, habits
         self.options = system.options(scenario)
         self._fleet = Fleet(
-            scenario.step_cost(),
+            scenario.step_cost(drafts=self.options.drafts is not None),
             num_servers=engines,
             max_num_seqs=scenario.max_num_seqs,
             balance=self.options.balance(most_per_server=server_calls(scenario.max_num_seqs) - 1),

@@ -28,7 +28,7 @@ class TrainingRun:
         self._habits = system.habits
         self.options = system.options(scenario)
         self._fleet = Fleet(
-            scenario.step_cost(),
+            scenario.step_cost(drafts=self.options.drafts is not None),
             num_servers=scenario.num_servers,
             max_num_seqs=scenario.max_num_seqs,
             balance=self.options.balance(most_per_server=server_calls(scenario.max_num_seqs) - 1),

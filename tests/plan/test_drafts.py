@@ -1,0 +1,106 @@
+"""Drafts in the planner: what verifying costs, what accepted tokens save, and what a run's own record says of both."""
+
+import json
+import math
+
+import pytest
+
+from recipe.async_dapo.config import ConfigError, RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.hardware import find_accelerator
+from recipe.async_dapo_lab.plan.calibration import calibrate
+from recipe.async_dapo_lab.plan.candidates import bound_of, recipe_candidates, with_drafts
+from recipe.async_dapo_lab.plan.costs import ServerConstants
+from recipe.async_dapo_lab.plan.recommend import drafts_advice, recommend
+from recipe.async_dapo_lab.plan.report import COLUMNS, shown, table
+from recipe.async_dapo_lab.plan.sweep import sweep
+from recipe.async_dapo_lab.plan.systems import recipe
+
+from ..support.plan_settings import simulate, small_scenario
+
+NEWER = ServerConstants(step_overhead_ms=1.5, request_overhead_ms=0.03)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "ratio", "context_tok", "gain"),
+    [(0.4, 0.27, 6000, 1.15), (0.6, 0.4, 6000, 1.32), (0.9, 0.45, 6000, 1.53)],
+)
+def test_an_8b_on_an_h100_that_is_full_gains_what_arithmetic_says(accepted, ratio, context_tok, gain):
+    scenario = small_scenario(
+        accelerator=find_accelerator("h100"), constants=NEWER, drafts_accepted=accepted, drafts_accepted_ratio=ratio
+    )
+    plain, drafting = scenario.step_cost(), scenario.step_cost(drafts=True)
+    requests = plain.kv_room_tok // context_tok
+    kv_tok = requests * context_tok
+    assert plain.decode_s(1, requests, kv_tok) / drafting.decode_s(1, requests, kv_tok) == pytest.approx(gain, rel=0.03)
+    assert drafting.kv_room_tok == plain.kv_room_tok and drafting.prefill_s(100) == plain.prefill_s(100)
+
+
+def test_drafts_that_nobody_accepts_cost_their_host_time():
+    scenario = small_scenario(drafts_accepted=0.0)
+    plain, drafting = scenario.step_cost(), scenario.step_cost(drafts=True)
+    assert drafting.decode_s(1, 10, 1000) - plain.decode_s(1, 10, 1000) == pytest.approx(3e-3 + 10 * 0.01e-3)
+
+
+def test_drafts_make_rollouts_shorter_and_change_no_decision_of_a_fixed_pool():
+    scenario = small_scenario(drafts_accepted=0.6, training_s=1.0)
+    system = recipe("partial", rollout_pool_size=16)
+    plain, drafting = (simulate(scenario, one, steps=3) for one in (system, with_drafts(system)))
+    assert [step.trained_tok for step in plain] == [step.trained_tok for step in drafting]
+    assert all(fast.rollout_s < slow.rollout_s for fast, slow in zip(drafting, plain, strict=True))
+    assert bound_of(scenario, drafts=True).rollout_s < bound_of(scenario).rollout_s
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"drafts_accepted": -0.1}, "drafts_accepted=-0.1: must be in 0..7 tokens"),
+        ({"drafts_accepted": math.nan}, "drafts_accepted=nan"),
+        ({"drafts_accepted_ratio": 0.0}, "drafts_accepted_ratio=0.0: must be in 0..1, above 0"),
+        ({}, "drafts_accepted=None: say how many tokens of drafts are accepted"),
+    ],
+)
+def test_what_is_not_said_of_drafts_or_is_out_of_range_is_named(values, words):
+    with pytest.raises(ConfigError) as refused:
+        small_scenario(**values).step_cost(drafts=True)
+    assert str(refused.value).startswith(words)
+
+
+def test_with_drafts_the_table_has_a_second_bound_and_the_default_without_them():
+    scenario = small_scenario(drafts_accepted=0.6)
+    candidates = recipe_candidates(
+        scenario,
+        strategies=[RolloutStrategy.PARTIAL],
+        stop_rules=[StopRuleName.FIRST_COMPLETED],
+        concurrency=[],
+    )
+    rows = sweep(scenario, [one for one in candidates if not one.changes_loss], steps=2, warmup=1)
+    advice = recommend(rows, max_length_bias=1.0, max_off_policy=1.0, kv_room=10)
+    assert [row.candidate.is_plain for row in shown(rows, advice, top=1)] == [False, True]
+    assert rows[0].drafts_bound_share < rows[0].bound_share
+    assert "with drafts" in COLUMNS and "with drafts" in table(rows, advice).splitlines()[0]
+    assert "async_dapo.drafts=siblings" in advice.to_paste.overrides
+    said = drafts_advice(rows, scenario)
+    assert said.startswith("With drafts of which a request has 0.6 tokens accepted in a step, `partial first_completed")
+    assert f"takes {rows[0].mean.step_s / rows[1].mean.step_s:.2f} of its step without" in said
+
+
+def test_a_run_that_drafts_says_what_a_step_takes_and_what_it_yields(tmp_path):
+    base_s, per_request_s, tokens = 0.02, 0.0002, 1.5
+    rows = []
+    for inflight in (10, 20, 40, 80):
+        data = {
+            "async_dapo/round/rollout_s": 100 * (base_s + per_request_s * inflight),
+            "async_dapo/tokens/trained": 100 * tokens * inflight,
+            "async_dapo/load_balancer/inflight/max": inflight,
+            "async_dapo/drafts/tok_per_step": tokens,
+            "async_dapo/drafts/accepted_ratio": 0.25,
+        }
+        rows.append({"step": inflight, "data": data, "time_s": 1.0})
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    measured = calibrate(str(path), num_servers=1)
+    assert (measured.base_s, measured.per_request_s) == pytest.approx((base_s, per_request_s))
+    scenario = small_scenario(measured=measured, drafts_accepted=tokens - 1)
+    step_s = base_s + 40 * per_request_s
+    assert scenario.step_cost(drafts=True).decode_s(1, 40, 0) == pytest.approx(step_s / tokens)
