@@ -1,14 +1,14 @@
 """The recipe's options: Hydra node `async_dapo` -> frozen dataclasses, validated once.
 
-Options that belong together: parts of `AsyncDAPOConfig`. Those of a decision are in `core/`, with it.
-
-The range of every option, and options that do not go together.
+Options that belong together are parts of `AsyncDAPOConfig`; those of a decision are in `core/`, with it. An option's
+range is part of its type. What does not go together is refused by `check_together`.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 from .core.balance import Balance
@@ -35,12 +35,16 @@ CONFIG_FOLDER = Path(__file__).parent / "config"
 CONFIG_NAME = "async_dapo_trainer"
 CUSTOM_OPTIONS = "async_dapo"  # in verl's `rollout.custom`: what servers and training workers need of these options
 
+Seconds = Annotated[float, Meta(gt=0)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
-    timeout_s: float
-    processes: int | None
-    max_retries: int
+    """The reward function's calls: `async_dapo.reward`."""
+
+    timeout_s: Seconds
+    processes: Annotated[int | None, Meta(ge=0)]
+    max_retries: Annotated[int, Meta(ge=0)]
     on_error: OnRewardError
 
     @property
@@ -60,7 +64,7 @@ class RewardConfig:
 class CallsConfig:
     """Calls of agent loops: `async_dapo.calls`."""
 
-    timeout_s: float
+    timeout_s: Seconds
     short_s: float = 0.1  # a trajectory whose call takes longer leaves its place to another one [s]
     journal_limit_mb: int = 16  # of a trajectory's recorded calls, arguments and results [MiB]
     # Agent loops with a state of their own that one worker keeps alive over a stop [count].
@@ -75,63 +79,19 @@ class FilterConfig:
     max_num_gen_batches: int
 
 
-def check_ranges(options: "AsyncDAPOConfig") -> None:
+def check_together(options: "AsyncDAPOConfig") -> None:
     """
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    _check_counts(options)
-    _check_seconds(options)
     _check_staleness(options)
     _check_filter(options)
     _check_screening(options)
     _check_selection(options)
 
 
-def _check_counts(options: "AsyncDAPOConfig") -> None:
-    at_least_one = {
-        "data.train_batch_size": options.target_valid_groups,
-        "actor_rollout_ref.rollout.n": options.rollout_n,
-        "actor_rollout_ref.rollout.agent.num_workers": options.num_workers,
-        "async_dapo.max_concurrent_prompts": options.max_concurrent_prompts,
-        "data.max_prompt_length": options.max_prompt_length,
-        "data.max_response_length": options.max_response_length,
-    }
-    optional = {
-        "async_dapo.rollout_pool_size": options.rollout_pool_size,
-        "async_dapo.over_sampling_batch_size": options.over_sampling_batch_size,
-        "async_dapo.max_loads_per_server": options.max_loads_per_server,
-        "async_dapo.max_tokens_per_round": options.max_tokens_per_round,
-    }
-    at_least_one |= {key: value for key, value in optional.items() if isinstance(value, int)}
-    for key, value in at_least_one.items():
-        if value < 1:
-            raise ConfigError(key, value, "must be >= 1")
-    for key, count in {
-        "async_dapo.reward.max_retries": options.reward.max_retries,
-        "async_dapo.reward.processes": options.reward.processes,
-    }.items():
-        if count is not None and count < 0:
-            raise ConfigError(key, count, "must be >= 0")
-
-
-def _check_seconds(options: "AsyncDAPOConfig") -> None:
-    for key, seconds in {
-        "async_dapo.reward.timeout_s": options.reward.timeout_s,
-        "async_dapo.calls.timeout_s": options.calls.timeout_s,
-        "async_dapo.round_timeout_s": options.round_timeout_s,
-        "async_dapo.engine_timeout_s": options.engine_timeout_s,
-    }.items():
-        if seconds <= 0:
-            raise ConfigError(key, seconds, "must be > 0 seconds")
-
-
 def _check_staleness(options: "AsyncDAPOConfig") -> None:
     """What is kept over a step, and how much of it."""
-    if options.max_staleness is not None and options.max_staleness < 0:
-        raise ConfigError("async_dapo.max_staleness", options.max_staleness, "must be >= 0; null = no limit")
-    if options.max_partial_share is not None and not 0 <= options.max_partial_share <= 1:
-        raise ConfigError("async_dapo.max_partial_share", options.max_partial_share, "must be in 0..1; null = no cap")
     if options.max_tokens_per_round is not None and options.rollout_strategy is not RolloutStrategy.PARTIAL:
         raise ConfigError(
             "async_dapo.max_tokens_per_round",
@@ -143,12 +103,6 @@ def _check_staleness(options: "AsyncDAPOConfig") -> None:
 
 
 def _check_filter(options: "AsyncDAPOConfig") -> None:
-    if options.filter.max_num_gen_batches < 0:
-        raise ConfigError(
-            "algorithm.filter_groups.max_num_gen_batches",
-            options.filter.max_num_gen_batches,
-            "must be >= 0; 0 = no limit",
-        )
     if options.filter.metric is not None and options.rollout_n == 1:
         raise ConfigError(
             "actor_rollout_ref.rollout.n",
@@ -203,17 +157,17 @@ class AsyncDAPOConfig:
     target_valid_groups: int  # B = data.train_batch_size
     rollout_n: int
     num_workers: int
-    max_concurrent_prompts: int
-    max_loads_per_server: int | None
-    over_sampling_batch_size: int | Auto
+    max_concurrent_prompts: Annotated[int, Meta(ge=1)]
+    max_loads_per_server: Annotated[int | None, Meta(ge=1)]
+    over_sampling_batch_size: Annotated[int | Auto, Meta(ge=1)]
     stop_rule: StopRuleName
     rollout_strategy: RolloutStrategy
-    max_staleness: int | None
-    max_partial_share: float | None
-    rollout_pool_size: int | Auto | None
+    max_staleness: Annotated[int | None, Meta(ge=0)]
+    max_partial_share: Annotated[float | None, Meta(ge=0, le=1)]
+    rollout_pool_size: Annotated[int | Auto | None, Meta(ge=1)]
     max_prompt_length: int
     max_response_length: int
-    max_tokens_per_round: int | None
+    max_tokens_per_round: Annotated[int | None, Meta(ge=1)]
     importance_sampling: ImportanceSampling
     reward: RewardConfig
     calls: CallsConfig
@@ -221,8 +175,8 @@ class AsyncDAPOConfig:
     filter: FilterConfig
     screening: Screening
     selection: Selection
-    round_timeout_s: float
-    engine_timeout_s: float
+    round_timeout_s: Seconds
+    engine_timeout_s: Seconds
     drafts: Drafts | None
     report_dir: str | None
     # Tokens of a request that a server delivers at a time: they are lost at most when it dies; fewer cost more calls.
@@ -243,13 +197,13 @@ class AsyncDAPOConfig:
         if node["importance_sampling"] is None:
             bypasses = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
             node["importance_sampling"] = ImportanceSampling.BYPASS if bypasses else ImportanceSampling.DECOUPLED
+        groups = "algorithm.filter_groups"
         filter_groups = config.algorithm.filter_groups
         if filter_groups.enable and not filter_groups.metric:
             raise ConfigError(
-                "algorithm.filter_groups.metric",
+                f"{groups}.metric",
                 filter_groups.metric,
-                "name a metric of the reward function's result, such as acc, or set "
-                "algorithm.filter_groups.enable=False",
+                f"name a metric of the reward function's result, such as acc, or set {groups}.enable=False",
             )
         parsed = cls(
             **parse_options(
@@ -268,13 +222,13 @@ class AsyncDAPOConfig:
                     "selection": Selection(**parse_options(Selection, node["selection"], "async_dapo.selection.")),
                     "filter": FilterConfig(
                         metric=filter_groups.metric if filter_groups.enable else None,
-                        max_num_gen_batches=whole_number(config, "algorithm.filter_groups.max_num_gen_batches"),
+                        max_num_gen_batches=whole_number(config, f"{groups}.max_num_gen_batches", least=0),
                     ),
                 },
                 "async_dapo.",
             )
         )
-        check_ranges(parsed)
+        check_together(parsed)
         return parsed
 
     @property

@@ -5,8 +5,9 @@ from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 
@@ -123,8 +124,10 @@ def gone_option(key: str, value: object) -> ConfigError | None:
 
 
 def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Convert a plain dict to constructor arguments of a dataclass, one by one. A field with a default is no option."""
-    types = get_type_hints(cls)
+    """Convert a plain dict to constructor arguments of a dataclass, one by one. A field with a default is no option. A
+    number's range is part of its type, as msgspec's `Meta`.
+    """
+    types = get_type_hints(cls, include_extras=True)
     names = {field.name for field in fields(cls) if field.default is MISSING}
     for key in node.keys() - names:
         known = ", ".join(sorted(names))
@@ -136,11 +139,18 @@ def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any
     return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}
 
 
-def whole_number(config: DictConfig, key: str) -> int:
-    return _convert(int, OmegaConf.select(config, key), key)
+def whole_number(config: DictConfig, key: str, *, least: int = 1) -> int:
+    """One of verl's options."""
+    return _convert(Annotated[int, Meta(ge=least)], OmegaConf.select(config, key), key)
 
 
 def _convert(kind: Any, value: Any, key: str) -> Any:
+    if get_origin(kind) is Annotated:
+        bare, meta = get_args(kind)
+        value = _convert(bare, value, key)
+        if isinstance(value, int | float):
+            _check_range(key, value, meta)
+        return value
     if isinstance(kind, UnionType):
         if value is None and NoneType in kind.__args__:
             return None
@@ -161,3 +171,11 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
             raise ConfigError(key, value, "must be a number")
         return float(value)
     return value
+
+
+def _check_range(key: str, value: float, range_: Meta) -> None:
+    low, above, high = range_.ge, range_.gt, range_.le
+    if (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high):
+        return
+    wanted = f"> {above}" if above is not None else f">= {low}" if high is None else f"in {low}..{high}"
+    raise ConfigError(key, value, f"must be {wanted}{' seconds' if key.endswith('_s') else ''}")

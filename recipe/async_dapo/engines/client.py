@@ -8,6 +8,7 @@ is never continued.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from verl.utils import normalize_token_ids
@@ -76,6 +77,27 @@ def end_of_stop(tokens: Sequence[int], seam_tok: int, params: dict[str, Any], de
     return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What an agent loop has asked for.
+
+    Attributes:
+        options: further arguments of the server's `generate`.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling_params: dict[str, Any]
+    options: dict[str, Any]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """For the engine; the record needs log-probs, whatever the agent loop asks for."""
+        return {key: value for key, value in self.sampling_params.items() if key not in _LIMIT_KEYS} | {
+            "logprobs": True
+        }
+
+
 def _request_name(recorder: Recorder, turn: Turn) -> str:
     """Tells the engine whose answer this is."""
     if not recorder.prompt_uid:
@@ -118,10 +140,15 @@ class AsyncDAPOLLMClient(LLMServerClient):
         if recorder.is_stopping and recorder.kept_loop is not None:
             await recorder.kept_loop.next_round()
         turn, number = recorder.begin_turn(prompt_ids), recorder.next_turn - 1
-        options = {key: kwargs[key] for key in _SERVER_OPTIONS if kwargs.get(key) is not None}
+        asked = _Asked(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            sampling_params=sampling_params,
+            options={key: kwargs[key] for key in _SERVER_OPTIONS if kwargs.get(key) is not None},
+        )
         while True:
             try:
-                await self._end_turn(recorder, turn, request_id, prompt_ids, sampling_params, options)
+                await self._end_turn(recorder, turn, asked)
                 break
             except TrajectoryInterrupted:
                 recorder.is_interrupted = True
@@ -144,7 +171,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
             },
         )
 
-    async def _end_turn(self, recorder: Recorder, turn: Turn, *request: Any) -> None:
+    async def _end_turn(self, recorder: Recorder, turn: Turn, asked: _Asked) -> None:
         """
         Raises:
             TrajectoryInterrupted: if the loop must not go on, whether or not the turn has ended.
@@ -152,31 +179,21 @@ class AsyncDAPOLLMClient(LLMServerClient):
         if turn.finish_reason is None:
             recorder.in_request = True
             try:
-                await self._finish_turn(recorder, turn, *request)
+                await self._finish_turn(recorder, turn, asked)
             finally:
                 recorder.in_request = False
         if recorder.is_stopping:
             raise TrajectoryInterrupted("stopped after a turn")
 
-    async def _finish_turn(
-        self,
-        recorder: Recorder,
-        turn: Turn,
-        request_id: str,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        options: dict[str, Any],
-    ) -> None:
+    async def _finish_turn(self, recorder: Recorder, turn: Turn, asked: _Asked) -> None:
         """Request the turn's tokens until the engine ends it, or the budget is spent.
 
         Raises:
             TrajectoryInterrupted: when the engines stop, or the trajectory has had its tokens for this round.
             ConfigError: for sampling parameters with which the turn could not be continued.
         """
-        is_whole = self._must_be_whole(sampling_params)
-        budget_tok = self._budget_tok(len(prompt_ids), sampling_params)
-        params = {key: value for key, value in sampling_params.items() if key not in _LIMIT_KEYS}
-        params["logprobs"] = True  # the record needs them, whatever the agent loop asks for
+        is_whole = self._must_be_whole(asked.sampling_params)
+        budget_tok = self._budget_tok(len(asked.prompt_ids), asked.sampling_params)
         while turn.finish_reason is None:
             if is_whole and turn.attachment is None:
                 recorder.lose(turn)
@@ -187,7 +204,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
             limit_tok = recorder.within_round(remaining_tok)
             if limit_tok <= 0:
                 raise TrajectoryInterrupted("has generated its tokens of this round")
-            finish_reason = await self._advance(recorder, turn, request_id, prompt_ids, params, options, limit_tok)
+            finish_reason = await self._advance(recorder, turn, asked, limit_tok)
             if turn.finish_reason is None and (finish_reason != "length" or limit_tok == remaining_tok):
                 turn.finish_reason = finish_reason
 
@@ -214,30 +231,21 @@ class AsyncDAPOLLMClient(LLMServerClient):
             )
         return bool(named)
 
-    async def _advance(
-        self,
-        recorder: Recorder,
-        turn: Turn,
-        request_id: str,
-        prompt_ids: list[int],
-        params: dict[str, Any],
-        options: dict[str, Any],
-        limit_tok: int,
-    ) -> str | None:
+    async def _advance(self, recorder: Recorder, turn: Turn, asked: _Asked, limit_tok: int) -> str | None:
         """One request, counted. Returns the engine's finish reason; None if the request was lost."""
         before_tok = turn.generated_tok
         is_seam = before_tok > 0 and turn.attachment is None
         if is_seam:
-            recorder.reprefilled_tok.append(len(prompt_ids) + before_tok)
-        context, asked = prompt_ids + turn.raw_response_ids, continued(params, before_tok, limit_tok)
+            recorder.reprefilled_tok.append(len(asked.prompt_ids) + before_tok)
+        context, params = asked.prompt_ids + turn.raw_response_ids, continued(asked.params, before_tok, limit_tok)
         try:
             return await self._requests.advance(
-                turn, request_id, context, asked, options, name=_request_name(recorder, turn)
+                turn, asked.request_id, context, params, asked.options, name=_request_name(recorder, turn)
             )
         finally:
             recorder.generated_tok += turn.generated_tok - before_tok
             if is_seam:
-                self._end_at_stop(turn, before_tok, params)
+                self._end_at_stop(turn, before_tok, asked.sampling_params)
 
     def _end_at_stop(self, turn: Turn, seam_tok: int, params: dict[str, Any]) -> None:
         """A stop string that the engine could not see, as it began before the seam, ends the turn."""

@@ -8,7 +8,6 @@ from ..core.journal import CallCounts
 from ..core.round import RoundSummary
 from ..core.trajectory import PromptGroup, TurnCounts
 from ..engines.load_balancer import LoadBalancerStats
-from .reward import RewardCalls
 
 
 @dataclass(slots=True, kw_only=True)
@@ -16,7 +15,7 @@ class WorkerReport:
     """Of one worker."""
 
     unfinished: list[PromptGroup] = field(default_factory=list)
-    reward_calls: RewardCalls = field(default_factory=RewardCalls)
+    killed_reward_processes: int = 0
     calls: CallCounts = field(default_factory=CallCounts)
     turns: TurnCounts = field(default_factory=TurnCounts)
     diverged_tok: int = 0
@@ -26,7 +25,7 @@ class WorkerReport:
     def merged(cls, reports: Sequence["WorkerReport"]) -> Self:
         return cls(
             unfinished=[group for report in reports for group in report.unfinished],
-            reward_calls=RewardCalls.total(report.reward_calls for report in reports),
+            killed_reward_processes=sum(report.killed_reward_processes for report in reports),
             calls=CallCounts.total(report.calls for report in reports),
             turns=TurnCounts.total(report.turns for report in reports),
             diverged_tok=sum(report.diverged_tok for report in reports),

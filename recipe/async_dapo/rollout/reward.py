@@ -6,8 +6,7 @@ The reward function's own time limit is kept where it runs: see `reward_isolatio
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import astuple, dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
@@ -47,17 +46,6 @@ class RewardFailed(Exception):
         self.cause = cause
 
 
-@dataclass(slots=True)
-class RewardCalls:
-    """What has become of a round's reward calls, besides scores [count]."""
-
-    killed_processes: int = 0
-
-    @classmethod
-    def total(cls, parts: Iterable["RewardCalls"]) -> "RewardCalls":
-        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
-
-
 class RewardScorer:
     """Scores on verl's reward workers, never on this event loop.
 
@@ -71,7 +59,7 @@ class RewardScorer:
         self._options = options.reward
         self._metric = options.filter.metric
         self._logged = KnownPlaces()
-        self.calls = RewardCalls()
+        self.killed_processes = 0
 
     async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
         """Score the last output, and give the others the same score.
@@ -142,7 +130,7 @@ class RewardScorer:
         return float(output.extra_fields["reward_extra_info"][self._metric])
 
     def _count(self, error: Exception) -> None:
-        self.calls.killed_processes += isinstance(error, RewardProcessKilled | RewardProcessDied)
+        self.killed_processes += isinstance(error, RewardProcessKilled | RewardProcessDied)
 
     def _has_finite_score(self, output: AgentLoopOutput) -> bool:
         extra = output.extra_fields.setdefault("reward_extra_info", {})  # absent if the agent loop scored itself

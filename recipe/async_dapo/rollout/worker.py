@@ -118,7 +118,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             if isinstance(error, ConfigError):
                 raise error from None
             raise RuntimeError(f"agent loop worker {self._worker}: {error}") from error
-        report.reward_calls = scorer.calls
+        report.killed_reward_processes = scorer.killed_processes
         report.calls = CallCounts.total(rollout.calls)
         report.turns = TurnCounts.total(rollout.turns)
         report.diverged_tok = rollout.diverged_tok

@@ -11,7 +11,9 @@ import numpy as np
 from ..core.concurrency import EngineLoad
 from ..core.length_bias import LengthBiasWindow
 from ..core.outcome import Verdict
+from ..core.over_sampling import OverSampling, RoundSize
 from ..core.pool import Dispatch, Settlement
+from ..core.prompt_history import PromptHistory
 from ..core.screening import Screened
 from ..core.staleness import VersionShares
 from ..core.trajectory import PromptGroup
@@ -136,17 +138,15 @@ class RoundRecord:
     dispatch: Dispatch
     settlement: Settlement
     ledger: Mapping[str, int]
-    groups_to_hold: int
-    holds_less: bool  # for async_dapo.max_partial_share
-    valid_share: float
-    staleness_bound: int | None
+    over_sampling: OverSampling  # as of the next step
+    round_size: RoundSize  # so, too
     withheld_tok: int
     versions: VersionShares
     buffered: Sequence[PromptGroup]
     lengths: LengthBiasWindow
     screened: Screened
     skipped: int
-    known_prompts: int
+    history: PromptHistory
 
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
@@ -167,11 +167,11 @@ def _round(record: RoundRecord) -> dict[str, float]:
     valid = sum(outcome.verdict is Verdict.VALID for outcome in summary.outcomes)
     alike = record.settlement.filtered + record.screened.groups
     return {
-        "round/groups_to_hold": record.groups_to_hold,
+        "round/groups_to_hold": record.over_sampling.groups_to_hold,
         "round/rollout_s": record.result.rollout_s,
         "round/trained_groups": len(record.settlement.trained_uids),
         "filter/rejected_groups": record.settlement.filtered,
-        "filter/valid_share": record.valid_share,
+        "filter/valid_share": record.over_sampling.valid_share,
         "filter/rejected_ratio": _ratio(alike, alike + valid),
     }
 
@@ -193,14 +193,14 @@ def _screening(record: RoundRecord) -> dict[str, float]:
         "screening/kept_groups": screened.kept,
         "screening/kept_valid_groups": screened.kept_valid,
         "selection/skipped_prompts": record.skipped,
-        "selection/known_prompts": record.known_prompts,
+        "selection/known_prompts": len(record.history),
     }
 
 
 def _failures(record: RoundRecord) -> dict[str, float]:
     return {
         "failure/groups": sum(record.settlement.failed.values()),
-        "failure/killed_reward_processes": record.result.workers.reward_calls.killed_processes,
+        "failure/killed_reward_processes": record.result.workers.killed_reward_processes,
     }
 
 
