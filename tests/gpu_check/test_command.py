@@ -3,15 +3,22 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recipe.async_dapo.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.gpu_check import __main__ as command
+from recipe.async_dapo_lab.gpu_check import engine, machine, several_gpus, training
+from recipe.async_dapo_lab.gpu_check.engine import EngineSettings, Section
 from recipe.async_dapo_lab.gpu_check.several_gpus import all_reduce, judge_all_reduce
 from recipe.async_dapo_lab.gpu_check.speed import TINY, Cell, cells, judge_speed, prefill_flop_share, record_line
 from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
+
+from .test_engine import GOOD as GOOD_ENGINE
+from .test_machine import GOOD as GOOD_MACHINE
+from .test_training import step
 
 ROOT = Path(__file__).parents[2]
 BASE_S, PER_REQUEST_S, PER_KV_S = 0.009, 1.2e-4, 4e-8
@@ -139,3 +146,37 @@ def test_given_one_theme_when_asked_for_then_no_other_runs(tmp_path, monkeypatch
     monkeypatch.setattr(command, "prepare", lambda output, device: Assets(folder=output))
     command.main(["--device", "cpu", "--output", str(tmp_path / "out"), *arguments])
     assert began == themes
+
+
+def test_given_two_gpus_when_all_is_well_but_one_engine_then_every_theme_is_told_and_only_that_fails(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    """The order and wiring of the command on GPUs; what it starts is replaced by what good hardware would say."""
+    asked: list[EngineSettings] = []
+
+    def run_engine(settings: EngineSettings, **_: Any) -> tuple[dict[str, Any], str]:
+        asked.append(settings)
+        if Section.SPEED in settings.sections:
+            return {}, "CUDA error: out of memory"
+        return {section: dict(GOOD_ENGINE[section]) for section in settings.sections}, ""
+
+    def train(case: training.Case, *_: Any, **__: Any) -> tuple[list[dict[str, float]], str]:
+        lost = {"async_dapo/load_balancer/lost_servers": float(case.kills_an_engine)}
+        return [step(number, **lost) for number in range(1, case.steps + 1)], ""
+
+    monkeypatch.setattr(machine, "probe", lambda device, output: GOOD_MACHINE)
+    monkeypatch.setattr(command, "prepare", lambda output, device: Assets(folder=output))
+    monkeypatch.setattr(engine, "run_engine", run_engine)
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(several_gpus, "all_reduce", lambda *_, **__: (0.01, ""))
+    assert command.main(["--gpus", "2", "--full", "--output", str(tmp_path)]) == 1
+    checks = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
+    [failure] = [check for check in checks if check["status"] != "PASS"]
+    assert failure["check"] == "decode and prefill" and "out of memory" in failure["found"] and failure["remedy"]
+    themes = {check["theme"].split(".")[0] for check in checks}
+    assert themes == set("1234567") and "sleep level 2" in capsys.readouterr().out
+    plain, drafts, fp8, speed = asked
+    assert plain.dtype == "bfloat16" and plain.attention == "flash_attention_2" and not plain.drafts
+    assert drafts.drafts and fp8.engine_kwargs == {"kv_cache_dtype": "fp8"} and speed.load_format == "dummy"
+    [drafted] = [check["measured"] for check in checks if check["check"] == Section.DRAFTS]
+    assert drafted["plain_tokens_per_s"] == 16_384
