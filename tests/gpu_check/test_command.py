@@ -3,14 +3,22 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recipe.async_dapo.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.gpu_check import __main__ as command
+from recipe.async_dapo_lab.gpu_check import engine, machine, several_gpus, training
+from recipe.async_dapo_lab.gpu_check.engine import EngineSettings, Section
 from recipe.async_dapo_lab.gpu_check.several_gpus import all_reduce, judge_all_reduce
 from recipe.async_dapo_lab.gpu_check.speed import TINY, Cell, cells, judge_speed, prefill_flop_share, record_line
 from recipe.async_dapo_lab.plan.calibration import calibrate
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
+
+from .test_engine import GOOD as GOOD_ENGINE
+from .test_machine import GOOD as GOOD_MACHINE
+from .test_training import step
 
 ROOT = Path(__file__).parents[2]
 BASE_S, PER_REQUEST_S, PER_KV_S = 0.009, 1.2e-4, 4e-8
@@ -37,7 +45,7 @@ def test_given_a_machine_without_a_gpu_when_checked_then_it_says_so_soon_and_fai
     assert all(check["remedy"] for check in written["checks"] if check["status"] == "FAIL")
 
 
-@pytest.mark.parametrize("wrong", [["--gpus", "0"], ["--model", "/nowhere"]])
+@pytest.mark.parametrize("wrong", [["--gpus", "0"], ["--model", "/nowhere"], ["--tensor-parallel-size", "2"]])
 def test_given_wrong_arguments_when_started_then_the_message_names_them(wrong, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(wrong)
@@ -51,6 +59,7 @@ def test_given_a_record_when_planned_then_the_fit_is_the_engines_and_there_is_a_
     assert measured["base_ms"] == pytest.approx(1e3 * BASE_S, rel=0.01)
     fitted = calibrate(str(tmp_path / "speed.jsonl"), num_servers=8)
     assert fitted.per_kv_token_s == pytest.approx(PER_KV_S, rel=0.01)
+    assert not fitted.has_prefill, "it is of decoding alone"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,9 @@ def test_given_prefills_when_the_longest_is_taken_then_the_share_of_peak_is_that
     assert prefill_flop_share([], model=model, accelerator=accelerator) is None
 
 
-def test_given_cells_then_a_line_counts_what_lies_in_the_cache() -> None:
+def test_given_cells_then_those_that_fit_are_measured_and_a_line_counts_what_lies_in_the_cache() -> None:
+    fitting = list(cells(kv_room_tok=670_000))
+    assert len(fitting) > 12 and max(cell.kv_tok for cell in fitting) <= 670_000
     assert record_line(Cell(batch=2, context_tok=100), short_s=1.0, long_s=2.0) == {
         "inflight": 2,
         "kv_tok": 2 * (100 + 96),
@@ -105,3 +116,67 @@ def test_given_ranks_that_cannot_start_when_they_sum_then_their_error_is_told(tm
 def test_given_broken_collectives_when_judged_then_they_fail_with_a_remedy(seconds, ended, found) -> None:
     verdict = judge_all_reduce(seconds, ended)
     assert verdict.is_failure and found in verdict.found and "NCCL_DEBUG" in verdict.remedy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "themes"),
+    [([], ["2", "4", "5", "6", "7"]), (["--only", "3"], ["2"]), (["--only", "6"], ["6"])],
+    ids=["all", "3", "6"],
+)
+def test_given_one_theme_when_asked_for_then_no_other_runs(tmp_path, monkeypatch, arguments, themes) -> None:
+    began: list[str] = []
+
+    class Noted(command.Check):
+        def _engine(self) -> None:
+            began.append("2")
+
+        def _training(self) -> None:
+            began.append("4")
+
+        def _cheaper_tokens(self) -> None:
+            began.append("5")
+
+        def _speed(self) -> None:
+            began.append("6")
+
+        def _several(self) -> None:
+            began.append("7")
+
+    monkeypatch.setattr(command, "Check", Noted)
+    monkeypatch.setattr(command, "prepare", lambda output, device: Assets(folder=output))
+    command.main(["--device", "cpu", "--output", str(tmp_path / "out"), *arguments])
+    assert began == themes
+
+
+def test_given_two_gpus_when_all_is_well_but_one_engine_then_every_theme_is_told_and_only_that_fails(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    """The order and wiring of the command on GPUs; what it starts is replaced by what good hardware would say."""
+    asked: list[EngineSettings] = []
+
+    def run_engine(settings: EngineSettings, **_: Any) -> tuple[dict[str, Any], str]:
+        asked.append(settings)
+        if Section.SPEED in settings.sections:
+            return {}, "CUDA error: out of memory"
+        return {section: dict(GOOD_ENGINE[section]) for section in settings.sections}, ""
+
+    def train(case: training.Case, *_: Any, **__: Any) -> tuple[list[dict[str, float]], str]:
+        lost = {"async_dapo/load_balancer/lost_servers": float(case.kills_an_engine)}
+        return [step(number, **lost) for number in range(1, case.steps + 1)], ""
+
+    monkeypatch.setattr(machine, "probe", lambda device, output: GOOD_MACHINE)
+    monkeypatch.setattr(command, "prepare", lambda output, device: Assets(folder=output))
+    monkeypatch.setattr(engine, "run_engine", run_engine)
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(several_gpus, "all_reduce", lambda *_, **__: (0.01, ""))
+    assert command.main(["--gpus", "2", "--full", "--output", str(tmp_path)]) == 1
+    checks = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
+    [failure] = [check for check in checks if check["status"] != "PASS"]
+    assert failure["check"] == "decode and prefill" and "out of memory" in failure["found"] and failure["remedy"]
+    themes = {check["theme"].split(".")[0] for check in checks}
+    assert themes == set("1234567") and "sleep level 2" in capsys.readouterr().out
+    plain, drafts, fp8, speed = asked
+    assert plain.dtype == "bfloat16" and plain.attention == "flash_attention_2" and not plain.drafts
+    assert drafts.drafts and fp8.engine_kwargs == {"kv_cache_dtype": "fp8"} and speed.load_format == "dummy"
+    [drafted] = [check["measured"] for check in checks if check["check"] == Section.DRAFTS]
+    assert drafted["plain_tokens_per_s"] == 16_384

@@ -61,6 +61,8 @@ class Options:
     gpus: int
     device: str
     full: bool
+    only: int | None
+    tensor_parallel_size: int
     model: Path | None
     output: Path
     timeout_s: float
@@ -76,6 +78,8 @@ class Check:
     def __init__(self, options: Options, results: Results, sockets: Path) -> None:
         self._options, self._results, self._sockets = options, results, sockets
         self.machine: machine.Machine | None = None
+        self._facts: dict[str, Facts] = {}
+        self._ended = ""
 
     def run(self) -> None:
         options, results = self._options, self._results
@@ -93,13 +97,16 @@ class Check:
         results.note("makes a model and data, and starts engines: the next lines take minutes")
         self._assets = prepare(options.output, device=options.device)
         self._model = options.model or self._assets.model
-        self._engine()
-        results.begin("4. training")
-        for case in training.cases(options.device, full=options.full):
-            self._train(case)
-        self._cheaper_tokens()
-        self._speed()
-        self._several()
+        themes = {
+            (2, 3): self._engine,
+            (4,): self._training,
+            (5,): self._cheaper_tokens,
+            (6,): self._speed,
+            (7,): self._several,
+        }
+        for numbers, check in themes.items():
+            if options.only is None or options.only in numbers:
+                check()
 
     def _engine(self) -> None:
         """Themes 2 and 3 share an engine; on a CPU theme 6 does, too."""
@@ -115,6 +122,11 @@ class Check:
                 results.add(section, skipped("needs a GPU"))
         results.begin("3. weights")
         engine.tell(results, self._facts, self._ended, sections=[Section.WEIGHTS], bounds=bounds)
+
+    def _training(self) -> None:
+        self._results.begin("4. training")
+        for case in training.cases(self._options.device, full=self._options.full):
+            self._train(case)
 
     def _train(self, case: training.Case) -> None:
         options = self._options
@@ -155,20 +167,22 @@ class Check:
         options, results = self._options, self._results
         results.begin("6. speed")
         began_s = time.perf_counter()
-        reference, model, facts, ended = speed.TINY, self._model, self._facts, self._ended
+        reference, model, settings = speed.TINY, self._model, self._settings("speed", Section.SPEED)
         if not options.is_cpu:
+            reference = speed.REFERENCE | {"tensor_parallel_size": options.tensor_parallel_size}
             model = options.model or make_config(options.output / "large_model")
             settings = replace(
-                self._settings("speed", Section.SPEED),
+                settings,
                 model=str(model),
                 load_format="dummy",
                 max_model_len=max(speed.CONTEXTS_TOK) + speed.LONG_TOK,
                 gpu_memory_utilization=0.8,
                 batches=speed.BATCHES,
                 contexts_tok=speed.CONTEXTS_TOK,
+                engine_kwargs={"tensor_parallel_size": options.tensor_parallel_size},
             )
-            facts, ended = self._run_engine(settings)
-            reference = speed.REFERENCE
+        is_measured = Section.SPEED in self._facts
+        facts, ended = (self._facts, self._ended) if is_measured else self._run_engine(settings)
         verdict, measured = engine.no_result(ended), dict[str, Any]()
         if Section.SPEED in facts:
             assert self.machine is not None
@@ -255,7 +269,9 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine to check; theme 7 needs two or more")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: check what a CPU can")
     parser.add_argument("--full", action="store_true", help="train with every strategy, and further stop rules")
+    parser.add_argument("--only", type=int, choices=range(2, 8), metavar="N", help="beside theme 1 only theme N")
     parser.add_argument("--model", type=Path, help="folder of a model to check with, instead of one made here")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs of the engine in theme 6")
     now = time.strftime("%Y%m%d-%H%M%S")
     parser.add_argument(
         "--output", type=Path, default=Path("outputs", "gpu_check", f"{now}-{os.getpid()}"), metavar="DIR"
@@ -264,6 +280,8 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     parsed = parser.parse_args(arguments)
     if parsed.gpus < 1:
         parser.error(f"--gpus={parsed.gpus}: must be at least 1")
+    if not 1 <= parsed.tensor_parallel_size <= (1 if parsed.device == "cpu" else parsed.gpus):
+        parser.error(f"--tensor-parallel-size={parsed.tensor_parallel_size}: at most --gpus={parsed.gpus}, on a CPU 1")
     if parsed.model is not None and not (parsed.model / "config.json").is_file():
         parser.error(f"--model={parsed.model}: has no config.json; give a model's folder")
     parsed.output = parsed.output.absolute()

@@ -189,7 +189,7 @@ _NO_DRAFTS = "set async_dapo.drafts=null on this vLLM"
 def judge_sleep(facts: Facts, bounds: LogProbBounds) -> Verdict:
     said = (
         f"sleep {facts['sleep_s']:.1f} s, wake-up {facts['wake_s']:.1f} s, {facts['freed_bytes'] / GB:.1f} GB freed, "
-        f"{facts['leaked_bytes'] / GB:+.2f} GB after it"
+        f"{facts['leaked_bytes'] / GB:+.2f} GB in use after it"
     )
     if facts["freed_bytes"] <= 0:
         return failed(said, _BESIDE)

@@ -1,3 +1,0 @@
-from benchmarks.gpu_record.run import main
-
-main()
