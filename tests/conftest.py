@@ -41,7 +41,6 @@ ORDER = (
     "e2e/test_examples.py",
     "e2e/test_rehearsal.py",
     "e2e/test_same_learning.py",
-    "e2e/test_side_by_side.py",
     "e2e/test_fault_matrix.py",
 )
 E2E_TIMEOUT_S = 3600  # for what hangs beside training: a run that stalls is ended by those who started it

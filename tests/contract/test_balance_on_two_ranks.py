@@ -231,8 +231,6 @@ def recorded(by_hand: WeighedRun, row: dict[str, Any], generator: torch.Generato
 
 
 @pytest.mark.slow
-def test_given_two_ranks_and_dynamic_batches_when_groups_mix_three_versions_then_weights_are_those_by_hand(
-    tmp_path: Path,
-) -> None:
+def test_given_two_ranks_and_dynamic_batches_when_groups_mix_three_versions_then_weights_are_those_by_hand(tmp_path):
     write_files(tmp_path)
     torch.multiprocessing.spawn(check_rank, args=(str(tmp_path),), nprocs=RANKS)

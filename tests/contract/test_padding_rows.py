@@ -67,9 +67,7 @@ def stored_batch(queue: Queue, *, trajectories: int) -> KVBatchMeta:
 
 
 @pytest.mark.parametrize("trajectories", [1, 2, 7])
-def test_given_a_batch_that_verl_has_filled_up_then_its_sampled_responses_are_trajectories(
-    queue: Queue, trajectories: int
-) -> None:
+def test_given_a_batch_that_verl_has_filled_up_then_its_sampled_responses_are_trajectories(queue, trajectories):
     batch = stored_batch(queue, trajectories=trajectories)
     padded = padding_utils.upsample_batch_to_divisible_size(batch, 8, eos_token_id=0)
     assert len(padded) == 8

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from torch.utils.tensorboard import SummaryWriter
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tracking import Tracking
 
@@ -15,6 +17,7 @@ from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE
 from recipe.async_dapo.record.run_record import read_steps
 from recipe.async_dapo.training import tracking as ours
+from recipe.async_dapo.training.tracking import LAYOUT, custom_scalars
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.plan import from_run
 
@@ -33,8 +36,8 @@ OPTIONS: Any = SimpleNamespace(report_dir=None)
 
 @pytest.mark.parametrize("is_named", [True, False])
 def test_a_resumed_run_goes_on_with_the_metrics_file_and_what_is_trained_again_stays_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_named: bool
-) -> None:
+    tmp_path, monkeypatch, is_named
+):
     config = compose_run(["trainer.logger=[file]", "trainer.project_name=project", "trainer.experiment_name=run"])
     monkeypatch.chdir(tmp_path)
     if is_named:
@@ -58,8 +61,8 @@ def seen(file: Path) -> list[tuple[int, float]]:
 
 
 def test_a_start_that_died_before_its_first_line_and_one_that_was_killed_in_a_line_lose_no_metrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
     config = compose_run(["trainer.logger=[console,file]"])
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {}}\n{"step": 2, "da')
@@ -69,9 +72,7 @@ def test_a_start_that_died_before_its_first_line_and_one_that_was_killed_in_a_li
     assert ours.keep_metrics_file(compose_run(["trainer.logger=[console]"]), 2) == b""
 
 
-def test_the_console_has_a_line_a_step_and_the_record_its_metrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     said: list[str] = []
     monkeypatch.setattr(ours.logger, "info", lambda text, *values: said.append(text % values if values else text))
@@ -116,3 +117,17 @@ def test_wandb_has_a_section_of_twelve_charts_and_a_table_of_responses() -> None
     assert len([key for key in logged if key.startswith("overview/")]) == 12 and logged["step"] == 3
     columns, [row] = logged["responses"]
     assert row[columns.index("response")] == "<b>12 + 30[42] = 42" and row[columns.index("reward")] == 1.0
+
+
+def test_tensorboard_reads_twelve_charts_of_metrics_that_are_logged(tmp_path: Path) -> None:
+    writer = SummaryWriter(str(tmp_path))
+    writer.add_custom_scalars(custom_scalars())
+    writer.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    [written] = events.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(written.tensor_proto.string_val[0])
+    charts = [chart for category in layout.category for chart in category.chart]
+    assert len(charts) == 12 and {category.title for category in layout.category} == set(LAYOUT)
+    tags = {tag for chart in charts for tag in chart.multiline.tag}
+    elsewhere = {"async_dapo/concurrency/kv_peak", "async_dapo/staleness/max", "actor/grad_norm"}
+    assert tags - elsewhere <= recipe_step(1).keys()

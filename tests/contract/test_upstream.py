@@ -10,6 +10,7 @@ import inspect
 import subprocess
 import sys
 import textwrap
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopM
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer, RequestLoadBalancer
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+from vllm import AsyncEngineArgs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -30,6 +33,7 @@ from recipe.async_dapo.engines import replica
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
+from recipe.async_dapo.startup.engine_check import OVERRIDDEN, vllm_arguments
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo.verl_version import REQUIRED_VERL_FILE
 from recipe.async_dapo_lab.rehearsal.host_actor import HostActor
@@ -225,3 +229,16 @@ def test_errors_are_related_as_we_catch_them() -> None:
     error = RayTaskError("method", "traceback", RuntimeError("cause")).as_instanceof_cause()
     assert isinstance(error, RayTaskError) and str(error.cause) == "cause"
     assert isinstance(error, RuntimeError)
+
+
+def test_arguments_read_from_the_source_are_those_of_the_class() -> None:
+    assert {field.name for field in fields(AsyncEngineArgs)} <= vllm_arguments()
+
+
+def test_verl_sets_what_is_said_to_be_overridden_before_the_arguments_of_the_user() -> None:
+    source = inspect.getsource(vLLMHttpServer.launch_server)
+    before_the_users = source[: source.index("**engine_kwargs")]
+    set_elsewhere = {"data_parallel_size", "pipeline_parallel_size"}  # later, or not at all
+    for name, option in OVERRIDDEN.items():
+        if name not in set_elsewhere:
+            assert f'"{name}": ' in before_the_users and f"self.config.{option}" in before_the_users, name

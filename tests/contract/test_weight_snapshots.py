@@ -100,9 +100,7 @@ class LateHost:
             self._arriving = None
 
 
-def test_given_weights_that_are_on_their_way_to_the_host_then_they_are_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_given_weights_that_are_on_their_way_to_the_host_then_they_are_waited_for(monkeypatch):
     model = nn.Linear(2, 1, bias=False)
     device = LateHost(model.weight)
     monkeypatch.setattr(snapshots_module, "get_torch_device", lambda: device)
@@ -119,9 +117,7 @@ def test_given_weights_that_are_on_their_way_to_the_host_then_they_are_waited_fo
 
 
 @pytest.mark.parametrize(("offloads", "has_stepped", "copies"), [(True, False, 2), (True, True, 0), (False, False, 0)])
-def test_room_is_asked_for_an_offloaded_optimizer_that_has_no_state_yet(
-    monkeypatch: pytest.MonkeyPatch, offloads: bool, has_stepped: bool, copies: int
-) -> None:
+def test_room_is_asked_for_an_offloaded_optimizer_that_has_no_state_yet(monkeypatch, offloads, has_stepped, copies):
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a"))
     model = nn.Linear(2, 1)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -40,7 +40,7 @@ def _ends() -> Iterator[None]:
 
 def test_given_two_first_jobs_on_a_machine_when_both_transfer_at_once_then_each_engine_has_its_own_weights(
     monkeypatch, tmp_path
-) -> None:
+):
     runs = [Run(monkeypatch, tmp_path / f"session_{k}") for k in range(2)]
     with ThreadPoolExecutor(2) as threads:
         for version in range(ROUNDS):
@@ -57,7 +57,7 @@ def test_given_a_transfer_when_it_ends_then_no_socket_is_left(monkeypatch, tmp_p
 
 def test_given_another_runs_weights_when_they_are_transferred_then_the_error_names_replica_expected_and_found(
     monkeypatch, tmp_path
-) -> None:
+):
     run = Run(monkeypatch, tmp_path / "session_1")
     other = Run(monkeypatch, tmp_path / "session_2", job_id="02000000")
     other.sender.zmq_handle = run.sender.zmq_handle

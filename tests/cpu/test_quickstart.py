@@ -82,20 +82,17 @@ def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_
     assert "step 1/2 | 1.5 s (rollout 1) | filtered 50 % | interrupted 3 | reward 0.5 | 2 s left\n" in done.stdout
 
 
-def test_given_another_data_source_when_the_run_ends_then_the_table_has_its_accuracy_by_name(tmp_path):
-    name = "sums/acc/mean@1"
-    logs = [f"log({step}, **({step_data()} | {{'val-core/{name}': {value}}}))" for step, value in ((1, 0.1), (2, 0.3))]
-    done = run("; ".join(logs), tmp_path / "run", "--steps", "2")
-    assert "0.10 -> 0.30" in done.stdout and re.search(rf"accuracy is +│ +{name} ", done.stdout)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["series"]["accuracy"] == [[1, 0.1], [2, 0.3]]
-
-
-def test_given_a_run_when_it_ends_then_table_summary_and_report_have_the_same_seconds_of_a_step(tmp_path):
-    times = (9.0, 2.0, 4.0, 3.0, 5.0)
-    logs = [f"log({step}, **({step_data()} | {{{keys.STEP_S!r}: {s}}}))" for step, s in enumerate(times, start=1)]
+def test_given_a_run_when_it_ends_then_table_summary_and_report_have_the_same_seconds_and_accuracy(tmp_path):
+    name, times = "sums/acc/mean@1", (9.0, 2.0, 4.0, 3.0, 5.0)
+    logs = [
+        f"log({step}, **({step_data()} | {{{keys.STEP_S!r}: {s}, 'val-core/{name}': {step / 10}}}))"
+        for step, s in enumerate(times, start=1)
+    ]
     done = run("; ".join(logs), tmp_path / "run", "--steps", "5")
     assert re.search(r"seconds per step, median +│ +3\.50 ", done.stdout)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["step_s_median"] == 3.5
+    assert "0.10 -> 0.50" in done.stdout and re.search(rf"accuracy is +│ +{name} ", done.stdout)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["step_s_median"] == 3.5 and summary["series"]["accuracy"][-1] == [5, 0.5]
     assert headline(Run.load(tmp_path / "run")).startswith("step 3.5 s (median of 4)")
 
 
@@ -117,26 +114,30 @@ def test_given_an_earlier_start_when_it_starts_again_into_the_same_folder_then_i
         assert json.loads((tmp_path / "run" / f"metrics{name}.jsonl").read_text())["step"] == number
 
 
-def test_given_overrides_after_two_dashes_when_run_then_they_reach_the_entry_last(tmp_path):
-    code = f"log(1, **{step_data()}); print(sys.argv[1:])"
-    run(code, tmp_path / "run", "--steps", "1", "--", "a.b=c", "--", "d=e")
-    assert "['a.b=c', '--', 'd=e']" in (tmp_path / "run" / "train.log").read_text()
-
-
-def test_given_a_failing_run_when_it_ends_then_its_last_lines_are_shown(tmp_path):
-    done = run("print('[58 s] engine 1 of 1', flush=True); print('[it] went wrong'); sys.exit(5)", tmp_path / "run")
+def test_given_a_failing_run_when_it_ends_then_its_last_lines_are_shown_and_overrides_have_reached_it(tmp_path):
+    code = "print('[58 s] engine 1 of 1', flush=True); print('[it] went wrong', sys.argv[1:]); sys.exit(5)"
+    done = run(code, tmp_path / "run", "--", "a.b=c", "--", "d=e")
     assert done.returncode == 1
     said = done.stdout.splitlines()
     assert said[0].startswith("preparing model and data; then starting Ray") and said[1] == "[58 s] engine 1 of 1"
-    assert "[it] went wrong" in done.stdout
-    assert "exit code 5" in done.stdout
+    assert "[it] went wrong ['a.b=c', '--', 'd=e']" in done.stdout and "exit code 5" in done.stdout
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_given_a_run_that_says_why_it_failed_when_it_ends_then_that_is_the_last_line(tmp_path):
-    said = "data.train_batch_size=[0]: must be >= 1"
-    done = run(f"print('Traceback ...'); print('async_dapo: {said}'); sys.exit(1)", tmp_path / "run")
-    assert done.stdout.splitlines()[-1] == f"failed: {said}"
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "print('Traceback ...'); print('async_dapo: data.train_batch_size=[0]: must be >= 1'); sys.exit(1)",
+            "failed: data.train_batch_size=[0]: must be >= 1",
+        ),
+        ("pass", "without a step"),
+    ],
+    ids=["refused", "no step"],
+)
+def test_given_a_run_that_has_not_trained_when_it_ends_then_the_last_line_says_why(tmp_path, code, said):
+    done = run(code, tmp_path / "run")
+    assert done.returncode == 1 and said in done.stdout.splitlines()[-1]
 
 
 def test_given_groups_that_failed_when_the_run_ends_then_their_causes_and_a_table_that_adds_up_are_shown(tmp_path):
@@ -197,12 +198,6 @@ time.sleep(600)
     assert report.exists()
     assert output.splitlines()[-3:-1] == ["interrupted; go on with this", f"report: {report}"]
     assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
-
-
-def test_given_a_run_without_a_step_when_it_ends_well_then_it_counts_as_failed(tmp_path):
-    done = run("pass", tmp_path / "run")
-    assert done.returncode == 1
-    assert "without a step" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--stop-rule", "never"], ["--strategy", "none"]])

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from omegaconf import OmegaConf
 
 from ..support.recorded_runs import write_recipe_run
@@ -15,22 +14,10 @@ RECIPE = Path(__file__).parents[2] / "recipe" / "async_dapo"
 LAB = RECIPE.with_name("async_dapo_lab")
 
 
-@pytest.fixture(params=["recipe/async_dapo", "experiments/my_dapo"])
-def copy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The copied folder; two levels up is the checkout, empty but for it."""
-    folder = tmp_path / "verl" / request.param
-    shutil.copytree(RECIPE, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-@pytest.fixture
-def both(tmp_path: Path) -> Path:
-    """The copied lab, with the recipe beside it, under a parent of another name."""
-    for house in (RECIPE, LAB):
-        shutil.copytree(
-            house, tmp_path / "verl" / "experiments" / house.name, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    return tmp_path / "verl" / "experiments" / LAB.name
+def copied(tmp_path: Path, place: str, house: Path = RECIPE) -> Path:
+    """The copied folder; two levels up is the checkout, empty but for what is copied."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(house, tmp_path / "verl" / place, ignore=ignored))
 
 
 def start(copy: Path, *arguments: str, entry: str = "main_async_dapo") -> subprocess.CompletedProcess[str]:
@@ -46,7 +33,8 @@ def start(copy: Path, *arguments: str, entry: str = "main_async_dapo") -> subpro
     )
 
 
-def test_given_a_copy_when_started_then_its_own_configuration_is_composed(copy):
+def test_given_a_copy_under_another_name_when_started_then_its_own_configuration_is_composed(tmp_path):
+    copy = copied(tmp_path, "experiments/my_dapo")
     with open(copy / "config" / "async_dapo_trainer.yaml", "a") as yaml:
         yaml.write("\n# marks the copy\nmarker: of the copy\n")
     done = start(copy, "--cfg", "job", "async_dapo.stop_rule=drain")
@@ -56,27 +44,21 @@ def test_given_a_copy_when_started_then_its_own_configuration_is_composed(copy):
     assert config.actor_rollout_ref.rollout.name == "vllm"
 
 
-def test_given_a_copy_when_started_with_a_bad_run_then_our_start_up_checks_refuse_it(copy):
-    done = start(copy, "hydra.run.dir=hydra", "async_dapo.over_sampling_batch_size=0")
+def test_given_a_copy_in_a_checkout_when_started_with_a_bad_run_then_our_start_up_checks_refuse_it(tmp_path):
+    done = start(copied(tmp_path, "recipe/async_dapo"), "hydra.run.dir=hydra", "async_dapo.over_sampling_batch_size=0")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "async_dapo: async_dapo.over_sampling_batch_size=0: must be >= 1"
 
 
-def test_given_both_copied_when_planned_then_the_plan_is_written(both, tmp_path):
+def test_given_both_copied_then_a_run_is_planned_checked_and_reported(tmp_path):
+    copied(tmp_path, f"experiments/{RECIPE.name}")
+    lab = copied(tmp_path, f"experiments/{LAB.name}", LAB)
     sizes = {"servers": 2, "train-batch-size": 8, "rollout-n": 4, "max-response-length": 1024, "length-median-tok": 300}
     small = [word for name, value in {**sizes, "steps": 3}.items() for word in (f"--{name}", str(value))]
-    done = start(both, *small, "--json", str(tmp_path / "plan.json"), entry="plan")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "plan.json").exists()
-
-
-def test_given_both_copied_when_checked_then_the_overrides_are_explained(both):
-    done = start(both, "async_dapo.stop_rules=fifo", entry="check")
-    assert done.returncode == 1 and "did you mean async_dapo.stop_rule?" in done.stdout
-
-
-def test_given_both_copied_when_a_run_has_ended_then_its_report_is_written(both, tmp_path):
+    planned = start(lab, *small, "--json", str(tmp_path / "plan.json"), entry="plan")
+    assert planned.returncode == 0 and (tmp_path / "plan.json").exists(), planned.stderr
+    checked = start(lab, "async_dapo.stop_rules=fifo", entry="check")
+    assert checked.returncode == 1 and "did you mean async_dapo.stop_rule?" in checked.stdout
     folder = write_recipe_run(tmp_path / "run", steps=2)
-    done = start(both, str(folder), entry="report")
-    assert done.returncode == 0, done.stderr
-    assert (folder / "report.html").exists()
+    reported = start(lab, str(folder), entry="report")
+    assert reported.returncode == 0 and (folder / "report.html").exists(), reported.stderr

@@ -52,8 +52,8 @@ def trained(name: str, assets: Assets, data: Path, folder: Path) -> Run:
 
 
 def test_given_the_examples_of_data_reward_and_two_turns_when_trained_then_our_question_is_not_trained_on(
-    assets: Assets, data: Path, tmp_path: Path
-) -> None:
+    assets, data, tmp_path
+):
     run = trained("own_data_in_two_turns", assets, data, tmp_path / "run")
     assert run.inspections[0]["unsampled_tok"] > 0
     assert all(0 < reward < 1 for reward in run.metric("critic/score/mean"))
@@ -62,8 +62,8 @@ def test_given_the_examples_of_data_reward_and_two_turns_when_trained_then_our_q
 
 @pytest.mark.nightly
 def test_given_the_examples_of_a_judge_and_tools_when_trained_then_its_verdicts_are_the_rewards(
-    assets: Assets, data: Path, judge: None, tmp_path: Path
-) -> None:
+    assets, data, judge, tmp_path
+):
     run = trained("judge_and_tools", assets, data, tmp_path / "run")
     assert run.inspections[0]["unsampled_tok"] == 0
     assert all(0 < reward < 1 for reward in run.metric("critic/score/mean"))

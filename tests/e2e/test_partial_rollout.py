@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from recipe.async_dapo.startup.output_check import NEWEST_FILE
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
 
 from ..support.harness import ROOT, Run, ledger_closes, train
-from ..support.weights_by_hand import WeighedRun, trained_with, versions_of
+from ..support.weights_by_hand import WeighedRun, assert_weighed, trained_with, versions_of
 
 SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 8
 SAMPLES = 3
@@ -47,29 +48,15 @@ def killed_and_resumed(assets, tmp_path_factory) -> Run:
     history = folder.with_name("history.json")  # beside the run, which is moved
     data_set = fingerprint(OmegaConf.create({"data": {"train_files": str(assets.train_file)}}))
     write_history(str(history), {EARLIER: PassCount(right=1.0, wrong=7.0, visits=1)}, data_set)
-    overrides = (*OVERRIDES, f"{KEY}={history}")
-    killed = train(
-        assets,
-        folder,
-        steps=LAST_STEP,
-        strategy="partial",
-        overrides=overrides,
-        kill_when=lambda run: len(run.inspections) >= KILLED_STEP,
-    )
+    life = partial(train, assets, steps=LAST_STEP, strategy="partial", overrides=(*OVERRIDES, f"{KEY}={history}"))
+    killed = life(folder, kill_when=lambda run: len(run.inspections) >= KILLED_STEP)
     assert killed.exit_code == -9, "the run ended before it could be killed"
     folder = folder.rename(folder.with_name("moved"))
     shutil.copy(history, folder / SAVED_HISTORY)
     (folder / "checkpoints" / f"global_step_{KILLED_STEP}").mkdir()  # a save that did not get far
     (folder / "checkpoints" / NEWEST_FILE).write_text(str(KILLED_STEP))
-    return train(
-        assets,
-        folder,
-        steps=LAST_STEP,
-        strategy="partial",
-        overrides=overrides,
-        module="inspected_copy",
-        environment={"PYTHONPATH": os.pathsep.join([str(PLUGIN_PATH), str(renamed_recipe(folder / "code"))])},
-    )
+    path = os.pathsep.join([str(PLUGIN_PATH), str(renamed_recipe(folder / "code"))])
+    return life(folder, module="inspected_copy", environment={"PYTHONPATH": path})
 
 
 def renamed_recipe(checkout: Path) -> Path:
@@ -212,13 +199,7 @@ def test_given_balance_when_groups_mix_versions_then_weights_are_those_computed_
     steps = range(1, LAST_STEP + 1)
     mixed = [(step, group) for step in steps for group in weighed.batch(step) if versions_of(group) <= at_hand(step)]
     assert max(len(versions_of(group)) for _, group in mixed) >= 2, "no group mixes versions"
-    moved = []
-    for step, group in mixed:
-        trained, decoupled = trained_with(group), weighed.decoupled(group, newest=step - 1)
-        for own, expected, other in zip(trained, weighed.weights(group, newest=step - 1), decoupled, strict=True):
-            assert own == pytest.approx(expected, rel=1e-3)
-            moved += [abs(a - b) for a, b in zip(own, other, strict=True)]
-    assert max(moved) > 0.01, "the mixture is what sampled the tokens: the test shows nothing"
+    assert_weighed(weighed, mixed)
 
 
 def test_given_balance_when_a_group_is_whole_from_the_newest_version_then_its_weights_are_1(weighed):

@@ -128,9 +128,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_given_verls_colocated_modes_then_they_train_and_the_users_reward_scores_the_stand_in_text(
-    tmp_path, mode
-) -> None:
+def test_given_verls_colocated_modes_then_they_train_and_the_users_reward_scores_the_stand_in_text(tmp_path, mode):
     (tmp_path / "reward.py").write_text(OWN_REWARD.format(scored=tmp_path / "scored"))  # it runs as a copy
     folder = rehearse(
         tmp_path / "run",

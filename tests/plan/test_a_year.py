@@ -56,7 +56,14 @@ def growth(strategy: str, rounds: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["discard", "partial", "partial_stale_kv", "consistent"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "partial",
+        "partial_stale_kv",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("discard", "consistent")),
+    ],
+)
 def test_given_twelve_hundred_rounds_when_simulated_then_memory_is_flat(strategy):
     assert growth(strategy, 1200) < MOST_GROWTH
 

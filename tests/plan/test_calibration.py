@@ -21,6 +21,16 @@ def write(path, rows) -> str:
     return str(path)
 
 
+def logged(*, rollout_s: float, trained: float, inflight: float, **more: float) -> dict:
+    """A line of a metrics log."""
+    data = {
+        "async_dapo/round/rollout_s": rollout_s,
+        "async_dapo/tokens/trained": trained,
+        "async_dapo/load_balancer/inflight/max": inflight,
+    }
+    return {"data": data | more}
+
+
 def requests(noise: float = 0.0) -> list[dict]:
     rng = random.Random(0)
     rows = []
@@ -66,14 +76,8 @@ def test_given_metrics_of_rollouts_with_more_and_fewer_requests_then_the_time_of
     for _ in range(60):
         requests, tokens, inflight = rng.randint(50, 300), rng.randint(2000, 20_000), rng.uniform(20, 90)
         rollout_s = tokens * (BASE_S / inflight + PER_REQUEST_S) + requests * 0.008
-        data = {
-            "async_dapo/round/rollout_s": rollout_s,
-            "async_dapo/tokens/trained": tokens,
-            "async_dapo/load_balancer/inflight/max": inflight,
-            "async_dapo/load_balancer/idle_ratio": 0.0,
-            "async_dapo/load_balancer/requests": requests,
-        }
-        rows.append({"data": data})
+        balancer = {"async_dapo/load_balancer/idle_ratio": 0.0, "async_dapo/load_balancer/requests": requests}
+        rows.append(logged(rollout_s=rollout_s, trained=tokens, inflight=inflight, **balancer))
     fitted = calibrate(write(tmp_path / "log.jsonl", rows), num_servers=1)
     assert (fitted.base_s, fitted.per_request_s, fitted.admission_s) == pytest.approx((BASE_S, PER_REQUEST_S, 0.008))
     assert fitted.apply(small_scenario().step_cost()).prefill_s(1000) == pytest.approx(0.008), "a prefill is in it"
@@ -86,23 +90,17 @@ def test_given_a_metrics_log_then_speed_and_time_outside_of_rollouts_are_found(t
     """
     scenario = small_scenario(constants=COSTS)
     measures = simulate(scenario, recipe("partial", rollout_strategy="partial"), steps=30)
-    rows = [
-        {
-            "step": number,
-            "data": {
-                "timing_s/step": step.step_s,
-                "async_dapo/round/rollout_s": step.rollout_s,
-                "async_dapo/tokens/trained": step.trained_tok,
-                "async_dapo/tokens/filtered": step.filtered_tok,
-                "async_dapo/tokens/discarded": step.wasted_tok,
-                "async_dapo/partial/buffer_tokens": step.buffered_tok,
-                "async_dapo/load_balancer/inflight/max": step.inflight_max,
-                "async_dapo/load_balancer/idle_ratio": step.idle_ratio,
-                "async_dapo/load_balancer/requests": step.prefilled_tok / scenario.prompt_len_tok,
-            },
+    rows = []
+    for step in measures:
+        more = {
+            "timing_s/step": step.step_s,
+            "async_dapo/tokens/filtered": step.filtered_tok,
+            "async_dapo/tokens/discarded": step.wasted_tok,
+            "async_dapo/partial/buffer_tokens": step.buffered_tok,
+            "async_dapo/load_balancer/idle_ratio": step.idle_ratio,
+            "async_dapo/load_balancer/requests": step.prefilled_tok / scenario.prompt_len_tok,
         }
-        for number, step in enumerate(measures)
-    ]
+        rows.append(logged(rollout_s=step.rollout_s, trained=step.trained_tok, inflight=step.inflight_max, **more))
     measured = calibrate(write(tmp_path / "log.jsonl", rows), num_servers=scenario.num_servers)
     assert measured.outside_s == pytest.approx(sorted(step.step_s - step.rollout_s for step in measures)[15], rel=0.2)
 
@@ -112,13 +110,7 @@ def test_given_a_metrics_log_then_speed_and_time_outside_of_rollouts_are_found(t
 
 
 def test_given_a_line_of_a_validation_alone_then_tokens_kept_over_it_are_not_generated_again(tmp_path):
-    step = {
-        "async_dapo/round/rollout_s": 10.0,
-        "async_dapo/tokens/trained": 4000,
-        "async_dapo/partial/buffer_tokens": 9000,
-        "async_dapo/load_balancer/inflight/max": 40,
-    }
-    steps = [{"data": step}, {"data": step}, {"data": step}]
+    steps = [logged(rollout_s=10.0, trained=4000, inflight=40, **{"async_dapo/partial/buffer_tokens": 9000})] * 3
     resumed = [*steps[:2], {"data": {"val-core/math/acc/mean@1": 0.5}}, steps[2]]
     whole, with_validation = (
         calibrate(write(tmp_path / f"{name}.jsonl", rows), num_servers=2)
@@ -128,13 +120,8 @@ def test_given_a_line_of_a_validation_alone_then_tokens_kept_over_it_are_not_gen
 
 
 def test_given_a_record_with_step_times_then_what_is_outside_of_rollouts_is_what_was_measured(tmp_path):
-    data = {
-        "timing_s/step": 3.0,
-        "async_dapo/round/rollout_s": 2.3,
-        "async_dapo/tokens/trained": 4000,
-        "async_dapo/load_balancer/inflight/max": 40,
-    }
-    measured = calibrate(write(tmp_path / "log.jsonl", [{"data": data}]), num_servers=2)
+    line = logged(rollout_s=2.3, trained=4000, inflight=40, **{"timing_s/step": 3.0})
+    measured = calibrate(write(tmp_path / "log.jsonl", [line]), num_servers=2)
     step = simulate(small_scenario(measured=measured), recipe("any"), steps=1)[0]
     assert step.step_s - step.rollout_s == pytest.approx(0.7)
 

@@ -1,30 +1,27 @@
 """Sizes and speeds of real models on real accelerators, and what does not fit."""
 
-import json
-
 import pytest
 
 from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.hardware import BYTES_PER_VALUE, find_accelerator, load_model, shape_of
 from recipe.async_dapo.hardware import MODEL_PRESETS as PRESETS
-from recipe.async_dapo.hardware import find_accelerator, load_model, shape_of
 from recipe.async_dapo_lab.plan.costs import ServerConstants
 from recipe.async_dapo_lab.plan.inputs import Inputs
 
 from ..support.plan_settings import small_scenario
 
-REPORTED_PARAMETERS = {  # in units of 1e9, from the models' cards
-    "qwen3-4b": 4.02,
-    "qwen3-8b": 8.19,
-    "qwen3-14b": 14.8,
-    "qwen3-32b": 32.8,
-    "r1-distill-qwen-1.5b": 1.78,
-    "r1-distill-qwen-7b": 7.62,
-}
+# Billions of parameters, by the models' own cards.
+PARAMETERS = {
+    "qwen3-0.6b": 0.596, "qwen3-1.7b": 1.72, "qwen3-4b": 4.02, "qwen3-8b": 8.19, "qwen3-14b": 14.77, "qwen3-32b": 32.76,
+    "r1-distill-qwen-1.5b": 1.78, "r1-distill-qwen-7b": 7.62, "mimo-7b": 7.62, "qwen2.5-7b": 7.62,
+    "qwen2.5-32b": 32.76, "llama-3.1-8b": 8.03, "llama-3.1-70b": 70.55, "mixtral-8x7b": 46.7, "qwen3-30b-a3b": 30.53,
+    "qwen3-235b-a22b": 235.09,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(REPORTED_PARAMETERS))
-def test_given_a_preset_then_its_weights_are_those_of_the_model_card(name):
-    assert load_model(name).weight_bytes / 2e9 == pytest.approx(REPORTED_PARAMETERS[name], rel=0.01)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_parameters_of_its_model(name):
+    assert load_model(name).weight_bytes / BYTES_PER_VALUE / 1e9 == pytest.approx(PARAMETERS[name], rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "kv_bytes"), [("qwen3-8b", 147_456), ("r1-distill-qwen-7b", 57_344)])
@@ -54,11 +51,7 @@ def test_given_a_mixture_of_experts_then_all_experts_are_weights_and_few_are_ari
     config = PRESETS["qwen3-8b"] | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
     moe, dense = shape_of(config, name="moe"), load_model("qwen3-8b")
     assert moe.weight_bytes > 3 * dense.weight_bytes and moe.flops_per_token < dense.flops_per_token
-
-
-def test_given_a_folder_with_a_config_json_when_loaded_then_it_is_the_preset(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(PRESETS["qwen3-8b"]))
-    assert load_model(str(tmp_path)).weight_bytes == load_model("qwen3-8b").weight_bytes
+    assert load_model("qwen3-30b-a3b").flops_per_token / 2e9 == pytest.approx(3.0, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -73,26 +66,6 @@ def test_given_a_config_json_that_says_too_little_then_the_error_names_what_is_m
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match=words):
         load_model(str(tmp_path))
-
-
-def test_given_a_model_that_does_not_fit_then_the_error_names_the_remedy():
-    with pytest.raises(
-        ConfigError, match=r"tensor_parallel_size=1: qwen3-32b has 65\.\d GB of weights.*it needs at least 2 GPUs"
-    ):
-        small_scenario(model=load_model("qwen3-32b"), accelerator=find_accelerator("h100"))
-
-
-def test_given_a_trajectory_longer_than_the_cache_then_the_error_names_both():
-    with pytest.raises(ConfigError, match=r"max_response_length=700200: .* the 667\d+ tokens of KV cache"):
-        small_scenario(max_response_length=700_000)
-
-
-@pytest.mark.parametrize("name", ["gpu", ""])
-def test_given_an_unknown_accelerator_or_model_then_the_error_lists_the_known_ones(name):
-    with pytest.raises(ConfigError, match="h200"):
-        find_accelerator(name)
-    with pytest.raises(ConfigError, match="qwen3-8b"):
-        load_model(f"no-such-{name}")
 
 
 def test_given_a_kv_cache_of_half_the_bytes_then_twice_as_many_tokens_fit_and_are_read_in_the_same_time():

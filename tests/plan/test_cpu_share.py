@@ -1,7 +1,6 @@
 """Which share of the machine a rehearsal says it has used."""
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +15,7 @@ TRAINER = {"pid": 7, "create_time": lambda: 1.0}
     [("150000 100000\n", 1.5), ("max 100000\n", 4.0), ("800000 100000\n", 4.0), (None, 4.0)],
     ids=["quota", "no quota", "quota above the affinity", "no container"],
 )
-def test_the_cores_are_those_that_affinity_and_container_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cores: float
-) -> None:
+def test_the_cores_are_those_that_affinity_and_container_leave(tmp_path, monkeypatch, quota, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 4, 6})
     monkeypatch.setattr(report, "QUOTA", tmp_path / "cpu.max")
     if quota is not None:

@@ -30,7 +30,7 @@ def request(name: int, context_tok: int, response_tok: int) -> Request:
 
 
 def drive(engine: Engine, arrivals: list[Arrival]) -> dict[int, float]:
-    """Seconds at which each arrival was served, by the closed form."""
+    """Seconds at which each arrival was served, by the closed form, which keeps to the limits of cache and batch."""
     finished_s: dict[int, float] = {}
     coming = list(enumerate(arrivals))
     while coming or engine.next_boundary_s < inf:
@@ -40,6 +40,8 @@ def drive(engine: Engine, arrivals: list[Arrival]) -> dict[int, float]:
         else:
             now_s = engine.next_boundary_s
             finished_s |= {done.owner: now_s for done in engine.run_boundary()}
+            assert engine.kv_tok <= engine._cost.kv_room_tok and engine.num_running <= engine._max_num_seqs
+    assert engine.kv_tok == 0 and engine.num_requests == 0
     return finished_s
 
 
@@ -79,20 +81,6 @@ def test_given_any_stretch_when_its_seconds_are_turned_back_then_the_same_steps_
     next_step_s = cost.decode_s(steps + 1, batch, kv) - seconds
     assert cost.steps_within(seconds + part * next_step_s, batch, kv) in (steps, steps + (part > 0.99))
     assert cost.steps_within(seconds * (1 - 1e-9), batch, kv) in (steps - 1, steps)
-
-
-@given(arrivals(), st.integers(LONGEST_TOK, 400), st.integers(1, 6))
-def test_given_any_arrivals_then_neither_the_cache_nor_the_batch_ever_exceeds_its_limit(given_arrivals, room, seqs):
-    engine = Engine(cost_of(kv_room_tok=room), max_num_seqs=seqs)
-    for name, arrival in enumerate(given_arrivals):
-        while engine.next_boundary_s < arrival.time_s:
-            engine.run_boundary()
-            assert engine.kv_tok <= room and engine.num_running <= seqs
-        engine.submit(request(name, arrival.context_tok, arrival.response_tok), arrival.time_s)
-    while engine.next_boundary_s < inf:
-        engine.run_boundary()
-        assert engine.kv_tok <= room and engine.num_running <= seqs
-    assert engine.kv_tok == 0 and engine.num_requests == 0
 
 
 @given(arrivals(), st.floats(0, 3))

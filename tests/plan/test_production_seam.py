@@ -32,13 +32,14 @@ SEAMS = [
 ]
 
 
-@pytest.mark.parametrize(("owner", "name"), SEAMS, ids=lambda value: getattr(value, "__name__", value))
-def test_given_a_simulated_run_then_production_makes_the_decision(monkeypatch, owner, name):
-    calls = []
-    original = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
+def test_given_a_simulated_run_then_production_makes_every_decision(monkeypatch):
+    calls = set()
+    for owner, name in SEAMS:
+        original, seam = getattr(owner, name), (owner, name)
+        spied = lambda *args, _it=(seam, original), **kwargs: (calls.add(_it[0]), _it[1](*args, **kwargs))[1]  # noqa: E731
+        monkeypatch.setattr(owner, name, spied)
     simulate(small_scenario(), recipe("pool", **POOL), steps=3)
-    assert calls
+    assert calls == set(SEAMS)
 
 
 def test_given_a_stop_rule_that_counts_filtered_groups_then_the_simulation_breaks(monkeypatch):

@@ -32,7 +32,7 @@ def test_given_a_history_then_pass_rates_are_drawn_from_its_prompts_posteriors(t
     assert (metrics[:, 0] * metrics[:, 1]).mean() == pytest.approx(sum(second_moments) / 3, abs=0.01)
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("name", list(UNREADABLE)[:2])  # the others: `test_history.py` of training
 def test_given_something_else_then_it_is_refused_as_in_training(tmp_path: Path, name: str) -> None:
     file = tmp_path / "history.json"
     cause = UNREADABLE[name](file)
@@ -41,18 +41,16 @@ def test_given_something_else_then_it_is_refused_as_in_training(tmp_path: Path, 
     assert refused.match(r"history_file=.*is not what this recipe wrote .* delete it, or name a file that a run has")
 
 
-def test_given_a_history_of_no_prompt_then_the_file_is_named(tmp_path: Path) -> None:
-    file = history(tmp_path, {})
-    with pytest.raises(ConfigError, match=f"history_file={file}.* knows no prompt"):
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (None, "No such file"),
+        ({}, "knows no prompt"),
+        ({str(number): (10_000, 0) for number in range(8)}, "[0-3] of 1024 sampled groups of n=16 are valid"),
+    ],
+    ids=["no file", "no prompt", "always right"],
+)
+def test_given_a_history_that_no_step_could_train_on_then_the_file_is_named(tmp_path, counts, words) -> None:
+    file = tmp_path / "nowhere.json" if counts is None else history(tmp_path, counts)
+    with pytest.raises(ConfigError, match=f"history_file={file}.*{words}"):
         Inputs.load(None, {"history_file": str(file)}).scenario()
-
-
-def test_given_a_history_of_prompts_that_are_always_right_then_it_is_refused_as_no_step_would_end(tmp_path) -> None:
-    file = history(tmp_path, {str(number): (10_000, 0) for number in range(8)})
-    with pytest.raises(ConfigError, match=f"history_file={file}: [0-3] of 1024 sampled groups of n=16 are valid"):
-        Inputs.load(None, {"history_file": str(file)}).scenario()
-
-
-def test_given_no_file_then_it_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"history_file=/nowhere/history.json.*No such file"):
-        Inputs.load(None, {"history_file": "/nowhere/history.json"}).scenario()

@@ -2,13 +2,9 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from recipe.async_dapo_lab.plan.inputs import Inputs
-from recipe.async_dapo_lab.rehearsal import report
 from recipe.async_dapo_lab.rehearsal.figure import Timeline
 from recipe.async_dapo_lab.rehearsal.options import CompressedClock
 from recipe.async_dapo_lab.rehearsal.report import judge
@@ -85,7 +81,7 @@ def test_what_the_trainer_does_between_two_steps_is_not_modelled(tmp_path) -> No
 )
 def test_given_lateness_or_a_busy_machine_then_a_run_is_invalid_and_says_which_speed_up_would_do(
     late_s, trainer_late_s, cpu_share, is_valid, largest
-) -> None:
+):
     validity = judge(late_s=late_s, trainer_late_s=trainer_late_s, step_s=100.0, cpu_share=cpu_share, speedup=10.0)
     assert validity.is_valid is is_valid
     assert validity.largest_speedup == pytest.approx(largest, rel=0.01)
@@ -108,31 +104,3 @@ def test_given_real_work_when_it_is_shorter_than_modelled_then_it_is_part_of_it(
     assert schedule.late_s == 0
     real["now_s"] += 0.3  # after all that is modelled
     assert schedule.late_s == pytest.approx(3.0)
-
-
-def test_the_table_has_a_legend_and_names_model_accelerators_and_engines(tmp_path, monkeypatch) -> None:
-    write_records(tmp_path)
-    values = {"response_length/mean": 4000.0, report.WASTE: 0.1, report.OFF_POLICY: 0.2}
-    logged = [{"step": step, "data": values | {"timing_s/step": 1.0}} for step in (1, 2)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
-    setting = {"model": "qwen3-8b", "servers": 4, "tensor_parallel_size": 2, "accelerator": "h100"}
-    options: Any = SimpleNamespace(
-        scenario=lambda config: Inputs.load(None, setting).scenario(),
-        folder=tmp_path,
-        engines_file=tmp_path / "engines.jsonl",
-        phases_file=tmp_path / "phases.jsonl",
-        warmup=1,
-        speedup=10.0,
-    )
-    config: Any = SimpleNamespace(
-        trainer=SimpleNamespace(v1=SimpleNamespace(trainer_mode="async_dapo")),
-        async_dapo=SimpleNamespace(rollout_strategy="partial"),
-    )
-    figures: Any = SimpleNamespace(wall_s=20.0, peak_memory_bytes=1e9, cpu_share=0.1)
-    rehearsal = report.load_rehearsal(config, options, figures)
-    told = report.table(rehearsal)
-    assert "partial: qwen3-8b on 8 x h100, 4 engines of tensor parallel size 2." in told
-    heads = told.splitlines()[0].split("  ")
-    explained = [head.strip() for head in heads if head.strip() not in ("", "step", "step s", "rollout s")]
-    assert len(explained) == 7 and all(f"{head}: " in report.LEGEND for head in explained)
-    assert json.loads(report.as_json(rehearsal))["setting"] == rehearsal.setting

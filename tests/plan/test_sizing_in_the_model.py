@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.core.concurrency import FIRST_SHARE, TOO_MANY, ConcurrencyState
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
-from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import recipe
 from recipe.async_dapo_lab.plan.workload import ValidShare
@@ -35,7 +34,7 @@ CLUSTERS = st.builds(
 @settings(max_examples=10)
 @given(CLUSTERS, st.sampled_from([None, 10, 300]))
 def test_given_any_cluster_and_guess_then_requests_hardly_wait_no_lease_is_lost_and_nothing_starves(
-    scenario: Scenario, guess_tok: int | None
+    scenario, guess_tok
 ):
     run = TrainingRun(scenario, DEFAULTS)
     if guess_tok is not None:  # as in the checkpoint of a run with shorter responses

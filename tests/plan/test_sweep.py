@@ -39,9 +39,7 @@ def test_given_an_error_then_no_other_candidate_is_begun(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("pool_size", [256, 384, 576])
-def test_given_rounds_that_feed_several_steps_then_measured_steps_generate_what_they_train(
-    pool_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_given_rounds_that_feed_several_steps_then_measured_steps_generate_what_they_train(pool_size, monkeypatch):
     scenario = small_scenario(train_batch_size=32)
     monkeypatch.setattr(sweep, "TRAJECTORIES_TO_MEASURE", 8 * 32 * 4)
     options = pool_options(scenario, pool_size)

@@ -86,29 +86,20 @@ def test_given_measured_lengths_in_any_form_then_they_are_drawn_again(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("name", "text", "words"),
     [
-        ("", "empty"),
-        ('{"tokens": 3}', "none of the columns"),
-        ("{", "line 1 is not JSON"),
-        ('{"length": 0}', "not a number > 0"),
-        ('{"response_lens_tok": []}', "empty"),
+        ("lengths.jsonl", "", "empty"),
+        ("lengths.jsonl", '{"tokens": 3}', "none of the columns"),
+        ("lengths.jsonl", "{", "line 1 is not JSON"),
+        ("lengths.jsonl", '{"length": 0}', "not a number > 0"),
+        ("lengths.jsonl", '{"response_lens_tok": []}', "empty"),
+        ("lengths.parquet", "none", "cannot be read as parquet"),
+        ("lengths.jsonl", None, r"no such file.*length_median_tok"),
     ],
 )
-def test_given_a_bad_file_of_lengths_then_the_error_says_what_is_wrong(tmp_path, text, words):
-    path = tmp_path / "lengths.jsonl"
-    path.write_text(text)
+def test_given_a_bad_file_of_lengths_then_the_error_says_what_is_wrong(tmp_path, name, text, words):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         load_lengths(str(path), default_correlation=0.5)
-
-
-def test_given_a_parquet_file_that_is_none_then_the_error_says_so(tmp_path):
-    path = tmp_path / "lengths.parquet"
-    path.write_text("none")
-    with pytest.raises(ConfigError, match="cannot be read as parquet"):
-        load_lengths(str(path), default_correlation=0.5)
-
-
-def test_given_no_file_of_lengths_then_the_error_names_the_remedy(tmp_path):
-    with pytest.raises(ConfigError, match=r"no such file.*length_median_tok"):
-        load_lengths(str(tmp_path / "none.jsonl"), default_correlation=0.5)

@@ -60,6 +60,12 @@ def test_given_a_coordinator_that_is_killed_when_the_trainer_waits_then_it_gets_
     assert isinstance(failed.value.__cause__, RayActorError)
 
 
+def bare_manager() -> AsyncDAPOAgentLoopManager:
+    manager: Any = object.__new__(AsyncDAPOAgentLoopManager)
+    manager._options = SimpleNamespace(stop_timeout_s=PATIENCE_S)
+    return manager
+
+
 class Worker:
     """An agent loop worker, one of which never gets to its end of being connected."""
 
@@ -73,13 +79,9 @@ class Worker:
     async def attach(self, coordinator: Any, worker: int, myself: Any) -> None: ...
 
 
-def test_given_a_worker_that_never_starts_when_it_is_connected_then_the_run_ends_and_names_it(
-    monkeypatch,
-) -> None:
+def test_given_a_worker_that_never_starts_when_it_is_connected_then_the_run_ends_and_names_it(monkeypatch):
     monkeypatch.setattr(manager_module, "CONNECT_TIMEOUT_S", 3.0)
-    manager = object.__new__(AsyncDAPOAgentLoopManager)
-    options: Any = SimpleNamespace(stop_timeout_s=PATIENCE_S)
-    manager._options = options
+    manager = bare_manager()
     manager.agent_loop_workers = [ray.remote(num_cpus=0)(Worker).remote(hangs) for hangs in (False, True)]
     ray.get([worker.__ray_ready__.remote() for worker in manager.agent_loop_workers])
     client: Any = SimpleNamespace(_load_balancer=start_balancer(start_servers(1), capacity=1))
@@ -95,9 +97,7 @@ def talk(one: int, other: int) -> bool:
 
 def test_given_workers_when_they_are_connected_then_whoever_is_called_in_a_round_has_been_called_before() -> None:
     """While a network is cut, a call fails at once whose connection must be made first."""
-    manager = object.__new__(AsyncDAPOAgentLoopManager)
-    options: Any = SimpleNamespace(stop_timeout_s=PATIENCE_S)
-    manager._options = options
+    manager = bare_manager()
     worker, reward_worker = (ray.remote(num_cpus=0)(Worker).remote(False) for _ in range(2))
     manager.agent_loop_workers = [worker]
     client: Any = SimpleNamespace(_load_balancer=start_balancer({}, capacity=1))

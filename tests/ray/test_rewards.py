@@ -125,8 +125,8 @@ KINDS = {
 
 
 def test_given_rewards_that_hang_interrupt_exit_or_die_then_they_alone_fail_and_nothing_outlives_their_worker(
-    config: DictConfig, tmp_path: Path
-) -> None:
+    config, tmp_path
+):
     manager = Path(config.reward.custom_reward_function.path).with_name("manager.py")
     module = f"reward.reward_manager.module.path={manager}"
     workers = {kind: start_worker(config, module, *overrides) for kind, overrides in KINDS.items()}

@@ -60,9 +60,7 @@ def live(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LifeOnAStandIn:
 
 
 @pytest.mark.slow
-def test_given_an_actor_that_stays_on_a_node_when_the_driver_has_ended_then_it_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_given_an_actor_that_stays_on_a_node_when_the_driver_has_ended_then_it_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(lives, "GRACE_S", 0.2)
     mended: list[Any] = []
     with live(tmp_path, monkeypatch) as life:
@@ -75,9 +73,7 @@ def test_given_an_actor_that_stays_on_a_node_when_the_driver_has_ended_then_it_i
 
 
 @pytest.mark.slow
-def test_given_a_cable_that_is_cut_when_the_life_ends_before_it_is_mended_then_nobody_mends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_given_a_cable_that_is_cut_when_the_life_ends_before_it_is_mended_then_nobody_mends_it(tmp_path, monkeypatch):
     done: list[Any] = []
     with live(tmp_path, monkeypatch) as life:
         monkeypatch.setattr(life._cable, "cut", lambda: done.append("cut"))

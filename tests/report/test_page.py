@@ -75,12 +75,6 @@ def test_the_page_is_well_formed_and_loads_nothing(text: str) -> None:
     assert targets and targets <= set(outline.ids)
 
 
-def test_colours_are_the_pages_own_so_that_a_dark_page_is_dark(text: str) -> None:
-    drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
-    assert "var(--series-0)" in drawn and "var(--ink)" in drawn and "var(--grid)" in drawn
-    assert not re.findall(r"#[0-9a-f]{6}", drawn)
-
-
 def test_every_chart_has_its_figures_as_a_table_beside_it(both: tuple[Path, Path], text: str) -> None:
     run = Run.load(both[0])
     charts = list(charts_of(run, "run0"))
@@ -162,9 +156,7 @@ def test_verls_own_file_has_no_times_so_its_steps_and_validations_are_added_up(b
     assert accuracy == pytest.approx(0.5) and hours == pytest.approx((12 * 60 + 3 * 5) / 3600)
 
 
-def test_wall_time_begins_with_the_training_so_that_a_recorded_run_compares_with_verls_file(
-    both: tuple[Path, Path],
-) -> None:
+def test_wall_time_begins_with_the_training_so_that_a_recorded_run_compares_with_verls_file(both):
     for run in map(Run.load, both):
         assert run.accuracy_over_time()[0][0] == 0.0
         assert max(run.time_s.values()) < 24 * 3600, "a record's times are since the command was given"
@@ -202,9 +194,7 @@ def test_a_folder_without_a_record_is_one_clear_error(tmp_path: Path) -> None:
         main([str(tmp_path)])
 
 
-def test_a_report_that_cannot_be_written_ends_no_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_cannot_be_written_ends_no_run(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("recipe.async_dapo_lab"), "propagate", True)  # whatever ran before
     folder = write_recipe_run(tmp_path / "run", steps=1)
     assert try_to_write(folder) == folder / "report.html"

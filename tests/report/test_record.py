@@ -32,6 +32,15 @@ def steps(folder: Path) -> list[StepRecord]:
     return read_steps(folder / run_record.STEPS_FILE)
 
 
+def three_steps(folder: Path, clock: list[float]) -> None:
+    """Of 10 s each; then the run is down for a while."""
+    first = start(folder, clock)
+    for step in (1, 2, 3):
+        clock[0] += 10
+        first.log(TRAINED, step)
+    clock[0] += 5000
+
+
 def test_a_run_has_a_line_a_step_with_its_time_and_what_groups_failed_of(tmp_path: Path, clock: list[float]) -> None:
     recorder = start(tmp_path / "run", clock, {"reward_error: KeyError('a') at reward.py:3": 2})
     recorder.log(VALIDATED, 0)
@@ -46,11 +55,7 @@ def test_a_run_has_a_line_a_step_with_its_time_and_what_groups_failed_of(tmp_pat
 
 
 def test_a_resumed_run_goes_on_with_the_record_and_its_clock(tmp_path: Path, clock: list[float]) -> None:
-    first = start(tmp_path, clock)
-    for step in (1, 2, 3):
-        clock[0] += 10
-        first.log(TRAINED, step)
-    clock[0] += 5000  # it was down
+    three_steps(tmp_path, clock)
     resumed = start(tmp_path, clock)  # from the checkpoint of step 2
     resumed.log(VALIDATED, 2)
     clock[0] += 10
@@ -59,13 +64,9 @@ def test_a_resumed_run_goes_on_with_the_record_and_its_clock(tmp_path: Path, clo
 
 
 def test_a_run_that_is_resumed_without_a_validation_counts_its_first_step_and_drops_what_was_lost_from_every_file(
-    tmp_path: Path, clock: list[float]
-) -> None:
-    first = start(tmp_path, clock)
-    for step in (1, 2, 3):
-        clock[0] += 10
-        first.log(TRAINED, step)
-    clock[0] += 5000  # it was down
+    tmp_path, clock
+):
+    three_steps(tmp_path, clock)
     resumed = start(tmp_path, clock)  # from the checkpoint of step 1
     clock[0] += 100 + 10  # it starts up, and trains
     resumed.log({keys.STEP_S: 7.0, keys.VALIDATE_S: 3.0}, 2)

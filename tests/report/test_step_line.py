@@ -1,9 +1,7 @@
 """The one line a step writes."""
 
-import pytest
-
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.console import Pace, accuracy_name, accuracy_of, duration, step_line
+from recipe.async_dapo.record.console import Pace, accuracy_name, accuracy_of, step_line
 from recipe.async_dapo.training.metrics import METRICS, PREFIX
 
 STEP = {
@@ -50,14 +48,6 @@ def test_of_a_run_whose_steps_are_known_the_line_says_how_many_and_the_time_left
     assert lines[-1] == "step 14/14 | 20 s"
     validated = step_line(2, {keys.STEP_S: 10.0, keys.VALIDATE_S: 30.0}, pace=Pace(3))
     assert validated.endswith("| 40 s left")
-
-
-@pytest.mark.parametrize(
-    ("value_s", "words"),
-    [(99.4, "99 s"), (99.6, "2 min"), (5940, "99 min"), (6000, "1 h 40 min")],
-)
-def test_a_duration_is_as_exact_as_one_needs(value_s: float, words: str) -> None:
-    assert duration(value_s) == words
 
 
 def test_accuracy_is_the_mean_over_data_sources_and_no_best_of_n() -> None:

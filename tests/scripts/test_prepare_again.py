@@ -26,18 +26,13 @@ def test_given_good_files_when_run_again_then_they_are_checked_and_kept_without_
 
 def test_given_overwrite_when_run_again_then_the_file_is_downloaded_from_the_start(prepare, hub):
     prepare()
-    (prepare.data_home / PART).write_bytes(b"left over")
-    assert prepare(OVERWRITE="1").status == 0
-    assert hub.ranges == [None, None]
-    assert_ready(prepare)
-
-
-def test_given_overwrite_and_a_failing_server_when_run_again_then_the_good_file_stays(prepare, hub):
-    prepare()
     hub.script = [hub.status(404)]
     assert prepare(OVERWRITE="1").status == 1
+    assert_ready(prepare)  # the good file stays
+    (prepare.data_home / PART).write_bytes(b"left over")
+    assert prepare(OVERWRITE="1").status == 0
+    assert hub.ranges == [None, None, None]
     assert_ready(prepare)
-    assert prepare().status == 0
 
 
 def test_given_a_damaged_file_when_run_again_then_it_is_refused_and_overwrite_repairs_it(prepare):
@@ -96,25 +91,19 @@ def test_given_a_run_in_progress_when_a_second_starts_then_it_is_refused_and_the
     assert_ready(prepare)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
 def test_given_a_download_in_progress_when_signalled_then_it_ends_at_once_and_a_new_run_succeeds(prepare, hub, name):
     hub.script = [hub.stall_after(1000)]
-    run = prepare.start()
+    run, number = prepare.start(), signal.Signals[name]
     assert hub.stalled.wait(RUN_TIMEOUT_S)
-    run.send_signal(signal.Signals[name])
-    assert prepare.finish(run).status == 128 + signal.Signals[name]
-    assert prepare.files() <= {PART}
-    assert prepare().status == 0
-    assert_ready(prepare)
-
-
-def test_given_a_run_and_its_children_killed_when_run_again_then_only_a_part_was_left_and_it_succeeds(prepare, hub):
-    hub.script = [hub.stall_after(1000)]
-    run = prepare.start()
-    assert hub.stalled.wait(RUN_TIMEOUT_S)
-    os.killpg(run.pid, signal.SIGKILL)
-    prepare.finish(run)
-    assert not prepare.files() & READY
+    if name == "SIGKILL":
+        os.killpg(run.pid, number)  # its children, too
+        assert prepare.finish(run).status == -number
+        assert not prepare.files() & READY
+    else:
+        run.send_signal(number)
+        assert prepare.finish(run).status == 128 + number
+        assert prepare.files() <= {PART}
     assert prepare().status == 0
     assert_ready(prepare)
 

@@ -11,22 +11,14 @@ from ..support.prepare_runner import PART, READY, RUN_TIMEOUT_S, assert_ready
 
 
 def test_given_repeated_rows_when_prepared_then_the_first_copy_of_each_prompt_stays_in_order_with_all_columns(prepare):
+    """The bytes are the same every time, and those of the recorded checksum."""
     assert prepare().status == 0
     assert_ready(prepare)
-
-
-def test_given_the_same_download_when_prepared_twice_then_the_bytes_are_equal(prepare):
-    assert prepare().status == 0
     first = (prepare.data_home / "train.parquet").read_bytes()
     assert prepare(OVERWRITE="1").status == 0
     assert (prepare.data_home / "train.parquet").read_bytes() == first
-
-
-def test_when_prepared_then_sha256sum_accepts_the_recorded_checksum(prepare):
-    prepare()
-    subprocess.run(
-        ["sha256sum", "--check", "train.parquet.sha256"], cwd=prepare.data_home, check=True, timeout=RUN_TIMEOUT_S
-    )
+    check = ["sha256sum", "--check", "train.parquet.sha256"]
+    subprocess.run(check, cwd=prepare.data_home, check=True, timeout=RUN_TIMEOUT_S)
 
 
 def test_given_several_pins_when_prepared_then_every_file_is_ready(prepare, hub):
@@ -78,22 +70,17 @@ def test_given_rows_that_verl_cannot_use_when_prepared_then_they_are_refused_by_
 
 
 @pytest.mark.parametrize(
-    ("rows", "prompts", "complaint"),
-    [(16, 5, "expected 16 rows, got 15"), (15, 4, "expected 4 distinct prompts, got 5")],
+    ("content", "rows", "prompts", "complaint"),
+    [
+        (None, 16, 5, "expected 16 rows, got 15"),
+        (None, 15, 4, "expected 4 distinct prompts, got 5"),
+        (b"PAR1 but not really PAR1", 1, 1, "expected a parquet file that can be read"),
+    ],
 )
-def test_given_other_row_counts_than_pinned_when_prepared_then_they_are_refused(
-    prepare, hub, body, rows, prompts, complaint
+def test_given_another_file_than_pinned_when_prepared_then_it_is_refused(
+    prepare, hub, body, content, rows, prompts, complaint
 ):
-    prepare.pins.write_text(hub.publish_bytes("train.parquet", body, rows=rows, prompts=prompts))
+    prepare.pins.write_text(hub.publish_bytes("train.parquet", content or body, rows=rows, prompts=prompts))
     run = prepare()
-    assert run.status == 1
-    assert complaint in run.log
-    assert prepare.files() == {PART}
-
-
-def test_given_a_pinned_file_that_is_no_parquet_when_prepared_then_it_is_refused(prepare, hub):
-    prepare.pins.write_text(hub.publish_bytes("train.parquet", b"PAR1 but not really PAR1", rows=1, prompts=1))
-    run = prepare()
-    assert run.status == 1
-    assert "expected a parquet file that can be read" in run.log
+    assert run.status == 1 and complaint in run.log
     assert prepare.files() == {PART}

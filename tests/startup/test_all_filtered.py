@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from uuid import uuid4
 
 import pytest
+from omegaconf import DictConfig
 
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.core.failures import EndedGroups
@@ -49,47 +50,43 @@ def fresh_group() -> PromptGroup:
     return PromptGroup(uid=uuid4().hex, prompt={}, drawn_at_step=1, trajectories=trajectories)
 
 
-def test_given_a_cap_on_old_tokens_when_groups_are_filtered_then_no_more_are_drawn_than_it_lets_run(run) -> None:
+def refused_step(
+    config: DictConfig, manager: InsatiableManager, *, valid_shares: Sequence[float] = ()
+) -> tuple[str, list[int]]:
+    """What a step of 8 groups ends with, and how many prompts were drawn at a time."""
     drawn: list[int] = []
 
     def draw(count: int) -> list[PromptGroup]:
         drawn.append(count)
         return [fresh_group() for _ in range(count)]
 
+    buffer = RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), draw)
+    buffer.attach(manager)
+    for share in valid_shares:
+        buffer._over_sampling.observe(share)
+    buffer.open_round(1)
+    with pytest.raises(ConfigError) as refused:
+        buffer.sample(global_steps=1, partition_id="train", batch_size=8)
+    return str(refused.value), drawn
+
+
+def test_given_a_cap_on_old_tokens_when_groups_are_filtered_then_no_more_are_drawn_than_it_lets_run(run) -> None:
     config = run(
         "algorithm.filter_groups.max_num_gen_batches=2",
         "async_dapo.over_sampling_batch_size=12",
         "async_dapo.max_partial_share=0.2",
     )
-    buffer = RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), draw)
-    buffer.attach(InsatiableManager())
-    for _ in range(3):
-        buffer._over_sampling.observe(0.5)  # 12 groups, then 10, 9, 8
-    buffer.open_round(1)
-    with pytest.raises(ConfigError, match="max_num_gen_batches=2"):
-        buffer.sample(global_steps=1, partition_id="train", batch_size=8)
-    assert drawn == [8] + [1] * 12
+    message, drawn = refused_step(config, InsatiableManager(), valid_shares=[0.5] * 3)  # 12 groups, then 10, 9, 8
+    assert "max_num_gen_batches=2" in message and drawn == [8] + [1] * 12
 
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_given_only_filtered_groups_when_the_limit_is_reached_then_the_step_ends_with_an_error(run, limit):
-    drawn: list[int] = []
-
-    def draw(count: int) -> list[PromptGroup]:
-        drawn.append(count)
-        return [fresh_group() for _ in range(count)]
-
     config = run(f"algorithm.filter_groups.max_num_gen_batches={limit}", "async_dapo.over_sampling_batch_size=12")
-    buffer = RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), draw)
-    buffer.attach(InsatiableManager())
-    buffer.open_round(1)
-    with pytest.raises(ConfigError) as refused:
-        buffer.sample(global_steps=1, partition_id="train", batch_size=8)
+    message, drawn = refused_step(config, InsatiableManager())
     assert drawn == [12] * limit
-    assert str(refused.value).startswith(f"algorithm.filter_groups.max_num_gen_batches={limit}: drew {limit} batches")
-    assert "fewer than 8 valid groups; groups ended as 7 filtered, 2 generation_error: the task is" in str(
-        refused.value
-    )
+    assert message.startswith(f"algorithm.filter_groups.max_num_gen_batches={limit}: drew {limit} batches")
+    assert "fewer than 8 valid groups; groups ended as 7 filtered, 2 generation_error: the task is" in message
 
 
 def test_given_groups_that_mostly_fail_when_the_limit_is_reached_then_the_reward_is_blamed_and_not_the_data(run):
@@ -98,11 +95,7 @@ def test_given_groups_that_mostly_fail_when_the_limit_is_reached_then_the_reward
         filtered=7, failed={"reward_timeout": 20, "reward_error": 1}, scored_trajectories=200, failed_trajectories=21
     )
     config = run("algorithm.filter_groups.max_num_gen_batches=1")
-    buffer = RoundReplayBuffer(AsyncDAPOConfig.from_hydra(config), lambda count: [fresh_group() for _ in range(count)])
-    buffer.attach(manager)
-    buffer.open_round(1)
-    with pytest.raises(ConfigError) as refused:
-        buffer.sample(global_steps=1, partition_id="train", batch_size=8)
+    message, _ = refused_step(config, manager)
     path = config.reward.custom_reward_function.path
-    assert f"compute_score of {path}, gave no answer within async_dapo.reward.timeout_s=60.0" in str(refused.value)
-    assert "data" not in str(refused.value)
+    assert f"compute_score of {path}, gave no answer within async_dapo.reward.timeout_s=60.0" in message
+    assert "data" not in message

@@ -122,65 +122,78 @@ def loss(run, monkeypatch):
     return compute
 
 
+def expected(log_ratio: Callable[[int, int], float], weight: Callable[[int, int], float] = lambda i, t: 1.0) -> float:
+    """DAPO's token-mean of -A min(r, clip r), by hand: clip 0.2 / 0.28, dual clip 10, rewards 0 and 1."""
+    advantage = 0.5 / (math.sqrt(0.5) + 1e-6)
+    total = 0.0
+    for i, length in enumerate(RESPONSE_LENS):
+        a = advantage if i % 2 else -advantage
+        for t in range(length):
+            r = math.exp(log_ratio(i, t))
+            token = -min(r * a, min(max(r, 0.8), 1.28) * a)
+            total += weight(i, t) * (token if a > 0 else min(token, -a * 10.0))
+    return total / sum(RESPONSE_LENS)
+
+
 CORRECTION = "algorithm.rollout_correction."
 NONE = "async_dapo.importance_sampling=none"
 BYPASS = "async_dapo.importance_sampling=bypass"
 DECOUPLED = "async_dapo.importance_sampling=decoupled"
 BALANCE = "async_dapo.importance_sampling=balance"
+SEQUENCE_MASK = "rollout_rs=seq_mean_k1 rollout_rs_threshold=0.3_1.1"
 OPTIONS = {
-    "bypass": (BYPASS,),
-    "bypass with a sequence mask": (
-        BYPASS,
-        f"{CORRECTION}rollout_rs=seq_mean_k1",
-        f"{CORRECTION}rollout_rs_threshold=0.3_1.1",
-    ),
-    "bypass with a token band": (
-        BYPASS,
-        f"{CORRECTION}rollout_rs=token_k1",
-        f"{CORRECTION}rollout_rs_threshold=0.5_2.0",
-    ),
-    "bypass with REINFORCE and a sequence mask": (
-        BYPASS,
-        f"{CORRECTION}loss_type=reinforce",
-        f"{CORRECTION}rollout_rs=seq_mean_k1",
-        f"{CORRECTION}rollout_rs_threshold=0.3_1.1",
-    ),
-    "bypass with REINFORCE and weights": (BYPASS, f"{CORRECTION}loss_type=reinforce", f"{CORRECTION}rollout_is=token"),
-    "decoupled": (DECOUPLED,),
-    "decoupled, truncated at 1.5": (DECOUPLED, f"{CORRECTION}rollout_is_threshold=1.5"),
-    "decoupled with a token band": (DECOUPLED, f"{CORRECTION}rollout_is_threshold=0.9_1.1"),
-    "decoupled by sequence": (DECOUPLED, f"{CORRECTION}rollout_is=sequence"),
-    "decoupled, normalised": (DECOUPLED, f"{CORRECTION}rollout_is_batch_normalize=True"),
-    "decoupled with a sequence mask": (
-        DECOUPLED,
-        f"{CORRECTION}rollout_rs=seq_mean_k1",
-        f"{CORRECTION}rollout_rs_threshold=0.3_1.1",
-    ),
-    "balance": (BALANCE,),
-    "balance, truncated at 1.1": (BALANCE, f"{CORRECTION}rollout_is_threshold=1.1"),
-    "balance by sequence": (BALANCE, f"{CORRECTION}rollout_is=sequence"),
-    "balance, normalised": (BALANCE, f"{CORRECTION}rollout_is_batch_normalize=True"),
-    "balance with a sequence mask": (
-        BALANCE,
-        f"{CORRECTION}rollout_rs=seq_mean_k1",
-        f"{CORRECTION}rollout_rs_threshold=0.3_1.1",
-    ),
+    BYPASS: [
+        "",
+        SEQUENCE_MASK,
+        "rollout_rs=token_k1 rollout_rs_threshold=0.5_2.0",
+        f"loss_type=reinforce {SEQUENCE_MASK}",
+        "loss_type=reinforce rollout_is=token",
+    ],
+    DECOUPLED: [
+        "",
+        "rollout_is_threshold=1.5",
+        "rollout_is_threshold=0.9_1.1",
+        "rollout_is=sequence",
+        "rollout_is_batch_normalize=True",
+        SEQUENCE_MASK,
+    ],
+    BALANCE: ["", "rollout_is_threshold=1.1", "rollout_is=sequence", "rollout_is_batch_normalize=True", SEQUENCE_MASK],
 }
 
 
 def test_every_option_changes_the_loss_of_its_mode(loss) -> None:
-    losses = {NONE: {"none": loss(NONE)}, BYPASS: {}, DECOUPLED: {}, BALANCE: {}}
-    for name, overrides in OPTIONS.items():
-        losses[overrides[0]][name] = loss(*overrides)
-    losses[BALANCE]["decoupled"] = losses[DECOUPLED]["decoupled"]
-    for mode in (BYPASS, DECOUPLED, BALANCE):
-        values = losses[NONE] | losses[mode]
-        for first, second in itertools.combinations(values, 2):
-            assert not math.isclose(values[first], values[second], rel_tol=1e-4), (first, second)
+    losses = {
+        mode: {more: loss(mode, *(f"{CORRECTION}{option}" for option in more.split())) for more in options}
+        for mode, options in OPTIONS.items()
+    }
+    losses[BALANCE]["decoupled"] = losses[DECOUPLED][""]
+    without = loss(NONE)
+    for mode, of_mode in losses.items():
+        for (first, one), (second, other) in itertools.combinations([("none", without), *of_mode.items()], 2):
+            assert not math.isclose(one, other, rel_tol=1e-4), (mode, first, second)
 
 
-def test_without_correction_the_loss_is_ppo_s_on_the_newest_weights(loss) -> None:
-    assert loss(NONE) == pytest.approx(expected(current_minus_proximal), rel=1e-5)
+def ratio(i: int, t: int) -> float:
+    return math.exp(proximal_minus_behaviour(i, t))
+
+
+def ratio_to_mixture(i: int, t: int) -> float:
+    return math.exp(BEHAVIOUR + proximal_minus_behaviour(i, t) - Mixture.of(i, t))
+
+
+@pytest.mark.parametrize(
+    ("mode", "log_ratio", "weight"),
+    [
+        (NONE, current_minus_proximal, lambda i, t: 1.0),
+        (DECOUPLED, current_minus_proximal, lambda i, t: min(ratio(i, t), 2.0)),
+        (BALANCE, current_minus_proximal, lambda i, t: min(ratio_to_mixture(i, t), 2.0)),
+        # CoPRIS (arXiv:2511.05589), eq. 8: the whole ratio to the behaviour policy is clipped.
+        (BYPASS, lambda i, t: proximal_minus_behaviour(i, t) + current_minus_proximal(i, t), lambda i, t: 1.0),
+    ],
+    ids=["none", "decoupled", "balance", "bypass"],
+)
+def test_a_mode_s_loss_is_ppo_s_on_its_ratio_times_its_truncated_weight(loss, mode, log_ratio, weight) -> None:
+    assert loss(mode) == pytest.approx(expected(log_ratio, weight), rel=1e-5)
 
 
 def test_the_default_is_decoupled_and_leaves_verl_s_own_bypass_alone(loss) -> None:
@@ -188,25 +201,12 @@ def test_the_default_is_decoupled_and_leaves_verl_s_own_bypass_alone(loss) -> No
     assert loss(f"{CORRECTION}bypass_mode=True") == loss(BYPASS)
 
 
-def test_decoupled_weighs_that_loss_by_the_truncated_ratio_to_the_behaviour_policy(loss) -> None:
-    weighted = expected(current_minus_proximal, lambda i, t: min(math.exp(proximal_minus_behaviour(i, t)), 2.0))
-    assert loss(DECOUPLED) == pytest.approx(weighted, rel=1e-5)
-
-
-def test_balance_weighs_it_by_the_truncated_ratio_to_the_mixture(loss) -> None:
-    def weight(i: int, t: int) -> float:
-        return min(math.exp(BEHAVIOUR + proximal_minus_behaviour(i, t) - Mixture.of(i, t)), 2.0)
-
-    assert loss(BALANCE) == pytest.approx(expected(current_minus_proximal, weight), rel=1e-5)
-
-
 def test_rejected_tokens_leave_the_number_that_the_loss_is_divided_by_as_well_as_the_mask(loss) -> None:
     """verl takes them out of `response_mask` and divides by `loss_mask`: the more it rejects, the smaller the loss."""
     band = (DECOUPLED, f"{CORRECTION}rollout_rs=token_k1", f"{CORRECTION}rollout_rs_threshold=0.5_2.0")
 
     def weight(i: int, t: int) -> float:
-        ratio = math.exp(proximal_minus_behaviour(i, t))
-        return min(ratio, 2.0) if 0.5 <= 1 / ratio <= 2.0 else 0.0
+        return min(ratio(i, t), 2.0) if 0.5 <= 1 / ratio(i, t) <= 2.0 else 0.0
 
     kept = sum(weight(i, t) > 0 for i, length in enumerate(RESPONSE_LENS) for t in range(length))
     assert 0 < kept < sum(RESPONSE_LENS)
@@ -229,22 +229,3 @@ def test_a_ratio_that_is_not_finite_is_counted_and_the_run_goes_on(loss) -> None
     loss(DECOUPLED, metrics=metrics, old_log_probs=nested(log_probs))
     assert metrics["async_dapo/importance/not_finite_tokens"] == 1.0
     assert metrics["async_dapo/importance/overall/ratio_max"] == 1.0
-
-
-def test_bypass_clips_the_whole_ratio_to_the_behaviour_policy(loss) -> None:
-    """CoPRIS (arXiv:2511.05589), eq. 8."""
-    whole = expected(lambda i, t: proximal_minus_behaviour(i, t) + current_minus_proximal(i, t))
-    assert loss(BYPASS) == pytest.approx(whole, rel=1e-5)
-
-
-def expected(log_ratio: Callable[[int, int], float], weight: Callable[[int, int], float] = lambda i, t: 1.0) -> float:
-    """DAPO's token-mean of -A min(r, clip r), by hand: clip 0.2 / 0.28, dual clip 10, rewards 0 and 1."""
-    advantage = 0.5 / (math.sqrt(0.5) + 1e-6)
-    total = 0.0
-    for i, length in enumerate(RESPONSE_LENS):
-        a = advantage if i % 2 else -advantage
-        for t in range(length):
-            ratio = math.exp(log_ratio(i, t))
-            token = -min(ratio * a, min(max(ratio, 0.8), 1.28) * a)
-            total += weight(i, t) * (token if a > 0 else min(token, -a * 10.0))
-    return total / sum(RESPONSE_LENS)

@@ -98,9 +98,7 @@ def resume(mode: str, root: Path, path: Path | str | None = None) -> DictConfig:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_given_a_damage_when_the_checkpoint_is_named_then_the_start_is_refused_with_path_and_remedy(
-    tmp_path: Path, damage: str
-) -> None:
+def test_given_a_damage_when_the_checkpoint_is_named_then_the_start_is_refused_with_path_and_remedy(tmp_path, damage):
     make, message = DAMAGES[damage]
     make(folder := write_checkpoint(tmp_path, 8))
     with pytest.raises(ConfigError, match=rf"^trainer\.resume_from_path={folder}: .*{message}.*; name a complete"):
@@ -109,8 +107,8 @@ def test_given_a_damage_when_the_checkpoint_is_named_then_the_start_is_refused_w
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_given_a_damage_when_an_older_one_is_complete_then_it_is_resumed_from_and_the_log_names_both(
-    tmp_path: Path, warnings_of_the_check: pytest.LogCaptureFixture, damage: str
-) -> None:
+    tmp_path, warnings_of_the_check, damage
+):
     make, _ = DAMAGES[damage]
     for step in (2, 4, 6, 10):  # the last is of a life before: the run was resumed from an earlier one since
         write_checkpoint(tmp_path, step)
@@ -124,9 +122,7 @@ def test_given_a_damage_when_an_older_one_is_complete_then_it_is_resumed_from_an
     assert str(newest) in record.message and f"resuming from {older}, the newest complete one" in record.message
 
 
-def test_given_only_damaged_checkpoints_when_the_newest_is_asked_for_then_nothing_starts_from_scratch(
-    run, tmp_path: Path
-) -> None:
+def test_given_only_damaged_checkpoints_when_the_newest_is_asked_for_then_nothing_starts_from_scratch(run, tmp_path):
     for step in (4, 8):
         flip_a_byte(write_checkpoint(tmp_path, step))
     config = run(f"trainer.default_local_dir={tmp_path}")
@@ -139,8 +135,8 @@ def test_given_only_damaged_checkpoints_when_the_newest_is_asked_for_then_nothin
 
 @pytest.mark.parametrize("content", [b"", b"eight", b"8" * 100, b"-8"])
 def test_given_a_damaged_note_of_the_newest_step_when_resumed_then_the_newest_complete_one_is_taken(
-    tmp_path: Path, warnings_of_the_check: pytest.LogCaptureFixture, content: bytes
-) -> None:
+    tmp_path, warnings_of_the_check, content
+):
     write_checkpoint(tmp_path, 4)
     write_checkpoint(tmp_path, 8)
     (tmp_path / NEWEST_FILE).write_bytes(content)
@@ -151,8 +147,8 @@ def test_given_a_damaged_note_of_the_newest_step_when_resumed_then_the_newest_co
 
 
 def test_given_no_note_of_the_newest_step_when_resumed_then_the_newest_complete_one_is_taken(
-    tmp_path: Path, warnings_of_the_check: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, warnings_of_the_check
+):
     write_checkpoint(tmp_path, 4)
     (tmp_path / NEWEST_FILE).unlink()
     config = resume("auto", tmp_path)
@@ -170,9 +166,7 @@ def test_given_nothing_complete_and_no_note_when_started_then_the_run_begins_ane
         assert config.trainer.resume_mode == "auto" and find_latest_ckpt_path(str(root)) is None
 
 
-def test_given_complete_checkpoints_when_resumed_then_verl_finds_the_newest_also_where_they_were_moved(
-    tmp_path: Path,
-) -> None:
+def test_given_complete_checkpoints_when_resumed_then_verl_finds_the_newest_also_where_they_were_moved(tmp_path):
     write_checkpoint(tmp_path / "old", 4)
     write_checkpoint(tmp_path / "old", 8)
     moved = (tmp_path / "old").rename(tmp_path / "moved")
@@ -210,18 +204,14 @@ def test_given_a_checkpoint_of_more_ranks_when_resumed_then_the_start_is_refused
 
 
 @pytest.mark.parametrize("length", [100, 2**40])
-def test_given_a_frame_longer_than_the_file_or_than_any_group_when_read_then_nothing_is_allocated(
-    tmp_path: Path, length: int
-) -> None:
+def test_given_a_frame_longer_than_the_file_or_than_any_group_when_read_then_nothing_is_allocated(tmp_path, length):
     folder = write_checkpoint(tmp_path, 4)
     (folder / POOL_FILE).write_bytes(length.to_bytes(8, "little") + bytes(13))
     with pytest.raises(DamagedCheckpoint, match=f"has a frame of {length} bytes, more than are there or allowed"):
         list(read_pool(folder))
 
 
-def test_given_a_save_that_ends_midway_when_it_overwrites_a_checkpoint_then_that_one_is_not_complete(
-    tmp_path: Path,
-) -> None:
+def test_given_a_save_that_ends_midway_when_it_overwrites_a_checkpoint_then_that_one_is_not_complete(tmp_path):
     folder = write_checkpoint(tmp_path, 4)
 
     def full_disk():
@@ -234,9 +224,7 @@ def test_given_a_save_that_ends_midway_when_it_overwrites_a_checkpoint_then_that
         list(read_pool(folder))
 
 
-def test_given_a_save_that_ended_in_its_note_when_the_step_is_saved_again_then_that_one_is_complete(
-    tmp_path: Path,
-) -> None:
+def test_given_a_save_that_ended_in_its_note_when_the_step_is_saved_again_then_that_one_is_complete(tmp_path):
     (tmp_path / "global_step_4").mkdir()
     (tmp_path / "global_step_4" / COMPLETE_FILE).with_suffix(".part").write_bytes(b"{")
     verify(write_checkpoint(tmp_path, 4))

@@ -13,8 +13,7 @@ from recipe.async_dapo.startup import data_check
 from recipe.async_dapo.startup.data_check import check_data
 from recipe.async_dapo.startup.preflight import check_all
 
-from ..support.composed_runs import row, rows, write_lines, write_parquet
-from .test_options import refusal
+from ..support.composed_runs import refusal, row, rows, write_lines, write_parquet
 
 # Left after the chat template with its generation prompt (8 tokens of the tiny model), one token a character.
 LONGEST_PROMPT = 24
@@ -53,38 +52,30 @@ def test_given_a_missing_column_when_checked_then_it_is_named(run, tmp_path, col
     assert message.startswith(f"data.train_files={path}: lacks the columns ['{column}'], it has [")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"prompt": "1+1="}, "column prompt must hold [{'role': ..., 'content': ...}, ...], it holds string"),
-        ({"prompt": [{"text": "1+1="}]}, "column prompt must hold [{'role': ..., 'content': ...}, ...]"),
-        ({"reward_model": "2"}, "column reward_model must hold {'ground_truth': ...}, it holds string"),
-        ({"reward_model": {"answer": "2"}}, "column reward_model must hold {'ground_truth': ...}"),
-        ({"__rollout_n__": 8}, "has the columns ['__rollout_n__'], which this recipe does not read"),
-        ({"images": [b"png"]}, "has the columns ['images']: training would not see images, video or audio"),
-        (
-            {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
-            "has content of list<element: struct<type: string>>: training would not see images, video or audio",
-        ),
-    ],
-    ids=str,
-)
-def test_given_a_column_of_another_kind_when_checked_then_the_wanted_one_is_shown(run, tmp_path, change, message):
-    path = write_parquet(tmp_path / "train.parquet", [line | change for line in rows(16)])
-    assert message in refusal(run, f"data.train_files={path}")
+IMAGE = [{"role": "user", "content": [{"type": "image"}]}]
+UNSEEN = "training would not see images, video or audio"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changed_row", "change", "message"),
     [
-        ({"prompt": []}, "row 13 has no prompt"),
-        ({"data_source": None}, "row 13 has no data_source"),
-        ({"reward_model": {"style": "rule", "ground_truth": None}}, "row 13 has no ground truth"),
+        (None, {"prompt": "1+1="}, "column prompt must hold [{'role': ..., 'content': ...}, ...], it holds string"),
+        (None, {"prompt": [{"text": "1+1="}]}, "column prompt must hold [{'role': ..., 'content': ...}, ...]"),
+        (None, {"reward_model": "2"}, "column reward_model must hold {'ground_truth': ...}, it holds string"),
+        (None, {"reward_model": {"answer": "2"}}, "column reward_model must hold {'ground_truth': ...}"),
+        (None, {"__rollout_n__": 8}, "has the columns ['__rollout_n__'], which this recipe does not read"),
+        (None, {"images": [b"png"]}, f"has the columns ['images']: {UNSEEN}"),
+        (None, {"prompt": IMAGE}, f"has content of list<element: struct<type: string>>: {UNSEEN}"),
+        (13, {"prompt": []}, "row 13 has no prompt"),
+        (13, {"data_source": None}, "row 13 has no data_source"),
+        (13, {"reward_model": {"style": "rule", "ground_truth": None}}, "row 13 has no ground truth"),
     ],
     ids=str,
 )
-def test_given_a_missing_value_when_checked_then_its_row_is_named(run, tmp_path, change, message):
-    content = [row(number) | (change if number == 13 else {}) for number in range(16)]
+def test_given_values_of_another_kind_or_none_when_checked_then_column_or_row_is_named(
+    run, tmp_path, changed_row, change, message
+):
+    content = [row(number) | (change if changed_row in (None, number) else {}) for number in range(16)]
     path = write_parquet(tmp_path / "train.parquet", content)
     assert message in refusal(run, f"data.train_files={path}")
 
@@ -93,7 +84,7 @@ def test_given_a_reward_model_when_data_has_no_ground_truth_then_it_is_in_order(
     without = {"reward_model": {"style": "model", "ground_truth": None}}
     path = write_parquet(tmp_path / "train.parquet", [row(number) | without for number in range(16)])
     config = run(f"data.train_files={path}", "reward.reward_model.enable=True")
-    assert [one["data_source"] for one in check_data(config, AsyncDAPOConfig.from_hydra(config))] == ["sums"]
+    assert [one["data_source"] for one in check(config)] == ["sums"]
 
 
 @pytest.mark.parametrize("key", ["train_files", "val_files"])
@@ -104,13 +95,10 @@ def test_given_a_file_without_rows_when_checked_then_it_is_called_empty(run, fil
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.json"])
-def test_given_an_empty_file_when_checked_then_it_is_refused(run, tmp_path, name):
-    (tmp_path / name).touch()
-    assert refusal(run, f"data.train_files={tmp_path}/{name}").endswith("; prepare the data again")
-
-
-def test_given_a_truncated_file_when_checked_then_it_is_refused(run, files, tmp_path):
-    path = tmp_path / "train.parquet"
+def test_given_an_empty_or_a_truncated_file_when_checked_then_it_is_refused(run, files, tmp_path, name):
+    path = tmp_path / name
+    path.touch()
+    assert refusal(run, f"data.train_files={path}").endswith("; prepare the data again")
     path.write_bytes((files / "train.parquet").read_bytes()[:-100])
     assert f"data.train_files={path}: cannot be read: " in refusal(run, f"data.train_files={path}")
 
@@ -120,9 +108,6 @@ def test_given_fewer_prompts_than_a_batch_when_checked_then_both_numbers_are_nam
     assert refusal(run, f"data.train_files={path}") == (
         f"data.train_files={path}: has 7 prompts, fewer than one batch; lower data.train_batch_size=8 or add data"
     )
-
-
-def test_given_too_small_a_sample_of_the_prompts_when_checked_then_it_is_refused(run):
     assert "has 7 prompts, fewer than one batch" in refusal(run, "data.train_max_samples=7")
 
 
@@ -138,22 +123,21 @@ def test_given_a_sample_of_the_prompts_without_a_seed_when_checked_then_it_is_re
 
 
 def test_given_several_files_when_checked_then_their_prompts_are_counted_together(run, tmp_path):
-    paths = [write_parquet(tmp_path / f"{i}.parquet", rows(4)) for i in range(2)]
+    paths = [write_parquet(tmp_path / f"{i}.parquet", rows(count)) for i, count in enumerate((4, 4, 3))]
     check_all(run(f"data.train_files=[{paths[0]},{paths[1]}]"))
+    assert "has 7 prompts, fewer than one batch" in refusal(run, f"data.train_files=[{paths[0]},{paths[2]}]")
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "json"])
-def test_given_json_lines_when_checked_then_they_are_read_as_verl_does(run, tmp_path, suffix):
-    path = write_lines(tmp_path / f"train.{suffix}", rows(16))
-    check_all(run(f"data.train_files={path}"))
-    write_lines(path, rows(7))
-    assert "has 7 prompts, fewer than one batch" in refusal(run, f"data.train_files={path}")
+@pytest.mark.parametrize("name", ["train.jsonl", "train.json", "an array.json"])
+def test_given_json_when_checked_then_it_is_read_as_verl_does(run, tmp_path, name):
+    def write(count: int) -> str:
+        if name == "an array.json":
+            (tmp_path / "train.json").write_text(json.dumps(rows(count)))
+            return f"data.train_files={tmp_path}/train.json"
+        return f"data.train_files={write_lines(tmp_path / name, rows(count))}"
 
-
-def test_given_a_json_array_when_checked_then_it_is_read_as_verl_does(run, tmp_path):
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps(rows(16)))
-    check_all(run(f"data.train_files={path}"))
+    check_all(run(write(8)))
+    assert "has 7 prompts, fewer than one batch" in refusal(run, write(7))
 
 
 def test_given_a_custom_dataset_when_checked_then_only_the_files_existence_is(run, files, tmp_path):
@@ -161,15 +145,13 @@ def test_given_a_custom_dataset_when_checked_then_only_the_files_existence_is(ru
     assert check(run(f"data.train_files={path}", f"data.custom_cls.path={files}/reward.py")) == []
 
 
-def test_given_a_prompt_at_the_limit_when_checked_then_it_is_accepted(run, tmp_path):
-    content = [*rows(15), row(15, prompt="x" * LONGEST_PROMPT)]
-    path = write_parquet(tmp_path / "train.parquet", content)
-    check_all(run(f"data.train_files={path}", "data.filter_overlong_prompts=False"))
-
-
 def test_given_a_prompt_over_the_limit_when_checked_then_limit_length_and_prompt_are_named(run, tmp_path):
-    path = write_parquet(tmp_path / "train.parquet", [*rows(15), row(15, prompt="x" * (LONGEST_PROMPT + 1))])
-    message = refusal(run, f"data.train_files={path}", "data.filter_overlong_prompts=False")
+    def overrides(letters: int) -> tuple[str, str]:
+        path = write_parquet(tmp_path / "train.parquet", [*rows(15), row(15, prompt="x" * letters)])
+        return f"data.train_files={path}", "data.filter_overlong_prompts=False"
+
+    check_all(run(*overrides(LONGEST_PROMPT)))
+    message = refusal(run, *overrides(LONGEST_PROMPT + 1))
     assert message.startswith("data.max_prompt_length=32: data.train_files has a prompt of 33 tokens")
     assert "'xxx" in message and "set data.filter_overlong_prompts=True" in message
 

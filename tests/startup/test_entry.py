@@ -54,15 +54,18 @@ def assert_refused(done: subprocess.CompletedProcess[str], folder: Path, message
     assert not (folder / "ray").exists(), "Ray was started"
 
 
-def test_given_a_bad_option_when_started_then_the_process_ends_with_its_message(files, tmp_path):
-    done = start(tmp_path, *valid_overrides(files), "async_dapo.stop_rule=soon")
-    assert_refused(done, tmp_path, "async_dapo.stop_rule=soon: must be one of first_completed, fifo, drain")
+UNKNOWN = "no such option; did you mean async_dapo.stop_rule? (+async_dapo.stop_rules=... would add it)"
 
 
-def test_given_a_missing_file_when_started_then_the_process_ends_with_its_message(files, tmp_path):
-    done = start(tmp_path, *valid_overrides(files), "data.train_files=none.parquet")
-    message = "data.train_files=none.parquet: no such file; make it with prepare_dapo_data.sh, or correct the path"
-    assert_refused(done, tmp_path, message)
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("async_dapo.stop_rule=soon", "must be one of first_completed, fifo, drain"),
+        ("async_dapo.stop_rules=fifo", UNKNOWN),
+    ],
+)
+def test_given_a_bad_option_when_started_then_the_process_ends_with_its_message(files, tmp_path, override, message):
+    assert_refused(start(tmp_path, *valid_overrides(files), override), tmp_path, f"{override}: {message}")
 
 
 @pytest.mark.slow
@@ -100,30 +103,21 @@ def test_asked_for_help_it_says_how_it_is_used_and_where_the_options_are(tmp_pat
         assert pointer in done.stdout
 
 
-def test_given_an_undeclared_option_when_started_then_the_one_that_was_meant_is_named(files, tmp_path):
-    done = start(tmp_path, *valid_overrides(files), "async_dapo.stop_rules=fifo")
-    message = "no such option; did you mean async_dapo.stop_rule? (+async_dapo.stop_rules=... would add it)"
-    assert_refused(done, tmp_path, f"async_dapo.stop_rules=fifo: {message}")
-
-
-def test_given_an_error_from_an_actor_when_it_arrives_then_its_traceback_is_left_out():
-    cause = ConfigError("algorithm.filter_groups.max_num_gen_batches", 3, "raise it")
-    remote = RayTaskError("run", "Traceback ...", cause).as_instanceof_cause()
-    with pytest.raises(SystemExit) as ended, explained():
-        raise remote
-    assert ended.value.code == "\nasync_dapo: algorithm.filter_groups.max_num_gen_batches=3: raise it"
-
-
-def test_given_any_other_error_from_an_actor_when_it_ends_the_run_then_the_last_line_says_what_it_was(capsys):
-    cause = RuntimeError("9 of 9 trajectories failed: KeyError('a') at reward.py:3; correct it")
+@pytest.mark.parametrize(
+    ("cause", "line", "shows_traceback"),
+    [
+        (ConfigError("algorithm.n", 3, "raise it"), "async_dapo: algorithm.n=3: raise it", False),
+        (RuntimeError("9 of 9 failed: KeyError('a')"), "async_dapo: RuntimeError: 9 of 9 failed: KeyError('a')", True),
+    ],
+)
+def test_given_an_error_from_an_actor_when_it_ends_the_run_then_the_last_line_says_what_it_was(
+    capsys, cause, line, shows_traceback
+):
     remote = RayTaskError("run", "Traceback (most recent call last):", cause).as_instanceof_cause()
     with pytest.raises(SystemExit) as ended, explained():
         raise remote
-    assert ended.value.code.startswith(
-        "\nasync_dapo: RuntimeError: 9 of 9 trajectories failed: KeyError('a') at reward.py:3"
-    )
-    assert len(ended.value.code.strip().splitlines()) == 1
-    assert "Traceback" in capsys.readouterr().err
+    assert ended.value.code.strip().startswith(line) and len(ended.value.code.strip().splitlines()) == 1
+    assert ("Traceback" in capsys.readouterr().err) is shows_traceback
 
 
 @pytest.mark.parametrize(

@@ -106,39 +106,22 @@ def test_the_environment_answers_every_guess() -> None:
 
 
 ROLLOUT = "actor_rollout_ref.rollout"
+TOOL_AGENT = (f"{ROLLOUT}.agent.default_agent_loop=tool_agent", f"{ROLLOUT}.multi_turn.format=hermes")
 
 
-def test_the_agent_loop_passes_the_checks_at_start_up(run) -> None:
-    file = f"{ROLLOUT}.agent.agent_loop_config_path={EXAMPLES}/agent_loop/agent_loops.yaml"
-    check_all(run(f"{ROLLOUT}.agent.default_agent_loop=checked_answer", file))
-
-
-def test_the_tool_passes_the_checks_at_start_up(run) -> None:
-    file = f"{ROLLOUT}.multi_turn.function_tool_path={EXAMPLES}/tools/tools.py"
-    check_all(run(f"{ROLLOUT}.agent.default_agent_loop=tool_agent", f"{ROLLOUT}.multi_turn.format=hermes", file))
-
-
-def test_the_tool_of_an_mcp_server_passes_the_checks_at_start_up(run) -> None:
-    file = f"{ROLLOUT}.multi_turn.tool_config_path={EXAMPLES}/tools/mcp_tools.yaml"
-    check_all(run(f"{ROLLOUT}.agent.default_agent_loop=tool_agent", f"{ROLLOUT}.multi_turn.format=hermes", file))
-
-
-# As the page says: options of a verl job, and what the message names in their place.
-OLD_OPTIONS = {
-    "custom_reward_function.path=a.py": "set its successor under `reward`",
-    "reward_model.reward_manager=dapo": "set its successor under `reward`",
-    "++data.gen_batch_size=512": "async_dapo.over_sampling_batch_size",
-    "algorithm.filter_groups.metric=seq_reward": "a raw metric of the reward function, such as acc",
-    "actor_rollout_ref.actor.grad_clip=0.5": "actor_rollout_ref.actor.optim.clip_grad",
-    "actor_rollout_ref.actor.strategy=megatron": "must be fsdp2 or fsdp",
-    "data.truncation=left": "data.filter_overlong_prompts",
-    "++actor_rollout_ref.actor.use_rollout_log_probs=True": "async_dapo.importance_sampling=bypass",
-    "trainer.v1.sampler.max_off_policy_threshold=2": "async_dapo.max_staleness",
-    f"++{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=9": f"set {ROLLOUT}.max_num_seqs",
-    "trainer.default_hdfs_dir=hdfs://run": "trainer.default_local_dir",
-}
-
-
-@pytest.mark.parametrize("option", OLD_OPTIONS)
-def test_an_option_of_a_verl_job_that_differs_is_answered_with_the_one_to_set(run, option) -> None:
-    assert OLD_OPTIONS[option] in refusal(run, option)
+@pytest.mark.parametrize(
+    ("option", "file", "others"),
+    [
+        (
+            "agent.agent_loop_config_path",
+            "agent_loop/agent_loops.yaml",
+            [f"{ROLLOUT}.agent.default_agent_loop=guessing"],
+        ),
+        ("multi_turn.function_tool_path", "tools/tools.py", TOOL_AGENT),
+        ("multi_turn.tool_config_path", "tools/mcp_tools.yaml", TOOL_AGENT),
+    ],
+)
+def test_agent_loops_and_tools_pass_the_checks_at_start_up(run, tmp_path, option, file, others) -> None:
+    check_all(run(f"{ROLLOUT}.{option}={EXAMPLES / file}", *others))
+    (tmp_path / Path(file).name).touch()  # as if it were empty
+    refusal(run, f"{ROLLOUT}.{option}={tmp_path / Path(file).name}", *others)

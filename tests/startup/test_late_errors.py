@@ -5,142 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
-from recipe.async_dapo.startup import option_check, output_check
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.startup import output_check
 from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
 from recipe.async_dapo.startup.overrides import compose_overrides
-from recipe.async_dapo.startup.preflight import check_all, checks_of, findings
+from recipe.async_dapo.startup.preflight import findings
 
 from ..support.composed_runs import refusal, rows, valid_overrides, write_parquet
 
 ROLLOUT = "actor_rollout_ref.rollout."
-KWARGS = ROLLOUT + "engine_kwargs.vllm."
-
-# (overrides, how the message begins)
-LATE_ERRORS = [
-    (["trainer.logger=[console,wandbb]"], "trainer.logger=wandbb: must be one of wandb, mlflow,"),
-    (["trainer.logger=tensorbord"], "trainer.logger=tensorbord: must be one of"),
-    (
-        ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/nowhere/global_step_3"],
-        "trainer.resume_from_path=/nowhere/global_step_3: /nowhere/global_step_3",
-    ),
-    (
-        ["trainer.resume_from_path=/nowhere/global_step_3"],
-        "trainer.resume_from_path=/nowhere/global_step_3: is ignored with trainer.resume_mode=auto",
-    ),
-    (["algorithm.adv_estimator=grop"], "algorithm.adv_estimator=grop: must be one of "),
-    (
-        ["algorithm.adv_estimator=gae", "critic.model.path=/no/critic", "critic.strategy=fsdp2"],
-        "critic.model.path=/no/critic: no such folder, and algorithm.adv_estimator=gae",
-    ),
-    (
-        ["actor_rollout_ref.actor.policy_loss.loss_mode=vanila"],
-        "actor_rollout_ref.actor.policy_loss.loss_mode=vanila: must be one of ",
-    ),
-    (
-        ["actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_type=low_var"],
-        "actor_rollout_ref.actor.kl_loss_type=low_var: must be one of ",
-    ),
-    (["reward.reward_manager.name=dapoo"], "reward.reward_manager.name=dapoo: must be one of "),
-    (
-        [ROLLOUT + "pipeline_model_parallel_size=2", "trainer.n_gpus_per_node=2"],
-        ROLLOUT + "pipeline_model_parallel_size=2: must be 1: verl does not hand it to vLLM",
-    ),
-    (
-        ["++" + ROLLOUT + "temprature=0.7"],
-        ROLLOUT + "temprature=0.7: verl has no such option; did you mean temperature?",
-    ),
-    (
-        ["++actor_rollout_ref.actor.optim.learning_rate=1e-6"],
-        "actor_rollout_ref.actor.optim.learning_rate=1e-06: verl has no such option",
-    ),
-    ([ROLLOUT + "agent.default_agent_loop=tool_agnt"], ROLLOUT + "agent.default_agent_loop=tool_agnt: must be one of "),
-    (
-        [ROLLOUT + "agent.agent_loop_config_path=/no/loops.yaml"],
-        ROLLOUT + "agent.agent_loop_config_path=/no/loops.yaml: no such file",
-    ),
-    (
-        [ROLLOUT + "multi_turn.function_tool_path=/no/tools.py"],
-        ROLLOUT + "multi_turn.function_tool_path=/no/tools.py: no such file",
-    ),
-    (
-        [ROLLOUT + "multi_turn.tool_config_path=/no/tools.yaml"],
-        ROLLOUT + "multi_turn.tool_config_path=/no/tools.yaml: no such file",
-    ),
-    (
-        [ROLLOUT + "agent.default_agent_loop=tool_agent", ROLLOUT + "multi_turn.format=herms"],
-        ROLLOUT + "multi_turn.format=herms: must be one of ",
-    ),
-]
-
-ENGINE_ARGUMENTS = [
-    (
-        "logprobs_mode=raw_logprobs",
-        "would take the place of actor_rollout_ref.rollout.logprobs_mode=processed_logprobs",
-    ),
-    ("max_model_len=48", "would take the place of actor_rollout_ref.rollout.max_model_len=None"),
-    ("max_num_seqs=2000", "would take the place of actor_rollout_ref.rollout.max_num_seqs="),
-    ("tensor_parallel_size=2", "would take the place of actor_rollout_ref.rollout.tensor_model_parallel_size=1"),
-    ("data_parallel_size=2", "would take the place of actor_rollout_ref.rollout.data_parallel_size=1"),
-    ("pipeline_parallel_size=2", "would take the place of actor_rollout_ref.rollout.pipeline_model_parallel_size=1"),
-    ("worker_extension_cls=mine.Extension", "is the recipe's own"),
-    ("stream_interval=0", "must be a whole number of tokens, >= 1"),
-    ("kv_cache_dtyp=fp8", "vLLM has no such argument; did you mean kv_cache_dtype?"),
-    ("max-num-seqs=2000", "would take the place of actor_rollout_ref.rollout.max_num_seqs="),
-]
-
-DID_YOU_MEAN = [
-    ("async_dapo.rollout_strategy=partail", "did you mean partial?"),
-    ("async_dapo.stop_rule=fifoo", "did you mean fifo?"),
-    ("+async_dapo.max_stalenes=3", "did you mean max_staleness?"),
-    ("trainer.logger=tensorbord", "did you mean tensorboard?"),
-    ("algorithm.adv_estimator=grop", "did you mean grpo?"),
-    (ROLLOUT + "agent.default_agent_loop=tool_agnt", "did you mean tool_agent?"),
-]
-
-
-@pytest.mark.parametrize(("overrides", "message"), LATE_ERRORS, ids=[" ".join(o) for o, _ in LATE_ERRORS])
-def test_a_late_error_comes_at_start_up(run, overrides, message):
-    assert refusal(run, *overrides).startswith(message)
-
-
-@pytest.mark.parametrize(("argument", "message"), ENGINE_ARGUMENTS)
-def test_an_argument_of_vllm_is_checked_like_the_option_that_it_overrides(run, argument, message):
-    key, value = argument.split("=")
-    assert refusal(run, f"++{KWARGS}{argument}").startswith(f"{KWARGS}{key}={value}: {message}")
-
-
-def test_arguments_of_vllm_that_repeat_an_option_or_have_none_are_accepted(run):
-    check_all(run(f"++{KWARGS}max_num_seqs=256", f"++{KWARGS}kv_cache_dtype=fp8", f"++{KWARGS}seed=null"))
-
-
-@pytest.mark.parametrize(("override", "hint"), DID_YOU_MEAN)
-def test_a_typo_in_a_name_is_answered_with_the_name_that_was_meant(run, override, hint):
-    assert hint in refusal(run, override)
-
-
-def test_a_logger_without_its_package_is_refused(run, monkeypatch):
-    monkeypatch.setattr(option_check, "find_spec", lambda package: None)
-    assert refusal(run, "trainer.logger=[wandb]").startswith(
-        "trainer.logger=wandb: needs the package wandb, which is not installed"
-    )
-
-
-@pytest.mark.parametrize(
-    ("override", "key", "hint"),
-    [
-        ("trainer.total_training_step=3", "trainer.total_training_step", "did you mean trainer.total_training_steps?"),
-        ("async_dapo.train_batch_size=8", "async_dapo.train_batch_size", "did you mean data.train_batch_size?"),
-        ("rollout.n=8", "rollout.n", "did you mean actor_rollout_ref.rollout.n?"),
-        ("model_engine=fsdp", "model_engine", "must be one of dp, megatron"),
-        ("data.train_batch_size", "override", "Hydra cannot read it: "),
-        ("trainer.logger=[console", "override", "Hydra cannot read it: "),
-    ],
-)
-def test_a_key_that_does_not_exist_is_answered_before_anything_is_built(override, key, hint):
-    with pytest.raises(ConfigError) as refused:
-        compose_overrides(["data.train_batch_size=8", override])
-    assert str(refused.value).startswith(f"{key}=") and hint in str(refused.value)
 
 
 def test_an_agent_loop_that_cannot_be_imported_is_refused_with_the_reason(run, tmp_path, monkeypatch):
@@ -264,13 +137,6 @@ def test_loggers_files_are_looked_at_where_the_environment_puts_them(run, tmp_pa
     assert refusal(run).startswith(f"TENSORBOARD_DIR={tmp_path}/file/board: ")
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", f"{tmp_path}/file/metrics.jsonl")
     assert refusal(run, "trainer.logger=file").startswith(f"VERL_FILE_LOGGER_PATH={tmp_path}/file/metrics.jsonl: ")
-
-
-def test_every_check_runs_whatever_became_of_the_others(run):
-    config = run("trainer.logger=no", "data.train_files=no")
-    found = {finding.name: finding.error for finding in findings(config)}
-    assert list(found) == ["versions", "async_dapo options", *checks_of(config, AsyncDAPOConfig.from_hydra(config))]
-    assert {name for name, error in found.items() if error} == {"algorithm", "data"}
 
 
 def test_without_readable_options_no_other_check_runs(files):

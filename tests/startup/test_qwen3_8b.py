@@ -2,16 +2,14 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
 
-from recipe.async_dapo.config import AsyncDAPOConfig, Auto
+from recipe.async_dapo.config import AsyncDAPOConfig, Auto, ConfigError
 from recipe.async_dapo.startup.preflight import check_all, checks_of
 
 from ..support.composed_runs import RECIPE, compose_run, rows, write_model, write_parquet
@@ -78,7 +76,7 @@ def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe
     assert not rollout.disable_log_stats, "engines do not say how full they are"
 
 
-@pytest.mark.parametrize("nnodes", [1, 2, 4])
+@pytest.mark.parametrize("nnodes", [1, 4])
 def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_and_ours(data_home, tmp_path, nnodes):
     cluster = {"NNODES": str(nnodes), "RAY_ADDRESS": "10.0.0.1:6379", "CKPTS_DIR": "/shared/checkpoints"}
     config = composed(run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, **cluster))
@@ -93,7 +91,11 @@ def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, 
     config_file = write_model(tmp_path / "model") / "config.json"
     context = {"max_position_embeddings": 32_768}  # of Qwen3-8B-Base; the tiny model's own is shorter than a response
     config_file.write_text(json.dumps(json.loads(config_file.read_text()) | context))
-    check_all(composed(run_script(SCRIPT, folder=tmp_path, DATA_HOME="data home", MODEL_PATH="model")))
+    config = composed(run_script(SCRIPT, folder=tmp_path, DATA_HOME="data home", MODEL_PATH="model"))
+    check_all(config)
+    config_file.unlink()
+    with pytest.raises(ConfigError, match=f"{tmp_path}/model: has no config.json"):
+        check_all(config)
 
 
 def test_given_arguments_when_run_then_they_override_the_scripts_own(data_home, tmp_path):
@@ -103,9 +105,7 @@ def test_given_arguments_when_run_then_they_override_the_scripts_own(data_home, 
     assert composed(done).data.train_batch_size == 64
 
 
-def test_given_several_nodes_when_rehearsed_then_the_same_run_is_rehearsed_without_a_cluster(
-    data_home, tmp_path
-) -> None:
+def test_given_several_nodes_when_rehearsed_then_the_same_run_is_rehearsed_without_a_cluster(data_home, tmp_path):
     trained = run_script(
         SCRIPT, folder=tmp_path, DATA_HOME=data_home, NNODES="2", RAY_ADDRESS="a:1", CKPTS_DIR="/shared"
     )
@@ -140,18 +140,3 @@ def test_given_a_bad_environment_when_run_then_it_is_refused_before_python_start
     done = run_script(SCRIPT, folder=tmp_path, **environment)
     assert done.returncode != 0 and not done.stdout
     assert message in done.stderr
-
-
-def test_every_variable_is_used():
-    text = "\n".join(line for line in SCRIPT.read_text().splitlines() if not line.startswith("#"))
-    for name in re.findall(r"^([a-z_]+)=", text, flags=re.MULTILINE):
-        assert re.search(rf"\$\{{?{name}\b|\b{name}\b(?=[^=\n]*\)\))", text), f"{name} is not used"
-
-
-@pytest.mark.parametrize("script", [SCRIPT, AT_ROOT], ids=["recipe", "root"])
-def test_shellcheck_has_nothing_to_say(script):
-    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed")
-    done = subprocess.run([shellcheck, str(script)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout

@@ -44,9 +44,7 @@ def stand_in_run(tmp_path: Path) -> ComposeRun:
     return compose_with
 
 
-def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_and_keeps_its_shape(
-    stand_in_run,
-) -> None:
+def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_and_keeps_its_shape(stand_in_run):
     config = stand_in_run()
     options = RehearsalOptions.from_hydra(config)
     check_rehearsable(config)
@@ -61,11 +59,6 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
     assert agent.num_workers == 2 and agent.num_workers * config.async_dapo.max_concurrent_prompts == lanes
     assert config.trainer.total_training_steps == options.steps
     assert str(options.folder) in config.trainer.default_local_dir, "a rehearsal wrote into the run's checkpoints"
-
-
-def test_given_options_that_training_refuses_then_a_rehearsal_refuses_them_with_the_same_message(stand_in_run) -> None:
-    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.actor\.ppo_mini_batch_size=5"):
-        check_all(stand_in_run("actor_rollout_ref.actor.ppo_mini_batch_size=5"))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +127,7 @@ def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run)
 
 def test_given_tool_times_then_a_loop_with_the_planner_s_takes_the_place_of_every_one_and_waits_are_compressed(
     stand_in_run,
-) -> None:
+):
     from recipe.async_dapo_lab.rehearsal.tool_loop import ToolCallingLoop
 
     config = stand_in_run("rehearsal.tool_calls=3", "rehearsal.tool_median_s=20", "rehearsal.speedup=10")

@@ -1,7 +1,6 @@
 """What a checkpoint holds of the rollout, and that it is refused where it does not fit the options."""
 
 import logging
-from pathlib import Path
 
 import pytest
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -61,14 +60,8 @@ def test_given_groups_of_another_size_when_loaded_then_the_option_is_named(run, 
 
 @pytest.mark.parametrize(("named", "left"), [(False, ["16", "24"]), (True, ["16", "24", "4", "8"])])
 def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unless_the_user_named_one(
-    run,
-    checkpoint,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    named: bool,
-    left: list[str],
-) -> None:
+    run, checkpoint, tmp_path, monkeypatch, caplog, named, left
+):
     caplog.set_level(logging.INFO, "recipe.async_dapo")
     monkeypatch.setattr(logging.getLogger("recipe.async_dapo"), "propagate", True)  # whatever ran before
     for step in (4, 8, 16):
@@ -97,8 +90,8 @@ def test_given_a_damaged_newest_checkpoint_when_resumed_then_older_ones_go_unles
 
 
 def test_given_an_interrupted_run_when_it_has_a_complete_checkpoint_then_the_command_that_goes_on_is_told(
-    run, tmp_path: Path
-) -> None:
+    run, tmp_path
+):
     def said(*overrides: str) -> str:
         return how_to_go_on(run(f"trainer.default_local_dir={tmp_path}", *overrides))
 

@@ -4,8 +4,7 @@ import pytest
 
 from recipe.async_dapo.startup.preflight import check_all
 
-from ..support.composed_runs import rows, write_parquet
-from .test_options import refusal
+from ..support.composed_runs import refusal, rows, write_parquet
 
 SLEEPS = "import time; time.sleep(30)"
 # (body of the reward function, what the message must contain)
@@ -38,8 +37,16 @@ def write_reward(folder, body, *, kind="def"):
     return path
 
 
-@pytest.mark.parametrize("kind", ["def", "async def"])
-@pytest.mark.parametrize(("body", "message"), BAD_REWARDS, ids=[body for body, _ in BAD_REWARDS])
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (kind, *row)
+        for row in BAD_REWARDS
+        for kind in ("def", "async def")
+        if kind == "def" or not row[0].startswith(("return {", "return N", "return f"))  # what it returned is as it is
+    ],
+    ids=lambda value: str(value)[:40],
+)
 def test_a_reward_function_that_cannot_work_is_refused(run, tmp_path, kind, body, message):
     path = write_reward(tmp_path, body, kind=kind)
     limit = ["async_dapo.reward.timeout_s=0.3"] if body == SLEEPS else []
@@ -48,35 +55,29 @@ def test_a_reward_function_that_cannot_work_is_refused(run, tmp_path, kind, body
     assert refused.startswith(("algorithm.filter_groups.metric=acc: ", f"reward.custom_reward_function.path={path}: "))
 
 
-def test_a_reward_function_that_needs_the_main_thread_has_it(run, tmp_path):
-    path = write_reward(tmp_path, "import signal; signal.signal(signal.SIGALRM, signal.SIG_DFL); return 0.5")
-    check_all(run(f"reward.custom_reward_function.path={path}"))
+MAIN_THREAD = "import signal; signal.signal(signal.SIGALRM, signal.SIG_DFL); "
+FIELDS = "'how': ['a', 'b'], 'why': '', 'steps': [0, 1]"
+# (what is returned, a further option): in order, but not without that option
+GOOD_REWARDS = [
+    ("0.5", ""),  # returns acc
+    ("{'score': 1, 'acc': 1, %s}" % FIELDS, ""),  # noqa: UP031 (braces)
+    ("{'score': 1, 'steps_right': 3}", "algorithm.filter_groups.metric=steps_right"),
+    ("{'score': 1}", "algorithm.filter_groups.enable=False"),
+    ("1 / 0", "async_dapo.reward.processes=0"),
+]
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_reward_function_that_returns_a_number_returns_acc(run, tmp_path, kind):
-    path = write_reward(tmp_path, "return 0.5", kind=kind)
-    check_all(run(f"reward.custom_reward_function.path={path}"))
-
-
-def test_fields_beside_the_score_may_be_numbers_texts_and_lists_of_these(run, tmp_path):
-    path = write_reward(tmp_path, "return {'score': 1, 'acc': 1, 'how': ['a', 'b'], 'why': '', 'steps': [0, 1]}")
-    check_all(run(f"reward.custom_reward_function.path={path}"))
-
-
-def test_given_another_metric_when_the_reward_function_returns_it_then_it_is_accepted(run, tmp_path):
-    path = write_reward(tmp_path, "return {'score': 1, 'steps_right': 3}")
-    check_all(run(f"reward.custom_reward_function.path={path}", "algorithm.filter_groups.metric=steps_right"))
-
-
-def test_given_no_filter_when_the_metric_is_missing_then_it_is_accepted(run, tmp_path):
-    path = write_reward(tmp_path, "return {'score': 1}")
-    check_all(run(f"reward.custom_reward_function.path={path}", "algorithm.filter_groups.enable=False"))
-
-
-def test_given_a_function_that_runs_in_verls_reward_workers_then_it_is_not_tried(run, tmp_path):
-    path = write_reward(tmp_path, "raise OSError")
-    check_all(run(f"reward.custom_reward_function.path={path}", "async_dapo.reward.processes=0"))
+@pytest.mark.parametrize(("returned", "option"), GOOD_REWARDS)
+def test_a_reward_function_that_works_with_the_options_is_accepted(run, tmp_path, kind, returned, option):
+    """It is called once for each of two answers, on the main thread."""
+    calls = tmp_path / "calls"
+    body = f"{MAIN_THREAD}open({str(calls)!r}, 'a').write('called '); return {returned}"
+    path = f"reward.custom_reward_function.path={write_reward(tmp_path, body, kind=kind)}"
+    check_all(run(path, *([option] if option else [])))
+    assert calls.exists() is ("processes=0" not in option), "one that runs in verl's reward workers is not tried"
+    if option:
+        refusal(run, path)
 
 
 @pytest.mark.parametrize(
@@ -98,16 +99,11 @@ def test_a_reward_function_that_cannot_be_loaded_is_refused(run, tmp_path, conte
 
 
 def test_given_verls_own_reward_functions_when_a_data_source_has_none_then_it_is_named(run, tmp_path):
-    content = [*rows(15, source="math_dapo"), *rows(1, source="riddles")]
-    path = write_parquet(tmp_path / "train.parquet", content)
-    val = write_parquet(tmp_path / "val.parquet", rows(1, source="aime_2024"))
-    refused = refusal(
-        run, f"data.train_files={path}", f"data.val_files={val}", "reward.custom_reward_function.path=null"
-    )
+    def overrides(source: str) -> list[str]:
+        train = write_parquet(tmp_path / "train.parquet", [*rows(15, source="math_dapo"), *rows(1, source=source)])
+        val = write_parquet(tmp_path / "val.parquet", rows(1, source="aime_2024"))
+        return [f"data.train_files={train}", f"data.val_files={val}", "reward.custom_reward_function.path=null"]
+
+    check_all(run(*overrides("math_dapo")))
+    refused = refusal(run, *overrides("riddles"))
     assert refused.startswith("data_source=riddles: the reward function raised NotImplementedError")
-
-
-def test_given_verls_own_reward_functions_when_they_know_all_data_sources_then_they_are_accepted(run, tmp_path):
-    path = write_parquet(tmp_path / "train.parquet", rows(16, source="math_dapo"))
-    val = write_parquet(tmp_path / "val.parquet", rows(1, source="aime_2024"))
-    check_all(run(f"data.train_files={path}", f"data.val_files={val}", "reward.custom_reward_function.path=null"))

@@ -71,7 +71,7 @@ with staging_folder(Path(sys.argv[1])) as folder:
 
 def test_given_drivers_that_live_and_one_that_was_killed_when_the_next_one_starts_then_that_ones_staging_is_removed(
     tmp_path,
-) -> None:
+):
     drivers = [
         subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -89,17 +89,8 @@ def test_given_drivers_that_live_and_one_that_was_killed_when_the_next_one_start
             driver.communicate()
 
 
-def test_given_a_node_without_the_repository_when_shipped_then_it_can_import_the_recipe(run, tmp_path):
-    config = run()
-    with shipped(config):
-        code = "import recipe.async_dapo.config as module; print(module.__file__)"
-        origin = run_elsewhere(code, modules_of(config), tmp_path)
-        assert Path(origin).is_relative_to(modules_of(config)[0])
-    assert not modules_of(config)[0].exists(), "the staged copy is left behind"
-
-
 @pytest.mark.parametrize("kind", ["package", "folder"])
-def test_given_a_node_with_other_recipes_when_shipped_then_both_can_be_imported(run, tmp_path, kind):
+def test_given_a_node_with_other_recipes_when_shipped_then_it_can_import_both(run, tmp_path, kind):
     other = tmp_path / "site" / "recipe" / "other"
     other.mkdir(parents=True)
     (other / "__init__.py").touch()
@@ -107,8 +98,10 @@ def test_given_a_node_with_other_recipes_when_shipped_then_both_can_be_imported(
         (other.parent / "__init__.py").touch()
     config = run()
     with shipped(config):
-        code = "import recipe.async_dapo.config, recipe.other; print('both')"
-        assert run_elsewhere(code, modules_of(config), tmp_path, tmp_path / "site") == "both"
+        code = "import recipe.async_dapo.config as module, recipe.other; print(module.__file__)"
+        origin = run_elsewhere(code, modules_of(config), tmp_path, tmp_path / "site")
+        assert Path(origin).is_relative_to(modules_of(config)[0])
+    assert not modules_of(config)[0].exists(), "the staged copy is left behind"
 
 
 def test_given_the_cpu_platform_when_shipped_then_verl_finds_its_plugin(run, tmp_path):
@@ -129,31 +122,27 @@ def test_given_another_platform_when_shipped_then_the_cpu_plugin_stays_here(run,
         assert [path.name for path in modules_of(config)] == ["recipe", USER_PACKAGE]
 
 
-def test_given_a_reward_function_in_a_file_when_shipped_then_other_nodes_can_load_it(run, files, tmp_path, monkeypatch):
-    config = run()
+def test_given_a_reward_function_in_a_file_when_shipped_then_other_nodes_can_load_it(run, tmp_path, monkeypatch):
+    manager = tmp_path / "reward.py"  # a file of the same name
+    manager.write_text("class Manager: ...\n")
+    config = run(f"reward.reward_manager.module.path=file://{manager}")
     with shipped(config):
         path = config.reward.custom_reward_function.path
-        assert path.startswith(f"pkg://{USER_PACKAGE}.reward_")
+        paths = {path, config.reward.reward_manager.module.path}
+        folder = modules_of(config)[-1]
+        assert {f"pkg://{USER_PACKAGE}.{path.stem}" for path in folder.glob("reward_*.py")} == paths and len(paths) == 2
         for module in modules_of(config):
             monkeypatch.syspath_prepend(module.parent)
         score = load_extern_object(path, "compute_score")
         assert score("sums", "2", "2") == {"score": 1.0, "acc": 1.0}
 
 
-def test_given_two_files_of_one_name_when_shipped_then_both_arrive(run, files, tmp_path):
-    manager = tmp_path / "reward.py"
-    manager.write_text("class Manager: ...\n")
-    config = run(f"reward.reward_manager.module.path=file://{manager}")
+def test_given_a_reward_function_in_a_package_and_a_model_of_the_hub_when_shipped_then_they_stay(run):
+    function, model = "pkg://recipe.async_dapo_lab.quickstart.task", "Qwen/Qwen3-8B-Base"
+    config = run(f"reward.custom_reward_function.path={function}", f"actor_rollout_ref.model.path={model}")
     with shipped(config):
-        paths = {config.reward.custom_reward_function.path, config.reward.reward_manager.module.path}
-        folder = modules_of(config)[-1]
-        assert {f"pkg://{USER_PACKAGE}.{path.stem}" for path in folder.glob("reward_*.py")} == paths and len(paths) == 2
-
-
-def test_given_a_reward_function_in_a_package_when_shipped_then_it_stays_one(run):
-    config = run("reward.custom_reward_function.path=pkg://recipe.async_dapo_lab.quickstart.task")
-    with shipped(config):
-        assert config.reward.custom_reward_function.path == "pkg://recipe.async_dapo_lab.quickstart.task"
+        assert config.reward.custom_reward_function.path == function
+        assert config.actor_rollout_ref.model.path == model
         assert USER_PACKAGE not in [path.name for path in modules_of(config)]
 
 
@@ -192,38 +181,25 @@ def test_given_relative_places_when_shipped_then_they_are_absolute(run, files, m
         assert config.trainer.default_local_dir == f"{files}/checkpoints"
 
 
-def test_given_a_name_on_the_hub_when_shipped_then_it_stays(run):
-    config = run("actor_rollout_ref.model.path=Qwen/Qwen3-8B-Base")
-    with shipped(config):
-        assert config.actor_rollout_ref.model.path == "Qwen/Qwen3-8B-Base"
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "RAY_AUTH_TOKEN")
 
 
-def test_given_the_users_own_runtime_environment_when_shipped_then_it_is_kept(run, monkeypatch):
+def test_given_the_users_own_runtime_environment_when_shipped_then_it_is_kept_and_secrets_are_not_added(
+    run, monkeypatch
+):
+    for name in SECRETS:
+        monkeypatch.setenv(name, "kept-secret")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    config = run("+ray_kwargs.ray_init.runtime_env={py_modules: [/theirs], env_vars: {A: b, HF_HUB_OFFLINE: '0'}}")
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    theirs = "py_modules: [/theirs], env_vars: {A: b, HF_HUB_OFFLINE: '0'}, worker_process_setup_hook: theirs.hook"
+    config = run(f"+ray_kwargs.ray_init.runtime_env={{{theirs}}}")
     with shipped(config):
         runtime_env = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env)
     assert runtime_env["py_modules"][0] == "/theirs" and len(runtime_env["py_modules"]) > 1
-    assert runtime_env["env_vars"]["A"] == "b"
-    assert runtime_env["env_vars"]["HF_HUB_OFFLINE"] == "0"
-    assert "secret" not in str(runtime_env)
-
-
-def test_given_a_choice_of_vllms_model_runner_when_shipped_then_the_servers_get_it(run, monkeypatch):
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    config = run()
-    with shipped(config):
-        assert config.ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER == "0"
-
-
-def test_given_secrets_in_the_environment_when_shipped_then_the_runtime_environment_has_none(run, monkeypatch):
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "RAY_AUTH_TOKEN"):
-        monkeypatch.setenv(name, "kept-secret")
-    config = run()
-    with shipped(config):
-        assert config.ray_kwargs.ray_init.runtime_env.env_vars, "nothing is shipped"
-        assert "kept-secret" not in OmegaConf.to_yaml(config)
+    shown = {"A": "b", "HF_HUB_OFFLINE": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert shown.items() <= runtime_env["env_vars"].items()
+    assert runtime_env["worker_process_setup_hook"] == "theirs.hook"
+    assert "kept-secret" not in str(runtime_env)
 
 
 def test_given_no_setup_hook_when_shipped_then_processes_get_ours_and_can_import_it(run, tmp_path):
@@ -233,12 +209,6 @@ def test_given_no_setup_hook_when_shipped_then_processes_get_ours_and_can_import
         module, _, function = hook.rpartition(".")
         code = f"import gc, {module} as module; module.{function}(); print(gc.get_threshold()[0])"
         assert run_elsewhere(code, modules_of(config), tmp_path) == "50000"
-
-
-def test_given_the_users_own_setup_hook_when_shipped_then_it_is_kept(run):
-    config = run("+ray_kwargs.ray_init.runtime_env={worker_process_setup_hook: theirs.hook}")
-    with shipped(config):
-        assert config.ray_kwargs.ray_init.runtime_env.worker_process_setup_hook == "theirs.hook"
 
 
 @pytest.fixture
@@ -253,6 +223,8 @@ def job(monkeypatch):
 
 
 def test_given_a_ray_job_when_shipped_then_its_modules_stay_and_its_variables_and_hook_go_before_our_defaults(run, job):
+    with shipped(run()):
+        assert os.environ[OVERRIDE_VARIABLE] == "0", "Ray is told to override a job that is none"
     job(
         py_modules=["gcs://theirs.zip"],
         worker_process_setup_hook="theirs.hook",
@@ -274,9 +246,3 @@ def test_given_a_field_that_the_ray_job_sets_when_the_options_set_it_too_then_th
     message = r"ray_init\.runtime_env\.pip=.*mine.*: the Ray job sets pip, too; leave it out here, or there"
     with pytest.raises(ConfigError, match=message), shipped(config):
         pass
-
-
-def test_given_no_ray_job_when_shipped_then_ray_is_not_told_to_override_one(run, job):
-    config = run()
-    with shipped(config):
-        assert os.environ[OVERRIDE_VARIABLE] == "0"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -66,6 +67,17 @@ class WeighedRun:
         """The same for a group without a mixture."""
         recorded = [row["rollout_log_probs"][row["policy_versions"] >= 0].tolist() for row in group]
         return [truncated(self.log_probs(row, newest), own) for row, own in zip(group, recorded, strict=True)]
+
+
+def assert_weighed(weighed: WeighedRun, groups: Iterable[tuple[int, list[dict[str, Any]]]]) -> None:
+    """Of (step, group): the run's weights are those by hand, and in some group not those without a mixture."""
+    moved = []
+    for step, group in groups:
+        trained, decoupled = trained_with(group), weighed.decoupled(group, newest=step - 1)
+        for own, expected, other in zip(trained, weighed.weights(group, newest=step - 1), decoupled, strict=True):
+            assert own == pytest.approx(expected, rel=1e-3)
+            moved += [abs(a - b) for a, b in zip(own, other, strict=True)]
+    assert max(moved) > 0.01, "the mixture is what sampled the tokens: the test shows nothing"
 
 
 def trained_with(group: list[dict[str, Any]]) -> list[list[float]]:
