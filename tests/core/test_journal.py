@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.calls import Recorder, append_tokens
-from recipe.async_dapo.core.journal import CallCounts
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 
 
@@ -69,11 +68,6 @@ def test_given_a_parked_trajectory_then_its_calls_count_and_weigh_nothing() -> N
     assert group.has_started and trajectory.journal_bytes == 0
     group.restart()
     assert not group.has_started
-
-
-def test_given_counts_of_workers_then_they_add_up() -> None:
-    assert CallCounts.total([CallCounts(made=3, carried=1), CallCounts(made=2)]) == CallCounts(made=5, carried=1)
-    assert CallCounts.total([]) == CallCounts()
 
 
 def test_given_tokens_as_an_array_or_as_a_list_then_the_call_is_the_same() -> None:

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.core.stop_rules import StopRule, StopRuleName, make_stop_rule
+from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
 
 ENDINGS = list(Verdict)
 
@@ -62,27 +61,3 @@ def test_rule_is_met_exactly_when_its_definition_is(
         assert rule.is_met == history.has_enough(name, target - carried)
         assert rule.is_met or not was_met, "the rule reverted"
         was_met = rule.is_met
-
-
-def rule_after(name: StopRuleName, ends: list[tuple[str, Verdict]]) -> StopRule:
-    rule = make_stop_rule(name, target_valid_groups=2, carried_valid_groups=0)
-    for uid in ("slow", "quick", "quicker"):
-        rule.on_start(uid)
-    for uid, verdict in ends:
-        rule.on_end(uid, verdict)
-    return rule
-
-
-def test_given_two_quick_groups_valid_when_an_earlier_one_still_runs_then_only_fifo_waits_for_it() -> None:
-    ends = [("quick", Verdict.VALID), ("quicker", Verdict.VALID)]
-    assert rule_after(StopRuleName.FIRST_COMPLETED, ends).is_met
-    assert rule_after(StopRuleName.DRAIN, ends).is_met
-    assert not rule_after(StopRuleName.FIFO, ends).is_met
-    assert rule_after(StopRuleName.FIFO, [*ends, ("slow", Verdict.FILTERED)]).is_met
-
-
-@pytest.mark.parametrize("name", StopRuleName)
-def test_given_fifo_order_when_all_ended_then_every_rule_agrees(name: StopRuleName) -> None:
-    ends = [("slow", Verdict.VALID), ("quick", Verdict.FAILED), ("quicker", Verdict.VALID)]
-    assert rule_after(name, ends).is_met
-    assert not rule_after(name, ends[:2]).is_met
