@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.ledger import Ledger, LedgerError
+from recipe.async_dapo.core.ledger import InexactBatch, Ledger, LedgerError, check_batch
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.stop_rules import StopRuleName
@@ -153,3 +153,19 @@ def test_given_terms_that_do_not_close_when_checked_then_the_ledger_says_which()
     with pytest.raises(LedgerError, match="drawn=3, accounted=4"):
         Ledger(drawn=3, trained=1, filtered=1).check(waiting=1, buffered=1)
     assert Ledger(drawn=4, trained=1, filtered=1).check(waiting=1, buffered=1)["drawn"] == 4
+
+
+KEYS = [f"{uid}_{session}_0" for uid in ("a", "b") for session in range(2)]
+
+
+def test_given_b_groups_of_n_when_checked_then_it_passes_whatever_the_outputs_of_a_trajectory() -> None:
+    check_batch([*KEYS, "a_1_1"], ["a", "b"], groups=2, n=2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "uids"),
+    [(KEYS[1:], ["a", "b"]), ([*KEYS, "c_0_0"], ["a", "b"]), (KEYS[:2], ["a"]), ([*KEYS, "a_2_0"], ["a", "b"])],
+)
+def test_given_anything_else_when_checked_then_it_is_refused(keys: list[str], uids: list[str]) -> None:
+    with pytest.raises(InexactBatch, match="batch is not 2 groups of 2"):
+        check_batch(keys, uids, groups=2, n=2)

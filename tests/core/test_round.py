@@ -1,14 +1,24 @@
 """A round under any interleaving: every group is in exactly one place, and the stop never reverts."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
-from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, StopReason, WaitingGroup
-from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.round import (
+    Milestones,
+    Round,
+    RoundSpec,
+    RoundSummary,
+    Standstill,
+    StopReason,
+    WaitingGroup,
+)
+from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
 
 VERDICTS = st.sampled_from(Verdict)
 
@@ -263,3 +273,89 @@ def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_
         "behind": Verdict.REDRAWN if draws_again else verdict,
         "failed": Verdict.FAILED,
     }
+
+
+@given(total=st.integers(1, 400), parts=st.integers(1, 9))
+def test_each_part_is_told_once_and_the_last_one_at_the_end(total: int, parts: int) -> None:
+    milestones = Milestones(parts)
+    told = [done for done in range(total + 1) if milestones.reached(done, total)]
+    assert len(told) == min(parts, total) and told[-1] == total
+
+
+def test_of_nothing_nothing_is_told() -> None:
+    assert not Milestones(4).reached(0, 0)
+
+
+def told(moves: set[int], *, until_s: int) -> list[tuple[int, float]]:
+    """(second, seconds without a move) of each line, if something moves at these seconds."""
+    standstill, count = Standstill(first_s=20.0, now_s=0.0), 0
+    lines: list[tuple[int, float]] = []
+    for second in range(until_s):
+        count += second in moves
+        if second >= standstill.look_at_s and (quiet_s := standstill.observe(count, now_s=second)) is not None:
+            lines.append((second, quiet_s))
+    return lines
+
+
+def test_of_what_stands_still_the_lines_come_at_growing_distances() -> None:
+    assert told(set(), until_s=200) == [(25, 20.0), (45, 40.0), (85, 80.0), (165, 160.0)]
+
+
+def test_of_what_moves_nothing_is_told_and_after_a_move_the_time_begins_anew() -> None:
+    assert told(set(range(0, 200, 10)), until_s=200) == []
+    assert told({30}, until_s=60) == [(25, 20.0), (50, 20.0)]
+
+
+ENDINGS = list(Verdict)
+
+
+@dataclass
+class History:
+    """What happened to the groups of a round, in order."""
+
+    started: list[str] = field(default_factory=list)
+    ended: dict[str, Verdict] = field(default_factory=dict)
+
+    def has_enough(self, name: StopRuleName, missing: int) -> bool:
+        """By definition, over all prefixes."""
+        if name is not StopRuleName.FIFO:
+            return list(self.ended.values()).count(Verdict.VALID) >= missing
+        return any(
+            all(uid in self.ended for uid in self.started[:length])
+            and sum(self.ended[uid] is Verdict.VALID for uid in self.started[:length]) >= missing
+            for length in range(len(self.started) + 1)
+        )
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, Verdict | None]]:
+    """Starts (verdict None) and ends of up to 8 groups in any order in which a group starts before it ends."""
+    verdicts = draw(st.lists(st.sampled_from([*ENDINGS, None]), max_size=8))  # None: never ends
+    events: list[tuple[str, Verdict | None]] = []
+    for k, verdict in enumerate(verdicts):
+        uid = f"group-{k}"
+        started_at = draw(st.integers(0, len(events)))
+        events.insert(started_at, (uid, None))
+        if verdict is not None:
+            events.insert(draw(st.integers(started_at + 1, len(events))), (uid, verdict))
+    return events
+
+
+@given(events=histories(), name=st.sampled_from(StopRuleName), target=st.integers(1, 5), carried=st.integers(0, 6))
+def test_rule_is_met_exactly_when_its_definition_is(
+    events: list[tuple[str, Verdict | None]], name: StopRuleName, target: int, carried: int
+) -> None:
+    rule = make_stop_rule(name, target_valid_groups=target, carried_valid_groups=carried)
+    history = History()
+    was_met = rule.is_met
+    assert was_met == (carried >= target)
+    for uid, verdict in events:
+        if verdict is None:
+            history.started.append(uid)
+            rule.on_start(uid)
+        else:
+            history.ended[uid] = verdict
+            rule.on_end(uid, verdict)
+        assert rule.is_met == history.has_enough(name, target - carried)
+        assert rule.is_met or not was_met, "the rule reverted"
+        was_met = rule.is_met

@@ -17,8 +17,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Starts clusters, and ends them with the test."""
     clusters: list[Cluster] = []
 
-    def start_cluster(opts: AsyncDAPOConfig, **arguments: Any) -> Cluster:
-        clusters.append(Cluster(monkeypatch, opts, **arguments))
+    def start_cluster(opts: AsyncDAPOConfig, kind: type[Cluster] = Cluster, **arguments: Any) -> Cluster:
+        clusters.append(kind(monkeypatch, opts, **arguments))
         return clusters[-1]
 
     yield start_cluster

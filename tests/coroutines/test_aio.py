@@ -27,10 +27,6 @@ class Cleanup:
         return "cleaned"
 
 
-def test_given_no_cancellation_then_the_result_is_that_of_the_cleanup() -> None:
-    assert simulate(run_to_completion(Cleanup().run(), timeout_s=10)) == "cleaned"
-
-
 @pytest.mark.parametrize("times_s", [[0.0], [0.5], [2.9], [0.0, 0.0], [0.5, 1.5], [0.5, 0.6, 2.0]])
 def test_given_cleanup_in_progress_when_cancelled_and_cancelled_again_then_it_finishes_first(times_s) -> None:
     async def main() -> None:
@@ -128,10 +124,6 @@ def test_given_calls_awaited_together_when_cancelled_then_it_is_a_plain_cancella
             await task
 
     simulate(main())
-
-
-def test_given_no_calls_then_there_are_no_results() -> None:
-    assert simulate(await_all([])) == []
 
 
 def test_given_items_added_in_one_turn_of_the_loop_then_they_are_sent_together_and_later_ones_apart() -> None:

@@ -1,16 +1,18 @@
 """The client: whatever is cancelled, stopped or dies, no lease leaks and no token is lost or made up."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from recipe.async_dapo.calls import Recorder, current_recorder
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.drafts import RequestName
-from recipe.async_dapo.core.trajectory import Trajectory
-from recipe.async_dapo.engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
+from recipe.async_dapo.core.trajectory import Attachment, Trajectory
+from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 
 from ..support.client_world import (
+    ALL_TOKENS,
     CLEANUP_TIMEOUT_S,
     DONE_S,
     GRID_S,
@@ -23,10 +25,11 @@ from ..support.client_world import (
     world,
 )
 from ..support.fakes import ScriptedServer
+from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import Suspensions, now_s, settle, simulate
 
 
-def test_given_nothing_goes_wrong_when_a_turn_is_generated_then_its_tokens_log_probs_and_versions_are_recorded():
+def test_a_turn_costs_one_call_for_its_lease_and_one_that_nobody_waits_for_to_give_it_back_and_none_from_the_record():
     async def main() -> None:
         it = world()
         output = await it.generate()
@@ -34,15 +37,7 @@ def test_given_nothing_goes_wrong_when_a_turn_is_generated_then_its_tokens_log_p
         assert now_s() == pytest.approx(DONE_S)
         assert output.extra_fields == {"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0}
         await it.is_quiet()
-
-    simulate(main())
-
-
-def test_a_turn_costs_one_call_for_its_lease_and_one_that_nobody_waits_for_to_give_it_back() -> None:
-    async def main() -> None:
-        it = world()
-        await it.generate()
-        await it.is_quiet()
+        assert (await it.generate()).token_ids == output.token_ids
         assert [method for method, _, _ in it.balancer_handle.calls] == ["lease", "server", "give_back"]
         await it.client.generate("request", prompt_ids=[8], sampling_params={"logprobs": True})
         await settle()
@@ -74,47 +69,30 @@ def test_given_drafts_when_a_loop_asks_for_what_vllm_refuses_with_them_then_it_i
     simulate(main())
 
 
-def suspensions_of_a_turn() -> int:
-    async def main() -> int:
-        suspensions = Suspensions(world().generate())
-        await suspensions
-        return suspensions.count
-
-    return simulate(main())
-
-
-def test_given_a_turn_when_cancelled_at_every_await_then_nothing_leaks_and_it_resumes_from_its_tokens() -> None:
-    async def main(point: int) -> None:
+def test_given_a_turn_when_cancelled_at_any_await_or_at_two_then_nothing_leaks_and_it_resumes_from_its_tokens() -> None:
+    async def main(points: frozenset[int]) -> int:
         it = world()
-        ending = await asyncio.create_task(ending_of(Suspensions(it.generate(), cancel_at=frozenset({point}))))
-        assert isinstance(ending, asyncio.CancelledError)
+        turn = Suspensions(it.generate(), cancel_at=points)
+        ending = await asyncio.create_task(ending_of(turn))
+        assert isinstance(ending, asyncio.CancelledError) == bool(points)
         await it.is_quiet()
         assert_whole(await it.generate())
-        await it.is_quiet()
+        return turn.count
 
-    count = suspensions_of_a_turn()
+    count = simulate(main(frozenset()))
     assert count >= 2
-    for point in range(count):
-        simulate(main(point))
-
-
-def test_given_a_turn_when_cancelled_at_every_two_awaits_then_nothing_leaks_and_no_token_is_lost() -> None:
-    async def main(first: int, second: int) -> None:
-        it = world()
-        ending = await asyncio.create_task(ending_of(Suspensions(it.generate(), cancel_at=frozenset({first, second}))))
-        assert isinstance(ending, asyncio.CancelledError)
-        await it.is_quiet()
-
-    count = suspensions_of_a_turn()
     for first in range(count):
-        for second in range(first + 1, first + 4):
-            simulate(main(first, second))
+        for second in range(first, first + 4):
+            simulate(main(frozenset({first, second})))
 
 
-@pytest.mark.parametrize("after_s", [None, 0.0, LATENCY_S / 2, LATENCY_S, 3 * LATENCY_S])
-def test_given_a_turn_when_cancelled_at_any_time_and_again_then_nothing_leaks_and_no_token_is_lost(after_s) -> None:
+@pytest.mark.parametrize("delivery_tok", [None, 1, 2])
+@pytest.mark.parametrize("after_s", [None, 0.0, 3 * LATENCY_S])
+def test_given_a_turn_when_cancelled_at_any_time_and_again_then_nothing_leaks_and_no_token_is_lost(
+    after_s, delivery_tok
+) -> None:
     async def main(time_s: float) -> None:
-        it = world()
+        it = world(delivery_tok=delivery_tok)
         task = asyncio.create_task(ending_of(it.generate()))
         cancel_at([time_s] if after_s is None else [time_s, time_s + after_s], task)
         ending = await ending_of(task)
@@ -127,21 +105,30 @@ def test_given_a_turn_when_cancelled_at_any_time_and_again_then_nothing_leaks_an
         simulate(main(time_s))
 
 
-def test_given_a_stop_at_any_time_then_the_turn_is_interrupted_and_resumes_with_the_new_version() -> None:
+@pytest.mark.parametrize("delivery_tok", [None, 1, 2])
+@pytest.mark.parametrize("pause_mode", ["abort", "keep"])
+def test_given_a_stop_at_any_time_then_the_turn_is_interrupted_and_goes_on_with_the_new_version(
+    pause_mode, delivery_tok
+) -> None:
+    """Where requests stay in their engines, there, without another prefill."""
+
     async def main(time_s: float) -> None:
-        it = world()
+        it = world(pause_mode=pause_mode, delivery_tok=delivery_tok)
         task = asyncio.create_task(ending_of(it.generate()))
         await asyncio.sleep(time_s)
         await it.balancer_handle.stop.remote()
         ending = await task
         assert ending is None or isinstance(ending, TrajectoryInterrupted)
-        await it.is_quiet()
+        await asyncio.sleep(4 * LATENCY_S)
         before_tok = len(it.trajectory.raw_response_ids)
         for handle in it.handles.values():
             await handle.set_global_steps.remote(1)
         await it.balancer_handle.open.remote()
+        frozen = [turn for turn in it.trajectory.turns if turn.attachment is not None]
+        assert await it.balancer.get_total_inflight() == len(frozen) <= (pause_mode == "keep")
         output = await it.generate()
         assert_whole(output)
+        assert not frozen or it.recorder.reprefilled_tok == []
         after_tok = LENGTH_TOK - before_tok
         stamps = ((0, before_tok),) * (before_tok > 0) + ((1, after_tok),) * (after_tok > 0)
         assert it.trajectory.stamps == stamps
@@ -150,24 +137,6 @@ def test_given_a_stop_at_any_time_then_the_turn_is_interrupted_and_resumes_with_
 
     for time_s in GRID_S:
         simulate(main(time_s))
-
-
-def test_given_all_slots_taken_when_the_stop_comes_then_the_waiting_turn_is_interrupted_at_once() -> None:
-    async def main() -> None:
-        it = world(capacity=1)
-        others = [await it.balancer.acquire_server("other", f"other-{k}") for k in range(2)]
-        assert all(others)
-        task = asyncio.create_task(ending_of(it.generate()))
-        await asyncio.sleep(5)
-        stopped_s = now_s()
-        await it.balancer.stop()
-        assert isinstance(await task, TrajectoryInterrupted)
-        assert now_s() <= stopped_s + 2 * LATENCY_S
-        for k in range(2):
-            await it.balancer.release([f"other-{k}"])
-        await it.is_quiet()
-
-    simulate(main())
 
 
 def test_given_a_server_dies_at_any_time_then_the_turn_is_whole_on_the_other_one() -> None:
@@ -188,27 +157,6 @@ def test_given_a_call_that_wants_no_log_probs_then_it_gets_none_and_the_record_h
         it = world()
         assert (await it.generate(logprobs=False)).log_probs is None
         assert_whole(await it.generate())  # answered from the record
-
-    simulate(main())
-
-
-def test_given_all_servers_dead_when_generating_then_it_is_an_error_and_no_endless_retry() -> None:
-    async def main() -> None:
-        it = world()
-        for handle in it.handles.values():
-            handle.kill()
-        assert isinstance(await ending_of(it.generate()), EnginesUnavailable)
-        assert now_s() < 10
-        await it.is_quiet()
-
-    simulate(main())
-
-
-def test_given_the_balancer_dies_when_a_turn_waits_then_it_is_an_error() -> None:
-    async def main() -> None:
-        it = world()
-        asyncio.get_running_loop().call_at(LATENCY_S / 2, it.balancer_handle.kill)
-        assert "died" in str(await ending_of(it.generate()))
 
     simulate(main())
 
@@ -249,37 +197,188 @@ def test_given_a_server_that_ignores_aborts_when_cancelled_then_it_ends_as_cance
     simulate(main())
 
 
-def test_given_recorded_turns_when_the_loop_is_run_again_then_no_server_is_asked() -> None:
+def test_given_a_token_budget_when_interrupted_and_resumed_then_all_segments_count_against_it() -> None:
     async def main() -> None:
         it = world()
-        first = await it.generate()
-        calls = len(it.balancer_handle.calls)
-        second = await it.generate()
-        assert second.token_ids == first.token_ids
-        await settle()
-        assert len([call for call in it.balancer_handle.calls[calls:] if call[0] == "lease"]) == 0
+        task = asyncio.create_task(ending_of(it.generate(max_tokens=4)))
+        await asyncio.sleep(LATENCY_S * 5 + 2.1)
+        await it.balancer.stop()
+        await task
+        assert len(it.trajectory.raw_response_ids) == 2
+        await it.balancer.open()
+        output = await it.generate(max_tokens=4)
+        assert output.token_ids == ALL_TOKENS[:4]
+        assert it.trajectory.turns[0].finish_reason == "length"
         await it.is_quiet()
 
     simulate(main())
 
 
-def test_given_more_trajectories_than_slots_when_all_are_cancelled_at_any_time_then_capacity_holds_and_none_leaks():
+def test_given_a_limit_of_tokens_a_round_when_it_is_reached_then_the_turn_is_set_aside_and_goes_on_next_time() -> None:
+    async def main() -> None:
+        it = world()
+        lens_tok = []
+        for _ in range(5):
+            turn = it.generate()
+            it.recorder.round_limit_tok = 2
+            ending = await ending_of(turn)
+            lens_tok.append((len(it.trajectory.raw_response_ids), type(ending)))
+        assert lens_tok[:3] == [(2, TrajectoryInterrupted), (4, TrajectoryInterrupted), (6, type(None))]
+        assert it.trajectory.raw_response_ids == ALL_TOKENS
+        await it.is_quiet()
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("max_tokens", [0, -3])
+def test_given_a_loop_that_has_spent_its_budget_when_it_generates_then_it_gets_one_token_as_from_verl(
+    max_tokens,
+) -> None:
+    async def main() -> None:
+        it = world()
+        assert (await it.generate(max_tokens=max_tokens)).token_ids == ALL_TOKENS[:1]
+
+    simulate(main())
+
+
+def test_given_releases_that_overtake_their_requests_when_cancelled_at_any_time_then_no_lease_leaks() -> None:
+    def latency_s(method: str) -> float:
+        return 1.0 if method == "lease" else 0.0
+
     async def main(time_s: float) -> None:
-        servers = {name: ScriptedServer(lambda prompt: prompt[0] % 5 + 1) for name in "ab"}
-        it = World(servers, capacity=2)
+        it = world(latency_s=latency_s)
+        task = asyncio.create_task(ending_of(it.generate()))
+        cancel_at([time_s], task)
+        await ending_of(task)
+        await it.is_quiet()
 
-        async def trajectory(k: int) -> None:
-            current_recorder.set(Recorder(trajectory=Trajectory(session_id=k)))
-            await it.client.generate(f"request-{k}", prompt_ids=[k], sampling_params={"logprobs": True})
+    for time_s in GRID_S:
+        simulate(main(time_s))
 
-        tasks = [asyncio.create_task(ending_of(trajectory(k))) for k in range(12)]
-        for k, task in enumerate(tasks):
-            cancel_at([time_s + 0.01 * k], task)
-        await asyncio.wait(tasks)
-        await asyncio.sleep(100)
-        assert max(server.max_running for server in servers.values()) <= 2
+
+def test_given_an_abort_that_overtakes_its_request_when_cancelled_then_the_request_never_runs() -> None:
+    async def main(time_s: float) -> None:
+        it = world(latency_s=lambda method: 2.0 if method == "generate" else 0.0)
+        task = asyncio.create_task(ending_of(it.generate()))
+        cancel_at([time_s], task)
+        assert isinstance(await task, asyncio.CancelledError)
+        await it.is_quiet()
+        assert it.trajectory.raw_response_ids == []
+
+    for time_s in (0.0, 0.5, 1.0, 1.5):
+        simulate(main(time_s))
+
+
+def test_given_a_removal_that_is_slow_when_a_server_dies_then_the_turn_does_not_ask_it_again() -> None:
+    async def main() -> None:
+        it = world(latency_s=lambda method: 2.0 if method == "remove_servers" else 0.25)
+        turn = asyncio.create_task(it.generate())
+        await asyncio.sleep(2)
+        (name,) = [name for name, server in it.servers.items() if server.running]
+        it.handles[name].kill()
+        assert_whole(await turn)
+        assert [method for method, _, _ in it.handles[name].calls].count("generate") == 1
+
+    simulate(main())
+
+
+COUNTS = {
+    "num_cached_tokens": 16,
+    "spec_num_draft_tokens": 8,
+    "spec_num_accepted_tokens": 5,
+    "spec_num_verify_steps": 2,
+}
+
+
+@pytest.fixture
+def telling_servers(monkeypatch) -> None:
+    silent = ScriptedServer._output
+
+    def output(self, request, stop_reason):
+        told = silent(self, request, stop_reason)
+        if stop_reason in ("completed", "aborted"):
+            return replace(told, num_preempted=1, extra_fields=told.extra_fields | COUNTS)
+        return told
+
+    monkeypatch.setattr(ScriptedServer, "_output", output)
+
+
+def test_given_a_response_of_two_requests_when_it_is_whole_then_it_has_the_sum_of_their_counts(telling_servers) -> None:
+    async def main() -> None:
+        it = world()
+        first = asyncio.create_task(ending_of(it.generate()))
+        await asyncio.sleep(3)
+        await it.balancer_handle.stop.remote()
+        await first
+        await it.balancer_handle.open.remote()
+        output = await it.generate()
+        assert output.num_preempted == 2
+        assert {name: output.extra_fields[name] for name in COUNTS} == {name: 2 * n for name, n in COUNTS.items()}
+
+    simulate(main())
+
+
+def test_given_servers_that_say_nothing_when_a_response_is_whole_then_it_has_no_counts() -> None:
+    async def main() -> None:
+        output = await world().generate()
+        assert output.num_preempted is None and not COUNTS.keys() & output.extra_fields.keys()
+
+    simulate(main())
+
+
+def test_given_a_server_when_a_request_ends_then_its_last_output_has_what_vllm_says(monkeypatch) -> None:
+    async def main() -> None:
+        server = start_server(monkeypatch, ScriptedEngine(6), delivery_tok=4)
+        params = {"max_tokens": 100, "logprobs": True}
+        piece = await asyncio.create_task(server.generate([7], params, "request"))
+        assert piece.stop_reason == "more" and "num_cached_tokens" not in piece.extra_fields
+        last = await server.reattach("request")
+        assert last.stop_reason == "completed" and last.extra_fields["num_cached_tokens"] == 0
+
+    simulate(main())
+
+
+async def paused_at(it: World, time_s: float) -> None:
+    """Generate, pause, and update the weights."""
+    task = asyncio.create_task(ending_of(it.generate()))
+    await asyncio.sleep(time_s)
+    await it.balancer_handle.stop.remote()
+    ending = await task
+    assert ending is None or isinstance(ending, TrajectoryInterrupted)
+    await asyncio.sleep(1)
+    for handle in it.handles.values():
+        await handle.set_global_steps.remote(1)
+    await it.balancer_handle.open.remote()
+
+
+def attachments(it: World) -> list[Attachment]:
+    return [turn.attachment for turn in it.trajectory.turns if turn.attachment is not None]
+
+
+def test_given_a_frozen_request_when_its_resumption_is_cancelled_at_every_await_then_nothing_is_lost_or_leaks() -> None:
+    async def main(points: frozenset[int]) -> int:
+        it = world(pause_mode="keep")
+        await paused_at(it, 3.0)
+        assert len(attachments(it)) == 1
+        resumption = Suspensions(it.generate(), cancel_at=points)
+        ending = await asyncio.create_task(ending_of(resumption))
+        assert isinstance(ending, asyncio.CancelledError) == bool(points)
+        await asyncio.sleep(4 * LATENCY_S)
+        running = sum(len(server.running) for server in it.servers.values())
+        assert await it.balancer.get_total_inflight() == running == len(attachments(it)), "a request without a lease"
+        it.client.abandon(attachments(it))
+        for turn in it.trajectory.turns:
+            turn.attachment = None
+        await asyncio.sleep(50)
         status = await it.balancer.get_status()
         assert (status["total_inflight"], status["waiting"]) == (0, 0)
+        assert not any(server.running for server in it.servers.values())
+        assert it.trajectory.raw_response_ids == ALL_TOKENS[: len(it.trajectory.raw_response_ids)]
+        assert_whole(await it.generate())
+        return resumption.count
 
-    for time_s in GRID_S[::2]:
-        simulate(main(time_s))
+    count = simulate(main(frozenset()))
+    assert count >= 2
+    for first in range(count):
+        simulate(main(frozenset({first})))
+        simulate(main(frozenset({first, first + 1})))

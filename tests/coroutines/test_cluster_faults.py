@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo import store
 from recipe.async_dapo.config import ConfigError, FilterConfig, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
@@ -18,21 +17,6 @@ from ..support.scripted_reward import reward_options
 from ..support.simulated_cluster import Cluster
 from ..support.simulated_options import STRATEGIES, options
 from ..support.simulated_worker import Task
-
-
-@pytest.mark.parametrize("death_s", [0.0, 0.015, 3.0, 11.5])
-@STRATEGIES
-def test_given_a_server_that_dies_in_a_round_then_the_round_ends_on_the_others(start, strategy, death_s) -> None:
-    cluster = start(options(rollout_strategy=strategy), task=Task(lambda prompt_ids: 20), num_servers=3)
-    cluster.step_number = 1
-    cluster.buffer.open_round(1)
-    cluster.loop.call_later(death_s, cluster.server_handles[1].kill)
-    batch, _ = cluster.buffer.sample(1, store.TRAIN, 2)
-    for key in batch.keys:
-        cluster.check_trajectory(*cluster.store.rows[store.TRAIN][key])
-    assert len({key.split("_")[0] for key in batch.keys}) == 2
-    cluster.run_for(1)
-    assert set(cluster.balancer._table.inflight) == {"server-0", "server-2"}
 
 
 def error_of_a_step(cluster: Cluster, kill: Any, *, after_s: float) -> tuple[str, float]:

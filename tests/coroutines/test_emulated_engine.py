@@ -132,39 +132,6 @@ def test_given_an_abort_of_one_request_then_it_alone_comes_back_at_the_next_toke
         simulate(main(abort_s))
 
 
-def test_given_a_pause_when_weights_change_then_every_token_has_its_own_version_and_none_is_repeated(
-    monkeypatch,
-) -> None:
-    async def main(pause_s: float) -> None:
-        server = start_server(monkeypatch, emulated())
-        call = generate(server)
-        await asyncio.sleep(pause_s)
-        await server.stop_generation("keep")
-        first = await call
-        before_tok = len(first.token_ids)
-        await asyncio.sleep(100)
-        await server.set_global_steps(1)
-        await server.allow_generation()
-        if first.stop_reason == "completed":
-            return
-        if not before_tok:
-            assert first.stop_reason == "aborted"
-            return
-        assert first.stop_reason == "paused"
-        resumed_s = now_s()
-        second = await server.reattach("request")
-        assert now_s() == pytest.approx(resumed_s + (LENGTH_TOK - before_tok) * STEP_S / SPEEDUP)
-        assert first.token_ids + second.token_ids == answer(0)
-        stamps = first.extra_fields["segments"] + second.extra_fields["segments"]
-        assert stamps == [(0, before_tok)] * (before_tok > 0) + [(1, LENGTH_TOK - before_tok)] * (
-            before_tok < LENGTH_TOK
-        )
-        assert (await server.reattach("request")).stop_reason == "unknown"
-
-    for pause_s in GRID_S[:-4]:
-        simulate(main(pause_s))
-
-
 def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
     async def main() -> None:
         engine = emulated()
@@ -177,25 +144,6 @@ def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(m
         await server.allow_generation()
         assert engine.model.num_requests == 0 and engine.model.kv_tok == 0
         assert not server._requests.running()
-
-    simulate(main())
-
-
-def test_given_an_abort_that_comes_before_its_request_then_the_request_never_reaches_the_engine(monkeypatch) -> None:
-    async def main() -> None:
-        server = start_server(monkeypatch, emulated())
-        await server.abort_requests(["request"])
-        assert (await generate(server)).stop_reason == "aborted"
-        assert (await generate(server, "other")).token_ids == answer(0), "the first answer was given to nobody"
-
-    simulate(main())
-
-
-def test_given_no_request_when_stopped_then_it_returns_at_once(monkeypatch) -> None:
-    async def main() -> None:
-        server = start_server(monkeypatch, emulated())
-        await server.stop_generation()
-        assert now_s() == 0
 
     simulate(main())
 

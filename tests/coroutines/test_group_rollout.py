@@ -7,15 +7,17 @@ import pytest
 from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from recipe.async_dapo.calls import append_tokens, prompt_digest
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Trajectory
-from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
+from recipe.async_dapo.engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from recipe.async_dapo.option_values import OnRewardError
+from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.store import rows_of
 
-from ..support.rollout_world import N, finished, group, outcome_of, rollout, scores
-from ..support.simulation import now_s, simulate
+from ..support.rollout_world import N, finished, group, outcome_of, recorder, rollout, scores
+from ..support.simulation import now_s, settle, simulate
 
 
 @pytest.mark.parametrize(
@@ -48,12 +50,6 @@ def test_given_a_reward_that_fails_for_good_when_groups_are_dropped_then_the_sib
         assert now_s() == pytest.approx(2)  # sessions 2 and 3 were still generating
 
     simulate(main())
-
-
-def test_given_a_reward_that_fails_for_good_when_the_policy_is_raise_then_training_ends_with_its_reason() -> None:
-    failing = rollout(compute_score=scores(ValueError("broken")), on_error=OnRewardError.RAISE)
-    with pytest.raises(RuntimeError, match=r"reward_error.*broken.*on_error=raise"):
-        simulate(failing.run(group()))
 
 
 @pytest.mark.parametrize("on_error", OnRewardError)
@@ -157,3 +153,182 @@ def test_given_an_output_without_tokens_beside_others_then_it_is_a_counted_failu
 
     outcome = simulate(outcome_of(rollout(empty)))
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
+
+
+async def interrupted_at(
+    running: GroupRollout, time_s: float, held: PromptGroup | None = None
+) -> tuple[GroupOutcome | None, PromptGroup]:
+    held = held or group()
+    task = asyncio.create_task(running.run(held))
+    await asyncio.sleep(time_s)
+    running.running.interrupt()
+    outcome = await task
+    assert now_s() == pytest.approx(time_s)
+    return outcome, held
+
+
+@pytest.mark.parametrize("pause_s", [1.0, 100.0])
+def test_given_rewards_under_way_when_the_group_is_resumed_then_their_scores_are_used_and_nothing_is_scored_twice(
+    pause_s: float,
+) -> None:
+    async def main() -> None:
+        scored: list[int] = []
+
+        async def compute_score(outputs: list[AgentLoopOutput], _: dict) -> None:
+            scored.append(len(scored))
+            outputs[-1].reward_score = float(scored[-1])
+            outputs[-1].extra_fields["reward_extra_info"] = {"acc": float(scored[-1])}
+            await asyncio.sleep(20)
+
+        outcome, held = await interrupted_at(rollout(compute_score=compute_score), 3.5)
+        assert outcome is None and len(scored) == N - 1
+        await asyncio.sleep(pause_s)
+        resumed = rollout(compute_score=compute_score)
+        outcome = await outcome_of(resumed, held)
+        assert outcome.verdict is Verdict.VALID and sorted(outcome.metrics) == [0.0, 1.0, 2.0, 3.0]
+        assert len(scored) == N and sum(counts.replayed for counts in resumed.calls) == N - 1
+
+    simulate(main())
+
+
+def test_given_an_interrupted_group_when_run_again_then_finished_trajectories_stay_and_the_rest_is_continued() -> None:
+    async def main() -> None:
+        outcome, held = await interrupted_at(rollout(compute_score=scores(0, 1)), 2.5)
+        assert outcome is None and len(held.unfinished) == 2
+        kept = [trajectory.outputs for trajectory in held.trajectories[:2]]
+        outcome = await outcome_of(rollout(compute_score=scores(1, 0)), held)
+        assert outcome.verdict is Verdict.VALID
+        assert [trajectory.outputs for trajectory in held.trajectories[:2]] == kept
+
+    simulate(main())
+
+
+def test_given_a_request_out_when_the_round_stops_then_it_is_awaited_and_the_loop_takes_no_other_step() -> None:
+    steps: list[str] = []
+
+    async def in_request(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        current = recorder()
+        current.in_request = True
+        await asyncio.sleep(5)  # comes back by itself: the engines have stopped
+        current.in_request = False
+        if current.is_stopping:
+            raise TrajectoryInterrupted("stopped")
+        steps.append("another step")
+        return finished(trajectory)
+
+    async def main() -> None:
+        running, held = rollout(in_request), group()
+        task = asyncio.create_task(running.run(held))
+        await asyncio.sleep(1)
+        running.running.interrupt()
+        assert await task is None
+        assert now_s() == pytest.approx(5) and not steps
+
+    simulate(main())
+
+
+def test_given_a_group_taken_just_before_the_stop_when_its_loop_never_asks_an_engine_then_it_ends_at_once() -> None:
+    async def main() -> None:
+        running = rollout(compute_score=scores(takes_s=50))
+        running.running.interrupt()
+        held = group()
+        assert await running.run(held) is None
+        assert now_s() == 0 and len(held.unfinished) == N
+
+    simulate(main())
+
+
+def test_given_a_loop_with_tasks_of_its_own_when_the_round_stops_then_they_end_too() -> None:
+    async def nested(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        async with asyncio.TaskGroup() as tools:
+            tools.create_task(asyncio.sleep(10))
+            tools.create_task(asyncio.sleep(20))
+        return finished(trajectory)
+
+    async def main() -> None:
+        outcome, _ = await interrupted_at(rollout(nested), 3.0)
+        assert outcome is None
+        await settle()
+        assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
+
+    simulate(main())
+
+
+def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_trajectory() -> None:
+    async def interrupted() -> None:
+        await asyncio.sleep(1)
+        raise TrajectoryInterrupted("stopped")
+
+    async def nested(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        async with asyncio.TaskGroup() as turns:
+            turn = turns.create_task(interrupted())
+        turn.result()
+        return finished(trajectory)
+
+    async def main() -> None:
+        held = group()
+        outcome = await outcome_of(rollout(nested), held)
+        assert outcome.verdict is Verdict.SET_ASIDE and len(held.unfinished) == N
+
+    simulate(main())
+
+
+def frozen(held: PromptGroup, session_id: int) -> Attachment:
+    """Let a trajectory have a request that stayed in its engine."""
+    attachment = Attachment(server_id="server", lease_id=f"lease-{session_id}")
+    turn = Turn(prompt_digest=prompt_digest([session_id]), prompt_len_tok=1, attachment=attachment)
+    held.trajectories[session_id].turns.append(turn)
+    return attachment
+
+
+def test_given_a_group_that_is_dropped_when_requests_of_it_are_frozen_in_engines_then_they_are_taken_out() -> None:
+    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        await asyncio.sleep(1 + 100 * trajectory.session_id)
+        raise KeyError("refused")
+
+    abandoned: list[Attachment] = []
+    held = group()
+    attachment = frozen(held, 2)
+    outcome = simulate(outcome_of(rollout(broken, abandon=abandoned.extend), held))
+    assert outcome.verdict is Verdict.FAILED and abandoned == [attachment]
+
+
+def test_given_a_loop_that_takes_another_way_when_its_request_is_frozen_in_an_engine_then_it_is_taken_out() -> None:
+    async def parted(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        recorder().begin_turn([trajectory.session_id, 99])
+        return finished(trajectory)
+
+    abandoned: list[Attachment] = []
+    held = group()
+    attachment = frozen(held, 2)
+    simulate(outcome_of(rollout(parted, abandon=abandoned.extend), held))
+    assert abandoned == [attachment]
+
+
+def test_given_a_loop_that_ends_before_its_frozen_request_when_resumed_then_that_is_taken_out_and_counts_as_lost() -> (
+    None
+):
+    abandoned: list[Attachment] = []
+    held = group()
+    finished_turn = Turn(prompt_digest=prompt_digest([2]), prompt_len_tok=1, finish_reason="stop")
+    append_tokens(finished_turn, [7], [0.0], [(0, 1)])
+    held.trajectories[2].turns.append(finished_turn)
+    attachment = frozen(held, 2)
+    append_tokens(held.trajectories[2].turns[1], [8, 9], [0.0] * 2, [(0, 2)])
+    running = rollout(abandon=abandoned.extend)
+    outcome = simulate(outcome_of(running, held))
+    assert abandoned == [attachment] and running.diverged_tok == 2
+    assert outcome.response_lens_tok == (1,) * N, "the turn that the loop did not ask for is no part of the response"
+
+
+def test_given_a_worker_that_is_cancelled_when_a_group_runs_then_nothing_is_left_running() -> None:
+    async def main() -> None:
+        task = asyncio.create_task(rollout().run(group()))
+        await asyncio.sleep(1.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await settle()
+        assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
+
+    simulate(main())

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,31 +119,5 @@ def test_given_a_real_server_when_rounds_stop_under_its_calls_then_each_is_made_
         assert (await outcome_of(rollout(paying(server, tmp_path, told, 7)), saved)).verdict is Verdict.VALID
         again = [line["call"] for line in lines(server.ledger)][N:]
         assert sorted(again) == sorted(calls), "after a kill it is made again, under the same id"
-
-    asyncio.run(asyncio.wait_for(main(), 120))
-
-
-def test_given_a_server_that_dies_in_a_call_then_the_loop_is_told_and_a_new_server_is_not_asked_again(
-    server, tmp_path, capsys
-) -> None:
-    async def main() -> None:
-        server.start()
-        await server.reached()
-        told: Told = asyncio.Queue()
-        may_end = asyncio.Event()
-        held, loop = group(), paying(server, tmp_path, told, 13, may_end)
-        running = rollout(loop)
-        task = asyncio.create_task(running.run(held))
-        errors = [await told.get() for _ in range(N)]
-        running.running.interrupt()
-        assert await task is None
-        charged = lines(server.ledger)
-        server.end()
-        server.start()
-        await server.reached()
-        may_end.set()
-        assert (await outcome_of(rollout(loop), held)).verdict is Verdict.VALID
-        assert Counter(told.get_nowait() for _ in range(N)) == Counter(errors), "from the record"
-        assert lines(server.ledger) == charged and 0 < len(charged) <= N
 
     asyncio.run(asyncio.wait_for(main(), 120))

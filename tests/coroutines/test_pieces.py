@@ -5,7 +5,7 @@ from itertools import groupby
 
 import pytest
 
-from ..support.client_world import GRID_S, World, assert_whole, ending_of
+from ..support.client_world import World
 from ..support.fakes import ScriptedServer, token_at
 from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import simulate
@@ -31,37 +31,6 @@ def test_given_a_server_that_dies_then_at_most_a_piece_is_lost_beside_what_was_o
         assert output.token_ids == [token_at([7], k) for k in range(100)]
 
     simulate(main())
-
-
-@pytest.mark.parametrize("pause_mode", ["abort", "keep"])
-@pytest.mark.parametrize("piece_tok", [1, 2])
-def test_given_pieces_when_the_round_stops_at_any_time_then_every_token_is_in_the_record(pause_mode, piece_tok) -> None:
-    async def main(stop_s: float) -> None:
-        it = World({name: ScriptedServer(6, delivery_tok=piece_tok) for name in "ab"}, pause_mode=pause_mode)
-        turn = asyncio.create_task(it.generate())
-        await asyncio.sleep(stop_s)
-        await it.balancer.stop()
-        await ending_of(turn)
-        await it.balancer.open()
-        assert_whole(await it.generate())
-        await it.is_quiet()
-
-    for stop_s in GRID_S:
-        simulate(main(stop_s))
-
-
-@pytest.mark.parametrize("piece_tok", [1, 2])
-def test_given_pieces_when_the_caller_is_cancelled_at_any_time_then_every_token_is_in_the_record(piece_tok) -> None:
-    async def main(cancel_s: float) -> None:
-        it = World({name: ScriptedServer(6, delivery_tok=piece_tok) for name in "ab"})
-        turn = asyncio.create_task(it.generate())
-        await asyncio.sleep(cancel_s)
-        turn.cancel()
-        await ending_of(turn)
-        await it.is_quiet()
-
-    for cancel_s in GRID_S:
-        simulate(main(cancel_s))
 
 
 @pytest.mark.parametrize("stream_interval", [1, 2])

@@ -69,8 +69,8 @@ class World:
             assert turn.rollout_log_probs == pytest.approx([log_prob_of(token) for token in turn.raw_response_ids])
 
 
-def world(**options: Any) -> World:
-    return World({"a": ScriptedServer(LENGTH_TOK), "b": ScriptedServer(LENGTH_TOK)}, **options)
+def world(*, delivery_tok: int | None = None, **options: Any) -> World:
+    return World({name: ScriptedServer(LENGTH_TOK, delivery_tok=delivery_tok) for name in "ab"}, **options)
 
 
 def assert_whole(output: TokenOutput) -> None:
