@@ -91,18 +91,7 @@ def test_given_a_round_below_its_target_when_settled_then_it_is_refused() -> Non
         run.pool.settle(summary_of(run, [valid(uids[0])], uids, []), groups[1:])
 
 
-def test_given_the_discard_strategy_when_groups_come_back_then_their_tokens_are_counted_and_gone() -> None:
-    run, groups = opened_run(StopRuleName.FIRST_COMPLETED)
-    generate(groups[2].trajectories[0], 7, 0)
-    uids = [group.uid for group in groups]
-    settlement = run.pool.settle(summary_of(run, [valid(uids[0]), valid(uids[1])], uids, []), groups[2:])
-    assert (settlement.discarded_tok, settlement.kept, settlement.requeued) == (7, 0, 3)
-    assert sum(group.generated_tok for group in run.pool.dispatch(2).groups) == 0
-
-
-def test_given_a_complete_group_to_be_redrawn_when_settled_then_it_waits_in_its_place_and_its_tokens_are_waste() -> (
-    None
-):
+def test_given_a_complete_group_to_be_redrawn_when_settled_then_it_waits_in_its_place_and_its_tokens_are_waste():
     run, groups = opened_run(StopRuleName.FIFO)
     uids = [group.uid for group in groups]
     again = GroupOutcome(prompt_uid=uids[3], verdict=Verdict.REDRAWN, response_lens_tok=(4, 5))

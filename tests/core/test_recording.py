@@ -57,9 +57,7 @@ prompts = st.lists(st.lists(tokens, min_size=1, max_size=3), min_size=1, max_siz
 
 
 @given(prompts=prompts, data=st.data())
-def test_given_an_interrupted_loop_when_run_again_then_recorded_turns_are_replayed_and_the_rest_is_new(
-    prompts, data
-) -> None:
+def test_given_an_interrupted_loop_when_run_again_then_recorded_turns_are_replayed_and_the_rest_is_new(prompts, data):
     counts = [data.draw(st.integers(0, 4)) for _ in prompts]
     trajectory = Trajectory(session_id=0)
     interrupted_after = data.draw(st.integers(0, len(prompts)))

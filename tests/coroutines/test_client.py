@@ -8,7 +8,7 @@ import pytest
 from recipe.async_dapo.calls import Recorder, current_recorder
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.drafts import RequestName
-from recipe.async_dapo.core.trajectory import Attachment, Trajectory
+from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 
 from ..support.client_world import (
@@ -22,6 +22,7 @@ from ..support.client_world import (
     assert_whole,
     cancel_at,
     ending_of,
+    stopped_at,
     world,
 )
 from ..support.fakes import ScriptedServer
@@ -29,21 +30,19 @@ from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import Suspensions, now_s, settle, simulate
 
 
-def test_a_turn_costs_one_call_for_its_lease_and_one_that_nobody_waits_for_to_give_it_back_and_none_from_the_record():
-    async def main() -> None:
-        it = world()
-        output = await it.generate()
-        assert_whole(output)
-        assert now_s() == pytest.approx(DONE_S)
-        assert output.extra_fields == {"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0}
-        await it.is_quiet()
-        assert (await it.generate()).token_ids == output.token_ids
-        assert [method for method, _, _ in it.balancer_handle.calls] == ["lease", "server", "give_back"]
-        await it.client.generate("request", prompt_ids=[8], sampling_params={"logprobs": True})
-        await settle()
-        assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["lease", "give_back"]
-
-    simulate(main())
+async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_give_it_back_and_none_from_the_record():
+    it = world()
+    output = await it.generate()
+    assert_whole(output)
+    assert now_s() == pytest.approx(DONE_S)
+    assert output.extra_fields == {"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0}
+    assert output.num_preempted is None, "these servers do not say"
+    await it.is_quiet()
+    assert (await it.generate()).token_ids == output.token_ids
+    assert [method for method, _, _ in it.balancer_handle.calls] == ["lease", "server", "give_back"]
+    await it.client.generate("request", prompt_ids=[8], sampling_params={"logprobs": True})
+    await settle()
+    assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["lease", "give_back"]
 
 
 def test_given_a_prompt_group_when_a_request_is_sent_then_its_name_tells_whose_answer_it_generates() -> None:
@@ -114,17 +113,8 @@ def test_given_a_stop_at_any_time_then_the_turn_is_interrupted_and_goes_on_with_
 
     async def main(time_s: float) -> None:
         it = world(pause_mode=pause_mode, delivery_tok=delivery_tok)
-        task = asyncio.create_task(ending_of(it.generate()))
-        await asyncio.sleep(time_s)
-        await it.balancer_handle.stop.remote()
-        ending = await task
-        assert ending is None or isinstance(ending, TrajectoryInterrupted)
-        await asyncio.sleep(4 * LATENCY_S)
+        frozen = await stopped_at(it, time_s)
         before_tok = len(it.trajectory.raw_response_ids)
-        for handle in it.handles.values():
-            await handle.set_global_steps.remote(1)
-        await it.balancer_handle.open.remote()
-        frozen = [turn for turn in it.trajectory.turns if turn.attachment is not None]
         assert await it.balancer.get_total_inflight() == len(frozen) <= (pause_mode == "keep")
         output = await it.generate()
         assert_whole(output)
@@ -152,13 +142,10 @@ def test_given_a_server_dies_at_any_time_then_the_turn_is_whole_on_the_other_one
         simulate(main(time_s))
 
 
-def test_given_a_call_that_wants_no_log_probs_then_it_gets_none_and_the_record_has_them() -> None:
-    async def main() -> None:
-        it = world()
-        assert (await it.generate(logprobs=False)).log_probs is None
-        assert_whole(await it.generate())  # answered from the record
-
-    simulate(main())
+async def test_given_a_call_that_wants_no_log_probs_then_it_gets_none_and_the_record_has_them() -> None:
+    it = world()
+    assert (await it.generate(logprobs=False)).log_probs is None
+    assert_whole(await it.generate())  # answered from the record
 
 
 @pytest.mark.parametrize("death_after_s", [-0.125, 0.0, 0.125, LATENCY_S, 1.0])
@@ -181,64 +168,46 @@ def test_given_a_cancelled_turn_when_its_server_dies_too_then_it_ends_and_genera
         simulate(main(time_s))
 
 
-def test_given_a_server_that_ignores_aborts_when_cancelled_then_it_ends_as_cancelled_within_the_time_limit() -> None:
-    async def main() -> None:
-        it = World({"a": ScriptedServer(10_000, hangs=True)}, response_length=10_000)
-        task = asyncio.create_task(ending_of(it.generate()))
-        cancel_at([3.0], task)
-        ending = await ending_of(task)
-        assert isinstance(ending or task.result(), asyncio.CancelledError)
-        assert now_s() <= 3 + CLEANUP_TIMEOUT_S + 1
-        await settle()
-        assert await it.balancer.get_total_inflight() in (0, 1)
-        await asyncio.sleep(1)
-        assert await it.balancer.get_total_inflight() == 0
-
-    simulate(main())
+async def test_given_a_server_that_ignores_aborts_when_cancelled_then_it_ends_as_cancelled_within_the_time_limit():
+    it = World({"a": ScriptedServer(10_000, hangs=True)}, response_length=10_000)
+    task = asyncio.create_task(ending_of(it.generate()))
+    cancel_at([3.0], task)
+    ending = await ending_of(task)
+    assert isinstance(ending or task.result(), asyncio.CancelledError)
+    assert now_s() <= 3 + CLEANUP_TIMEOUT_S + 1
+    await settle()
+    assert await it.balancer.get_total_inflight() in (0, 1)
+    await asyncio.sleep(1)
+    assert await it.balancer.get_total_inflight() == 0
 
 
-def test_given_a_token_budget_when_interrupted_and_resumed_then_all_segments_count_against_it() -> None:
-    async def main() -> None:
-        it = world()
-        task = asyncio.create_task(ending_of(it.generate(max_tokens=4)))
-        await asyncio.sleep(LATENCY_S * 5 + 2.1)
-        await it.balancer.stop()
-        await task
-        assert len(it.trajectory.raw_response_ids) == 2
-        await it.balancer.open()
-        output = await it.generate(max_tokens=4)
-        assert output.token_ids == ALL_TOKENS[:4]
-        assert it.trajectory.turns[0].finish_reason == "length"
-        await it.is_quiet()
-
-    simulate(main())
+async def test_given_a_token_budget_when_interrupted_and_resumed_then_all_segments_count_against_it() -> None:
+    it = world()
+    await stopped_at(it, LATENCY_S * 5 + 2.1, max_tokens=4)
+    assert len(it.trajectory.raw_response_ids) == 2
+    output = await it.generate(max_tokens=4)
+    assert output.token_ids == ALL_TOKENS[:4]
+    assert it.trajectory.turns[0].finish_reason == "length"
+    await it.is_quiet()
 
 
-def test_given_a_limit_of_tokens_a_round_when_it_is_reached_then_the_turn_is_set_aside_and_goes_on_next_time() -> None:
-    async def main() -> None:
-        it = world()
-        lens_tok = []
-        for _ in range(5):
-            turn = it.generate()
-            it.recorder.round_limit_tok = 2
-            ending = await ending_of(turn)
-            lens_tok.append((len(it.trajectory.raw_response_ids), type(ending)))
-        assert lens_tok[:3] == [(2, TrajectoryInterrupted), (4, TrajectoryInterrupted), (6, type(None))]
-        assert it.trajectory.raw_response_ids == ALL_TOKENS
-        await it.is_quiet()
-
-    simulate(main())
+async def test_given_a_limit_of_tokens_a_round_when_it_is_reached_then_the_turn_is_set_aside_and_goes_on_next_time():
+    it = world()
+    lens_tok = []
+    for _ in range(5):
+        turn = it.generate()
+        it.recorder.round_limit_tok = 2
+        ending = await ending_of(turn)
+        lens_tok.append((len(it.trajectory.raw_response_ids), type(ending)))
+    assert lens_tok[:3] == [(2, TrajectoryInterrupted), (4, TrajectoryInterrupted), (6, type(None))]
+    assert it.trajectory.raw_response_ids == ALL_TOKENS
+    await it.is_quiet()
 
 
 @pytest.mark.parametrize("max_tokens", [0, -3])
-def test_given_a_loop_that_has_spent_its_budget_when_it_generates_then_it_gets_one_token_as_from_verl(
-    max_tokens,
-) -> None:
-    async def main() -> None:
-        it = world()
-        assert (await it.generate(max_tokens=max_tokens)).token_ids == ALL_TOKENS[:1]
-
-    simulate(main())
+async def test_given_a_loop_that_has_spent_its_budget_when_it_generates_then_it_gets_one_token_as_from_verl(max_tokens):
+    it = world()
+    assert (await it.generate(max_tokens=max_tokens)).token_ids == ALL_TOKENS[:1]
 
 
 def test_given_releases_that_overtake_their_requests_when_cancelled_at_any_time_then_no_lease_leaks() -> None:
@@ -269,17 +238,14 @@ def test_given_an_abort_that_overtakes_its_request_when_cancelled_then_the_reque
         simulate(main(time_s))
 
 
-def test_given_a_removal_that_is_slow_when_a_server_dies_then_the_turn_does_not_ask_it_again() -> None:
-    async def main() -> None:
-        it = world(latency_s=lambda method: 2.0 if method == "remove_servers" else 0.25)
-        turn = asyncio.create_task(it.generate())
-        await asyncio.sleep(2)
-        (name,) = [name for name, server in it.servers.items() if server.running]
-        it.handles[name].kill()
-        assert_whole(await turn)
-        assert [method for method, _, _ in it.handles[name].calls].count("generate") == 1
-
-    simulate(main())
+async def test_given_a_removal_that_is_slow_when_a_server_dies_then_the_turn_does_not_ask_it_again() -> None:
+    it = world(latency_s=lambda method: 2.0 if method == "remove_servers" else 0.25)
+    turn = asyncio.create_task(it.generate())
+    await asyncio.sleep(2)
+    (name,) = [name for name, server in it.servers.items() if server.running]
+    it.handles[name].kill()
+    assert_whole(await turn)
+    assert [method for method, _, _ in it.handles[name].calls].count("generate") == 1
 
 
 COUNTS = {
@@ -303,71 +269,37 @@ def telling_servers(monkeypatch) -> None:
     monkeypatch.setattr(ScriptedServer, "_output", output)
 
 
-def test_given_a_response_of_two_requests_when_it_is_whole_then_it_has_the_sum_of_their_counts(telling_servers) -> None:
-    async def main() -> None:
-        it = world()
-        first = asyncio.create_task(ending_of(it.generate()))
-        await asyncio.sleep(3)
-        await it.balancer_handle.stop.remote()
-        await first
-        await it.balancer_handle.open.remote()
-        output = await it.generate()
-        assert output.num_preempted == 2
-        assert {name: output.extra_fields[name] for name in COUNTS} == {name: 2 * n for name, n in COUNTS.items()}
-
-    simulate(main())
+async def test_given_a_response_of_two_requests_when_it_is_whole_then_it_has_the_sum_of_their_counts(telling_servers):
+    it = world()
+    await stopped_at(it, 3.0)
+    output = await it.generate()
+    assert output.num_preempted == 2
+    assert {name: output.extra_fields[name] for name in COUNTS} == {name: 2 * n for name, n in COUNTS.items()}
 
 
-def test_given_servers_that_say_nothing_when_a_response_is_whole_then_it_has_no_counts() -> None:
-    async def main() -> None:
-        output = await world().generate()
-        assert output.num_preempted is None and not COUNTS.keys() & output.extra_fields.keys()
-
-    simulate(main())
-
-
-def test_given_a_server_when_a_request_ends_then_its_last_output_has_what_vllm_says(monkeypatch) -> None:
-    async def main() -> None:
-        server = start_server(monkeypatch, ScriptedEngine(6), delivery_tok=4)
-        params = {"max_tokens": 100, "logprobs": True}
-        piece = await asyncio.create_task(server.generate([7], params, "request"))
-        assert piece.stop_reason == "more" and "num_cached_tokens" not in piece.extra_fields
-        last = await server.reattach("request")
-        assert last.stop_reason == "completed" and last.extra_fields["num_cached_tokens"] == 0
-
-    simulate(main())
-
-
-async def paused_at(it: World, time_s: float) -> None:
-    """Generate, pause, and update the weights."""
-    task = asyncio.create_task(ending_of(it.generate()))
-    await asyncio.sleep(time_s)
-    await it.balancer_handle.stop.remote()
-    ending = await task
-    assert ending is None or isinstance(ending, TrajectoryInterrupted)
-    await asyncio.sleep(1)
-    for handle in it.handles.values():
-        await handle.set_global_steps.remote(1)
-    await it.balancer_handle.open.remote()
-
-
-def attachments(it: World) -> list[Attachment]:
-    return [turn.attachment for turn in it.trajectory.turns if turn.attachment is not None]
+async def test_given_a_server_when_a_request_ends_then_its_last_output_has_what_vllm_says(monkeypatch) -> None:
+    server = start_server(monkeypatch, ScriptedEngine(6), delivery_tok=4)
+    params = {"max_tokens": 100, "logprobs": True}
+    piece = await asyncio.create_task(server.generate([7], params, "request"))
+    assert piece.stop_reason == "more" and "num_cached_tokens" not in piece.extra_fields
+    last = await server.reattach("request")
+    assert last.stop_reason == "completed" and last.extra_fields["num_cached_tokens"] == 0
 
 
 def test_given_a_frozen_request_when_its_resumption_is_cancelled_at_every_await_then_nothing_is_lost_or_leaks() -> None:
     async def main(points: frozenset[int]) -> int:
         it = world(pause_mode="keep")
-        await paused_at(it, 3.0)
-        assert len(attachments(it)) == 1
+        assert len(await stopped_at(it, 3.0)) == 1
         resumption = Suspensions(it.generate(), cancel_at=points)
         ending = await asyncio.create_task(ending_of(resumption))
         assert isinstance(ending, asyncio.CancelledError) == bool(points)
         await asyncio.sleep(4 * LATENCY_S)
         running = sum(len(server.running) for server in it.servers.values())
-        assert await it.balancer.get_total_inflight() == running == len(attachments(it)), "a request without a lease"
-        it.client.abandon(attachments(it))
-        for turn in it.trajectory.turns:
+        assert await it.balancer.get_total_inflight() == running, "a request without a lease"
+        [turn] = it.trajectory.turns
+        assert running == (turn.attachment is not None)
+        if turn.attachment is not None:
+            it.client.abandon([turn.attachment])
             turn.attachment = None
         await asyncio.sleep(50)
         status = await it.balancer.get_status()

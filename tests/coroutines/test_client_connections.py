@@ -26,21 +26,18 @@ def test_given_a_connection_that_breaks_at_any_time_then_the_turn_is_whole_and_t
         simulate(main(time_s))
 
 
-def test_given_a_connection_that_stays_broken_when_it_is_back_then_the_lost_request_is_aborted_and_its_lease_returned():
-    async def main() -> None:
-        it = World({"a": ScriptedServer(100)})
-        asyncio.get_running_loop().call_at(3.0, it.handles["a"].cut_off, 5.0)
-        turn = asyncio.create_task(it.generate())
-        await asyncio.sleep(7.5)
-        assert len(it.servers["a"].running) == 1
-        assert await it.balancer.get_total_inflight() >= 1  # it still takes a place
-        await asyncio.sleep(5.0)
-        (lost,) = it.servers["a"].generated.values()
-        assert len(lost) < 10
-        assert len(it.servers["a"].running) == await it.balancer.get_total_inflight() == 1
-        await turn
-
-    simulate(main())
+async def test_given_a_connection_that_stays_broken_when_it_is_back_then_the_lost_request_ends_and_its_lease_returns():
+    it = World({"a": ScriptedServer(100)})
+    asyncio.get_running_loop().call_at(3.0, it.handles["a"].cut_off, 5.0)
+    turn = asyncio.create_task(it.generate())
+    await asyncio.sleep(7.5)
+    assert len(it.servers["a"].running) == 1
+    assert await it.balancer.get_total_inflight() >= 1  # it still takes a place
+    await asyncio.sleep(5.0)
+    (lost,) = it.servers["a"].generated.values()
+    assert len(lost) < 10
+    assert len(it.servers["a"].running) == await it.balancer.get_total_inflight() == 1
+    await turn
 
 
 def test_given_a_server_that_cannot_be_reached_and_then_dies_then_the_turns_are_whole_on_the_other_one() -> None:

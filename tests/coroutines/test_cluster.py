@@ -62,9 +62,7 @@ def test_given_drain_and_discard_without_filter_then_each_step_trains_on_the_nex
 
 @pytest.mark.parametrize("pool_size", [3, Auto.AUTO])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_given_frozen_requests_in_every_place_then_their_groups_start_and_nobody_waits_for_ever(
-    start, pool_size, seed
-) -> None:
+def test_given_frozen_requests_in_every_place_then_their_groups_start_and_nobody_waits_for_ever(start, pool_size, seed):
     """The oldest groups were in a tool call at the stop, and hold no place."""
     opts = options(
         rollout_strategy=RolloutStrategy.PARTIAL_STALE_KV,
@@ -142,9 +140,7 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
     assert ledger["trained"] == 6 * opts.target_valid_groups and ledger["drawn"] >= cluster.num_drawn
 
 
-def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_again_then_it_is_trained_in_the_end(
-    start,
-) -> None:
+def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_again_then_it_is_trained_in_the_end(start):
     def length_of(prompt_ids: list[int]) -> int:
         return 60 if prompt_ids[0] == 0 else 6
 
@@ -185,9 +181,7 @@ def test_given_discard_and_first_completed_then_training_prefers_short_answers_a
 
 
 @STRATEGIES
-def test_given_no_latency_then_the_engines_are_idle_at_the_very_moment_of_the_last_valid_report(
-    start, strategy
-) -> None:
+def test_given_no_latency_then_the_engines_are_idle_at_the_very_moment_of_the_last_valid_report(start, strategy):
     cluster = start(options(rollout_strategy=strategy, stop_rule=StopRuleName.FIRST_COMPLETED), latency_s=0.0)
     for _ in range(4):
         assert cluster.step()["async_dapo/early_stop/stop_latency_s"] == 0.0

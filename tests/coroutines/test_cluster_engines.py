@@ -90,9 +90,7 @@ def test_given_the_only_engine_when_it_dies_before_the_first_weights_then_the_st
 
 
 @STRATEGIES
-def test_given_the_only_engine_when_it_dies_while_the_actor_trains_then_the_update_ends_at_once(
-    start, strategy
-) -> None:
+def test_given_the_only_engine_when_it_dies_while_the_actor_trains_then_the_update_ends_at_once(start, strategy):
     cluster = start(options(rollout_strategy=strategy), num_servers=1)
     cluster.sample()
     cluster.server_handles[0].kill()

@@ -63,29 +63,23 @@ def assert_whole(output: TokenOutput) -> None:
     assert sum(count for _, count in output.extra_fields["segments"]) == len(output.token_ids)
 
 
-def test_given_a_request_when_it_ends_then_it_took_the_modelled_time_and_has_its_answer(monkeypatch) -> None:
-    async def main() -> None:
-        output = await generate(start_server(monkeypatch, emulated(prefill_token_s=2.0)))
-        assert now_s() == pytest.approx((LENGTH_TOK * STEP_S + 2.0 * len(PROMPT)) / SPEEDUP)
-        assert output.token_ids == answer(0)
-        assert (output.stop_reason, output.extra_fields["finish_reason"]) == ("completed", "stop")
-        assert_whole(output)
-
-    simulate(main())
+async def test_given_a_request_when_it_ends_then_it_took_the_modelled_time_and_has_its_answer(monkeypatch) -> None:
+    output = await generate(start_server(monkeypatch, emulated(prefill_token_s=2.0)))
+    assert now_s() == pytest.approx((LENGTH_TOK * STEP_S + 2.0 * len(PROMPT)) / SPEEDUP)
+    assert output.token_ids == answer(0)
+    assert (output.stop_reason, output.extra_fields["finish_reason"]) == ("completed", "stop")
+    assert_whole(output)
 
 
-def test_given_a_change_of_speed_then_it_happens_so_long_after_the_first_request(monkeypatch) -> None:
-    async def main() -> None:
-        engine = emulated()
-        engine.change_cost_later(4 * STEP_S, replace(engine.model._cost, base_s=2 * STEP_S))
-        server = start_server(monkeypatch, engine)
-        await asyncio.sleep(100)
-        for tokens_s in (4 * STEP_S + (LENGTH_TOK - 4) * 2 * STEP_S, LENGTH_TOK * 2 * STEP_S):
-            began_s = now_s()
-            assert_whole(await generate(server))
-            assert now_s() - began_s == pytest.approx(tokens_s / SPEEDUP)
-
-    simulate(main())
+async def test_given_a_change_of_speed_then_it_happens_so_long_after_the_first_request(monkeypatch) -> None:
+    engine = emulated()
+    engine.change_cost_later(4 * STEP_S, replace(engine.model._cost, base_s=2 * STEP_S))
+    server = start_server(monkeypatch, engine)
+    await asyncio.sleep(100)
+    for tokens_s in (4 * STEP_S + (LENGTH_TOK - 4) * 2 * STEP_S, LENGTH_TOK * 2 * STEP_S):
+        began_s = now_s()
+        assert_whole(await generate(server))
+        assert now_s() - began_s == pytest.approx(tokens_s / SPEEDUP)
 
 
 def test_given_a_stop_at_any_time_then_requests_come_back_at_once_and_continue_where_they_were(monkeypatch) -> None:
@@ -132,43 +126,34 @@ def test_given_an_abort_of_one_request_then_it_alone_comes_back_at_the_next_toke
         simulate(main(abort_s))
 
 
-def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
-    async def main() -> None:
-        engine = emulated()
-        server = start_server(monkeypatch, engine)
-        call = generate(server)
-        await asyncio.sleep(1)
-        await server.stop_generation("keep")
-        assert (await call).stop_reason == "paused"
-        await server.abort_requests(["request"], forget=True)
-        await server.allow_generation()
-        assert engine.model.num_requests == 0 and engine.model.kv_tok == 0
-        assert not server._requests.running()
-
-    simulate(main())
+async def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
+    engine = emulated()
+    server = start_server(monkeypatch, engine)
+    call = generate(server)
+    await asyncio.sleep(1)
+    await server.stop_generation("keep")
+    assert (await call).stop_reason == "paused"
+    await server.abort_requests(["request"], forget=True)
+    await server.allow_generation()
+    assert engine.model.num_requests == 0 and engine.model.kv_tok == 0
+    assert not server._requests.running()
 
 
-def test_given_a_full_cache_when_requests_are_preempted_then_they_end_later_with_the_same_answers(monkeypatch) -> None:
-    async def main() -> None:
-        engine = emulated(kv_room_tok=2 * (len(PROMPT) + LENGTH_TOK) - 4)
-        server = start_server(monkeypatch, engine)
-        outputs = [await call for call in [generate(server, f"request-{number}") for number in range(3)]]
-        assert engine.model.counters.preemptions > 0
-        assert [output.token_ids for output in outputs] == [answer(number) for number in range(3)]
-
-    simulate(main())
+async def test_given_a_full_cache_when_requests_are_preempted_then_they_end_later_with_the_same_answers(monkeypatch):
+    engine = emulated(kv_room_tok=2 * (len(PROMPT) + LENGTH_TOK) - 4)
+    server = start_server(monkeypatch, engine)
+    outputs = [await call for call in [generate(server, f"request-{number}") for number in range(3)]]
+    assert engine.model.counters.preemptions > 0
+    assert [output.token_ids for output in outputs] == [answer(number) for number in range(3)]
 
 
-def test_given_a_limit_of_tokens_when_it_is_reached_then_the_answer_goes_on_in_the_next_request(monkeypatch) -> None:
-    async def main() -> None:
-        server = start_server(monkeypatch, emulated())
-        first = await generate(server, max_tokens=5)
-        assert (len(first.token_ids), first.extra_fields["finish_reason"]) == (5, "length")
-        second = await generate(server, "again", PROMPT + first.token_ids, max_tokens=95)
-        assert first.token_ids + second.token_ids == answer(0)
-        assert second.extra_fields["finish_reason"] == "stop"
-
-    simulate(main())
+async def test_given_a_limit_of_tokens_when_it_is_reached_then_the_answer_goes_on_in_the_next_request(monkeypatch):
+    server = start_server(monkeypatch, emulated())
+    first = await generate(server, max_tokens=5)
+    assert (len(first.token_ids), first.extra_fields["finish_reason"]) == (5, "length")
+    second = await generate(server, "again", PROMPT + first.token_ids, max_tokens=95)
+    assert first.token_ids + second.token_ids == answer(0)
+    assert second.extra_fields["finish_reason"] == "stop"
 
 
 def test_given_tools_when_an_answer_goes_on_after_a_call_then_its_context_is_in_the_cache_until_that_is_reset(
@@ -192,15 +177,12 @@ def test_given_tools_when_an_answer_goes_on_after_a_call_then_its_context_is_in_
     simulate(main(True))
 
 
-def test_given_a_busy_machine_when_a_batch_changes_late_then_it_says_how_late(monkeypatch) -> None:
-    async def main() -> None:
-        engine = emulated()
-        loop = asyncio.get_running_loop()
-        call = generate(start_server(monkeypatch, engine))
-        await asyncio.sleep(1)
-        loop._selector.now_s += 10  # type: ignore[attr-defined]
-        await call
-        assert max(engine.take_lateness()) == pytest.approx((11 - LENGTH_TOK / SPEEDUP) * SPEEDUP)
-        assert engine.take_lateness() == []
-
-    simulate(main())
+async def test_given_a_busy_machine_when_a_batch_changes_late_then_it_says_how_late(monkeypatch) -> None:
+    engine = emulated()
+    loop = asyncio.get_running_loop()
+    call = generate(start_server(monkeypatch, engine))
+    await asyncio.sleep(1)
+    loop._selector.now_s += 10  # type: ignore[attr-defined]
+    await call
+    assert max(engine.take_lateness()) == pytest.approx((11 - LENGTH_TOK / SPEEDUP) * SPEEDUP)
+    assert engine.take_lateness() == []

@@ -24,15 +24,12 @@ from ..support.simulation import now_s, settle, simulate
     ("values", "verdict"),
     [((0, 1, 0, 0), Verdict.VALID), ((1, 1, 1, 1), Verdict.FILTERED), ((0,) * 4, Verdict.FILTERED)],
 )
-def test_given_all_trajectories_end_then_the_group_is_judged_with_the_last_one(values, verdict) -> None:
-    async def main() -> None:
-        held = group()
-        outcome = await outcome_of(rollout(compute_score=scores(*values)), held)
-        assert outcome.verdict is verdict
-        assert outcome.response_lens_tok == (1,) * N and (outcome.oldest_version, outcome.newest_version) == (0, 0)
-        assert now_s() == pytest.approx(N) and not held.unfinished
-
-    simulate(main())
+async def test_given_all_trajectories_end_then_the_group_is_judged_with_the_last_one(values, verdict) -> None:
+    held = group()
+    outcome = await outcome_of(rollout(compute_score=scores(*values)), held)
+    assert outcome.verdict is verdict
+    assert outcome.response_lens_tok == (1,) * N and (outcome.oldest_version, outcome.newest_version) == (0, 0)
+    assert now_s() == pytest.approx(N) and not held.unfinished
 
 
 def test_given_the_filter_off_when_nothing_varies_then_the_group_is_valid() -> None:
@@ -41,15 +38,12 @@ def test_given_the_filter_off_when_nothing_varies_then_the_group_is_valid() -> N
 
 
 @pytest.mark.parametrize(("value", "reason"), [(ValueError("broken"), "reward_error"), (math.nan, "reward_not_finite")])
-def test_given_a_reward_that_fails_for_good_when_groups_are_dropped_then_the_siblings_are_ended_at_once(
+async def test_given_a_reward_that_fails_for_good_when_groups_are_dropped_then_the_siblings_are_ended_at_once(
     value, reason
 ) -> None:
-    async def main() -> None:
-        outcome = await outcome_of(rollout(compute_score=scores(0, value)), group())
-        assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, reason)
-        assert now_s() == pytest.approx(2)  # sessions 2 and 3 were still generating
-
-    simulate(main())
+    outcome = await outcome_of(rollout(compute_score=scores(0, value)), group())
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, reason)
+    assert now_s() == pytest.approx(2)  # sessions 2 and 3 were still generating
 
 
 @pytest.mark.parametrize("on_error", OnRewardError)
@@ -90,34 +84,28 @@ def test_given_a_failed_trajectory_and_a_dead_actor_at_once_then_the_error_is_no
     assert all(isinstance(error, ActorDiedError) for error in raised.value.exceptions)
 
 
-def test_given_validation_when_trajectories_fail_then_the_others_are_kept() -> None:
+async def test_given_validation_when_trajectories_fail_then_the_others_are_kept() -> None:
     async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         await asyncio.sleep(1)
         if trajectory.session_id == 1:
             raise KeyError("refused")
         return finished(trajectory)
 
-    async def main() -> None:
-        held = group()
-        outcome = await outcome_of(rollout(broken, scores(0.0, ValueError("broken"), 0.0), keeps_failures=True), held)
-        assert outcome.verdict is Verdict.VALID
-        assert [trajectory.is_finished for trajectory in held.trajectories].count(True) == 2
-        assert outcome.failed == 2 and outcome.reason == "generation_error"
-        assert outcome.cause is not None and "refused" in outcome.cause.summary
-
-    simulate(main())
+    held = group()
+    outcome = await outcome_of(rollout(broken, scores(0.0, ValueError("broken"), 0.0), keeps_failures=True), held)
+    assert outcome.verdict is Verdict.VALID
+    assert [trajectory.is_finished for trajectory in held.trajectories].count(True) == 2
+    assert outcome.failed == 2 and outcome.reason == "generation_error"
+    assert outcome.cause is not None and "refused" in outcome.cause.summary
 
 
-def test_generated_trajectories_are_told_once_each_before_they_are_scored() -> None:
+async def test_generated_trajectories_are_told_once_each_before_they_are_scored() -> None:
     told: list[tuple[float, str]] = []
 
-    async def main() -> None:
-        running = rollout(
-            compute_score=scores(0, 1, 0, 1, takes_s=10), on_generated=lambda uid: told.append((now_s(), uid))
-        )
-        await running.run(group())
-
-    simulate(main())
+    running = rollout(
+        compute_score=scores(0, 1, 0, 1, takes_s=10), on_generated=lambda uid: told.append((now_s(), uid))
+    )
+    await running.run(group())
     assert told == [(pytest.approx(k), "group") for k in (1, 2, 3, 4)]
 
 
@@ -135,15 +123,12 @@ def test_given_a_trajectory_that_samples_no_token_then_it_is_a_counted_failure()
     assert outcome.cause is not None and "without a generated token" in outcome.cause.summary
 
 
-def test_given_validation_when_a_trajectory_samples_no_token_then_the_others_are_stored() -> None:
-    async def main() -> None:
-        held = group()
-        outcome = await outcome_of(rollout(unreset, keeps_failures=True), held)
-        assert outcome.verdict is Verdict.VALID
-        rows = list(rows_of(held, dispatched_at_step=0))
-        assert [key for key, _, _ in rows] == ["group_0_0", "group_2_0", "group_3_0"]
-
-    simulate(main())
+async def test_given_validation_when_a_trajectory_samples_no_token_then_the_others_are_stored() -> None:
+    held = group()
+    outcome = await outcome_of(rollout(unreset, keeps_failures=True), held)
+    assert outcome.verdict is Verdict.VALID
+    rows = list(rows_of(held, dispatched_at_step=0))
+    assert [key for key, _, _ in rows] == ["group_0_0", "group_2_0", "group_3_0"]
 
 
 def test_given_an_output_without_tokens_beside_others_then_it_is_a_counted_failure() -> None:
@@ -167,43 +152,15 @@ async def interrupted_at(
     return outcome, held
 
 
-@pytest.mark.parametrize("pause_s", [1.0, 100.0])
-def test_given_rewards_under_way_when_the_group_is_resumed_then_their_scores_are_used_and_nothing_is_scored_twice(
-    pause_s: float,
-) -> None:
-    async def main() -> None:
-        scored: list[int] = []
-
-        async def compute_score(outputs: list[AgentLoopOutput], _: dict) -> None:
-            scored.append(len(scored))
-            outputs[-1].reward_score = float(scored[-1])
-            outputs[-1].extra_fields["reward_extra_info"] = {"acc": float(scored[-1])}
-            await asyncio.sleep(20)
-
-        outcome, held = await interrupted_at(rollout(compute_score=compute_score), 3.5)
-        assert outcome is None and len(scored) == N - 1
-        await asyncio.sleep(pause_s)
-        resumed = rollout(compute_score=compute_score)
-        outcome = await outcome_of(resumed, held)
-        assert outcome.verdict is Verdict.VALID and sorted(outcome.metrics) == [0.0, 1.0, 2.0, 3.0]
-        assert len(scored) == N and sum(counts.replayed for counts in resumed.calls) == N - 1
-
-    simulate(main())
+async def test_given_rewards_under_way_when_the_round_stops_then_they_end_at_once_and_the_group_is_unfinished() -> None:
+    outcome, held = await interrupted_at(rollout(compute_score=scores(takes_s=50)), 3.5)
+    assert outcome is None
+    assert [trajectory.generated_tok for trajectory in held.trajectories] == [1, 1, 1, 0]
+    assert len(held.unfinished) == N
+    await asyncio.sleep(50)  # the scoring goes on
 
 
-def test_given_an_interrupted_group_when_run_again_then_finished_trajectories_stay_and_the_rest_is_continued() -> None:
-    async def main() -> None:
-        outcome, held = await interrupted_at(rollout(compute_score=scores(0, 1)), 2.5)
-        assert outcome is None and len(held.unfinished) == 2
-        kept = [trajectory.outputs for trajectory in held.trajectories[:2]]
-        outcome = await outcome_of(rollout(compute_score=scores(1, 0)), held)
-        assert outcome.verdict is Verdict.VALID
-        assert [trajectory.outputs for trajectory in held.trajectories[:2]] == kept
-
-    simulate(main())
-
-
-def test_given_a_request_out_when_the_round_stops_then_it_is_awaited_and_the_loop_takes_no_other_step() -> None:
+async def test_given_a_request_out_when_the_round_stops_then_it_is_awaited_and_the_loop_takes_no_other_step() -> None:
     steps: list[str] = []
 
     async def in_request(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
@@ -216,45 +173,36 @@ def test_given_a_request_out_when_the_round_stops_then_it_is_awaited_and_the_loo
         steps.append("another step")
         return finished(trajectory)
 
-    async def main() -> None:
-        running, held = rollout(in_request), group()
-        task = asyncio.create_task(running.run(held))
-        await asyncio.sleep(1)
-        running.running.interrupt()
-        assert await task is None
-        assert now_s() == pytest.approx(5) and not steps
-
-    simulate(main())
+    running, held = rollout(in_request), group()
+    task = asyncio.create_task(running.run(held))
+    await asyncio.sleep(1)
+    running.running.interrupt()
+    assert await task is None
+    assert now_s() == pytest.approx(5) and not steps
 
 
-def test_given_a_group_taken_just_before_the_stop_when_its_loop_never_asks_an_engine_then_it_ends_at_once() -> None:
-    async def main() -> None:
-        running = rollout(compute_score=scores(takes_s=50))
-        running.running.interrupt()
-        held = group()
-        assert await running.run(held) is None
-        assert now_s() == 0 and len(held.unfinished) == N
-
-    simulate(main())
+async def test_given_a_group_taken_just_before_the_stop_when_its_loop_never_asks_an_engine_then_it_ends_at_once():
+    running = rollout(compute_score=scores(takes_s=50))
+    running.running.interrupt()
+    held = group()
+    assert await running.run(held) is None
+    assert now_s() == 0 and len(held.unfinished) == N
 
 
-def test_given_a_loop_with_tasks_of_its_own_when_the_round_stops_then_they_end_too() -> None:
+async def test_given_a_loop_with_tasks_of_its_own_when_the_round_stops_then_they_end_too() -> None:
     async def nested(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         async with asyncio.TaskGroup() as tools:
             tools.create_task(asyncio.sleep(10))
             tools.create_task(asyncio.sleep(20))
         return finished(trajectory)
 
-    async def main() -> None:
-        outcome, _ = await interrupted_at(rollout(nested), 3.0)
-        assert outcome is None
-        await settle()
-        assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
-
-    simulate(main())
+    outcome, _ = await interrupted_at(rollout(nested), 3.0)
+    assert outcome is None
+    await settle()
+    assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
 
 
-def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_trajectory() -> None:
+async def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_trajectory() -> None:
     async def interrupted() -> None:
         await asyncio.sleep(1)
         raise TrajectoryInterrupted("stopped")
@@ -265,12 +213,9 @@ def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_
         turn.result()
         return finished(trajectory)
 
-    async def main() -> None:
-        held = group()
-        outcome = await outcome_of(rollout(nested), held)
-        assert outcome.verdict is Verdict.SET_ASIDE and len(held.unfinished) == N
-
-    simulate(main())
+    held = group()
+    outcome = await outcome_of(rollout(nested), held)
+    assert outcome.verdict is Verdict.SET_ASIDE and len(held.unfinished) == N
 
 
 def frozen(held: PromptGroup, session_id: int) -> Attachment:
@@ -279,18 +224,6 @@ def frozen(held: PromptGroup, session_id: int) -> Attachment:
     turn = Turn(prompt_digest=prompt_digest([session_id]), prompt_len_tok=1, attachment=attachment)
     held.trajectories[session_id].turns.append(turn)
     return attachment
-
-
-def test_given_a_group_that_is_dropped_when_requests_of_it_are_frozen_in_engines_then_they_are_taken_out() -> None:
-    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        await asyncio.sleep(1 + 100 * trajectory.session_id)
-        raise KeyError("refused")
-
-    abandoned: list[Attachment] = []
-    held = group()
-    attachment = frozen(held, 2)
-    outcome = simulate(outcome_of(rollout(broken, abandon=abandoned.extend), held))
-    assert outcome.verdict is Verdict.FAILED and abandoned == [attachment]
 
 
 def test_given_a_loop_that_takes_another_way_when_its_request_is_frozen_in_an_engine_then_it_is_taken_out() -> None:
@@ -305,9 +238,7 @@ def test_given_a_loop_that_takes_another_way_when_its_request_is_frozen_in_an_en
     assert abandoned == [attachment]
 
 
-def test_given_a_loop_that_ends_before_its_frozen_request_when_resumed_then_that_is_taken_out_and_counts_as_lost() -> (
-    None
-):
+def test_given_a_loop_that_ends_before_its_frozen_request_when_resumed_then_that_is_taken_out_and_counts_as_lost():
     abandoned: list[Attachment] = []
     held = group()
     finished_turn = Turn(prompt_digest=prompt_digest([2]), prompt_len_tok=1, finish_reason="stop")
@@ -321,14 +252,11 @@ def test_given_a_loop_that_ends_before_its_frozen_request_when_resumed_then_that
     assert outcome.response_lens_tok == (1,) * N, "the turn that the loop did not ask for is no part of the response"
 
 
-def test_given_a_worker_that_is_cancelled_when_a_group_runs_then_nothing_is_left_running() -> None:
-    async def main() -> None:
-        task = asyncio.create_task(rollout().run(group()))
-        await asyncio.sleep(1.5)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await settle()
-        assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
-
-    simulate(main())
+async def test_given_a_worker_that_is_cancelled_when_a_group_runs_then_nothing_is_left_running() -> None:
+    task = asyncio.create_task(rollout().run(group()))
+    await asyncio.sleep(1.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settle()
+    assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()

@@ -64,9 +64,7 @@ def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["discard fifo", "partial, pool"])
-def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(
-    monkeypatch, clusters, name
-) -> None:
+def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(monkeypatch, clusters, name):
     planned_s = sum(planned(WITH_TOOLS, name))
     assert sum(rehearsed(WITH_TOOLS, name, clusters, monkeypatch)) == pytest.approx(planned_s, rel=AGREEMENT)
     assert planned_s > 1.2 * sum(planned(SCENARIO, name)), "tools take no time here"

@@ -34,18 +34,13 @@ def assert_is_what_was_sampled(output: TokenOutput, sampled: list[int], *, deliv
 
 
 @INTERVALS
-def test_given_a_request_when_it_ends_by_itself_then_every_token_is_delivered_once(
-    monkeypatch, stream_interval
-) -> None:
-    async def main() -> None:
-        engine = ScriptedEngine(LENGTH_TOK, stream_interval=stream_interval)
-        output = await generate(start_server(monkeypatch, engine))
-        assert output.token_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
-        assert_is_what_was_sampled(output, engine.sampled["request"])
-        assert (output.stop_reason, output.extra_fields["finish_reason"]) == ("completed", "stop")
-        assert output.extra_fields["segments"] == [(0, LENGTH_TOK)]
-
-    simulate(main())
+async def test_given_a_request_when_it_ends_by_itself_then_every_token_is_delivered_once(monkeypatch, stream_interval):
+    engine = ScriptedEngine(LENGTH_TOK, stream_interval=stream_interval)
+    output = await generate(start_server(monkeypatch, engine))
+    assert output.token_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
+    assert_is_what_was_sampled(output, engine.sampled["request"])
+    assert (output.stop_reason, output.extra_fields["finish_reason"]) == ("completed", "stop")
+    assert output.extra_fields["segments"] == [(0, LENGTH_TOK)]
 
 
 @INTERVALS
@@ -77,16 +72,13 @@ def test_given_a_stop_at_any_time_then_every_request_comes_back_at_once_with_wha
         simulate(main(stop_s))
 
 
-def test_given_an_engine_core_that_hangs_when_its_server_is_pinged_then_there_is_no_answer(monkeypatch) -> None:
-    async def main() -> None:
-        engine = ScriptedEngine(LENGTH_TOK)
-        server = start_server(monkeypatch, engine)
-        await server.ping()
-        monkeypatch.setattr(engine, "is_sleeping", asyncio.Event().wait)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(server.ping(), 60)
-
-    simulate(main())
+async def test_given_an_engine_core_that_hangs_when_its_server_is_pinged_then_there_is_no_answer(monkeypatch) -> None:
+    engine = ScriptedEngine(LENGTH_TOK)
+    server = start_server(monkeypatch, engine)
+    await server.ping()
+    monkeypatch.setattr(engine, "is_sleeping", asyncio.Event().wait)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(server.ping(), 60)
 
 
 @INTERVALS
@@ -143,81 +135,64 @@ def test_given_a_pause_at_any_time_when_weights_change_then_requests_go_on_and_e
         simulate(main(pause_s))
 
 
-def test_given_an_abort_that_comes_before_its_request_then_the_request_never_reaches_the_engine(monkeypatch) -> None:
-    async def main() -> None:
-        engine = ScriptedEngine(LENGTH_TOK)
-        server = start_server(monkeypatch, engine)
-        await server.abort_requests(["request"])
-        assert (await generate(server)).stop_reason == "aborted"
-        assert (await generate(server, "other")).stop_reason == "completed"
-        assert list(engine.sampled) == ["other"]
-
-    simulate(main())
+async def test_given_an_abort_that_comes_before_its_request_then_the_request_never_reaches_the_engine(monkeypatch):
+    engine = ScriptedEngine(LENGTH_TOK)
+    server = start_server(monkeypatch, engine)
+    await server.abort_requests(["request"])
+    assert (await generate(server)).stop_reason == "aborted"
+    assert (await generate(server, "other")).stop_reason == "completed"
+    assert list(engine.sampled) == ["other"]
 
 
-def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
-    async def main() -> None:
-        engine = ScriptedEngine(LENGTH_TOK)
-        server = start_server(monkeypatch, engine)
-        call = generate(server)
-        await asyncio.sleep(4)
-        await server.stop_generation("keep")
-        assert (await call).stop_reason == "paused"
-        await server.abort_requests(["request"], forget=True)
-        await server.allow_generation()
-        await asyncio.sleep(10)
-        assert not engine.core and len(engine.sampled["request"]) <= 4
-        assert (await server.reattach("request")).stop_reason == "unknown"
-        await server.stop_generation()
-        assert not engine.core
-
-    simulate(main())
+async def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
+    engine = ScriptedEngine(LENGTH_TOK)
+    server = start_server(monkeypatch, engine)
+    call = generate(server)
+    await asyncio.sleep(4)
+    await server.stop_generation("keep")
+    assert (await call).stop_reason == "paused"
+    await server.abort_requests(["request"], forget=True)
+    await server.allow_generation()
+    await asyncio.sleep(10)
+    assert not engine.core and len(engine.sampled["request"]) <= 4
+    assert (await server.reattach("request")).stop_reason == "unknown"
+    await server.stop_generation()
+    assert not engine.core
 
 
-def test_given_two_policy_versions_when_generating_then_no_request_shares_cached_prefixes_with_the_other(
+async def test_given_two_policy_versions_when_generating_then_no_request_shares_cached_prefixes_with_the_other(
     monkeypatch,
 ) -> None:
-    async def main() -> None:
-        engine = ScriptedEngine(2)
-        server = start_server(monkeypatch, engine)
-        await generate(server, "old")
-        await server.set_global_steps(1)
-        await generate(server, "new")
-        assert len(set(engine.salts)) == 2
-
-    simulate(main())
+    engine = ScriptedEngine(2)
+    server = start_server(monkeypatch, engine)
+    await generate(server, "old")
+    await server.set_global_steps(1)
+    await generate(server, "new")
+    assert len(set(engine.salts)) == 2
 
 
-def test_given_no_request_when_stopped_then_it_returns_at_once(monkeypatch) -> None:
-    async def main() -> None:
-        server = start_server(monkeypatch, ScriptedEngine(2))
-        await server.stop_generation()
-        assert now_s() == 0
-
-    simulate(main())
+async def test_given_no_request_when_stopped_then_it_returns_at_once(monkeypatch) -> None:
+    server = start_server(monkeypatch, ScriptedEngine(2))
+    await server.stop_generation()
+    assert now_s() == 0
 
 
-def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_then_the_server_ends_with_it(
-    monkeypatch,
-) -> None:
+async def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_then_the_server_ends_with_it(monkeypatch):
     class Exited(Exception):
         pass
 
     def end(dead: str) -> None:
         raise Exited
 
-    async def main() -> None:
-        engine = ScriptedEngine(LENGTH_TOK)
-        server = start_server(monkeypatch, engine)
-        call = generate(server)
-        await asyncio.sleep(3)
-        engine.die()
-        for ended in (call, generate(server, "later")):
-            with pytest.raises(Exited):
-                await ended
-
     monkeypatch.setattr("recipe.async_dapo.engines.server._end", end)
-    simulate(main())
+    engine = ScriptedEngine(LENGTH_TOK)
+    server = start_server(monkeypatch, engine)
+    call = generate(server)
+    await asyncio.sleep(3)
+    engine.die()
+    for ended in (call, generate(server, "later")):
+        with pytest.raises(Exited):
+            await ended
 
 
 @pytest.mark.parametrize(

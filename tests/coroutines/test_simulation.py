@@ -47,7 +47,7 @@ def test_given_an_error_that_nobody_looks_at_when_the_simulation_ends_then_it_fa
         simulate(main())
 
 
-def test_cancellation_arrives_at_the_chosen_await() -> None:
+async def test_cancellation_arrives_at_the_chosen_await() -> None:
     seen: list[str] = []
 
     async def work() -> None:
@@ -57,10 +57,7 @@ def test_cancellation_arrives_at_the_chosen_await() -> None:
             except asyncio.CancelledError:
                 seen.append(step)
 
-    async def main() -> None:
-        await Suspensions(work(), cancel_at=frozenset({1}))
-
-    simulate(main())
+    await Suspensions(work(), cancel_at=frozenset({1}))
     assert seen == ["second"]
 
 

@@ -11,8 +11,9 @@ from verl.workers.rollout.replica import TokenOutput
 
 from benchmarks.support.router import router_options
 from recipe.async_dapo.calls import Recorder, current_recorder
-from recipe.async_dapo.core.trajectory import Trajectory
+from recipe.async_dapo.core.trajectory import Attachment, Trajectory
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
+from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 
 from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
@@ -76,6 +77,20 @@ def world(*, delivery_tok: int | None = None, **options: Any) -> World:
 def assert_whole(output: TokenOutput) -> None:
     assert output.token_ids == ALL_TOKENS
     assert output.log_probs == pytest.approx([log_prob_of(token) for token in ALL_TOKENS])
+
+
+async def stopped_at(it: World, time_s: float, **sampling_params: Any) -> list[Attachment]:
+    """Generate until engines stop, and let the next round open with new weights. Returns what stays in an engine."""
+    turn = asyncio.create_task(ending_of(it.generate(**sampling_params)))
+    await asyncio.sleep(time_s)
+    await it.balancer_handle.stop.remote()
+    ending = await turn
+    assert ending is None or isinstance(ending, TrajectoryInterrupted)
+    await asyncio.sleep(1)
+    for handle in it.handles.values():
+        await handle.set_global_steps.remote(1)
+    await it.balancer_handle.open.remote()
+    return [turn.attachment for turn in it.trajectory.turns if turn.attachment is not None]
 
 
 async def ending_of(awaitable: Awaitable[Any]) -> BaseException | None:
