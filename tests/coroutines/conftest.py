@@ -24,9 +24,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Starts clusters, and ends them with the test."""
-    clusters: list[Cluster] = []
+def clusters() -> Iterator[list[Any]]:
+    """What a test puts here is closed when it ends."""
+    started: list[Any] = []
+    yield started
+    for cluster in started:
+        cluster.close()
+
+
+@pytest.fixture
+def start(clusters: list[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Starts clusters."""
 
     def start_cluster(opts: AsyncDAPOConfig, kind: type[Cluster] = Cluster, **arguments: Any) -> Cluster:
         clusters.append(kind(monkeypatch, opts, **arguments))
@@ -34,5 +42,3 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     yield start_cluster
     monkeypatch.undo()
-    for cluster in clusters:
-        cluster.close()

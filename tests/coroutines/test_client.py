@@ -27,7 +27,7 @@ from ..support.client_world import (
 )
 from ..support.fakes import ScriptedServer
 from ..support.scripted_engine import ScriptedEngine, start_server
-from ..support.simulation import Suspensions, now_s, settle, simulate
+from ..support.simulation import Suspensions, at_each, now_s, settle, simulate
 
 
 async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_give_it_back_and_none_from_the_record():
@@ -87,59 +87,49 @@ def test_given_a_turn_when_cancelled_at_any_await_or_at_two_then_nothing_leaks_a
 
 @pytest.mark.parametrize("delivery_tok", [None, 1, 2])
 @pytest.mark.parametrize("after_s", [None, 0.0, 3 * LATENCY_S])
-def test_given_a_turn_when_cancelled_at_any_time_and_again_then_nothing_leaks_and_no_token_is_lost(
-    after_s, delivery_tok
-) -> None:
-    async def main(time_s: float) -> None:
-        it = world(delivery_tok=delivery_tok)
-        task = asyncio.create_task(ending_of(it.generate()))
-        cancel_at([time_s] if after_s is None else [time_s, time_s + after_s], task)
-        ending = await ending_of(task)
-        assert time_s >= DONE_S or isinstance(ending or task.result(), asyncio.CancelledError)
-        await it.is_quiet()
-        if time_s < DONE_S - LATENCY_S:  # stopped as soon as the abort has arrived, not run to its end
-            assert len(it.trajectory.raw_response_ids) <= max(0.0, time_s - 2 * LATENCY_S)
-
-    for time_s in GRID_S:
-        simulate(main(time_s))
+@at_each(GRID_S)
+async def test_given_a_turn_when_cancelled_at_any_time_and_again_then_nothing_leaks_and_no_token_is_lost(
+    after_s, delivery_tok, time_s: float
+):
+    it = world(delivery_tok=delivery_tok)
+    task = asyncio.create_task(ending_of(it.generate()))
+    cancel_at([time_s] if after_s is None else [time_s, time_s + after_s], task)
+    ending = await ending_of(task)
+    assert time_s >= DONE_S or isinstance(ending or task.result(), asyncio.CancelledError)
+    await it.is_quiet()
+    if time_s < DONE_S - LATENCY_S:  # stopped as soon as the abort has arrived, not run to its end
+        assert len(it.trajectory.raw_response_ids) <= max(0.0, time_s - 2 * LATENCY_S)
 
 
 @pytest.mark.parametrize("delivery_tok", [None, 1, 2])
 @pytest.mark.parametrize("pause_mode", ["abort", "keep"])
-def test_given_a_stop_at_any_time_then_the_turn_is_interrupted_and_goes_on_with_the_new_version(
-    pause_mode, delivery_tok
-) -> None:
+@at_each(GRID_S)
+async def test_given_a_stop_at_any_time_then_the_turn_is_interrupted_and_goes_on_with_the_new_version(
+    pause_mode, delivery_tok, time_s: float
+):
     """Where requests stay in their engines, there, without another prefill."""
-
-    async def main(time_s: float) -> None:
-        it = world(pause_mode=pause_mode, delivery_tok=delivery_tok)
-        frozen = await stopped_at(it, time_s)
-        before_tok = len(it.trajectory.raw_response_ids)
-        assert await it.balancer.get_total_inflight() == len(frozen) <= (pause_mode == "keep")
-        output = await it.generate()
-        assert_whole(output)
-        assert not frozen or it.recorder.reprefilled_tok == []
-        after_tok = LENGTH_TOK - before_tok
-        stamps = ((0, before_tok),) * (before_tok > 0) + ((1, after_tok),) * (after_tok > 0)
-        assert it.trajectory.stamps == stamps
-        assert output.extra_fields["min_global_steps"] == stamps[0][0]
-        await it.is_quiet()
-
-    for time_s in GRID_S:
-        simulate(main(time_s))
+    it = world(pause_mode=pause_mode, delivery_tok=delivery_tok)
+    frozen = await stopped_at(it, time_s)
+    before_tok = len(it.trajectory.raw_response_ids)
+    assert await it.balancer.get_total_inflight() == len(frozen) <= (pause_mode == "keep")
+    output = await it.generate()
+    assert_whole(output)
+    assert not frozen or it.recorder.reprefilled_tok == []
+    after_tok = LENGTH_TOK - before_tok
+    stamps = ((0, before_tok),) * (before_tok > 0) + ((1, after_tok),) * (after_tok > 0)
+    assert it.trajectory.stamps == stamps
+    assert output.extra_fields["min_global_steps"] == stamps[0][0]
+    await it.is_quiet()
 
 
-def test_given_a_server_dies_at_any_time_then_the_turn_is_whole_on_the_other_one() -> None:
-    async def main(time_s: float) -> None:
-        it = world()
-        asyncio.get_running_loop().call_at(time_s, it.handles["a"].kill)
-        assert_whole(await it.generate())
-        await asyncio.sleep(100)
-        assert await it.balancer.get_total_inflight() == 0
-        assert len(it.servers["b"].generated) == (time_s < DONE_S)
-
-    for time_s in GRID_S[:-2]:
-        simulate(main(time_s))
+@at_each(GRID_S[:-2])
+async def test_given_a_server_dies_at_any_time_then_the_turn_is_whole_on_the_other_one(time_s: float):
+    it = world()
+    asyncio.get_running_loop().call_at(time_s, it.handles["a"].kill)
+    assert_whole(await it.generate())
+    await asyncio.sleep(100)
+    assert await it.balancer.get_total_inflight() == 0
+    assert len(it.servers["b"].generated) == (time_s < DONE_S)
 
 
 async def test_given_a_call_that_wants_no_log_probs_then_it_gets_none_and_the_record_has_them() -> None:
@@ -149,23 +139,22 @@ async def test_given_a_call_that_wants_no_log_probs_then_it_gets_none_and_the_re
 
 
 @pytest.mark.parametrize("death_after_s", [-0.125, 0.0, 0.125, LATENCY_S, 1.0])
-def test_given_a_cancelled_turn_when_its_server_dies_too_then_it_ends_and_generates_nowhere_else(death_after_s) -> None:
-    async def main(time_s: float) -> None:
-        it = world()
-        task = asyncio.create_task(ending_of(it.generate()))
-        cancel_at([time_s], task)
-        asyncio.get_running_loop().call_at(time_s + death_after_s, it.handles["a"].kill)
-        ending = await ending_of(task)
-        assert isinstance(ending or task.result(), asyncio.CancelledError)
-        assert now_s() < time_s + 2
-        await asyncio.sleep(100)
-        status = await it.balancer.get_status()
-        assert (status["total_inflight"], status["waiting"]) == (0, 0)
-        if death_after_s >= 0:
-            assert not it.servers["b"].generated
-
-    for time_s in GRID_S[3:-12]:
-        simulate(main(time_s))
+@at_each(GRID_S[3:-12])
+async def test_given_a_cancelled_turn_when_its_server_dies_too_then_it_ends_and_generates_nowhere_else(
+    death_after_s, time_s: float
+):
+    it = world()
+    task = asyncio.create_task(ending_of(it.generate()))
+    cancel_at([time_s], task)
+    asyncio.get_running_loop().call_at(time_s + death_after_s, it.handles["a"].kill)
+    ending = await ending_of(task)
+    assert isinstance(ending or task.result(), asyncio.CancelledError)
+    assert now_s() < time_s + 2
+    await asyncio.sleep(100)
+    status = await it.balancer.get_status()
+    assert (status["total_inflight"], status["waiting"]) == (0, 0)
+    if death_after_s >= 0:
+        assert not it.servers["b"].generated
 
 
 async def test_given_a_server_that_ignores_aborts_when_cancelled_then_it_ends_as_cancelled_within_the_time_limit():
@@ -225,17 +214,14 @@ def test_given_releases_that_overtake_their_requests_when_cancelled_at_any_time_
         simulate(main(time_s))
 
 
-def test_given_an_abort_that_overtakes_its_request_when_cancelled_then_the_request_never_runs() -> None:
-    async def main(time_s: float) -> None:
-        it = world(latency_s=lambda method: 2.0 if method == "generate" else 0.0)
-        task = asyncio.create_task(ending_of(it.generate()))
-        cancel_at([time_s], task)
-        assert isinstance(await task, asyncio.CancelledError)
-        await it.is_quiet()
-        assert it.trajectory.raw_response_ids == []
-
-    for time_s in (0.0, 0.5, 1.0, 1.5):
-        simulate(main(time_s))
+@at_each((0.0, 0.5, 1.0, 1.5))
+async def test_given_an_abort_that_overtakes_its_request_when_cancelled_then_the_request_never_runs(time_s: float):
+    it = world(latency_s=lambda method: 2.0 if method == "generate" else 0.0)
+    task = asyncio.create_task(ending_of(it.generate()))
+    cancel_at([time_s], task)
+    assert isinstance(await task, asyncio.CancelledError)
+    await it.is_quiet()
+    assert it.trajectory.raw_response_ids == []
 
 
 async def test_given_a_removal_that_is_slow_when_a_server_dies_then_the_turn_does_not_ask_it_again() -> None:

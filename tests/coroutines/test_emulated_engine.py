@@ -18,7 +18,7 @@ from recipe.async_dapo_lab.rehearsal.options import CompressedClock
 from recipe.async_dapo_lab.rehearsal.outputs import LOG_PROB
 
 from ..support.scripted_engine import start_server
-from ..support.simulation import now_s, settle, simulate
+from ..support.simulation import at_each, now_s, settle, simulate
 
 SPEEDUP = 4.0
 STEP_S = 1.0  # virtual
@@ -82,48 +82,44 @@ async def test_given_a_change_of_speed_then_it_happens_so_long_after_the_first_r
         assert now_s() - began_s == pytest.approx(tokens_s / SPEEDUP)
 
 
-def test_given_a_stop_at_any_time_then_requests_come_back_at_once_and_continue_where_they_were(monkeypatch) -> None:
-    async def main(stop_s: float) -> None:
-        server = start_server(monkeypatch, emulated(max_num_seqs=2))
-        calls = []
-        for number in range(3):
-            calls.append(generate(server, f"request-{number}"))
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(max(0.0, stop_s - now_s()))
-        stopped_s = now_s()
-        await server.stop_generation()
-        await settle()
-        assert now_s() == pytest.approx(stopped_s, abs=1e-3) and all(call.done() for call in calls)
-        assert (await generate(server, "late")).stop_reason == "aborted"
-        await server.allow_generation()
-        whole = []
-        for number, call in enumerate(calls):
-            tokens = call.result().token_ids
-            assert_whole(call.result())
-            if call.result().stop_reason == "aborted":
-                tokens = tokens + (await generate(server, f"again-{number}", PROMPT + tokens)).token_ids
-            whole.append(tokens)
-        assert sorted(whole) == [answer(number) for number in range(3)], "an answer was lost or drawn twice"
+@at_each(GRID_S)
+async def test_given_a_stop_at_any_time_then_requests_come_back_at_once_and_continue_where_they_were(
+    monkeypatch, stop_s: float
+):
+    server = start_server(monkeypatch, emulated(max_num_seqs=2))
+    calls = []
+    for number in range(3):
+        calls.append(generate(server, f"request-{number}"))
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(max(0.0, stop_s - now_s()))
+    stopped_s = now_s()
+    await server.stop_generation()
+    await settle()
+    assert now_s() == pytest.approx(stopped_s, abs=1e-3) and all(call.done() for call in calls)
+    assert (await generate(server, "late")).stop_reason == "aborted"
+    await server.allow_generation()
+    whole = []
+    for number, call in enumerate(calls):
+        tokens = call.result().token_ids
+        assert_whole(call.result())
+        if call.result().stop_reason == "aborted":
+            tokens = tokens + (await generate(server, f"again-{number}", PROMPT + tokens)).token_ids
+        whole.append(tokens)
+    assert sorted(whole) == [answer(number) for number in range(3)], "an answer was lost or drawn twice"
 
-    for stop_s in GRID_S:
-        simulate(main(stop_s))
 
-
-def test_given_an_abort_of_one_request_then_it_alone_comes_back_at_the_next_token(monkeypatch) -> None:
-    async def main(abort_s: float) -> None:
-        server = start_server(monkeypatch, emulated())
-        aborted, other = generate(server, "aborted"), generate(server, "other")
-        await asyncio.sleep(abort_s)
-        await server.abort_requests(["aborted", "unknown"])
-        output = await aborted
-        assert now_s() <= abort_s + STEP_S / SPEEDUP + 1e-6
-        assert output.token_ids == answer(0)[: len(output.token_ids)]
-        assert output.stop_reason == ("completed" if len(output.token_ids) == LENGTH_TOK else "aborted")
-        assert (await other).token_ids == answer(1)
-        assert now_s() == pytest.approx(LENGTH_TOK * STEP_S / SPEEDUP), "the abort cost the other request time"
-
-    for abort_s in GRID_S[:-4]:
-        simulate(main(abort_s))
+@at_each(GRID_S[:-4])
+async def test_given_an_abort_of_one_request_then_it_alone_comes_back_at_the_next_token(monkeypatch, abort_s: float):
+    server = start_server(monkeypatch, emulated())
+    aborted, other = generate(server, "aborted"), generate(server, "other")
+    await asyncio.sleep(abort_s)
+    await server.abort_requests(["aborted", "unknown"])
+    output = await aborted
+    assert now_s() <= abort_s + STEP_S / SPEEDUP + 1e-6
+    assert output.token_ids == answer(0)[: len(output.token_ids)]
+    assert output.stop_reason == ("completed" if len(output.token_ids) == LENGTH_TOK else "aborted")
+    assert (await other).token_ids == answer(1)
+    assert now_s() == pytest.approx(LENGTH_TOK * STEP_S / SPEEDUP), "the abort cost the other request time"
 
 
 async def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
@@ -137,14 +133,6 @@ async def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_en
     await server.allow_generation()
     assert engine.model.num_requests == 0 and engine.model.kv_tok == 0
     assert not server._requests.running()
-
-
-async def test_given_a_full_cache_when_requests_are_preempted_then_they_end_later_with_the_same_answers(monkeypatch):
-    engine = emulated(kv_room_tok=2 * (len(PROMPT) + LENGTH_TOK) - 4)
-    server = start_server(monkeypatch, engine)
-    outputs = [await call for call in [generate(server, f"request-{number}") for number in range(3)]]
-    assert engine.model.counters.preemptions > 0
-    assert [output.token_ids for output in outputs] == [answer(number) for number in range(3)]
 
 
 async def test_given_a_limit_of_tokens_when_it_is_reached_then_the_answer_goes_on_in_the_next_request(monkeypatch):

@@ -9,14 +9,13 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from recipe.async_dapo.calls import append_tokens, prompt_digest
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from recipe.async_dapo.option_values import OnRewardError
-from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.store import rows_of
 
-from ..support.rollout_world import N, finished, group, outcome_of, recorder, rollout, scores
+from ..support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, scores, stopped_at
 from ..support.simulation import now_s, settle, simulate
 
 
@@ -46,16 +45,21 @@ async def test_given_a_reward_that_fails_for_good_when_groups_are_dropped_then_t
     assert now_s() == pytest.approx(2)  # sessions 2 and 3 were still generating
 
 
-@pytest.mark.parametrize("on_error", OnRewardError)
-def test_given_an_agent_loop_that_raises_then_the_group_is_dropped_and_counted(on_error: OnRewardError) -> None:
-    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+def breaking(*errors: Exception | None) -> Loop:
+    """The first sessions raise these after a second, and the others end."""
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         await asyncio.sleep(1)
-        if trajectory.session_id == 1:
-            raise KeyError("broken")
-        await asyncio.sleep(100)
+        if errors[trajectory.session_id :] and (error := errors[trajectory.session_id]) is not None:
+            raise error
         return finished(trajectory)
 
-    outcome = simulate(outcome_of(rollout(broken, on_error=on_error)))
+    return loop
+
+
+@pytest.mark.parametrize("on_error", OnRewardError)
+def test_given_an_agent_loop_that_raises_then_the_group_is_dropped_and_counted(on_error: OnRewardError) -> None:
+    outcome = simulate(outcome_of(rollout(breaking(None, KeyError("broken")), on_error=on_error)))
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
 
 
@@ -65,33 +69,19 @@ def test_given_an_agent_loop_that_raises_then_the_group_is_dropped_and_counted(o
     ids=repr,
 )
 def test_given_a_part_of_the_system_gone_then_it_is_no_failed_group_but_an_error(error: Exception) -> None:
-    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        await asyncio.sleep(1 + trajectory.session_id)
-        raise error
-
     with pytest.raises(BaseExceptionGroup) as raised:
-        simulate(rollout(broken).run(group()))
+        simulate(rollout(breaking(error)).run(group()))
     assert raised.value.exceptions == (error,)
 
 
 def test_given_a_failed_trajectory_and_a_dead_actor_at_once_then_the_error_is_not_hidden_by_the_failure() -> None:
-    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        await asyncio.sleep(1)
-        raise ActorDiedError() if trajectory.session_id else KeyError("refused")
-
     with pytest.raises(BaseExceptionGroup) as raised:
-        simulate(rollout(broken).run(group()))
+        simulate(rollout(breaking(KeyError("refused"), *[ActorDiedError()] * 3)).run(group()))
     assert all(isinstance(error, ActorDiedError) for error in raised.value.exceptions)
 
 
 async def test_given_validation_when_trajectories_fail_then_the_others_are_kept() -> None:
-    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        await asyncio.sleep(1)
-        if trajectory.session_id == 1:
-            raise KeyError("refused")
-        return finished(trajectory)
-
-    held = group()
+    held, broken = group(), breaking(None, KeyError("refused"))
     outcome = await outcome_of(rollout(broken, scores(0.0, ValueError("broken"), 0.0), keeps_failures=True), held)
     assert outcome.verdict is Verdict.VALID
     assert [trajectory.is_finished for trajectory in held.trajectories].count(True) == 2
@@ -140,21 +130,10 @@ def test_given_an_output_without_tokens_beside_others_then_it_is_a_counted_failu
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
 
 
-async def interrupted_at(
-    running: GroupRollout, time_s: float, held: PromptGroup | None = None
-) -> tuple[GroupOutcome | None, PromptGroup]:
-    held = held or group()
-    task = asyncio.create_task(running.run(held))
-    await asyncio.sleep(time_s)
-    running.running.interrupt()
-    outcome = await task
-    assert now_s() == pytest.approx(time_s)
-    return outcome, held
-
-
 async def test_given_rewards_under_way_when_the_round_stops_then_they_end_at_once_and_the_group_is_unfinished() -> None:
-    outcome, held = await interrupted_at(rollout(compute_score=scores(takes_s=50)), 3.5)
-    assert outcome is None
+    held = group()
+    assert await stopped_at(rollout(compute_score=scores(takes_s=50)), held, 3.5) is None
+    assert now_s() == pytest.approx(3.5)
     assert [trajectory.generated_tok for trajectory in held.trajectories] == [1, 1, 1, 0]
     assert len(held.unfinished) == N
     await asyncio.sleep(50)  # the scoring goes on
@@ -173,11 +152,7 @@ async def test_given_a_request_out_when_the_round_stops_then_it_is_awaited_and_t
         steps.append("another step")
         return finished(trajectory)
 
-    running, held = rollout(in_request), group()
-    task = asyncio.create_task(running.run(held))
-    await asyncio.sleep(1)
-    running.running.interrupt()
-    assert await task is None
+    assert await stopped_at(rollout(in_request), group(), 1.0) is None
     assert now_s() == pytest.approx(5) and not steps
 
 
@@ -196,8 +171,8 @@ async def test_given_a_loop_with_tasks_of_its_own_when_the_round_stops_then_they
             tools.create_task(asyncio.sleep(20))
         return finished(trajectory)
 
-    outcome, _ = await interrupted_at(rollout(nested), 3.0)
-    assert outcome is None
+    assert await stopped_at(rollout(nested), group(), 3.0) is None
+    assert now_s() == pytest.approx(3.0)
     await settle()
     assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
 

@@ -12,7 +12,7 @@ from recipe.async_dapo.engines.server_actor import ServerActor
 from ..support.balancer_world import acquire, balancer, handles, is_quiet, release
 from ..support.fakes import FakeHandle, ScriptedServer
 from ..support.scripted_engine import ScriptedEngine, start_server
-from ..support.simulation import now_s, settle, simulate
+from ..support.simulation import at_each, now_s, settle
 
 
 async def test_given_a_stop_when_servers_take_different_times_then_it_returns_with_the_slowest_and_nothing_is_granted():
@@ -27,42 +27,40 @@ async def test_given_a_stop_when_servers_take_different_times_then_it_returns_wi
     await is_quiet(lb)
 
 
-def test_given_a_stop_when_a_server_is_dead_or_dies_then_the_others_are_stopped_and_it_leaves_the_pool() -> None:
-    async def main(death_s: float) -> None:
-        servers = handles("abc", latency_s=1)
-        lb = GlobalLoadBalancer(servers, router_options(1))
-        held = [await lb.acquire_server("request", f"lease-{k}") for k in range(3)]
-        asyncio.get_running_loop().call_at(death_s, servers["b"].kill)
-        await settle()
-        await lb.stop()
-        assert await lb.get_all_servers() == ["a", "c"]
-        assert servers["a"].target.is_stopped and servers["c"].target.is_stopped
-        assert await lb.get_total_inflight() == 2
-        for k in range(len(held)):
-            await lb.release([f"lease-{k}"])
-        await is_quiet(lb)
-
-    for death_s in (0.0, 0.5, 1.0, 1.5):
-        simulate(main(death_s))
+@at_each((0.0, 0.5, 1.0, 1.5))
+async def test_given_a_stop_when_a_server_is_dead_or_dies_then_the_others_are_stopped_and_it_leaves_the_pool(
+    death_s: float,
+):
+    servers = handles("abc", latency_s=1)
+    lb = GlobalLoadBalancer(servers, router_options(1))
+    held = [await lb.acquire_server("request", f"lease-{k}") for k in range(3)]
+    asyncio.get_running_loop().call_at(death_s, servers["b"].kill)
+    await settle()
+    await lb.stop()
+    assert await lb.get_all_servers() == ["a", "c"]
+    assert servers["a"].target.is_stopped and servers["c"].target.is_stopped
+    assert await lb.get_total_inflight() == 2
+    for k in range(len(held)):
+        await lb.release([f"lease-{k}"])
+    await is_quiet(lb)
 
 
 @pytest.mark.parametrize("pause_mode", ["abort", "keep"])
-def test_given_a_server_that_cannot_be_reached_when_stopped_then_it_is_told_again_and_stays(pause_mode) -> None:
-    async def main(cut_s: float) -> None:
-        servers = handles("abc", latency_s=1)
-        lb = GlobalLoadBalancer(servers, router_options(1, pause_mode=pause_mode))
-        asyncio.get_running_loop().call_at(cut_s, servers["b"].cut_off, 5)
-        await settle()
-        await lb.stop()
-        assert all(handle.target.is_stopped for handle in servers.values())
-        assert now_s() == pytest.approx(cut_s + 5, abs=3)
-        await lb.open()
-        assert await lb.get_all_servers() == ["a", "b", "c"]
-        assert not any(handle.target.is_stopped for handle in servers.values())
-        await is_quiet(lb)
-
-    for cut_s in (0.0, 0.5, 1.0, 1.5):
-        simulate(main(cut_s))
+@at_each((0.0, 0.5, 1.0, 1.5))
+async def test_given_a_server_that_cannot_be_reached_when_stopped_then_it_is_told_again_and_stays(
+    pause_mode, cut_s: float
+):
+    servers = handles("abc", latency_s=1)
+    lb = GlobalLoadBalancer(servers, router_options(1, pause_mode=pause_mode))
+    asyncio.get_running_loop().call_at(cut_s, servers["b"].cut_off, 5)
+    await settle()
+    await lb.stop()
+    assert all(handle.target.is_stopped for handle in servers.values())
+    assert now_s() == pytest.approx(cut_s + 5, abs=3)
+    await lb.open()
+    assert await lb.get_all_servers() == ["a", "b", "c"]
+    assert not any(handle.target.is_stopped for handle in servers.values())
+    await is_quiet(lb)
 
 
 @pytest.mark.parametrize("dies_at", ["stop", "open"])

@@ -1,6 +1,5 @@
 """The planner and the code that runs agree: the same options, on the same server model, take the same time."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -42,14 +41,6 @@ SYSTEMS = {
     "partial_stale_kv": {"rollout_strategy": "partial_stale_kv", "over_sampling_batch_size": 24},
     "consistent": {"rollout_strategy": "consistent", "over_sampling_batch_size": 16},
 }
-
-
-@pytest.fixture
-def clusters() -> Iterator[list[EmulatedCluster]]:
-    started: list[EmulatedCluster] = []
-    yield started
-    for cluster in started:
-        cluster.close()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from recipe.async_dapo.engines.server import AsyncDAPOServer
 
 from ..support.fakes import log_prob_of, token_at
 from ..support.scripted_engine import ScriptedEngine, start_server
-from ..support.simulation import now_s, settle, simulate
+from ..support.simulation import at_each, now_s, settle
 
 LENGTH_TOK = 9
 GRID_S = [0.0, 0.1, 0.3, *(k + fraction for k in range(11) for fraction in (0.2, 0.25, 0.6))]
@@ -44,32 +44,29 @@ async def test_given_a_request_when_it_ends_by_itself_then_every_token_is_delive
 
 
 @INTERVALS
-def test_given_a_stop_at_any_time_then_every_request_comes_back_at_once_with_what_was_delivered(
-    monkeypatch, stream_interval
-) -> None:
-    async def main(stop_s: float) -> None:
-        engine = ScriptedEngine(LENGTH_TOK, stream_interval=stream_interval)
-        server = start_server(monkeypatch, engine)
-        calls = []
-        for k in range(4):
-            calls.append(generate(server, f"request-{k}"))
-            await asyncio.sleep(0.3)
-        await asyncio.sleep(max(0.0, stop_s - now_s()))
-        await server.stop_generation()
-        assert now_s() <= max(stop_s, 1.2) + 0.25 + 1  # at worst: admission and the first token
-        await settle()
-        assert not engine.core and all(call.done() for call in calls)
-        for k, call in enumerate(calls):
-            output = call.result()
-            assert_is_what_was_sampled(output, engine.sampled.get(f"request-{k}", []))
-            is_whole = len(output.token_ids) == LENGTH_TOK
-            assert output.stop_reason == ("completed" if is_whole else "aborted")
-        assert (await generate(server, "late")).stop_reason == "aborted"
-        await server.allow_generation()
-        assert (await generate(server, "later")).stop_reason == "completed"
-
-    for stop_s in GRID_S:
-        simulate(main(stop_s))
+@at_each(GRID_S)
+async def test_given_a_stop_at_any_time_then_every_request_comes_back_at_once_with_what_was_delivered(
+    monkeypatch, stream_interval, stop_s: float
+):
+    engine = ScriptedEngine(LENGTH_TOK, stream_interval=stream_interval)
+    server = start_server(monkeypatch, engine)
+    calls = []
+    for k in range(4):
+        calls.append(generate(server, f"request-{k}"))
+        await asyncio.sleep(0.3)
+    await asyncio.sleep(max(0.0, stop_s - now_s()))
+    await server.stop_generation()
+    assert now_s() <= max(stop_s, 1.2) + 0.25 + 1  # at worst: admission and the first token
+    await settle()
+    assert not engine.core and all(call.done() for call in calls)
+    for k, call in enumerate(calls):
+        output = call.result()
+        assert_is_what_was_sampled(output, engine.sampled.get(f"request-{k}", []))
+        is_whole = len(output.token_ids) == LENGTH_TOK
+        assert output.stop_reason == ("completed" if is_whole else "aborted")
+    assert (await generate(server, "late")).stop_reason == "aborted"
+    await server.allow_generation()
+    assert (await generate(server, "later")).stop_reason == "completed"
 
 
 async def test_given_an_engine_core_that_hangs_when_its_server_is_pinged_then_there_is_no_answer(monkeypatch) -> None:
@@ -82,57 +79,53 @@ async def test_given_an_engine_core_that_hangs_when_its_server_is_pinged_then_th
 
 
 @INTERVALS
-def test_given_an_abort_of_one_request_at_any_time_then_it_alone_comes_back(monkeypatch, stream_interval) -> None:
-    async def main(abort_s: float) -> None:
-        engine = ScriptedEngine(LENGTH_TOK, stream_interval=stream_interval)
-        server = start_server(monkeypatch, engine)
-        aborted, other = generate(server, "aborted"), generate(server, "other")
-        await asyncio.sleep(abort_s)
-        await server.abort_requests(["aborted", "unknown"])
-        output = await aborted
-        assert now_s() <= max(abort_s, 1.25) + 1e-3  # not at its own end
-        assert_is_what_was_sampled(output, engine.sampled["aborted"])
-        assert output.stop_reason == ("completed" if len(output.token_ids) == LENGTH_TOK else "aborted")
-        assert len((await other).token_ids) == LENGTH_TOK
+@at_each(GRID_S[:-3])
+async def test_given_an_abort_of_one_request_at_any_time_then_it_alone_comes_back(
+    monkeypatch, stream_interval, abort_s: float
+):
+    engine = ScriptedEngine(LENGTH_TOK, stream_interval=stream_interval)
+    server = start_server(monkeypatch, engine)
+    aborted, other = generate(server, "aborted"), generate(server, "other")
+    await asyncio.sleep(abort_s)
+    await server.abort_requests(["aborted", "unknown"])
+    output = await aborted
+    assert now_s() <= max(abort_s, 1.25) + 1e-3  # not at its own end
+    assert_is_what_was_sampled(output, engine.sampled["aborted"])
+    assert output.stop_reason == ("completed" if len(output.token_ids) == LENGTH_TOK else "aborted")
+    assert len((await other).token_ids) == LENGTH_TOK
 
-    for abort_s in GRID_S[:-3]:
-        simulate(main(abort_s))
 
-
-def test_given_a_pause_at_any_time_when_weights_change_then_requests_go_on_and_every_token_has_its_own_version(
-    monkeypatch,
-) -> None:
-    async def main(pause_s: float) -> None:
-        engine = ScriptedEngine(LENGTH_TOK)
-        server = start_server(monkeypatch, engine)
-        call = generate(server)
-        await asyncio.sleep(pause_s)
-        await server.stop_generation("keep")
-        await settle()
-        first = await call
-        before_tok = len(engine.sampled.get("request", []))
+@at_each(GRID_S)
+async def test_given_a_pause_at_any_time_when_weights_change_then_requests_go_on_and_every_token_has_its_own_version(
+    monkeypatch, pause_s: float
+):
+    engine = ScriptedEngine(LENGTH_TOK)
+    server = start_server(monkeypatch, engine)
+    call = generate(server)
+    await asyncio.sleep(pause_s)
+    await server.stop_generation("keep")
+    await settle()
+    first = await call
+    before_tok = len(engine.sampled.get("request", []))
+    await asyncio.sleep(100)
+    assert len(engine.sampled.get("request", [])) == before_tok, "a frozen engine went on"
+    await server.set_global_steps(1)
+    await server.allow_generation()
+    if first.stop_reason == "completed":
+        assert len(first.token_ids) == LENGTH_TOK
+        return
+    if not before_tok:
+        assert (first.stop_reason, first.token_ids) == ("aborted", [])
         await asyncio.sleep(100)
-        assert len(engine.sampled.get("request", [])) == before_tok, "a frozen engine went on"
-        await server.set_global_steps(1)
-        await server.allow_generation()
-        if first.stop_reason == "completed":
-            assert len(first.token_ids) == LENGTH_TOK
-            return
-        if not before_tok:
-            assert (first.stop_reason, first.token_ids) == ("aborted", [])
-            await asyncio.sleep(100)
-            assert not engine.core, "nobody will fetch it"
-            return
-        assert first.stop_reason == "paused"
-        second = await server.reattach("request")
-        assert first.token_ids + second.token_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
-        assert_is_what_was_sampled(second, engine.sampled["request"], delivered_before=before_tok)
-        stamps = first.extra_fields["segments"] + second.extra_fields["segments"]
-        assert stamps == [(0, before_tok)] * (before_tok > 0) + [(1, LENGTH_TOK - before_tok)]
-        assert (await server.reattach("request")).stop_reason == "unknown"
-
-    for pause_s in GRID_S:
-        simulate(main(pause_s))
+        assert not engine.core, "nobody will fetch it"
+        return
+    assert first.stop_reason == "paused"
+    second = await server.reattach("request")
+    assert first.token_ids + second.token_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
+    assert_is_what_was_sampled(second, engine.sampled["request"], delivered_before=before_tok)
+    stamps = first.extra_fields["segments"] + second.extra_fields["segments"]
+    assert stamps == [(0, before_tok)] * (before_tok > 0) + [(1, LENGTH_TOK - before_tok)]
+    assert (await server.reattach("request")).stop_reason == "unknown"
 
 
 async def test_given_an_abort_that_comes_before_its_request_then_the_request_never_reaches_the_engine(monkeypatch):

@@ -33,7 +33,6 @@ class World:
 
     servers: dict[str, ScriptedServer]
     latency_s: float | Callable[[str], float] = LATENCY_S
-    capacity: int = 4
     trajectory: Trajectory = field(default_factory=lambda: Trajectory(session_id=0))
     response_length: int = 100
     pause_mode: str = "abort"
@@ -41,7 +40,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.handles = {name: FakeHandle(server, latency_s=self.latency_s) for name, server in self.servers.items()}
-        self.balancer = GlobalLoadBalancer(self.handles, router_options(self.capacity, pause_mode=self.pause_mode))
+        self.balancer = GlobalLoadBalancer(self.handles, router_options(4, pause_mode=self.pause_mode))
         self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s)
         rollout = SimpleNamespace(response_length=self.response_length, prompt_length=1, max_model_len=None)
         self.client = AsyncDAPOLLMClient(
