@@ -19,6 +19,7 @@ from benchmarks.corrections.softmax_sequence_model import (
 from recipe.async_dapo.training import importance_sampling
 from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs, version_statistics
 
+torch.set_num_threads(1)  # of small tensors
 NAN, INF = math.nan, math.inf
 LOG_Q_KBT = torch.log(torch.tensor([[[0.1, 0.4]], [[0.3, 0.2]]]))
 ONES_BT = torch.ones(1, 2)

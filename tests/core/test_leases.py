@@ -11,13 +11,14 @@ from recipe.async_dapo.core.leases import RISE, Grant, LeaseTable, StepSums, spe
 
 SERVERS = ["a", "b", "c"]
 STICKY_KEYS = ["x", "y", None]
+PREFIXES_TOK, KV_TOK = st.sampled_from([0, 400, 800]), st.sampled_from([1, 500, 700])
 
 
 class LeaseMachine(RuleBasedStateMachine):
     """Drives a table and, beside it, plain lists that say what must be true."""
 
-    @initialize(capacity=st.integers(1, 4), pool_size=st.none() | st.integers(1, 6))
-    def open(self, capacity: int, pool_size: int | None) -> None:
+    @initialize(capacity=st.integers(1, 4), pool_size=st.none() | st.integers(3, 9), servers=st.integers(1, 3))
+    def open(self, capacity: int, pool_size: int | None, servers: int) -> None:
         self.capacity, self.pool_size = capacity, pool_size
         self.table = LeaseTable(max_inflight_per_server=capacity, pool_size=pool_size)
         self.places: dict[str, int] = {}
@@ -28,6 +29,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.over: list[str] = []
         self.last_server: dict[str, str] = {}
         self.names = (f"lease-{k}" for k in count())
+        self.add_servers(SERVERS[:servers])
 
     @property
     def inflight(self) -> dict[str, int]:
@@ -53,15 +55,12 @@ class LeaseMachine(RuleBasedStateMachine):
             if sticky_key:
                 self.last_server[sticky_key] = grant.server_id
 
-    @rule(
-        sticky_key=st.sampled_from(STICKY_KEYS),
-        prefix_tok=st.sampled_from([0, 400, 800]),
-        kv_tok=st.sampled_from([1, 500, 1000]),
-    )
-    def request(self, sticky_key: str | None, prefix_tok: int, kv_tok: int) -> None:
-        lease_id = next(self.names)
-        self.waiting.append((lease_id, sticky_key, prefix_tok, kv_tok))
-        self.expect(self.table.request(lease_id, sticky_key, prefix_tok=prefix_tok, kv_tok=kv_tok))
+    @rule(asked=st.lists(st.tuples(st.sampled_from(STICKY_KEYS), PREFIXES_TOK, KV_TOK), min_size=1, max_size=6))
+    def request(self, asked: list[tuple[str | None, int, int]]) -> None:
+        for sticky_key, prefix_tok, kv_tok in asked:
+            lease_id = next(self.names)
+            self.waiting.append((lease_id, sticky_key, prefix_tok, kv_tok))
+            self.expect(self.table.request(lease_id, sticky_key, prefix_tok=prefix_tok, kv_tok=kv_tok))
 
     @rule(places=st.dictionaries(st.sampled_from(SERVERS), st.integers(1, 4)), weight=st.sampled_from([0.5, 1.0, 4.0]))
     def size(self, places: dict[str, int], weight: float) -> None:
