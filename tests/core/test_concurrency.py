@@ -109,13 +109,6 @@ def test_given_a_slow_server_that_recovers_then_it_gets_its_places_back():
     assert places["slow"] == places["a"]
 
 
-def test_given_servers_with_room_of_different_size_then_each_is_filled():
-    servers = {"small": ModelledServer(kv_room_tok=50_000), "large": ModelledServer(kv_room_tok=150_000)}
-    controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
-    places = rounds(controller, servers, 3)[-1]
-    assert places["large"] == pytest.approx(3 * places["small"], abs=3)
-
-
 def preempting(count: int, generated_tok: int = 10_000) -> EngineLoad:
     return replace(LOAD, preemptions=count, generated_tok=generated_tok)
 
@@ -220,12 +213,3 @@ def test_given_servers_that_join_and_leave_then_places_follow():
     controller.leave("gone")
     assert controller.total == 42
     assert not controller.steer("a", preempting(1000), inflight=10), "reports of a server that has left change nothing"
-
-
-def test_given_a_checkpoint_then_the_next_run_goes_on_with_what_was_learned():
-    controller = ConcurrencyController(first_context_tok=9_000, most_per_server=999)
-    rounds(controller, {"a": ModelledServer()}, 5)
-    resumed = ConcurrencyController(first_context_tok=9_000, most_per_server=999)
-    resumed.restore(controller.state())
-    resumed.open({"a": LOAD})
-    assert resumed.places == controller.places

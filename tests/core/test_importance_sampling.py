@@ -1,4 +1,4 @@
-"""Formulas by hand, shapes, numerical range and errors; the proofs are in the two files beside this one."""
+"""Mixtures and ratios: by hand, on an enumerated model (exact to rounding), at the ends of their range; and errors."""
 
 import math
 
@@ -7,12 +7,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.corrections.softmax_sequence_model import (
+    assert_exact,
+    balance_weights,
+    exact_moments,
+    make_world,
+    scheduled_log_probs,
+    trajectory_probs,
+    uniform_weights,
+)
 from recipe.async_dapo.training import importance_sampling
 from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs, version_statistics
 
+torch.set_num_threads(1)  # of small tensors
 NAN, INF = math.nan, math.inf
 LOG_Q_KBT = torch.log(torch.tensor([[[0.1, 0.4]], [[0.3, 0.2]]]))
 ONES_BT = torch.ones(1, 2)
+# Row: one kind of trajectory; column: the version that generates this position.
+SCHEDULES = {
+    "partial": [[0, 1, 2, 2], [1, 2, 2, 2], [2, 2, 2, 2]],
+    "consistent": [[0, 0, 0, 0], [1, 1, 1, 1], [2, 2, 2, 2]],
+    "mixed": [[0, 0, 0, 0], [0, 0, 1, 2], [1, 2, 2, 2], [2, 2, 2, 2]],
+}
 token_lists = st.lists(st.tuples(st.floats(-3, 3), st.integers(4, 6), st.booleans()), min_size=1, max_size=24).filter(
     lambda tokens: any(keep for _, _, keep in tokens)
 )
@@ -27,6 +43,34 @@ def test_a_mixture_by_hand_skips_tokens_outside_the_mask_and_never_reads_them() 
     both = 0.75 * 0.1 * 0.4 + 0.25 * 0.3 * 0.2
     assert mixture_BT.dtype == torch.float64
     assert mixture_BT[0].exp().tolist() == pytest.approx([first, 1.0, both / first, 1.0])
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("seed", range(4))
+def test_weights_by_the_mixture_are_unbiased_whatever_mix_of_versions_has_sampled(kind: str, seed: int) -> None:
+    world = make_world(seed=seed, drift=0.5)
+    log_q_CXT = scheduled_log_probs(world.log_pi_JXT, torch.tensor(SCHEDULES[kind]))
+    q_CX, counts_C = trajectory_probs(world.model, log_q_CXT), torch.tensor([3, 1, 4, 2][: len(log_q_CXT)])
+    f_XD, truth_D = world.gradient_XD, world.target_mean(world.gradient_XD)
+    weights_CX = balance_weights(world, log_q_CXT, counts_C)
+    assert_exact(exact_moments(q_CX, weights_CX, f_XD, counts_C).mean_D, truth_D)
+    unweighted_D = exact_moments(q_CX, torch.ones_like(q_CX), f_XD, counts_C).mean_D
+    assert float((unweighted_D - truth_D).norm() / truth_D.norm()) > 0.1
+    owen_CX = counts_C.sum() * world.p_X / (counts_C[:, None] * q_CX).sum(0)
+    torch.testing.assert_close(weights_CX, owen_CX.expand_as(weights_CX))
+
+
+def test_a_mixture_is_a_policy_whose_ratios_multiply_to_the_balance_heuristic() -> None:
+    world = make_world(seed=14, drift=0.8)
+    model, counts_J = world.model, torch.tensor([4, 1, 2])
+    mixture_XT = mixture_token_log_probs(world.log_pi_JXT, counts_J, model.mask_XT)
+    table_PV = torch.full((model.num_prefixes, model.vocab_size), torch.nan, dtype=torch.float64)
+    table_PV[model.prefix_XT[model.mask_XT], model.token_XT[model.mask_XT]] = mixture_XT[model.mask_XT].exp()
+    torch.testing.assert_close(table_PV.sum(-1), torch.ones(model.num_prefixes, dtype=torch.float64))
+    assert not mixture_XT[~model.mask_XT].any()
+    torch.testing.assert_close(
+        uniform_weights(world, mixture_XT[None]), balance_weights(world, world.log_pi_JXT, counts_J)[:1]
+    )
 
 
 def test_long_trajectories_neither_overflow_nor_underflow() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.ledger import Ledger, LedgerError
+from recipe.async_dapo.core.ledger import InexactBatch, Ledger, LedgerError, check_batch
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.stop_rules import StopRuleName
@@ -91,18 +91,7 @@ def test_given_a_round_below_its_target_when_settled_then_it_is_refused() -> Non
         run.pool.settle(summary_of(run, [valid(uids[0])], uids, []), groups[1:])
 
 
-def test_given_the_discard_strategy_when_groups_come_back_then_their_tokens_are_counted_and_gone() -> None:
-    run, groups = opened_run(StopRuleName.FIRST_COMPLETED)
-    generate(groups[2].trajectories[0], 7, 0)
-    uids = [group.uid for group in groups]
-    settlement = run.pool.settle(summary_of(run, [valid(uids[0]), valid(uids[1])], uids, []), groups[2:])
-    assert (settlement.discarded_tok, settlement.kept, settlement.requeued) == (7, 0, 3)
-    assert sum(group.generated_tok for group in run.pool.dispatch(2).groups) == 0
-
-
-def test_given_a_complete_group_to_be_redrawn_when_settled_then_it_waits_in_its_place_and_its_tokens_are_waste() -> (
-    None
-):
+def test_given_a_complete_group_to_be_redrawn_when_settled_then_it_waits_in_its_place_and_its_tokens_are_waste():
     run, groups = opened_run(StopRuleName.FIFO)
     uids = [group.uid for group in groups]
     again = GroupOutcome(prompt_uid=uids[3], verdict=Verdict.REDRAWN, response_lens_tok=(4, 5))
@@ -153,3 +142,19 @@ def test_given_terms_that_do_not_close_when_checked_then_the_ledger_says_which()
     with pytest.raises(LedgerError, match="drawn=3, accounted=4"):
         Ledger(drawn=3, trained=1, filtered=1).check(waiting=1, buffered=1)
     assert Ledger(drawn=4, trained=1, filtered=1).check(waiting=1, buffered=1)["drawn"] == 4
+
+
+KEYS = [f"{uid}_{session}_0" for uid in ("a", "b") for session in range(2)]
+
+
+def test_given_b_groups_of_n_when_checked_then_it_passes_whatever_the_outputs_of_a_trajectory() -> None:
+    check_batch([*KEYS, "a_1_1"], ["a", "b"], groups=2, n=2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "uids"),
+    [(KEYS[1:], ["a", "b"]), ([*KEYS, "c_0_0"], ["a", "b"]), (KEYS[:2], ["a"]), ([*KEYS, "a_2_0"], ["a", "b"])],
+)
+def test_given_anything_else_when_checked_then_it_is_refused(keys: list[str], uids: list[str]) -> None:
+    with pytest.raises(InexactBatch, match="batch is not 2 groups of 2"):
+        check_batch(keys, uids, groups=2, n=2)

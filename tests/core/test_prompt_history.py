@@ -1,6 +1,6 @@
 """Prompts chosen by history: the posterior, the draw, and that what is skipped comes back."""
 
-from math import comb
+from math import comb, exp, lgamma, log
 
 import pytest
 from hypothesis import given
@@ -38,12 +38,8 @@ def test_the_share_of_groups_that_are_alike_is_what_a_beta_binomial_says(right, 
     share = PassCount(right=right, wrong=wrong, visits=1).alike_share(n)
 
     def beta_binomial(m: int) -> float:
-        from math import lgamma, log
-
         beta = lgamma(a + m) + lgamma(b + n - m) - lgamma(a + b + n) - lgamma(a) - lgamma(b) + lgamma(a + b)
         return beta + log(comb(n, m))
-
-    from math import exp
 
     assert share == pytest.approx(exp(beta_binomial(0)) + exp(beta_binomial(n)), rel=1e-6)
 
@@ -96,17 +92,27 @@ def test_given_uniform_selection_then_the_order_is_that_of_the_data_loader() -> 
     assert not uniform.records and selection().records
 
 
-@given(defer_steps=st.integers(1, 5), steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12))
-def test_given_deferred_prompts_then_each_is_dispatched_in_the_step_it_is_due_and_in_one_term_until_then(
-    defer_steps, steps
-) -> None:
-    pool = PromptPool(
+def empty_pool() -> PromptPool:
+    return PromptPool(
         over_sampling=OverSampling(target_valid_groups=1, batch_size=1),
         keeps_tokens=True,
         stop_rule=StopRuleName.DRAIN,
         staleness=StalenessLimit(max_staleness=None),
         new_uid=lambda: "again",
     )
+
+
+def end_round(pool: PromptPool) -> None:
+    """As if every group of the round had been filtered."""
+    pool.ledger.filtered += len(pool._in_round)
+    pool._in_round.clear()
+
+
+@given(defer_steps=st.integers(1, 5), steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12))
+def test_given_deferred_prompts_then_each_is_dispatched_in_the_step_it_is_due_and_in_one_term_until_then(
+    defer_steps, steps
+) -> None:
+    pool = empty_pool()
     due: dict[str, int] = {}
     number = 0
     for step, (drawn, deferred) in enumerate(steps, start=1):
@@ -117,23 +123,16 @@ def test_given_deferred_prompts_then_each_is_dispatched_in_the_step_it_is_due_an
             due[late.uid] = late.deferred_until
         returned = {one.uid for one in pool.dispatch(step).groups}
         assert returned == {uid for uid, until in due.items() if until == step}
-        _end_round(pool)
+        end_round(pool)
         pool.add_drawn(groups[:drawn], groups[drawn:])
         assert pool.check_ledger()["deferred"] == sum(until > step for until in due.values())
-        state = pool.state()
-        pool.restore(state)
+        pool.restore(pool.state())
         pool.dispatch(step)
-        _end_round(pool)
+        end_round(pool)
 
 
 def test_given_a_deferred_prompt_when_it_is_visited_again_then_it_is_one_prompt_still() -> None:
-    pool = PromptPool(
-        over_sampling=OverSampling(target_valid_groups=1, batch_size=1),
-        keeps_tokens=True,
-        stop_rule=StopRuleName.DRAIN,
-        staleness=StalenessLimit(max_staleness=None),
-        new_uid=lambda: "again",
-    )
+    pool = empty_pool()
     first, second, third = (group(i, "hard") for i in range(3))
     first.deferred_until = second.deferred_until = 9
     pool.add_drawn([], [first])
@@ -142,9 +141,3 @@ def test_given_a_deferred_prompt_when_it_is_visited_again_then_it_is_one_prompt_
     pool.add_drawn([third])
     assert pool.check_ledger() | {"drawn": 1, "deferred": 0, "waiting": 1} == pool.check_ledger()
     assert [one.uid for one in pool.dispatch(2).groups] == ["uid-0"]
-
-
-def _end_round(pool: PromptPool) -> None:
-    """As if every group of the round had been filtered."""
-    pool.ledger.filtered += len(pool._in_round)
-    pool._in_round.clear()

@@ -1,6 +1,7 @@
-"""Recording: segments are the tokens, whatever the interruptions; replay; divergence."""
+"""Recording: segments are the tokens, whatever the interruptions; replay; divergence; the journal of calls."""
 
 import pickle
+from array import array
 from itertools import groupby
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.calls import Recorder, SampledTokens, append_tokens, prompt_digest
-from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Segment, Trajectory, Turn
+from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Segment, Trajectory, Turn, TurnCounts
 
 tokens = st.integers(0, 2**31 - 1)
 log_probs = st.floats(-100, 0, width=32)
@@ -56,9 +57,7 @@ prompts = st.lists(st.lists(tokens, min_size=1, max_size=3), min_size=1, max_siz
 
 
 @given(prompts=prompts, data=st.data())
-def test_given_an_interrupted_loop_when_run_again_then_recorded_turns_are_replayed_and_the_rest_is_new(
-    prompts, data
-) -> None:
+def test_given_an_interrupted_loop_when_run_again_then_recorded_turns_are_replayed_and_the_rest_is_new(prompts, data):
     counts = [data.draw(st.integers(0, 4)) for _ in prompts]
     trajectory = Trajectory(session_id=0)
     interrupted_after = data.draw(st.integers(0, len(prompts)))
@@ -137,3 +136,74 @@ def test_given_outputs_that_drop_some_sampled_tokens_then_the_versions_of_the_ot
 def test_given_an_output_that_was_not_sampled_then_it_is_an_error(token_ids, log_probs) -> None:
     with pytest.raises(BrokenRecord, match="tokens that no engine sampled, or in another order"):
         SampledTokens(sampled_by([0, 0, 1])).stamps_of(token_ids, log_probs)
+
+
+def test_means_of_turns_are_over_trajectories_and_over_turns() -> None:
+    def turn_of(*lens_tok: int) -> Turn:
+        segments = [Segment(policy_version=0, token_ids=range(n), rollout_log_probs=range(n)) for n in lens_tok]
+        return Turn(prompt_digest=b"", prompt_len_tok=1, segments=segments)
+
+    parts = [TurnCounts.of([turn_of(2, 3), turn_of(7)], calls_s=4.0), TurnCounts.of([turn_of(6)], calls_s=0.0)]
+    assert TurnCounts.total(parts).figures() == {"mean": 1.5, "tokens/mean": 6.0, "calls_s": 2.0}
+    assert set(TurnCounts.total([]).figures().values()) == {0}
+
+
+def recorder(trajectory: Trajectory) -> Recorder:
+    return Recorder(trajectory=trajectory, prompt_uid="group")
+
+
+def turn(it: Recorder, prompt: int, token: int) -> None:
+    one = it.begin_turn([prompt])
+    if one.finish_reason is None:
+        append_tokens(one, [token], [0.0], [(0, 1)])
+        one.finish_reason = "stop"
+
+
+def ids(it: Recorder, names: list[str]) -> list[str]:
+    return [it.begin_call(name, b"arguments")[0].call_id for name in names]
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=8), st.randoms())
+def test_given_calls_of_one_turn_when_they_overtake_each_other_then_each_finds_its_own(names, random) -> None:
+    trajectory = Trajectory(session_id=0)
+    first = ids(recorder(trajectory), names)
+    assert len(set(first)) == len(names) == len(trajectory.calls)
+    again = recorder(trajectory)
+    assert sorted(ids(again, random.sample(names, len(names)))) == sorted(first)
+    assert len(trajectory.calls) == len(names)
+
+
+def test_given_other_tokens_before_it_then_a_call_is_another_one() -> None:
+    made = set()
+    for token_ids, arguments in [([1], b"a"), (array("i", [1]), b"a"), ([2], b"a"), ([1], b"b")]:
+        it = recorder(Trajectory(session_id=0))
+        append_tokens(it.begin_turn([5]), token_ids, [0.0], [(0, 1)])
+        made.add(it.begin_call("tool", arguments)[0].call_id)
+    assert len(made) == 3, "a list of tokens and an array are the same"
+
+
+def test_given_a_loop_that_takes_another_way_then_later_calls_are_dropped_and_counted_and_earlier_ones_stay() -> None:
+    trajectory = Trajectory(session_id=0)
+    it = recorder(trajectory)
+    before = ids(it, ["reset"])
+    turn(it, prompt=1, token=7)
+    between = ids(it, ["tool"])
+    turn(it, prompt=2, token=8)
+    ids(it, ["tool"])
+    again = recorder(trajectory)
+    turn(again, prompt=1, token=7)
+    turn(again, prompt=3, token=9)
+    assert list(trajectory.calls) == before + between
+    assert again.calls.diverged == 1 and again.diverged_tok == 1
+
+
+def test_given_a_parked_trajectory_then_its_calls_count_and_weigh_nothing() -> None:
+    trajectory = Trajectory(session_id=0)
+    call, is_new = recorder(trajectory).begin_call("reset", b"arguments")
+    call.result = b"result"
+    assert is_new and trajectory.journal_bytes == len(b"argumentsresult")
+    group = PromptGroup(uid="group", prompt={}, drawn_at_step=1, trajectories=[trajectory])
+    group.park("there")
+    assert group.has_started and trajectory.journal_bytes == 0
+    group.restart()
+    assert not group.has_started

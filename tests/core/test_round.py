@@ -1,6 +1,7 @@
 """A round under any interleaving: every group is in exactly one place, and the stop never reverts."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
-from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, StopReason, WaitingGroup
-from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.core.round import (
+    Milestones,
+    Round,
+    RoundSpec,
+    RoundSummary,
+    Standstill,
+    StopReason,
+    WaitingGroup,
+)
+from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
 
 VERDICTS = st.sampled_from(Verdict)
 
@@ -74,6 +83,8 @@ class RoundMachine(RuleBasedStateMachine):
         self.must_finish = set(must_finish)
         self.workers = workers
         self.waiting: list[str] = []
+        self.sizes: dict[str, int] = {}
+        self.held_back: dict[str, int] = {}
         self.attached: set[str] = set()  # of these
         self.running: dict[str, int] = {}
         self.in_calls: Counter[str] = Counter()
@@ -84,14 +95,15 @@ class RoundMachine(RuleBasedStateMachine):
         if must_finish:
             self.add(num_must_finish, 1)
 
-    @rule(count=st.integers(1, 4), size=st.integers(0, 3), is_attached=st.booleans())
-    def add(self, count: int, size: int, is_attached: bool = False) -> None:
+    @rule(count=st.integers(1, 4), size=st.integers(0, 3), is_attached=st.booleans(), held_back=st.integers(0, 2))
+    def add(self, count: int, size: int, is_attached: bool = False, held_back: int = 0) -> None:
         sizes = {f"group-{self.num_added + k}": size for k in range(count)}
         self.num_added += count
         self.waiting += sizes
-        self.sizes = getattr(self, "sizes", {}) | sizes
+        self.sizes |= sizes
+        self.held_back |= dict.fromkeys(sizes, held_back)
         self.attached |= set(sizes) if is_attached else set()
-        self.round.add_groups(waiting(*sizes, unfinished=size, is_attached=is_attached))
+        self.round.add_groups(waiting(*sizes, unfinished=size, is_attached=is_attached, held_back=held_back))
 
     @rule(worker=st.integers(0, 2))
     def take(self, worker: int) -> None:
@@ -128,6 +140,14 @@ class RoundMachine(RuleBasedStateMachine):
         self.round.end_trajectory(uid)
 
     @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def mark_certain(self, data: st.DataObject) -> None:
+        """Changes neither the stop nor what may start, but for the places of what was held back."""
+        uid = data.draw(st.sampled_from(sorted(self.running)))
+        self.running[uid] += self.held_back.pop(uid, 0)
+        self.round.mark_certain(uid)
+
+    @precondition(lambda self: self.running)
     @rule(data=st.data(), begins=st.booleans())
     def wait(self, data: st.DataObject, begins: bool) -> None:
         uid = data.draw(st.sampled_from(sorted(self.running)))
@@ -142,6 +162,7 @@ class RoundMachine(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(strays))
         self.round.report(outcome(uid, verdict))
         self.round.end_trajectory(uid)
+        self.round.mark_certain(uid)
         self.round.note_waiting(uid, 1)
 
     @property
@@ -164,6 +185,7 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.round.ended_trajectories == self.num_ended_trajectories
         assert self.round.num_waiting == len(self.waiting)
         assert self.round.num_running == len(self.running)
+        assert self.round.count_ended().screened == [one.verdict for one in self.ended].count(Verdict.SCREENED)
         at_hand = self.round.at_hand
         assert at_hand.expected_valid(1.0) == self.num_valid + len(self.waiting) + len(self.running)
         assert self.round.wants_prompts == (
@@ -211,47 +233,6 @@ def assert_every_group_is_in_one_place(summary: RoundSummary, machine: RoundMach
 TestRoundMachine = RoundMachine.TestCase
 
 
-@given(name=st.sampled_from(StopRuleName), target=st.integers(1, 4), extra=st.integers(0, 2))
-def test_given_enough_carried_groups_when_opened_then_nothing_starts(
-    name: StopRuleName, target: int, extra: int
-) -> None:
-    opened = make_round(name, target=target, carried=target + extra)
-    opened.add_groups(waiting("group"))
-    assert opened.stop_reason is StopReason.TARGET_REACHED
-    assert opened.take(0) is None
-    assert opened.close().never_started == ("group",)
-
-
-def test_given_draining_when_the_target_is_reached_then_it_halts_at_once_and_stops_with_the_last_running_group():
-    opened = make_round(StopRuleName.DRAIN, target=1)
-    opened.add_groups(waiting(*"abc"))
-    assert [opened.take(0), opened.take(1)] == ["a", "b"]
-    opened.report(outcome("b"))
-    assert opened.is_halted and opened.stop_reason is None and opened.take(0) is None
-    opened.report(outcome("a", Verdict.FILTERED))
-    assert opened.stop_reason is StopReason.TARGET_REACHED
-
-
-def test_given_a_group_that_must_finish_when_the_target_is_reached_then_others_go_on_until_it_has() -> None:
-    opened = make_round(StopRuleName.FIRST_COMPLETED, target=1, must_finish=("old",))
-    opened.add_groups(waiting("old", "a", "b"))
-    assert [opened.take(0), opened.take(1)] == ["old", "a"]
-    opened.report(outcome("a"))
-    assert not opened.is_halted and opened.take(0) == "b"
-    opened.report(outcome("old", Verdict.FAILED))
-    assert opened.stop_reason is StopReason.TARGET_REACHED
-
-
-@pytest.mark.parametrize("late", [Verdict.VALID, Verdict.FAILED])
-def test_given_a_stopped_round_when_a_running_group_still_ends_then_it_counts(late: Verdict) -> None:
-    opened = make_round(StopRuleName.FIRST_COMPLETED, target=1)
-    opened.add_groups(waiting(*"ab"))
-    opened.take(0), opened.take(1)
-    opened.report(outcome("a"))
-    opened.report(outcome("b", late))
-    assert [o.verdict for o in opened.close().outcomes] == [Verdict.VALID, late]
-
-
 def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_ones_wait_and_begun_ones_do_not() -> None:
     spec = RoundSpec(
         round_id="round",
@@ -292,3 +273,89 @@ def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_
         "behind": Verdict.REDRAWN if draws_again else verdict,
         "failed": Verdict.FAILED,
     }
+
+
+@given(total=st.integers(1, 400), parts=st.integers(1, 9))
+def test_each_part_is_told_once_and_the_last_one_at_the_end(total: int, parts: int) -> None:
+    milestones = Milestones(parts)
+    told = [done for done in range(total + 1) if milestones.reached(done, total)]
+    assert len(told) == min(parts, total) and told[-1] == total
+
+
+def test_of_nothing_nothing_is_told() -> None:
+    assert not Milestones(4).reached(0, 0)
+
+
+def told(moves: set[int], *, until_s: int) -> list[tuple[int, float]]:
+    """(second, seconds without a move) of each line, if something moves at these seconds."""
+    standstill, count = Standstill(first_s=20.0, now_s=0.0), 0
+    lines: list[tuple[int, float]] = []
+    for second in range(until_s):
+        count += second in moves
+        if second >= standstill.look_at_s and (quiet_s := standstill.observe(count, now_s=second)) is not None:
+            lines.append((second, quiet_s))
+    return lines
+
+
+def test_of_what_stands_still_the_lines_come_at_growing_distances() -> None:
+    assert told(set(), until_s=200) == [(25, 20.0), (45, 40.0), (85, 80.0), (165, 160.0)]
+
+
+def test_of_what_moves_nothing_is_told_and_after_a_move_the_time_begins_anew() -> None:
+    assert told(set(range(0, 200, 10)), until_s=200) == []
+    assert told({30}, until_s=60) == [(25, 20.0), (50, 20.0)]
+
+
+ENDINGS = list(Verdict)
+
+
+@dataclass
+class History:
+    """What happened to the groups of a round, in order."""
+
+    started: list[str] = field(default_factory=list)
+    ended: dict[str, Verdict] = field(default_factory=dict)
+
+    def has_enough(self, name: StopRuleName, missing: int) -> bool:
+        """By definition, over all prefixes."""
+        if name is not StopRuleName.FIFO:
+            return list(self.ended.values()).count(Verdict.VALID) >= missing
+        return any(
+            all(uid in self.ended for uid in self.started[:length])
+            and sum(self.ended[uid] is Verdict.VALID for uid in self.started[:length]) >= missing
+            for length in range(len(self.started) + 1)
+        )
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, Verdict | None]]:
+    """Starts (verdict None) and ends of up to 8 groups in any order in which a group starts before it ends."""
+    verdicts = draw(st.lists(st.sampled_from([*ENDINGS, None]), max_size=8))  # None: never ends
+    events: list[tuple[str, Verdict | None]] = []
+    for k, verdict in enumerate(verdicts):
+        uid = f"group-{k}"
+        started_at = draw(st.integers(0, len(events)))
+        events.insert(started_at, (uid, None))
+        if verdict is not None:
+            events.insert(draw(st.integers(started_at + 1, len(events))), (uid, verdict))
+    return events
+
+
+@given(events=histories(), name=st.sampled_from(StopRuleName), target=st.integers(1, 5), carried=st.integers(0, 6))
+def test_rule_is_met_exactly_when_its_definition_is(
+    events: list[tuple[str, Verdict | None]], name: StopRuleName, target: int, carried: int
+) -> None:
+    rule = make_stop_rule(name, target_valid_groups=target, carried_valid_groups=carried)
+    history = History()
+    was_met = rule.is_met
+    assert was_met == (carried >= target)
+    for uid, verdict in events:
+        if verdict is None:
+            history.started.append(uid)
+            rule.on_start(uid)
+        else:
+            history.ended[uid] = verdict
+            rule.on_end(uid, verdict)
+        assert rule.is_met == history.has_enough(name, target - carried)
+        assert rule.is_met or not was_met, "the rule reverted"
+        was_met = rule.is_met

@@ -1,5 +1,8 @@
 """What is known of a group before all of its trajectories have ended, and how many groups are held because of it."""
 
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,3 +97,64 @@ def test_the_expected_remainder_is_that_of_the_responses_that_were_longer(lens_t
 
 def test_given_nothing_as_long_then_half_of_what_is_left_is_expected():
     assert ResponseLengths(1000).remainder_tok(200) == 400
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(finite | st.booleans(), min_size=1))
+def test_valid_exactly_when_two_metrics_differ(metrics: list[float]) -> None:
+    assert (judge_group(metrics) is Verdict.VALID) == (len(set(metrics)) > 1)
+
+
+@given(st.lists(finite, max_size=4), st.sampled_from([math.nan, math.inf, -math.inf]), st.lists(finite, max_size=4))
+def test_given_a_metric_that_is_no_finite_number_or_none_at_all_then_it_is_refused(before, bad, after) -> None:
+    for metrics in ([*before, bad, *after], []):
+        with pytest.raises(ValueError, match="finite"):
+            judge_group(metrics)
+
+
+@given(max_staleness=st.integers(0, 5), step=st.integers(1, 20), version=st.integers(0, 20))
+def test_a_token_is_too_stale_exactly_when_its_staleness_passes_the_limit(max_staleness, step, version) -> None:
+    limit = StalenessLimit(max_staleness=max_staleness)
+    assert limit.is_too_stale(version, step) == (step - 1 - version > max_staleness)
+    assert limit.must_finish(version, step) == limit.is_too_stale(version, step + 1)
+    assert (version < limit.oldest_trainable(step)) == limit.is_too_stale(version, step)
+    assert not limit.is_too_stale(None, step) and not limit.must_finish(None, step), "no token is too old"
+
+
+@given(step=st.integers(1, 10**6), version=st.integers(0, 10**6))
+def test_given_no_limit_then_nothing_is_ever_too_stale(step: int, version: int) -> None:
+    limit = StalenessLimit(max_staleness=None)
+    assert not limit.is_too_stale(version, step) and not limit.must_finish(version, step)
+
+
+@given(target=st.integers(1, 64), batch_size=st.integers(1, 200))
+def test_without_a_cap_the_target_is_held_in_whole_draws_whatever_is_observed(target: int, batch_size: int) -> None:
+    over_sampling = OverSampling(target_valid_groups=target, batch_size=batch_size)
+    held = over_sampling.groups_to_hold
+    assert held % batch_size == 0 and target <= held < target + batch_size
+    over_sampling.observe(1.0)
+    assert over_sampling.groups_to_hold == held
+
+
+@given(target=st.integers(1, 64), batch_size=st.integers(1, 200), cap=st.floats(0, 1), shares=st.lists(st.floats(0, 1)))
+def test_with_a_cap_the_target_stays_between_the_batch_and_the_configured_value(target, batch_size, cap, shares):
+    over_sampling = OverSampling(target_valid_groups=target, batch_size=batch_size, max_partial_share=cap)
+    most = before = over_sampling.groups_to_hold
+    for share in shares:
+        over_sampling.observe(share)
+        now = over_sampling.groups_to_hold
+        assert target <= now <= most
+        assert now <= before if share > cap else now >= before
+        before = now
+
+
+def test_given_the_cap_passed_again_and_again_then_over_sampling_ends_and_it_recovers_when_the_share_falls() -> None:
+    over_sampling = OverSampling(target_valid_groups=8, batch_size=16, max_partial_share=0.3)
+    for _ in range(10):
+        over_sampling.observe(0.5)
+    assert over_sampling.groups_to_hold == 8
+    for _ in range(10):
+        over_sampling.observe(0.1)
+    assert over_sampling.groups_to_hold == 16

@@ -20,6 +20,7 @@ from benchmarks.corrections.softmax_sequence_model import (
 from recipe.async_dapo.core.staleness import plan_mixtures
 from recipe.async_dapo.training.balance_heuristic import group_mixture, group_schedules, segments_of
 
+torch.set_num_threads(1)  # of small tensors
 derandomized = settings(max_examples=60, deadline=None, derandomize=True)
 group_sizes = st.lists(st.integers(1, 4), min_size=2, max_size=3)
 

@@ -1,6 +1,5 @@
 """Worker queues: nothing is lost, order is kept, a dry worker takes from the fullest."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,18 +42,6 @@ def test_every_group_comes_out_once_own_queue_first_then_the_fullest_and_the_res
         assert queues.num_waiting == len(dealt) - len(popped)
     assert queues.clear() == [uid for uid in dealt if uid not in popped]
     assert queues.num_waiting == 0
-
-
-def test_given_uneven_queues_when_cleared_then_the_groups_come_in_the_order_they_were_dealt() -> None:
-    queues = WorkerQueues(2)
-    queues.extend(waiting("a", "b", "c", "d"))
-    assert queues.pop(0) == "a"
-    assert queues.clear() == ["b", "c", "d"]
-
-
-def test_given_no_worker_when_created_then_it_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_workers=0"):
-        WorkerQueues(0)
 
 
 def test_given_groups_with_a_home_then_they_wait_there_and_others_take_them_last() -> None:

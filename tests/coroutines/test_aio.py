@@ -7,7 +7,7 @@ import pytest
 
 from recipe.async_dapo.aio import LimitReached, TurnBatch, await_all, run_to_completion, within
 
-from ..support.simulation import now_s, simulate
+from ..support.simulation import now_s
 
 
 class Cleanup:
@@ -27,51 +27,38 @@ class Cleanup:
         return "cleaned"
 
 
-def test_given_no_cancellation_then_the_result_is_that_of_the_cleanup() -> None:
-    assert simulate(run_to_completion(Cleanup().run(), timeout_s=10)) == "cleaned"
-
-
 @pytest.mark.parametrize("times_s", [[0.0], [0.5], [2.9], [0.0, 0.0], [0.5, 1.5], [0.5, 0.6, 2.0]])
-def test_given_cleanup_in_progress_when_cancelled_and_cancelled_again_then_it_finishes_first(times_s) -> None:
-    async def main() -> None:
-        cleanup = Cleanup()
-        task = asyncio.create_task(run_to_completion(cleanup.run(), timeout_s=10))
-        await asyncio.sleep(0)
-        for time_s in times_s:
-            asyncio.get_running_loop().call_at(time_s, task.cancel)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert cleanup.is_done and now_s() == pytest.approx(3)
-
-    simulate(main())
+async def test_given_cleanup_in_progress_when_cancelled_and_cancelled_again_then_it_finishes_first(times_s) -> None:
+    cleanup = Cleanup()
+    task = asyncio.create_task(run_to_completion(cleanup.run(), timeout_s=10))
+    await asyncio.sleep(0)
+    for time_s in times_s:
+        asyncio.get_running_loop().call_at(time_s, task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cleanup.is_done and now_s() == pytest.approx(3)
 
 
-def test_given_cleanup_that_fails_then_its_error_is_raised_or_the_cause_of_the_cancellation() -> None:
-    async def main() -> None:
-        with pytest.raises(ValueError, match="broken"):
-            await run_to_completion(Cleanup(error=ValueError("broken")).run(), timeout_s=10)
-        task = asyncio.create_task(run_to_completion(Cleanup(error=ValueError("broken")).run(), timeout_s=10))
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError) as cancelled:
-            await task
-        assert isinstance(cancelled.value.__cause__, ValueError)
-
-    simulate(main())
+async def test_given_cleanup_that_fails_then_its_error_is_raised_or_the_cause_of_the_cancellation() -> None:
+    with pytest.raises(ValueError, match="broken"):
+        await run_to_completion(Cleanup(error=ValueError("broken")).run(), timeout_s=10)
+    task = asyncio.create_task(run_to_completion(Cleanup(error=ValueError("broken")).run(), timeout_s=10))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await task
+    assert isinstance(cancelled.value.__cause__, ValueError)
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_given_cleanup_that_hangs_then_it_ends_at_its_deadline(is_cancelled: bool) -> None:
-    async def main() -> None:
-        task = asyncio.create_task(run_to_completion(asyncio.Event().wait(), timeout_s=60))
-        await asyncio.sleep(1)
-        if is_cancelled:
-            task.cancel()
-        with pytest.raises(asyncio.CancelledError if is_cancelled else TimeoutError):
-            await task
-        assert now_s() == pytest.approx(60)
-
-    simulate(main())
+async def test_given_cleanup_that_hangs_then_it_ends_at_its_deadline(is_cancelled: bool) -> None:
+    task = asyncio.create_task(run_to_completion(asyncio.Event().wait(), timeout_s=60))
+    await asyncio.sleep(1)
+    if is_cancelled:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError if is_cancelled else TimeoutError):
+        await task
+    assert now_s() == pytest.approx(60)
 
 
 async def after(delay_s: float, result: Any) -> Any:
@@ -81,69 +68,50 @@ async def after(delay_s: float, result: Any) -> Any:
     return result
 
 
-def test_given_a_limit_then_it_is_told_from_a_timeout_of_what_is_awaited() -> None:
+async def test_given_a_limit_then_it_is_told_from_a_timeout_of_what_is_awaited() -> None:
     async def wraps_its_cancellation() -> None:
         try:
             await asyncio.sleep(10)
         except asyncio.CancelledError:
             raise OSError("closed") from None
 
-    async def scenario() -> None:
-        assert await within(5, after(2, "in time")) == "in time"
-        with pytest.raises(TimeoutError, match="its own"):
-            await within(5, after(1, TimeoutError("its own")))
-        began_s = now_s()
-        for late in (asyncio.sleep(10), wraps_its_cancellation()):
-            with pytest.raises(LimitReached):
-                await within(5, late)
-        assert now_s() - began_s == 10
-
-    simulate(scenario())
+    assert await within(5, after(2, "in time")) == "in time"
+    with pytest.raises(TimeoutError, match="its own"):
+        await within(5, after(1, TimeoutError("its own")))
+    began_s = now_s()
+    for late in (asyncio.sleep(10), wraps_its_cancellation()):
+        with pytest.raises(LimitReached):
+            await within(5, late)
+    assert now_s() - began_s == 10
 
 
-def test_given_several_calls_when_awaited_together_then_results_keep_their_order_and_run_at_once() -> None:
-    async def main() -> None:
-        assert await await_all(after(delay_s, delay_s) for delay_s in (3, 1, 2)) == [3, 1, 2]
-        assert now_s() == pytest.approx(3)
-
-    simulate(main())
+async def test_given_several_calls_when_awaited_together_then_results_keep_their_order_and_run_at_once() -> None:
+    assert await await_all(after(delay_s, delay_s) for delay_s in (3, 1, 2)) == [3, 1, 2]
+    assert now_s() == pytest.approx(3)
 
 
-def test_given_one_call_that_fails_when_awaited_together_then_its_error_comes_alone_and_at_once() -> None:
-    async def main() -> None:
-        calls = [after(5, "late"), after(1, KeyError("first")), after(2, ValueError("second"))]
-        with pytest.raises(KeyError, match="first"):
-            await await_all(calls)
-        assert now_s() == pytest.approx(1)
-
-    simulate(main())
+async def test_given_one_call_that_fails_when_awaited_together_then_its_error_comes_alone_and_at_once() -> None:
+    calls = [after(5, "late"), after(1, KeyError("first")), after(2, ValueError("second"))]
+    with pytest.raises(KeyError, match="first"):
+        await await_all(calls)
+    assert now_s() == pytest.approx(1)
 
 
-def test_given_calls_awaited_together_when_cancelled_then_it_is_a_plain_cancellation() -> None:
-    async def main() -> None:
-        task = asyncio.create_task(await_all([after(5, "late"), after(6, "later")]))
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    simulate(main())
+async def test_given_calls_awaited_together_when_cancelled_then_it_is_a_plain_cancellation() -> None:
+    task = asyncio.create_task(await_all([after(5, "late"), after(6, "later")]))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def test_given_no_calls_then_there_are_no_results() -> None:
-    assert simulate(await_all([])) == []
-
-
-def test_given_items_added_in_one_turn_of_the_loop_then_they_are_sent_together_and_later_ones_apart() -> None:
-    async def main() -> None:
-        sent: list[list[str]] = []
-        batch = TurnBatch[str](sent.append)
-        batch.add("a"), batch.add("b")
-        assert sent == []
-        await asyncio.sleep(0)
-        batch.add("c")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert sent == [["a", "b"], ["c"]]
-
-    simulate(main())
+async def test_given_items_added_in_one_turn_of_the_loop_then_they_are_sent_together_and_later_ones_apart() -> None:
+    sent: list[list[str]] = []
+    batch = TurnBatch[str](sent.append)
+    batch.add("a"), batch.add("b")
+    assert sent == []
+    await asyncio.sleep(0)
+    batch.add("c")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sent == [["a", "b"], ["c"]]

@@ -56,92 +56,68 @@ def resumed(held: PromptGroup) -> PromptGroup:
     return group_of(record_of(held))
 
 
-def test_given_a_call_when_rounds_stop_under_it_then_it_goes_on_and_its_loop_waits_for_it_in_each_round() -> None:
-    async def main() -> None:
-        service, held = Service(takes_s=35.0), group()
-        for _ in range(3):
-            assert await stopped_at(rollout(asking(service)), held, 10.0) is None
-        last = rollout(asking(service))
-        assert (await outcome_of(last, held)).verdict is Verdict.VALID
-        assert now_s() == pytest.approx(35.0)
-        assert service.is_charged_once and service.answers == [2, 2, 2, 2]
-        assert sum(counts.replayed for counts in last.calls) == 4
-
-    simulate(main())
+async def test_given_a_call_when_rounds_stop_under_it_then_it_goes_on_and_its_loop_waits_for_it_in_each_round() -> None:
+    service, held = Service(takes_s=35.0), group()
+    for _ in range(3):
+        assert await stopped_at(rollout(asking(service)), held, 10.0) is None
+    last = rollout(asking(service))
+    assert (await outcome_of(last, held)).verdict is Verdict.VALID
+    assert now_s() == pytest.approx(35.0)
+    assert service.is_charged_once and service.answers == [2, 2, 2, 2]
+    assert sum(counts.replayed for counts in last.calls) == 4
 
 
-def test_given_a_kill_when_calls_were_under_way_then_the_tool_is_asked_for_what_they_came_to() -> None:
-    service = Service()
-    charge = unknown_calls("fail_trajectory", service.recover)(_free_function(service))
-
-    async def until_the_kill() -> PromptGroup:
-        held = group()
-        assert await stopped_at(rollout(asking(service, charge)), held, 5.0) is None
-        saved = resumed(held)
-        await asyncio.sleep(10.0)
-        return saved
-
-    saved = simulate(until_the_kill())
-    running = rollout(asking(service, charge))
-    assert simulate(outcome_of(running, saved)).verdict is Verdict.VALID
-    assert service.is_charged_once and len(service.charged) == 4 and service.answers == [2, 2, 2, 2]
-    assert sum(counts.unknown for counts in running.calls) == 4
-
-
-def test_given_a_kill_when_a_call_came_after_the_checkpoint_then_it_is_recovered_too() -> None:
-    service = Service()
-    charge = unknown_calls("retry", service.recover)(_free_function(service))
-
-    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        outputs = finished(trajectory)
-        await asyncio.sleep(5.0)
-        service.answers.append(await recorded(charge, 1))
-        return outputs
-
-    async def until_the_kill() -> PromptGroup:
-        held = group()
-        assert await stopped_at(rollout(loop), held, 3.0) is None
-        saved = resumed(held)
-        assert not any(trajectory.calls for trajectory in saved.trajectories)
-        assert await stopped_at(rollout(loop), held, 8.0) is None
-        await asyncio.sleep(10.0)
-        return saved
-
-    saved = simulate(until_the_kill())
-    assert simulate(outcome_of(rollout(loop), saved)).verdict is Verdict.VALID
-    assert service.is_charged_once and len(service.charged) == 4
-
-
-@pytest.mark.parametrize(("when_unknown", "verdict"), [("retry", Verdict.VALID), ("fail_trajectory", Verdict.FAILED)])
-def test_given_a_kill_when_nobody_can_be_asked_then_the_tool_s_policy_acts(when_unknown: str, verdict: Verdict) -> None:
-    service = Service()
-    charge = unknown_calls(when_unknown)(_free_function(service))
-
-    async def until_the_kill() -> PromptGroup:
-        held = group()
-        await stopped_at(rollout(asking(service, charge)), held, 5.0)
-        saved = resumed(held)
-        await asyncio.sleep(10.0)
-        return saved
-
-    saved = simulate(until_the_kill())
-    outcome = simulate(outcome_of(rollout(asking(service, charge)), saved))
-    assert outcome.verdict is verdict
-    assert set(service.charged.values()) == ({2} if verdict is Verdict.VALID else {1}) and len(service.charged) == 4
-    assert (outcome.reason == "unknown_call") == (verdict is Verdict.FAILED)
-    if outcome.cause is not None:
-        assert outcome.cause.place == "it is not known whether a call of _free_function.<locals>.charge has happened"
-
-
-def _free_function(service: Service) -> Any:
+def free_function(service: Service) -> Any:
     async def charge(amount: int) -> int:
         return await service.charge(amount)
 
     return charge
 
 
+async def killed(loop: Loop, *, goes_on_s: float = 0.0) -> PromptGroup:
+    """The checkpoint of a run that was killed, so long after it and with calls that have come to their end."""
+    held = group()
+    assert await stopped_at(rollout(loop), held, 5.0) is None
+    saved = resumed(held)
+    if goes_on_s:
+        assert await stopped_at(rollout(loop), held, goes_on_s) is None
+    await asyncio.sleep(10.0)
+    return saved
+
+
+@pytest.mark.parametrize("goes_on_s", [0.0, 8.0])  # calls that are in the checkpoint, and others
+def test_given_a_kill_when_calls_were_under_way_then_the_tool_is_asked_for_what_they_came_to(goes_on_s: float) -> None:
+    service = Service()
+    charge = unknown_calls("fail_trajectory" if goes_on_s == 0 else "retry", service.recover)(free_function(service))
+
+    async def loop(held: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        outputs = finished(trajectory)
+        await asyncio.sleep(0.75 * goes_on_s)
+        service.answers.append(await recorded(charge, 1))
+        return outputs
+
+    saved = simulate(killed(loop, goes_on_s=goes_on_s))
+    assert any(trajectory.calls for trajectory in saved.trajectories) == (goes_on_s == 0)
+    running = rollout(loop)
+    assert simulate(outcome_of(running, saved)).verdict is Verdict.VALID
+    assert service.is_charged_once and len(service.charged) == 4 and service.answers == [2, 2, 2, 2]
+    assert sum(counts.unknown for counts in running.calls) == (4 if goes_on_s == 0 else 0)
+
+
+@pytest.mark.parametrize(("when_unknown", "verdict"), [("retry", Verdict.VALID), ("fail_trajectory", Verdict.FAILED)])
+def test_given_a_kill_when_nobody_can_be_asked_then_the_tool_s_policy_acts(when_unknown: str, verdict: Verdict) -> None:
+    service = Service()
+    loop = asking(service, unknown_calls(when_unknown)(free_function(service)))
+    outcome = simulate(outcome_of(rollout(loop), simulate(killed(loop))))
+    assert outcome.verdict is verdict
+    assert set(service.charged.values()) == ({2} if verdict is Verdict.VALID else {1}) and len(service.charged) == 4
+    assert (outcome.reason == "unknown_call") == (verdict is Verdict.FAILED)
+    if outcome.cause is not None:
+        assert outcome.cause.place == "it is not known whether a call of free_function.<locals>.charge has happened"
+
+
 @pytest.mark.parametrize("hangs", [True, False])
-def test_given_a_kill_when_recover_never_answers_then_the_trajectory_fails_at_the_limit(hangs: bool) -> None:
+async def test_given_a_kill_when_recover_never_answers_then_the_trajectory_fails_at_the_limit(hangs: bool) -> None:
     """Or cancels itself: then its trajectory fails at once."""
     service = Service()
 
@@ -150,17 +126,12 @@ def test_given_a_kill_when_recover_never_answers_then_the_trajectory_fails_at_th
             await asyncio.sleep(1e6)
         raise asyncio.CancelledError
 
-    async def main() -> None:
-        charge, held = unknown_calls("retry", recover)(_free_function(service)), group()
-        assert await stopped_at(rollout(asking(service, charge)), held, 5.0) is None
-        outcome = await outcome_of(rollout(asking(service, charge)), resumed(held))
-        assert outcome.verdict is Verdict.FAILED
-        assert outcome.reason == ("unknown_call" if hangs else "generation_error")
-        assert hangs == ("recover of _free_function.<locals>.charge gave no answer" in str(outcome.cause))
-        assert now_s() == 5.0 + (60.0 if hangs else 0.0)
-        await asyncio.sleep(10.0)
-
-    simulate(main())
+    loop = asking(service, unknown_calls("retry", recover)(free_function(service)))
+    outcome = await outcome_of(rollout(loop), await killed(loop))
+    assert outcome.verdict is Verdict.FAILED
+    assert outcome.reason == ("unknown_call" if hangs else "generation_error")
+    assert hangs == ("recover of free_function.<locals>.charge gave no answer" in str(outcome.cause))
+    assert now_s() == 5.0 + 10.0 + (60.0 if hangs else 0.0)
 
 
 class Unrepeatable:
@@ -178,46 +149,32 @@ class Unrepeatable:
         return outputs
 
 
-def test_given_a_loop_that_cannot_be_repeated_when_it_is_gone_then_it_is_not_run_again() -> None:
+async def test_given_a_loop_that_cannot_be_repeated_when_it_is_gone_then_it_is_not_run_again() -> None:
     """The pool retires its group before; see test_cluster_kept_loops.py."""
     service, kept = Service(), KeptLoops(most=0)
 
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         return await kept.run(lambda: Unrepeatable(service), {}, trajectory=trajectory)
 
-    async def main() -> None:
-        held = group()
-        assert await stopped_at(rollout(loop, kept=kept), held, 15.0) is None
-        assert held.lost_loops == 4 == resumed(held).lost_loops
-        outcome = await outcome_of(rollout(loop, kept=kept), held)
-        assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
-        assert service.is_charged_once
-        await asyncio.sleep(60)
-
-    simulate(main())
+    held = group()
+    assert await stopped_at(rollout(loop, kept=kept), held, 15.0) is None
+    assert held.lost_loops == 4 == resumed(held).lost_loops
+    outcome = await outcome_of(rollout(loop, kept=kept), held)
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
+    assert service.is_charged_once
+    await asyncio.sleep(60)
 
 
 def test_given_a_recover_that_blocks_then_the_worker_goes_on_meanwhile() -> None:
-    service, held = Service(), group()
-    charge = unknown_calls("retry", lambda _: recover())(_free_function(service))
-    others_ran = threading.Event()
+    service, others_ran = Service(), threading.Event()
+    running_loop = asyncio.new_event_loop()
 
-    async def crash() -> PromptGroup:
-        assert await stopped_at(rollout(asking(service, charge)), held, 5.0) is None
-        left = resumed(held)
-        await asyncio.sleep(10.0)
-        return left
-
-    async def resume(left: PromptGroup) -> None:
-        outcome = await outcome_of(rollout(asking(service, charge)), left)
-        assert outcome.verdict is Verdict.VALID
-
-    loop = asyncio.new_event_loop()
-
-    def recover() -> int:
-        loop.call_soon_threadsafe(others_ran.set)
+    def recover(_: str) -> int:
+        running_loop.call_soon_threadsafe(others_ran.set)
         return 2 if others_ran.wait(timeout=1) else 0
 
-    loop.run_until_complete(resume(simulate(crash())))
-    loop.close()
+    loop = asking(service, unknown_calls("retry", recover)(free_function(service)))
+    left = simulate(killed(loop))
+    assert running_loop.run_until_complete(outcome_of(rollout(loop), left)).verdict is Verdict.VALID
+    running_loop.close()
     assert service.answers == [2] * 4

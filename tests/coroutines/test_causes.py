@@ -77,7 +77,7 @@ def failed(uid: str, cause: Cause) -> GroupOutcome:
     return GroupOutcome(prompt_uid=uid, verdict=Verdict.FAILED, reason="reward_error", cause=cause, failed=1)
 
 
-def test_each_place_is_told_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_place_is_told_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(coordinator_module.logger, "warning", lambda text, *values: told.append(text % values))
     places = [
@@ -85,25 +85,22 @@ def test_each_place_is_told_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> No
         'Traceback\n  File "reward.py", line 9\nKeyError: 1',
     ]
 
-    async def main() -> None:
-        coordinator = EarlyStoppingCoordinator(None)
-        for step in (1, 2):
-            spec = RoundSpec(
-                round_id=f"step-{step}",
-                stop_rule=StopRuleName.FIRST_COMPLETED,
-                target_valid_groups=9,
-                carried_valid_groups=0,
-                num_workers=1,
-                drains=False,
-            )
-            uids = [f"{step}-{k}" for k in range(4)]
-            await coordinator.open_round(spec, [Ticket(prompt_uid=uid, unfinished=1, content=b"") for uid in uids])
-            for k, uid in enumerate(uids):
-                await coordinator.take_group(spec.round_id, 0)
-                cause = Cause(f"KeyError({uid})", places[k % 2])
-                await coordinator.report_completion(spec.round_id, failed(uid, cause))
-
-    simulate(main())
+    coordinator = EarlyStoppingCoordinator(None)
+    for step in (1, 2):
+        spec = RoundSpec(
+            round_id=f"step-{step}",
+            stop_rule=StopRuleName.FIRST_COMPLETED,
+            target_valid_groups=9,
+            carried_valid_groups=0,
+            num_workers=1,
+            drains=False,
+        )
+        uids = [f"{step}-{k}" for k in range(4)]
+        await coordinator.open_round(spec, [Ticket(prompt_uid=uid, unfinished=1, content=b"") for uid in uids])
+        for k, uid in enumerate(uids):
+            await coordinator.take_group(spec.round_id, 0)
+            cause = Cause(f"KeyError({uid})", places[k % 2])
+            await coordinator.report_completion(spec.round_id, failed(uid, cause))
     assert len(told) == 2 and all(place in text for place, text in zip(places, told, strict=True))
 
 

@@ -43,10 +43,9 @@ class SizedCluster(EmulatedCluster):
 
 
 @pytest.fixture
-def cluster(monkeypatch):
-    started = SizedCluster(monkeypatch)
-    yield started
-    started.close()
+def cluster(clusters, monkeypatch):
+    clusters.append(SizedCluster(monkeypatch))
+    return clusters[0]
 
 
 @pytest.mark.slow

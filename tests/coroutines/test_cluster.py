@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
@@ -15,22 +16,8 @@ from ..support.simulated_cluster import resumed
 from ..support.simulated_options import STRATEGIES, options
 from ..support.simulated_worker import Task, failing_task, random_task
 
+COMBINATIONS = list(product(RolloutStrategy, StopRuleName))
 MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(60, 1100)]
-STOP_RULES = pytest.mark.parametrize("stop_rule", list(StopRuleName))
-
-
-@STRATEGIES
-@STOP_RULES
-@pytest.mark.parametrize("pool_size", [None, 4, Auto.AUTO])
-@pytest.mark.parametrize("seed", range(3))
-def test_given_any_strategy_and_rule_when_steps_are_run_then_all_invariants_hold(
-    start, strategy, stop_rule, pool_size, seed
-) -> None:
-    opts = options(rollout_strategy=strategy, stop_rule=stop_rule, rollout_pool_size=pool_size, max_staleness=3)
-    cluster = start(opts, task=random_task(seed))
-    for _ in range(6):
-        cluster.step()
-    assert len(cluster.trained) == 12
 
 
 @pytest.mark.parametrize("pool_size", [None, Auto.AUTO])
@@ -56,7 +43,7 @@ def test_given_rewards_that_take_longer_than_a_round_then_each_trajectory_is_sco
     assert calls and all(call.result is not None for call in calls)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_given_drain_and_discard_without_filter_then_each_step_trains_on_the_next_prompts(start, seed) -> None:
     """As verl's sync mode does, which `test_same_learning.py` compares."""
     batch = 4
@@ -75,9 +62,7 @@ def test_given_drain_and_discard_without_filter_then_each_step_trains_on_the_nex
 
 @pytest.mark.parametrize("pool_size", [3, Auto.AUTO])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_given_frozen_requests_in_every_place_then_their_groups_start_and_nobody_waits_for_ever(
-    start, pool_size, seed
-) -> None:
+def test_given_frozen_requests_in_every_place_then_their_groups_start_and_nobody_waits_for_ever(start, pool_size, seed):
     """The oldest groups were in a tool call at the stop, and hold no place."""
     opts = options(
         rollout_strategy=RolloutStrategy.PARTIAL_STALE_KV,
@@ -117,10 +102,10 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
     `Cluster.check` compares every trained trajectory with the tokens its engine would have sampled in one go.
     """
     random = Random(seed)
-    strategy = random.choice(list(RolloutStrategy))
+    strategy, stop_rule = COMBINATIONS[seed % len(COMBINATIONS)]
     opts = options(
         rollout_strategy=strategy,
-        stop_rule=random.choice(list(StopRuleName)),
+        stop_rule=stop_rule,
         max_staleness=random.choice([None, 0, 1, 2, 4]),
         max_loads_per_server=random.choice([1, 2, 3, 8]),
         max_concurrent_prompts=random.choice([1, 2, 4]),
@@ -148,51 +133,14 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
             cluster.run_for(training_s)
             cluster.update_weights()
         if random.random() < 0.3:
-            cluster.validate(3)
+            assert len({key.split("_")[0] for key in cluster.validate(3).keys}) <= 3
         if random.random() < 0.3:
             cluster = resumed(start, cluster)
-
-
-@STRATEGIES
-@pytest.mark.parametrize("seed", range(6))
-def test_given_failing_rewards_validation_and_checkpoints_when_steps_are_run_then_all_invariants_hold(
-    start, strategy, seed
-) -> None:
-    random = Random(seed)
-    opts = options(
-        rollout_strategy=strategy,
-        stop_rule=random.choice(list(StopRuleName)),
-        max_staleness=random.choice([None, 0, 1, 3]),
-        max_loads_per_server=random.choice([1, 3, 8]),
-        max_concurrent_prompts=random.choice([1, 2, 4]),
-        num_workers=random.choice([1, 3]),
-    )
-    cluster = start(opts, task=failing_task(seed))
-    for _ in range(8):
-        cluster.step()
-        if random.random() < 0.4:
-            assert len({key.split("_")[0] for key in cluster.validate(4).keys}) <= 4
-        if random.random() < 0.4:
-            cluster = resumed(start, cluster)
     ledger = cluster.buffer.pool.check_ledger()
-    assert ledger["trained"] == 16 and ledger["drawn"] >= cluster.num_drawn
+    assert ledger["trained"] == 6 * opts.target_valid_groups and ledger["drawn"] >= cluster.num_drawn
 
 
-@STRATEGIES
-@pytest.mark.parametrize("seed", range(4))
-def test_given_calls_that_take_any_time_when_steps_are_run_then_all_invariants_hold(start, strategy, seed) -> None:
-    random = Random(seed)
-    opts = options(rollout_strategy=strategy, stop_rule=random.choice(list(StopRuleName)), max_staleness=2)
-    cluster = start(
-        opts, task=failing_task(seed), latency_s=lambda method: random.choice([0.0, 0.01, 0.3, random.uniform(0, 3)])
-    )
-    for _ in range(5):
-        cluster.step()
-
-
-def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_again_then_it_is_trained_in_the_end(
-    start,
-) -> None:
+def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_again_then_it_is_trained_in_the_end(start):
     def length_of(prompt_ids: list[int]) -> int:
         return 60 if prompt_ids[0] == 0 else 6
 
@@ -203,15 +151,6 @@ def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_aga
         metrics = cluster.step()
         ages.append(metrics["async_dapo/age/max"])
     assert len(ages) > 2 and ages[-1] == len(ages) - 1
-
-
-def test_given_a_limit_of_tokens_a_round_then_long_responses_are_set_aside_and_finished_later(start) -> None:
-    opts = options(
-        rollout_strategy=RolloutStrategy.PARTIAL, stop_rule=StopRuleName.FIRST_COMPLETED, max_tokens_per_round=8
-    )
-    cluster = start(opts, task=random_task(1))
-    for _ in range(6):
-        assert cluster.step()["async_dapo/round/rollout_s"] < 100
 
 
 def test_given_a_cap_on_old_tokens_and_a_filter_that_drops_groups_then_fewer_are_interrupted_and_old(start) -> None:
@@ -242,9 +181,7 @@ def test_given_discard_and_first_completed_then_training_prefers_short_answers_a
 
 
 @STRATEGIES
-def test_given_no_latency_then_the_engines_are_idle_at_the_very_moment_of_the_last_valid_report(
-    start, strategy
-) -> None:
+def test_given_no_latency_then_the_engines_are_idle_at_the_very_moment_of_the_last_valid_report(start, strategy):
     cluster = start(options(rollout_strategy=strategy, stop_rule=StopRuleName.FIRST_COMPLETED), latency_s=0.0)
     for _ in range(4):
         assert cluster.step()["async_dapo/early_stop/stop_latency_s"] == 0.0

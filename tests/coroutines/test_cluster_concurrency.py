@@ -4,9 +4,8 @@ import pytest
 
 from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
-from ..support.simulated_cluster import Cluster
+from ..support.simulated_cluster import Cluster, resumed
 from ..support.simulated_options import options
 from ..support.simulated_worker import Task
 
@@ -65,20 +64,15 @@ def test_given_a_limit_on_staleness_then_the_pool_follows_the_lengths_that_were_
     assert cluster.specs[-1].pool_size <= record.result.balancer.concurrency["places"]
 
 
-def test_given_a_checkpoint_then_the_next_run_begins_with_what_was_learned(start, monkeypatch) -> None:
+def test_given_a_checkpoint_then_the_next_run_begins_with_what_was_learned(start) -> None:
     cluster = start(options(**AUTO))
     for _ in range(2):
         cluster.step()
     learned = cluster.records[-1].result.balancer.concurrency
-    state = from_frames(to_frames(cluster.buffer.state()))
-    resumed = start(options(**AUTO))
-    resumed.step_number, resumed.num_drawn = cluster.step_number, cluster.num_drawn
-    resumed.buffer.restore(state)
-    resumed.store.rows = cluster.store.rows
-    resumed.update_weights()
-    resumed.buffer.open_round(resumed.step_number + 1)
-    assert resumed.manager.places == learned["places"]
-    resumed.buffer.sample(resumed.step_number + 1, "train", 8)
+    again = resumed(start, cluster)
+    again.buffer.open_round(again.step_number + 1)
+    assert again.manager.places == learned["places"]
+    again.buffer.sample(again.step_number + 1, "train", 8)
 
 
 def test_given_groups_that_the_stop_interrupts_then_those_that_are_certain_count_as_valid(start) -> None:

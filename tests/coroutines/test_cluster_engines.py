@@ -1,6 +1,7 @@
 """Whole runs on virtual time while engines die or hang outside a round: in training, in the weight update, asleep."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,17 +38,25 @@ def die_after_the_update(cluster: Cluster) -> None:
     cluster.server_handles[1].kill()
 
 
-def die_in_a_round(cluster: Cluster) -> None:
-    cluster.loop.call_later(3.0, cluster.server_handles[1].kill)
+def die_in_a_round(cluster: Cluster, after_s: float) -> None:
+    cluster.loop.call_later(after_s, cluster.server_handles[1].kill)
     cluster.step()
 
 
-@pytest.mark.parametrize("die", [die_while_training, die_in_the_update, die_after_the_update, die_in_a_round])
+@pytest.mark.parametrize(
+    "die",
+    [
+        die_while_training,
+        die_in_the_update,
+        die_after_the_update,
+        *(partial(die_in_a_round, after_s=after_s) for after_s in (0.0, 0.015, 3.0, 11.5)),
+    ],
+)
 @STRATEGIES
 def test_given_an_engine_that_dies_at_any_time_then_steps_go_on_without_it(
     start, strategy, die: Callable[[Cluster], None]
 ) -> None:
-    cluster = start(options(rollout_strategy=strategy), num_servers=3)
+    cluster = start(options(rollout_strategy=strategy), task=Task(lambda prompt_ids: 20), num_servers=3)
     cluster.step()
     die(cluster)
     for _ in range(3):
@@ -81,9 +90,7 @@ def test_given_the_only_engine_when_it_dies_before_the_first_weights_then_the_st
 
 
 @STRATEGIES
-def test_given_the_only_engine_when_it_dies_while_the_actor_trains_then_the_update_ends_at_once(
-    start, strategy
-) -> None:
+def test_given_the_only_engine_when_it_dies_while_the_actor_trains_then_the_update_ends_at_once(start, strategy):
     cluster = start(options(rollout_strategy=strategy), num_servers=1)
     cluster.sample()
     cluster.server_handles[0].kill()

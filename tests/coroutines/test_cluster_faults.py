@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo import store
 from recipe.async_dapo.config import ConfigError, FilterConfig, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
@@ -18,21 +17,6 @@ from ..support.scripted_reward import reward_options
 from ..support.simulated_cluster import Cluster
 from ..support.simulated_options import STRATEGIES, options
 from ..support.simulated_worker import Task
-
-
-@pytest.mark.parametrize("death_s", [0.0, 0.015, 3.0, 11.5])
-@STRATEGIES
-def test_given_a_server_that_dies_in_a_round_then_the_round_ends_on_the_others(start, strategy, death_s) -> None:
-    cluster = start(options(rollout_strategy=strategy), task=Task(lambda prompt_ids: 20), num_servers=3)
-    cluster.step_number = 1
-    cluster.buffer.open_round(1)
-    cluster.loop.call_later(death_s, cluster.server_handles[1].kill)
-    batch, _ = cluster.buffer.sample(1, store.TRAIN, 2)
-    for key in batch.keys:
-        cluster.check_trajectory(*cluster.store.rows[store.TRAIN][key])
-    assert len({key.split("_")[0] for key in batch.keys}) == 2
-    cluster.run_for(1)
-    assert set(cluster.balancer._table.inflight) == {"server-0", "server-2"}
 
 
 def error_of_a_step(cluster: Cluster, kill: Any, *, after_s: float) -> tuple[str, float]:
@@ -136,9 +120,7 @@ def test_given_rewards_that_fail_in_a_validation_then_they_are_counted_with_thei
     assert cause.startswith("in validation, reward_error: ") and "broken" in cause and groups == 3
 
 
-def test_given_a_judge_that_does_not_answer_when_validating_then_the_console_says_what_is_waited_for(
-    start, caplog
-) -> None:
+def test_given_a_judge_that_does_not_answer_when_validating_then_the_console_says_what_is_waited_for(start, caplog):
     caplog.set_level("INFO", logger="recipe.async_dapo")
     cluster = start(options(), task=Task(scoring_s=100.0))
     cluster.validate(6)
@@ -155,9 +137,7 @@ def test_given_rewards_that_fail_for_good_when_the_policy_is_raise_then_the_step
 
 
 @pytest.mark.parametrize("stop_rule", list(StopRuleName))
-def test_given_every_group_filtered_then_the_step_ends_after_the_allowed_batches_and_names_the_remedy(
-    start, stop_rule
-) -> None:
+def test_given_every_group_filtered_then_the_step_ends_after_the_allowed_batches_and_names_the_remedy(start, stop_rule):
     limits = FilterConfig(metric="acc", max_num_gen_batches=3)
     cluster = start(options(filter=limits, stop_rule=stop_rule), task=Task(metric_of=lambda prompt_ids: 1.0))
     with pytest.raises(ConfigError, match="max_num_gen_batches=3"):
@@ -179,9 +159,7 @@ def test_given_a_reward_without_the_filter_metric_when_a_round_runs_then_the_err
 
 
 @STRATEGIES
-def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_counted_and_steps_go_on(
-    start, strategy
-) -> None:
+def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_counted_and_steps_go_on(start, strategy):
     task = Task()
     healthy = task.metric_of
     cluster = start(options(rollout_strategy=strategy), task=task)
@@ -206,9 +184,7 @@ def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_coun
     assert sum(step["async_dapo/failure/killed_reward_processes"] for step in metrics) >= failed
 
 
-def test_given_an_agent_loop_that_cancels_itself_when_nothing_stopped_then_its_group_fails_and_steps_go_on(
-    start,
-) -> None:
+def test_given_an_agent_loop_that_cancels_itself_when_nothing_stopped_then_its_group_fails_and_steps_go_on(start):
     cluster = start(options())
     for worker in cluster.workers:
         generate = worker._generate

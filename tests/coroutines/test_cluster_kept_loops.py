@@ -58,9 +58,7 @@ def test_given_a_limit_of_tokens_a_round_then_loops_rest_while_the_round_goes_on
 
 
 @KEEPING
-def test_given_several_workers_when_a_group_is_continued_then_the_worker_with_its_loops_takes_it(
-    start, strategy
-) -> None:
+def test_given_several_workers_when_a_group_is_continued_then_the_worker_with_its_loops_takes_it(start, strategy):
     """But for some, which workers take that have nothing else to do."""
 
     def begun_again(most: int) -> int:

@@ -1,7 +1,5 @@
 """Two-stage groups in whole runs on virtual time: every strategy and stop rule, stops and restarts in mid-screening."""
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from recipe.async_dapo.config import Auto, RolloutStrategy
@@ -13,20 +11,6 @@ from ..support.simulated_options import STRATEGIES, options
 from ..support.simulated_worker import Task, random_task
 
 SCREENING = Screening(samples=2, keep_share=0.0)
-
-
-@pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]:
-    clusters: list[Cluster] = []
-
-    def begin(*args, **kwargs) -> Cluster:
-        clusters.append(Cluster(monkeypatch, *args, **kwargs))
-        return clusters[-1]
-
-    yield begin
-    monkeypatch.undo()
-    for cluster in clusters:
-        cluster.close()
 
 
 def half_screened(cluster: Cluster) -> int:

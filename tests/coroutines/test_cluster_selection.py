@@ -1,7 +1,7 @@
 """Prompts chosen by history in whole runs on virtual time: a data set visited again and again, and a restart."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,9 +10,8 @@ from recipe.async_dapo.core.prompt_history import SelectBy, Selection
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.rollout.manager import make_group
-from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
-from ..support.simulated_cluster import Cluster
+from ..support.simulated_cluster import Cluster, resumed
 from ..support.simulated_options import options
 from ..support.simulated_worker import Task
 
@@ -24,37 +23,21 @@ UNIFORM = replace(BY_HISTORY, by=SelectBy.UNIFORM)
 class Revisited(Cluster):
     """Draws the same prompts again and again; two of three are hopeless."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, selection: Selection) -> None:
-        def metric_of(prompt_ids: list[int]) -> float:
-            return float(prompt_ids[0] % 3 == 0 and prompt_ids[1] % 2)
-
-        opts = options(
-            rollout_n=4,
-            rollout_strategy=RolloutStrategy.PARTIAL,
-            stop_rule=StopRuleName.FIRST_COMPLETED,
-            selection=selection,
-        )
-        super().__init__(monkeypatch, opts, task=Task(metric_of=metric_of))
-
     def _draw(self, count: int) -> list[PromptGroup]:
-        numbers = range(self.num_drawn, self.num_drawn + count)
-        self.num_drawn += count
-        rows = [{"uid": f"group-{number}", "index": number % DATA_SET} for number in numbers]
+        groups = super()._draw(count)
+        rows = [{"uid": group.uid, "index": group.prompt["index"] % DATA_SET} for group in groups]
         return [make_group(row, n=self.options.rollout_n, step=self.step_number) for row in rows]
 
 
-@pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Selection], Revisited]]:
-    clusters: list[Revisited] = []
-
-    def begin(selection: Selection) -> Revisited:
-        clusters.append(Revisited(monkeypatch, selection))
-        return clusters[-1]
-
-    yield begin
-    monkeypatch.undo()
-    for cluster in clusters:
-        cluster.close()
+def begun(start: Any, selection: Selection) -> Revisited:
+    opts = options(
+        rollout_n=4,
+        rollout_strategy=RolloutStrategy.PARTIAL,
+        stop_rule=StopRuleName.FIRST_COMPLETED,
+        selection=selection,
+    )
+    task = Task(metric_of=lambda prompt_ids: float(prompt_ids[0] % 3 == 0 and prompt_ids[1] % 2))
+    return start(opts, Revisited, task=task)
 
 
 def filtered_per_trained(cluster: Revisited, *, warmup: int, steps: int) -> float:
@@ -68,9 +51,9 @@ def filtered_per_trained(cluster: Revisited, *, warmup: int, steps: int) -> floa
 
 @pytest.mark.slow
 def test_given_a_data_set_visited_again_then_at_most_half_as_many_groups_are_filtered_and_every_prompt_is_drawn(start):
-    uniform = start(UNIFORM)
+    uniform = begun(start, UNIFORM)
     without = filtered_per_trained(uniform, warmup=12, steps=30)
-    by_history = start(BY_HISTORY)
+    by_history = begun(start, BY_HISTORY)
     assert filtered_per_trained(by_history, warmup=12, steps=30) <= 0.5 * without
     history = by_history.buffer.history
     assert len(history) == DATA_SET
@@ -79,20 +62,15 @@ def test_given_a_data_set_visited_again_then_at_most_half_as_many_groups_are_fil
 
 
 def test_given_a_restart_then_history_and_deferred_prompts_go_on_where_they_were(start) -> None:
-    cluster = start(BY_HISTORY)
-    while not (deferred := cluster.buffer.pool.check_ledger()["deferred"]):
+    cluster = begun(start, BY_HISTORY)
+    while not (deferred := cluster.buffer.pool.state().deferred):
         cluster.step()
     assert cluster.step_number < 40
-    saved = cluster.buffer.state()
-    state = from_frames(list(to_frames(saved)))
-    assert state.history == saved.history and len(state.pool.deferred) == deferred
-    again = start(BY_HISTORY)
-    again.buffer.restore(state)
-    again.store.rows, again.step_number = cluster.store.rows, cluster.step_number
-    again.num_drawn, again.trained = cluster.num_drawn, cluster.trained
-    again.update_weights()
-    due = {group.uid for group in state.pool.deferred}
-    assert all(group.deferred_until <= cluster.step_number + BY_HISTORY.defer_steps for group in state.pool.deferred)
+    again = resumed(start, cluster)
+    assert again.buffer.history.state() == cluster.buffer.history.state()
+    due = {group.uid for group in again.buffer.pool.state().deferred}
+    assert due == {group.uid for group in deferred}
+    assert all(group.deferred_until <= cluster.step_number + BY_HISTORY.defer_steps for group in deferred)
     for _ in range(BY_HISTORY.defer_steps + 1):
         again.step()
     assert not due & {group.uid for group in again.buffer.pool.state().deferred}, "what was deferred has not come back"

@@ -18,7 +18,7 @@ from recipe.async_dapo_lab.rehearsal.options import CompressedClock
 from recipe.async_dapo_lab.rehearsal.outputs import LOG_PROB
 
 from ..support.scripted_engine import start_server
-from ..support.simulation import now_s, settle, simulate
+from ..support.simulation import at_each, now_s, settle, simulate
 
 SPEEDUP = 4.0
 STEP_S = 1.0  # virtual
@@ -63,164 +63,85 @@ def assert_whole(output: TokenOutput) -> None:
     assert sum(count for _, count in output.extra_fields["segments"]) == len(output.token_ids)
 
 
-def test_given_a_request_when_it_ends_then_it_took_the_modelled_time_and_has_its_answer(monkeypatch) -> None:
-    async def main() -> None:
-        output = await generate(start_server(monkeypatch, emulated(prefill_token_s=2.0)))
-        assert now_s() == pytest.approx((LENGTH_TOK * STEP_S + 2.0 * len(PROMPT)) / SPEEDUP)
-        assert output.token_ids == answer(0)
-        assert (output.stop_reason, output.extra_fields["finish_reason"]) == ("completed", "stop")
-        assert_whole(output)
-
-    simulate(main())
+async def test_given_a_request_when_it_ends_then_it_took_the_modelled_time_and_has_its_answer(monkeypatch) -> None:
+    output = await generate(start_server(monkeypatch, emulated(prefill_token_s=2.0)))
+    assert now_s() == pytest.approx((LENGTH_TOK * STEP_S + 2.0 * len(PROMPT)) / SPEEDUP)
+    assert output.token_ids == answer(0)
+    assert (output.stop_reason, output.extra_fields["finish_reason"]) == ("completed", "stop")
+    assert_whole(output)
 
 
-def test_given_a_change_of_speed_then_it_happens_so_long_after_the_first_request(monkeypatch) -> None:
-    async def main() -> None:
-        engine = emulated()
-        engine.change_cost_later(4 * STEP_S, replace(engine.model._cost, base_s=2 * STEP_S))
-        server = start_server(monkeypatch, engine)
-        await asyncio.sleep(100)
-        for tokens_s in (4 * STEP_S + (LENGTH_TOK - 4) * 2 * STEP_S, LENGTH_TOK * 2 * STEP_S):
-            began_s = now_s()
-            assert_whole(await generate(server))
-            assert now_s() - began_s == pytest.approx(tokens_s / SPEEDUP)
-
-    simulate(main())
+async def test_given_a_change_of_speed_then_it_happens_so_long_after_the_first_request(monkeypatch) -> None:
+    engine = emulated()
+    engine.change_cost_later(4 * STEP_S, replace(engine.model._cost, base_s=2 * STEP_S))
+    server = start_server(monkeypatch, engine)
+    await asyncio.sleep(100)
+    for tokens_s in (4 * STEP_S + (LENGTH_TOK - 4) * 2 * STEP_S, LENGTH_TOK * 2 * STEP_S):
+        began_s = now_s()
+        assert_whole(await generate(server))
+        assert now_s() - began_s == pytest.approx(tokens_s / SPEEDUP)
 
 
-def test_given_a_stop_at_any_time_then_requests_come_back_at_once_and_continue_where_they_were(monkeypatch) -> None:
-    async def main(stop_s: float) -> None:
-        server = start_server(monkeypatch, emulated(max_num_seqs=2))
-        calls = []
-        for number in range(3):
-            calls.append(generate(server, f"request-{number}"))
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(max(0.0, stop_s - now_s()))
-        stopped_s = now_s()
-        await server.stop_generation()
-        await settle()
-        assert now_s() == pytest.approx(stopped_s, abs=1e-3) and all(call.done() for call in calls)
-        assert (await generate(server, "late")).stop_reason == "aborted"
-        await server.allow_generation()
-        whole = []
-        for number, call in enumerate(calls):
-            tokens = call.result().token_ids
-            assert_whole(call.result())
-            if call.result().stop_reason == "aborted":
-                tokens = tokens + (await generate(server, f"again-{number}", PROMPT + tokens)).token_ids
-            whole.append(tokens)
-        assert sorted(whole) == [answer(number) for number in range(3)], "an answer was lost or drawn twice"
-
-    for stop_s in GRID_S:
-        simulate(main(stop_s))
-
-
-def test_given_an_abort_of_one_request_then_it_alone_comes_back_at_the_next_token(monkeypatch) -> None:
-    async def main(abort_s: float) -> None:
-        server = start_server(monkeypatch, emulated())
-        aborted, other = generate(server, "aborted"), generate(server, "other")
-        await asyncio.sleep(abort_s)
-        await server.abort_requests(["aborted", "unknown"])
-        output = await aborted
-        assert now_s() <= abort_s + STEP_S / SPEEDUP + 1e-6
-        assert output.token_ids == answer(0)[: len(output.token_ids)]
-        assert output.stop_reason == ("completed" if len(output.token_ids) == LENGTH_TOK else "aborted")
-        assert (await other).token_ids == answer(1)
-        assert now_s() == pytest.approx(LENGTH_TOK * STEP_S / SPEEDUP), "the abort cost the other request time"
-
-    for abort_s in GRID_S[:-4]:
-        simulate(main(abort_s))
+@at_each(GRID_S)
+async def test_given_a_stop_at_any_time_then_requests_come_back_at_once_and_continue_where_they_were(
+    monkeypatch, stop_s: float
+):
+    server = start_server(monkeypatch, emulated(max_num_seqs=2))
+    calls = []
+    for number in range(3):
+        calls.append(generate(server, f"request-{number}"))
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(max(0.0, stop_s - now_s()))
+    stopped_s = now_s()
+    await server.stop_generation()
+    await settle()
+    assert now_s() == pytest.approx(stopped_s, abs=1e-3) and all(call.done() for call in calls)
+    assert (await generate(server, "late")).stop_reason == "aborted"
+    await server.allow_generation()
+    whole = []
+    for number, call in enumerate(calls):
+        tokens = call.result().token_ids
+        assert_whole(call.result())
+        if call.result().stop_reason == "aborted":
+            tokens = tokens + (await generate(server, f"again-{number}", PROMPT + tokens)).token_ids
+        whole.append(tokens)
+    assert sorted(whole) == [answer(number) for number in range(3)], "an answer was lost or drawn twice"
 
 
-def test_given_a_pause_when_weights_change_then_every_token_has_its_own_version_and_none_is_repeated(
-    monkeypatch,
-) -> None:
-    async def main(pause_s: float) -> None:
-        server = start_server(monkeypatch, emulated())
-        call = generate(server)
-        await asyncio.sleep(pause_s)
-        await server.stop_generation("keep")
-        first = await call
-        before_tok = len(first.token_ids)
-        await asyncio.sleep(100)
-        await server.set_global_steps(1)
-        await server.allow_generation()
-        if first.stop_reason == "completed":
-            return
-        if not before_tok:
-            assert first.stop_reason == "aborted"
-            return
-        assert first.stop_reason == "paused"
-        resumed_s = now_s()
-        second = await server.reattach("request")
-        assert now_s() == pytest.approx(resumed_s + (LENGTH_TOK - before_tok) * STEP_S / SPEEDUP)
-        assert first.token_ids + second.token_ids == answer(0)
-        stamps = first.extra_fields["segments"] + second.extra_fields["segments"]
-        assert stamps == [(0, before_tok)] * (before_tok > 0) + [(1, LENGTH_TOK - before_tok)] * (
-            before_tok < LENGTH_TOK
-        )
-        assert (await server.reattach("request")).stop_reason == "unknown"
-
-    for pause_s in GRID_S[:-4]:
-        simulate(main(pause_s))
+@at_each(GRID_S[:-4])
+async def test_given_an_abort_of_one_request_then_it_alone_comes_back_at_the_next_token(monkeypatch, abort_s: float):
+    server = start_server(monkeypatch, emulated())
+    aborted, other = generate(server, "aborted"), generate(server, "other")
+    await asyncio.sleep(abort_s)
+    await server.abort_requests(["aborted", "unknown"])
+    output = await aborted
+    assert now_s() <= abort_s + STEP_S / SPEEDUP + 1e-6
+    assert output.token_ids == answer(0)[: len(output.token_ids)]
+    assert output.stop_reason == ("completed" if len(output.token_ids) == LENGTH_TOK else "aborted")
+    assert (await other).token_ids == answer(1)
+    assert now_s() == pytest.approx(LENGTH_TOK * STEP_S / SPEEDUP), "the abort cost the other request time"
 
 
-def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
-    async def main() -> None:
-        engine = emulated()
-        server = start_server(monkeypatch, engine)
-        call = generate(server)
-        await asyncio.sleep(1)
-        await server.stop_generation("keep")
-        assert (await call).stop_reason == "paused"
-        await server.abort_requests(["request"], forget=True)
-        await server.allow_generation()
-        assert engine.model.num_requests == 0 and engine.model.kv_tok == 0
-        assert not server._requests.running()
-
-    simulate(main())
+async def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
+    engine = emulated()
+    server = start_server(monkeypatch, engine)
+    call = generate(server)
+    await asyncio.sleep(1)
+    await server.stop_generation("keep")
+    assert (await call).stop_reason == "paused"
+    await server.abort_requests(["request"], forget=True)
+    await server.allow_generation()
+    assert engine.model.num_requests == 0 and engine.model.kv_tok == 0
+    assert not server._requests.running()
 
 
-def test_given_an_abort_that_comes_before_its_request_then_the_request_never_reaches_the_engine(monkeypatch) -> None:
-    async def main() -> None:
-        server = start_server(monkeypatch, emulated())
-        await server.abort_requests(["request"])
-        assert (await generate(server)).stop_reason == "aborted"
-        assert (await generate(server, "other")).token_ids == answer(0), "the first answer was given to nobody"
-
-    simulate(main())
-
-
-def test_given_no_request_when_stopped_then_it_returns_at_once(monkeypatch) -> None:
-    async def main() -> None:
-        server = start_server(monkeypatch, emulated())
-        await server.stop_generation()
-        assert now_s() == 0
-
-    simulate(main())
-
-
-def test_given_a_full_cache_when_requests_are_preempted_then_they_end_later_with_the_same_answers(monkeypatch) -> None:
-    async def main() -> None:
-        engine = emulated(kv_room_tok=2 * (len(PROMPT) + LENGTH_TOK) - 4)
-        server = start_server(monkeypatch, engine)
-        outputs = [await call for call in [generate(server, f"request-{number}") for number in range(3)]]
-        assert engine.model.counters.preemptions > 0
-        assert [output.token_ids for output in outputs] == [answer(number) for number in range(3)]
-
-    simulate(main())
-
-
-def test_given_a_limit_of_tokens_when_it_is_reached_then_the_answer_goes_on_in_the_next_request(monkeypatch) -> None:
-    async def main() -> None:
-        server = start_server(monkeypatch, emulated())
-        first = await generate(server, max_tokens=5)
-        assert (len(first.token_ids), first.extra_fields["finish_reason"]) == (5, "length")
-        second = await generate(server, "again", PROMPT + first.token_ids, max_tokens=95)
-        assert first.token_ids + second.token_ids == answer(0)
-        assert second.extra_fields["finish_reason"] == "stop"
-
-    simulate(main())
+async def test_given_a_limit_of_tokens_when_it_is_reached_then_the_answer_goes_on_in_the_next_request(monkeypatch):
+    server = start_server(monkeypatch, emulated())
+    first = await generate(server, max_tokens=5)
+    assert (len(first.token_ids), first.extra_fields["finish_reason"]) == (5, "length")
+    second = await generate(server, "again", PROMPT + first.token_ids, max_tokens=95)
+    assert first.token_ids + second.token_ids == answer(0)
+    assert second.extra_fields["finish_reason"] == "stop"
 
 
 def test_given_tools_when_an_answer_goes_on_after_a_call_then_its_context_is_in_the_cache_until_that_is_reset(
@@ -244,15 +165,12 @@ def test_given_tools_when_an_answer_goes_on_after_a_call_then_its_context_is_in_
     simulate(main(True))
 
 
-def test_given_a_busy_machine_when_a_batch_changes_late_then_it_says_how_late(monkeypatch) -> None:
-    async def main() -> None:
-        engine = emulated()
-        loop = asyncio.get_running_loop()
-        call = generate(start_server(monkeypatch, engine))
-        await asyncio.sleep(1)
-        loop._selector.now_s += 10  # type: ignore[attr-defined]
-        await call
-        assert max(engine.take_lateness()) == pytest.approx((11 - LENGTH_TOK / SPEEDUP) * SPEEDUP)
-        assert engine.take_lateness() == []
-
-    simulate(main())
+async def test_given_a_busy_machine_when_a_batch_changes_late_then_it_says_how_late(monkeypatch) -> None:
+    engine = emulated()
+    loop = asyncio.get_running_loop()
+    call = generate(start_server(monkeypatch, engine))
+    await asyncio.sleep(1)
+    loop._selector.now_s += 10  # type: ignore[attr-defined]
+    await call
+    assert max(engine.take_lateness()) == pytest.approx((11 - LENGTH_TOK / SPEEDUP) * SPEEDUP)
+    assert engine.take_lateness() == []

@@ -16,7 +16,7 @@ from ..support.rollout_world import N, call_runner, finished, group, outcome_of,
 from ..support.simulation import simulate
 
 
-def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_the_same_when_it_runs_again() -> None:
+async def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_the_same_when_it_runs_again() -> None:
     told: list[str] = []
 
     async def raises() -> None:
@@ -34,16 +34,13 @@ def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_the_sa
         await asyncio.sleep(60)
         return finished(trajectory)
 
-    async def main() -> None:
-        held = group()
-        await stopped_at(rollout(loop), held, 100.0)
-        await outcome_of(rollout(loop), held)
-
-    simulate(main())
+    held = group()
+    await stopped_at(rollout(loop), held, 100.0)
+    await outcome_of(rollout(loop), held)
     assert Counter(told) == {"'no such account'": 8, "no answer within 60.0 s": 8}
 
 
-def test_given_a_call_that_cancels_itself_then_the_loop_is_told_and_it_is_not_made_again() -> None:
+async def test_given_a_call_that_cancels_itself_then_the_loop_is_told_and_it_is_not_made_again() -> None:
     told: list[str] = []
     made = 0
 
@@ -60,13 +57,10 @@ def test_given_a_call_that_cancels_itself_then_the_loop_is_told_and_it_is_not_ma
         await asyncio.sleep(60)
         return finished(trajectory)
 
-    async def main() -> None:
-        held = group()
-        for _ in range(2):
-            assert await stopped_at(rollout(loop), held, 10.0) is None
-        assert (await outcome_of(rollout(loop), held)).verdict is Verdict.VALID
-
-    simulate(main())
+    held = group()
+    for _ in range(2):
+        assert await stopped_at(rollout(loop), held, 10.0) is None
+    assert (await outcome_of(rollout(loop), held)).verdict is Verdict.VALID
     assert (made, len(told)) == (N, 3 * N)
 
 

@@ -7,30 +7,28 @@ import pytest
 from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from recipe.async_dapo.calls import append_tokens, prompt_digest
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
-from recipe.async_dapo.core.trajectory import BrokenRecord, PromptGroup, Trajectory
-from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
+from recipe.async_dapo.engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.store import rows_of
 
-from ..support.rollout_world import N, finished, group, outcome_of, rollout, scores
-from ..support.simulation import now_s, simulate
+from ..support.rollout_world import Loop, N, finished, group, outcome_of, recorder, rollout, scores, stopped_at
+from ..support.simulation import now_s, settle, simulate
 
 
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [((0, 1, 0, 0), Verdict.VALID), ((1, 1, 1, 1), Verdict.FILTERED), ((0,) * 4, Verdict.FILTERED)],
 )
-def test_given_all_trajectories_end_then_the_group_is_judged_with_the_last_one(values, verdict) -> None:
-    async def main() -> None:
-        held = group()
-        outcome = await outcome_of(rollout(compute_score=scores(*values)), held)
-        assert outcome.verdict is verdict
-        assert outcome.response_lens_tok == (1,) * N and (outcome.oldest_version, outcome.newest_version) == (0, 0)
-        assert now_s() == pytest.approx(N) and not held.unfinished
-
-    simulate(main())
+async def test_given_all_trajectories_end_then_the_group_is_judged_with_the_last_one(values, verdict) -> None:
+    held = group()
+    outcome = await outcome_of(rollout(compute_score=scores(*values)), held)
+    assert outcome.verdict is verdict
+    assert outcome.response_lens_tok == (1,) * N and (outcome.oldest_version, outcome.newest_version) == (0, 0)
+    assert now_s() == pytest.approx(N) and not held.unfinished
 
 
 def test_given_the_filter_off_when_nothing_varies_then_the_group_is_valid() -> None:
@@ -39,33 +37,29 @@ def test_given_the_filter_off_when_nothing_varies_then_the_group_is_valid() -> N
 
 
 @pytest.mark.parametrize(("value", "reason"), [(ValueError("broken"), "reward_error"), (math.nan, "reward_not_finite")])
-def test_given_a_reward_that_fails_for_good_when_groups_are_dropped_then_the_siblings_are_ended_at_once(
+async def test_given_a_reward_that_fails_for_good_when_groups_are_dropped_then_the_siblings_are_ended_at_once(
     value, reason
 ) -> None:
-    async def main() -> None:
-        outcome = await outcome_of(rollout(compute_score=scores(0, value)), group())
-        assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, reason)
-        assert now_s() == pytest.approx(2)  # sessions 2 and 3 were still generating
-
-    simulate(main())
+    outcome = await outcome_of(rollout(compute_score=scores(0, value)), group())
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, reason)
+    assert now_s() == pytest.approx(2)  # sessions 2 and 3 were still generating
 
 
-def test_given_a_reward_that_fails_for_good_when_the_policy_is_raise_then_training_ends_with_its_reason() -> None:
-    failing = rollout(compute_score=scores(ValueError("broken")), on_error=OnRewardError.RAISE)
-    with pytest.raises(RuntimeError, match=r"reward_error.*broken.*on_error=raise"):
-        simulate(failing.run(group()))
+def breaking(*errors: Exception | None) -> Loop:
+    """The first sessions raise these after a second, and the others end."""
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        await asyncio.sleep(1)
+        if errors[trajectory.session_id :] and (error := errors[trajectory.session_id]) is not None:
+            raise error
+        return finished(trajectory)
+
+    return loop
 
 
 @pytest.mark.parametrize("on_error", OnRewardError)
 def test_given_an_agent_loop_that_raises_then_the_group_is_dropped_and_counted(on_error: OnRewardError) -> None:
-    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        await asyncio.sleep(1)
-        if trajectory.session_id == 1:
-            raise KeyError("broken")
-        await asyncio.sleep(100)
-        return finished(trajectory)
-
-    outcome = simulate(outcome_of(rollout(broken, on_error=on_error)))
+    outcome = simulate(outcome_of(rollout(breaking(None, KeyError("broken")), on_error=on_error)))
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
 
 
@@ -75,53 +69,33 @@ def test_given_an_agent_loop_that_raises_then_the_group_is_dropped_and_counted(o
     ids=repr,
 )
 def test_given_a_part_of_the_system_gone_then_it_is_no_failed_group_but_an_error(error: Exception) -> None:
-    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        await asyncio.sleep(1 + trajectory.session_id)
-        raise error
-
     with pytest.raises(BaseExceptionGroup) as raised:
-        simulate(rollout(broken).run(group()))
+        simulate(rollout(breaking(error)).run(group()))
     assert raised.value.exceptions == (error,)
 
 
 def test_given_a_failed_trajectory_and_a_dead_actor_at_once_then_the_error_is_not_hidden_by_the_failure() -> None:
-    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        await asyncio.sleep(1)
-        raise ActorDiedError() if trajectory.session_id else KeyError("refused")
-
     with pytest.raises(BaseExceptionGroup) as raised:
-        simulate(rollout(broken).run(group()))
+        simulate(rollout(breaking(KeyError("refused"), *[ActorDiedError()] * 3)).run(group()))
     assert all(isinstance(error, ActorDiedError) for error in raised.value.exceptions)
 
 
-def test_given_validation_when_trajectories_fail_then_the_others_are_kept() -> None:
-    async def broken(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-        await asyncio.sleep(1)
-        if trajectory.session_id == 1:
-            raise KeyError("refused")
-        return finished(trajectory)
-
-    async def main() -> None:
-        held = group()
-        outcome = await outcome_of(rollout(broken, scores(0.0, ValueError("broken"), 0.0), keeps_failures=True), held)
-        assert outcome.verdict is Verdict.VALID
-        assert [trajectory.is_finished for trajectory in held.trajectories].count(True) == 2
-        assert outcome.failed == 2 and outcome.reason == "generation_error"
-        assert outcome.cause is not None and "refused" in outcome.cause.summary
-
-    simulate(main())
+async def test_given_validation_when_trajectories_fail_then_the_others_are_kept() -> None:
+    held, broken = group(), breaking(None, KeyError("refused"))
+    outcome = await outcome_of(rollout(broken, scores(0.0, ValueError("broken"), 0.0), keeps_failures=True), held)
+    assert outcome.verdict is Verdict.VALID
+    assert [trajectory.is_finished for trajectory in held.trajectories].count(True) == 2
+    assert outcome.failed == 2 and outcome.reason == "generation_error"
+    assert outcome.cause is not None and "refused" in outcome.cause.summary
 
 
-def test_generated_trajectories_are_told_once_each_before_they_are_scored() -> None:
+async def test_generated_trajectories_are_told_once_each_before_they_are_scored() -> None:
     told: list[tuple[float, str]] = []
 
-    async def main() -> None:
-        running = rollout(
-            compute_score=scores(0, 1, 0, 1, takes_s=10), on_generated=lambda uid: told.append((now_s(), uid))
-        )
-        await running.run(group())
-
-    simulate(main())
+    running = rollout(
+        compute_score=scores(0, 1, 0, 1, takes_s=10), on_generated=lambda uid: told.append((now_s(), uid))
+    )
+    await running.run(group())
     assert told == [(pytest.approx(k), "group") for k in (1, 2, 3, 4)]
 
 
@@ -139,15 +113,12 @@ def test_given_a_trajectory_that_samples_no_token_then_it_is_a_counted_failure()
     assert outcome.cause is not None and "without a generated token" in outcome.cause.summary
 
 
-def test_given_validation_when_a_trajectory_samples_no_token_then_the_others_are_stored() -> None:
-    async def main() -> None:
-        held = group()
-        outcome = await outcome_of(rollout(unreset, keeps_failures=True), held)
-        assert outcome.verdict is Verdict.VALID
-        rows = list(rows_of(held, dispatched_at_step=0))
-        assert [key for key, _, _ in rows] == ["group_0_0", "group_2_0", "group_3_0"]
-
-    simulate(main())
+async def test_given_validation_when_a_trajectory_samples_no_token_then_the_others_are_stored() -> None:
+    held = group()
+    outcome = await outcome_of(rollout(unreset, keeps_failures=True), held)
+    assert outcome.verdict is Verdict.VALID
+    rows = list(rows_of(held, dispatched_at_step=0))
+    assert [key for key, _, _ in rows] == ["group_0_0", "group_2_0", "group_3_0"]
 
 
 def test_given_an_output_without_tokens_beside_others_then_it_is_a_counted_failure() -> None:
@@ -157,3 +128,110 @@ def test_given_an_output_without_tokens_beside_others_then_it_is_a_counted_failu
 
     outcome = simulate(outcome_of(rollout(empty)))
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "generation_error")
+
+
+async def test_given_rewards_under_way_when_the_round_stops_then_they_end_at_once_and_the_group_is_unfinished() -> None:
+    held = group()
+    assert await stopped_at(rollout(compute_score=scores(takes_s=50)), held, 3.5) is None
+    assert now_s() == pytest.approx(3.5)
+    assert [trajectory.generated_tok for trajectory in held.trajectories] == [1, 1, 1, 0]
+    assert len(held.unfinished) == N
+    await asyncio.sleep(50)  # the scoring goes on
+
+
+async def test_given_a_request_out_when_the_round_stops_then_it_is_awaited_and_the_loop_takes_no_other_step() -> None:
+    steps: list[str] = []
+
+    async def in_request(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        current = recorder()
+        current.in_request = True
+        await asyncio.sleep(5)  # comes back by itself: the engines have stopped
+        current.in_request = False
+        if current.is_stopping:
+            raise TrajectoryInterrupted("stopped")
+        steps.append("another step")
+        return finished(trajectory)
+
+    assert await stopped_at(rollout(in_request), group(), 1.0) is None
+    assert now_s() == pytest.approx(5) and not steps
+
+
+async def test_given_a_group_taken_just_before_the_stop_when_its_loop_never_asks_an_engine_then_it_ends_at_once():
+    running = rollout(compute_score=scores(takes_s=50))
+    running.running.interrupt()
+    held = group()
+    assert await running.run(held) is None
+    assert now_s() == 0 and len(held.unfinished) == N
+
+
+async def test_given_a_loop_with_tasks_of_its_own_when_the_round_stops_then_they_end_too() -> None:
+    async def nested(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        async with asyncio.TaskGroup() as tools:
+            tools.create_task(asyncio.sleep(10))
+            tools.create_task(asyncio.sleep(20))
+        return finished(trajectory)
+
+    assert await stopped_at(rollout(nested), group(), 3.0) is None
+    assert now_s() == pytest.approx(3.0)
+    await settle()
+    assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
+
+
+async def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_trajectory() -> None:
+    async def interrupted() -> None:
+        await asyncio.sleep(1)
+        raise TrajectoryInterrupted("stopped")
+
+    async def nested(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        async with asyncio.TaskGroup() as turns:
+            turn = turns.create_task(interrupted())
+        turn.result()
+        return finished(trajectory)
+
+    held = group()
+    outcome = await outcome_of(rollout(nested), held)
+    assert outcome.verdict is Verdict.SET_ASIDE and len(held.unfinished) == N
+
+
+def frozen(held: PromptGroup, session_id: int) -> Attachment:
+    """Let a trajectory have a request that stayed in its engine."""
+    attachment = Attachment(server_id="server", lease_id=f"lease-{session_id}")
+    turn = Turn(prompt_digest=prompt_digest([session_id]), prompt_len_tok=1, attachment=attachment)
+    held.trajectories[session_id].turns.append(turn)
+    return attachment
+
+
+def test_given_a_loop_that_takes_another_way_when_its_request_is_frozen_in_an_engine_then_it_is_taken_out() -> None:
+    async def parted(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        recorder().begin_turn([trajectory.session_id, 99])
+        return finished(trajectory)
+
+    abandoned: list[Attachment] = []
+    held = group()
+    attachment = frozen(held, 2)
+    simulate(outcome_of(rollout(parted, abandon=abandoned.extend), held))
+    assert abandoned == [attachment]
+
+
+def test_given_a_loop_that_ends_before_its_frozen_request_when_resumed_then_that_is_taken_out_and_counts_as_lost():
+    abandoned: list[Attachment] = []
+    held = group()
+    finished_turn = Turn(prompt_digest=prompt_digest([2]), prompt_len_tok=1, finish_reason="stop")
+    append_tokens(finished_turn, [7], [0.0], [(0, 1)])
+    held.trajectories[2].turns.append(finished_turn)
+    attachment = frozen(held, 2)
+    append_tokens(held.trajectories[2].turns[1], [8, 9], [0.0] * 2, [(0, 2)])
+    running = rollout(abandon=abandoned.extend)
+    outcome = simulate(outcome_of(running, held))
+    assert abandoned == [attachment] and running.diverged_tok == 2
+    assert outcome.response_lens_tok == (1,) * N, "the turn that the loop did not ask for is no part of the response"
+
+
+async def test_given_a_worker_that_is_cancelled_when_a_group_runs_then_nothing_is_left_running() -> None:
+    task = asyncio.create_task(rollout().run(group()))
+    await asyncio.sleep(1.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settle()
+    assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()

@@ -13,7 +13,7 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout import agent_loops
 
 from ..support.rollout_world import N, finished, group, outcome_of, rollout, stopped_at
-from ..support.simulation import now_s, simulate
+from ..support.simulation import now_s
 
 
 def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_is_not_awaited_for_ever(
@@ -51,7 +51,7 @@ class Stateful:
         return finished(trajectory)
 
 
-def test_given_a_loop_that_has_ended_when_rounds_stop_while_it_is_scored_then_it_is_scored_once() -> None:
+async def test_given_a_loop_that_has_ended_when_rounds_stop_while_it_is_scored_then_it_is_scored_once() -> None:
     kept, scored = agent_loops.KeptLoops(most=N), []
 
     async def score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
@@ -63,11 +63,8 @@ def test_given_a_loop_that_has_ended_when_rounds_stop_while_it_is_scored_then_it
     async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         return await kept.run(Stateful, {}, trajectory=trajectory)
 
-    async def main() -> None:
-        held = group()
-        for _ in range(2):
-            assert await stopped_at(rollout(loop, score, kept=kept), held, 3.5) is None
-        assert (await outcome_of(rollout(loop, score, kept=kept), held)).verdict is Verdict.VALID
-        assert (now_s(), len(scored)) == (20.0, N)
-
-    simulate(main())
+    held = group()
+    for _ in range(2):
+        assert await stopped_at(rollout(loop, score, kept=kept), held, 3.5) is None
+    assert (await outcome_of(rollout(loop, score, kept=kept), held)).verdict is Verdict.VALID
+    assert (now_s(), len(scored)) == (20.0, N)

@@ -35,17 +35,17 @@ def output(response_ids: list[int], mask: list[int], **rest: Any) -> AgentLoopOu
     )
 
 
-def test_given_tokens_of_tools_between_the_sampled_ones_then_only_the_latter_have_versions() -> None:
-    packed = PackedOutput.pack(output([10, 11, 12, 99, 99, 13, 14], [1, 1, 1, 0, 0, 1, 1]), sampled())
-    assert packed.stamps == ((0, 2), (1, 3))
-
-
-def test_given_an_output_that_ends_early_then_the_versions_are_those_of_what_is_left() -> None:
-    assert PackedOutput.pack(output([10, 11, 12], [1, 1, 1]), sampled()).stamps == ((0, 2), (1, 1))
-
-
-def test_given_a_sampled_token_that_the_loop_removes_then_later_ones_keep_their_versions() -> None:
-    assert PackedOutput.pack(output([10, 12, 13, 14], [1, 1, 1, 1]), sampled()).stamps == ((0, 1), (1, 3))
+@pytest.mark.parametrize(
+    ("response_ids", "mask", "stamps"),
+    [
+        ([10, 11, 12, 99, 99, 13, 14], [1, 1, 1, 0, 0, 1, 1], ((0, 2), (1, 3))),
+        ([10, 11, 12], [1, 1, 1], ((0, 2), (1, 1))),
+        ([10, 12, 13, 14], [1, 1, 1, 1], ((0, 1), (1, 3))),
+    ],
+    ids=["tokens of tools", "ends early", "a sampled token is removed"],
+)
+def test_sampled_tokens_have_their_versions_whatever_the_loop_makes_of_them(response_ids, mask, stamps) -> None:
+    assert PackedOutput.pack(output(response_ids, mask), sampled()).stamps == stamps
 
 
 def test_given_several_outputs_then_each_has_the_versions_of_its_own_tokens() -> None:

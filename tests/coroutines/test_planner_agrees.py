@@ -1,6 +1,5 @@
 """The planner and the code that runs agree: the same options, on the same server model, take the same time."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -44,14 +43,6 @@ SYSTEMS = {
 }
 
 
-@pytest.fixture
-def clusters() -> Iterator[list[EmulatedCluster]]:
-    started: list[EmulatedCluster] = []
-    yield started
-    for cluster in started:
-        cluster.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_what_the_planner_says(
@@ -64,9 +55,7 @@ def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["discard fifo", "partial, pool"])
-def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(
-    monkeypatch, clusters, name
-) -> None:
+def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(monkeypatch, clusters, name):
     planned_s = sum(planned(WITH_TOOLS, name))
     assert sum(rehearsed(WITH_TOOLS, name, clusters, monkeypatch)) == pytest.approx(planned_s, rel=AGREEMENT)
     assert planned_s > 1.2 * sum(planned(SCENARIO, name)), "tools take no time here"

@@ -1,7 +1,5 @@
 """The planner and verl's own code agree: each of its trainer modes, on the same server model, takes the same time."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from recipe.async_dapo_lab.plan.sweep import start
@@ -19,14 +17,6 @@ SYSTEMS = {
     "separate_async": (SEPARATE, verl_separate_async(groups=GROUPS, trainer_servers=1, servers=SERVERS, parts=1)),
     "separate_async in parts": (SEPARATE, verl_separate_async(groups=GROUPS, trainer_servers=1, servers=SERVERS)),
 }
-
-
-@pytest.fixture
-def clusters() -> Iterator[list[VerlCluster]]:
-    started: list[VerlCluster] = []
-    yield started
-    for cluster in started:
-        cluster.close()
 
 
 @pytest.mark.slow

@@ -74,37 +74,31 @@ def lifecycle(tool: Any, times: int, told: list[Any]) -> Loop:
 
 @pytest.mark.parametrize("stop_s", [0.5, 1.0, 5.0, 11.0])  # in `create`, between the two, in `execute`, at its end
 @pytest.mark.parametrize("is_other_worker", [False, True])
-def test_given_a_tool_with_instances_when_it_is_interrupted_then_it_executes_once_and_every_instance_is_released(
+async def test_given_a_tool_with_instances_when_it_is_interrupted_then_it_executes_once_and_every_instance_is_released(
     capsys, stop_s: float, is_other_worker: bool
 ) -> None:
-    async def main() -> None:
-        tills, told = [Till(10.0), Till(10.0)], []
-        wrapped = recorded_tools(tills, timeout_s=60.0)
-        held = group()
-        await stopped_at(rollout(lifecycle(wrapped[0], 1, told)), held, stop_s)
-        outcome = await outcome_of(rollout(lifecycle(wrapped[int(is_other_worker)], 1, told)), held)
-        assert outcome.verdict is Verdict.VALID
-        await asyncio.sleep(60)
-        assert set((tills[0].charged + tills[1].charged).values()) == {1}
-        assert sum(till.charged.total() for till in tills) == 4
-        assert not tills[0].open and not tills[1].open
-        for response, reward, metrics in told:
-            assert (response.text, reward, metrics) == ("thanks", 0.5, {"paid": 1})
-
-    simulate(main())
+    tills, told = [Till(10.0), Till(10.0)], []
+    wrapped = recorded_tools(tills, timeout_s=60.0)
+    held = group()
+    await stopped_at(rollout(lifecycle(wrapped[0], 1, told)), held, stop_s)
+    outcome = await outcome_of(rollout(lifecycle(wrapped[int(is_other_worker)], 1, told)), held)
+    assert outcome.verdict is Verdict.VALID
+    await asyncio.sleep(60)
+    assert set((tills[0].charged + tills[1].charged).values()) == {1}
+    assert sum(till.charged.total() for till in tills) == 4
+    assert not tills[0].open and not tills[1].open
+    for response, reward, metrics in told:
+        assert (response.text, reward, metrics) == ("thanks", 0.5, {"paid": 1})
 
 
-def test_given_an_instance_that_has_run_when_its_worker_is_not_there_then_its_trajectory_fails_and_says_why(
+async def test_given_an_instance_that_has_run_when_its_worker_is_not_there_then_its_trajectory_fails_and_says_why(
     capsys,
 ) -> None:
-    async def main() -> None:
-        held, tools = group(), recorded_tools([Till(10.0), Till(10.0)], timeout_s=60.0)
-        await stopped_at(rollout(lifecycle(tools[0], 2, [])), held, 15.0)
-        outcome = await outcome_of(rollout(lifecycle(tools[1], 3, [])), held)
-        assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
-        await asyncio.sleep(60)
-
-    simulate(main())
+    held, tools = group(), recorded_tools([Till(10.0), Till(10.0)], timeout_s=60.0)
+    await stopped_at(rollout(lifecycle(tools[0], 2, [])), held, 15.0)
+    outcome = await outcome_of(rollout(lifecycle(tools[1], 3, [])), held)
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
+    await asyncio.sleep(60)
 
 
 class Hanging(Till):

@@ -71,56 +71,44 @@ def test_given_a_metric_that_is_no_number_then_the_reward_is_not_finite() -> Non
         simulate(scorer(bad_metric).score([output()], {}))
 
 
-def test_given_a_reward_that_fails_once_when_retried_then_the_second_score_counts() -> None:
-    async def main() -> None:
-        for first in (ValueError("broken"), math.nan):
-            scored, reward = output(), ScriptedReward(first, 0.25)
-            await scorer(reward, max_retries=1).score([scored], {})
-            assert (scored.reward_score, reward.calls) == (0.25, 2)
-
-    simulate(main())
+async def test_given_a_reward_that_fails_once_when_retried_then_the_second_score_counts() -> None:
+    for first in (ValueError("broken"), math.nan):
+        scored, reward = output(), ScriptedReward(first, 0.25)
+        await scorer(reward, max_retries=1).score([scored], {})
+        assert (scored.reward_score, reward.calls) == (0.25, 2)
 
 
-def test_given_a_reward_that_hangs_without_a_process_of_ours_then_each_attempt_ends_at_its_time_limit() -> None:
-    async def main() -> None:
-        with pytest.raises(RewardFailed, match="reward_timeout"):
-            await scorer(ScriptedReward(takes_s=10**6), max_retries=2, processes=0).score([output()], {})
-        assert now_s() == pytest.approx(3 * TIMEOUT_S)
-
-    simulate(main())
+async def test_given_a_reward_that_hangs_without_a_process_of_ours_then_each_attempt_ends_at_its_time_limit() -> None:
+    with pytest.raises(RewardFailed, match="reward_timeout"):
+        await scorer(ScriptedReward(takes_s=10**6), max_retries=2, processes=0).score([output()], {})
+    assert now_s() == pytest.approx(3 * TIMEOUT_S)
 
 
-def test_given_a_burst_of_slow_answers_then_those_that_wait_in_line_for_a_process_do_not_time_out() -> None:
+async def test_given_a_burst_of_slow_answers_then_those_that_wait_in_line_for_a_process_do_not_time_out() -> None:
     async def start() -> ScriptedProcess:
         return ScriptedProcess(takes_many=False, timeout_s=TIMEOUT_S)
 
-    async def main() -> None:
-        pool = RewardPool(start, limit=2)
+    pool = RewardPool(start, limit=2)
 
-        async def compute_score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
-            assert await pool.call({"takes_s": 2.0}) == "score"
-            outputs[-1].reward_score = 1.0
+    async def compute_score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
+        assert await pool.call({"takes_s": 2.0}) == "score"
+        outputs[-1].reward_score = 1.0
 
-        burst, answers = scorer(compute_score, metric=None), [output() for _ in range(1024)]
-        async with asyncio.TaskGroup() as tasks:
-            for answer in answers:
-                tasks.create_task(burst.score([answer], {}))
-        assert [answer.reward_score for answer in answers] == [1.0] * 1024
-        assert now_s() > 1024
-
-    simulate(main())
+    burst, answers = scorer(compute_score, metric=None), [output() for _ in range(1024)]
+    async with asyncio.TaskGroup() as tasks:
+        for answer in answers:
+            tasks.create_task(burst.score([answer], {}))
+    assert [answer.reward_score for answer in answers] == [1.0] * 1024
+    assert now_s() > 1024
 
 
-def test_given_a_hanging_reward_when_the_round_stops_then_it_is_a_cancellation_and_not_a_failure() -> None:
-    async def main() -> None:
-        task = asyncio.create_task(scorer(ScriptedReward(takes_s=10**6), max_retries=2).score([output()], {}))
-        await asyncio.sleep(TIMEOUT_S - 1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert now_s() == pytest.approx(TIMEOUT_S - 1)
-
-    simulate(main())
+async def test_given_a_hanging_reward_when_the_round_stops_then_it_is_a_cancellation_and_not_a_failure() -> None:
+    task = asyncio.create_task(scorer(ScriptedReward(takes_s=10**6), max_retries=2).score([output()], {}))
+    await asyncio.sleep(TIMEOUT_S - 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert now_s() == pytest.approx(TIMEOUT_S - 1)
 
 
 def test_given_a_metric_the_reward_does_not_return_then_the_configuration_is_blamed_at_once() -> None:
@@ -147,13 +135,10 @@ def test_given_a_reward_worker_that_cannot_be_reached_for_a_while_then_no_attemp
     assert scored.reward_score == 0.5
 
 
-def test_given_a_reward_worker_that_cannot_be_reached_for_good_then_an_attempt_ends_at_its_time_limit() -> None:
-    async def main() -> None:
-        with pytest.raises(RewardFailed, match="reward_timeout: its reward worker cannot be reached for 360"):
-            await scorer(ScriptedReward(UNREACHABLE)).score([output()], {})
-        assert now_s() == pytest.approx(REWARD_IMPORT_LIMIT_S + TIMEOUT_S)
-
-    simulate(main())
+async def test_given_a_reward_worker_that_cannot_be_reached_for_good_then_an_attempt_ends_at_its_time_limit() -> None:
+    with pytest.raises(RewardFailed, match="reward_timeout: its reward worker cannot be reached for 360"):
+        await scorer(ScriptedReward(UNREACHABLE)).score([output()], {})
+    assert now_s() == pytest.approx(REWARD_IMPORT_LIMIT_S + TIMEOUT_S)
 
 
 @pytest.mark.parametrize("metric", [None, "acc"])

@@ -114,19 +114,6 @@ def test_given_a_loop_that_is_kept_when_rounds_stop_then_its_process_goes_on_and
     asyncio.run(main())
 
 
-def test_given_no_room_when_rounds_stop_then_the_loop_runs_again_and_each_answer_is_the_same() -> None:
-    async def main() -> None:
-        told: Told = asyncio.Queue()
-        held, kept = one(), KeptLoops(most=0)
-        await rounds(held, kept, told, 3, keeps_state=True)
-        running = rollout(counting(kept, told), is_filtered=False, kept=kept)
-        assert (await outcome_of(running, held)).verdict is Verdict.VALID
-        steps = [told.get_nowait() for _ in range(told.qsize())]
-        assert [printed for _, printed in steps[-STEPS:]] == ["1", "2", "3", "4"]
-
-    asyncio.run(main())
-
-
 @pytest.mark.slow
 def test_given_code_that_never_ends_when_its_worker_is_killed_then_its_process_ends() -> None:
     worker = subprocess.Popen([sys.executable, "-c", WORKER], cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -1,6 +1,5 @@
 """Sampling parameters over a seam: a request that is interrupted and continued gives what one whole request would."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +12,7 @@ from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.client import continued, end_of_stop, not_continued
 
-from ..support.client_world import ALL_TOKENS, ending_of, world
-from ..support.simulation import simulate
+from ..support.client_world import ALL_TOKENS, stopped_at, world
 
 PIECES = ["a", "b", "ab", "ba", "</", "s>", "<", "/s", ">"]
 
@@ -65,40 +63,28 @@ def test_given_a_turn_that_is_cut_then_its_segments_keep_their_versions() -> Non
     assert [segment.policy_version for segment in turn.segments] == [0, 1]
 
 
-async def stopped_after_two_tokens(it: Any, **params: Any) -> None:
-    task = asyncio.create_task(ending_of(it.generate(**params)))
-    await asyncio.sleep(1.25 + 2.1)
-    await it.balancer.stop()
-    await task
-    assert len(it.trajectory.raw_response_ids) == 2
-    await it.balancer.open()
+TWO_TOKENS_S = 1.25 + 2.1
 
 
-def test_given_a_stop_string_that_the_second_request_cannot_see_then_the_client_ends_the_turn_there() -> None:
-    async def main() -> None:
-        it = world()
-        it.client.tokenizer = SimpleNamespace(decode=lambda tokens: "".join(f"<{token}>" for token in tokens))
-        stop = "".join(f"<{token}>" for token in ALL_TOKENS[1:4])
-        await stopped_after_two_tokens(it, stop=[stop])
-        output = await it.generate(stop=[stop])
-        assert output.token_ids == ALL_TOKENS[:4] and it.trajectory.turns[0].finish_reason == "stop"
-
-    simulate(main())
+async def test_given_a_stop_string_that_the_second_request_cannot_see_then_the_client_ends_the_turn_there() -> None:
+    it = world()
+    it.client.tokenizer = SimpleNamespace(decode=lambda tokens: "".join(f"<{token}>" for token in tokens))
+    stop = "".join(f"<{token}>" for token in ALL_TOKENS[1:4])
+    await stopped_at(it, TWO_TOKENS_S, stop=[stop])
+    output = await it.generate(stop=[stop])
+    assert output.token_ids == ALL_TOKENS[:4] and it.trajectory.turns[0].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("continues", [True, False])
-def test_given_what_no_request_can_carry_over_then_it_is_refused_where_requests_are_continued_else_begun_anew(
+async def test_given_what_no_request_can_carry_over_then_it_is_refused_where_requests_are_continued_else_begun_anew(
     continues: bool,
 ) -> None:
-    async def main() -> None:
-        it = world()
-        it.client._continues = continues
-        if continues:
-            with pytest.raises(ConfigError, match=r"presence_penalty=0.5: .*strategy=consistent"):
-                await it.generate(presence_penalty=0.5)
-            return
-        await stopped_after_two_tokens(it, presence_penalty=0.5)
-        output = await it.generate(presence_penalty=0.5)
-        assert output.token_ids == ALL_TOKENS and it.recorder.diverged_tok == 2
-
-    simulate(main())
+    it = world()
+    it.client._continues = continues
+    if continues:
+        with pytest.raises(ConfigError, match=r"presence_penalty=0.5: .*strategy=consistent"):
+            await it.generate(presence_penalty=0.5)
+        return
+    await stopped_at(it, TWO_TOKENS_S, presence_penalty=0.5)
+    output = await it.generate(presence_penalty=0.5)
+    assert output.token_ids == ALL_TOKENS and it.recorder.diverged_tok == 2

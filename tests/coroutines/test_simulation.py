@@ -5,17 +5,7 @@ import asyncio
 import pytest
 
 from ..support.fakes import FakeHandle
-from ..support.simulation import Deadlock, Orphans, Suspensions, now_s, simulate
-
-
-def test_an_hour_passes_without_waiting() -> None:
-    async def main() -> float:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(asyncio.sleep(3600))
-            tasks.create_task(asyncio.sleep(60))
-        return now_s()
-
-    assert simulate(main()) == pytest.approx(3600)
+from ..support.simulation import Deadlock, Orphans, Suspensions, simulate
 
 
 def test_given_two_tasks_that_wait_for_each_other_when_simulated_then_it_is_a_deadlock_that_names_them() -> None:
@@ -57,7 +47,7 @@ def test_given_an_error_that_nobody_looks_at_when_the_simulation_ends_then_it_fa
         simulate(main())
 
 
-def test_cancellation_arrives_at_the_chosen_await() -> None:
+async def test_cancellation_arrives_at_the_chosen_await() -> None:
     seen: list[str] = []
 
     async def work() -> None:
@@ -67,10 +57,7 @@ def test_cancellation_arrives_at_the_chosen_await() -> None:
             except asyncio.CancelledError:
                 seen.append(step)
 
-    async def main() -> None:
-        await Suspensions(work(), cancel_at=frozenset({1}))
-
-    simulate(main())
+    await Suspensions(work(), cancel_at=frozenset({1}))
     assert seen == ["second"]
 
 

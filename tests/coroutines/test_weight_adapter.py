@@ -139,9 +139,7 @@ def test_given_a_living_engine_then_it_gets_all_weights_and_their_version(tmp_pa
     assert server.named("clear_kv_cache") == server.named("set_global_steps") == 1 and not server.is_killed
 
 
-def test_given_an_engine_that_dies_before_it_takes_anything_then_the_rank_goes_on_with_the_others(
-    tmp_path, server
-) -> None:
+def test_given_an_engine_that_dies_before_it_takes_anything_then_the_rank_goes_on_with_the_others(tmp_path, server):
     adapter, stream = make_adapter(tmp_path, server), Stream()
     update(adapter, Stream(), meanwhile=lambda: die_once_called(server))
     update(adapter, stream)
@@ -160,9 +158,7 @@ def wait_for_call(server: FakeServer) -> None:
         threading.Event().wait(0.001)
 
 
-def test_given_an_engine_that_dies_in_the_middle_then_the_rank_takes_all_tensors_none_the_less(
-    tmp_path, server
-) -> None:
+def test_given_an_engine_that_dies_in_the_middle_then_the_rank_takes_all_tensors_none_the_less(tmp_path, server):
     adapter, stream = make_adapter(tmp_path, server), Stream()
 
     def engine() -> None:

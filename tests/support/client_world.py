@@ -11,8 +11,9 @@ from verl.workers.rollout.replica import TokenOutput
 
 from benchmarks.support.router import router_options
 from recipe.async_dapo.calls import Recorder, current_recorder
-from recipe.async_dapo.core.trajectory import Trajectory
+from recipe.async_dapo.core.trajectory import Attachment, Trajectory
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
+from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 
 from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
@@ -32,7 +33,6 @@ class World:
 
     servers: dict[str, ScriptedServer]
     latency_s: float | Callable[[str], float] = LATENCY_S
-    capacity: int = 4
     trajectory: Trajectory = field(default_factory=lambda: Trajectory(session_id=0))
     response_length: int = 100
     pause_mode: str = "abort"
@@ -40,7 +40,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.handles = {name: FakeHandle(server, latency_s=self.latency_s) for name, server in self.servers.items()}
-        self.balancer = GlobalLoadBalancer(self.handles, router_options(self.capacity, pause_mode=self.pause_mode))
+        self.balancer = GlobalLoadBalancer(self.handles, router_options(4, pause_mode=self.pause_mode))
         self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s)
         rollout = SimpleNamespace(response_length=self.response_length, prompt_length=1, max_model_len=None)
         self.client = AsyncDAPOLLMClient(
@@ -69,13 +69,27 @@ class World:
             assert turn.rollout_log_probs == pytest.approx([log_prob_of(token) for token in turn.raw_response_ids])
 
 
-def world(**options: Any) -> World:
-    return World({"a": ScriptedServer(LENGTH_TOK), "b": ScriptedServer(LENGTH_TOK)}, **options)
+def world(*, delivery_tok: int | None = None, **options: Any) -> World:
+    return World({name: ScriptedServer(LENGTH_TOK, delivery_tok=delivery_tok) for name in "ab"}, **options)
 
 
 def assert_whole(output: TokenOutput) -> None:
     assert output.token_ids == ALL_TOKENS
     assert output.log_probs == pytest.approx([log_prob_of(token) for token in ALL_TOKENS])
+
+
+async def stopped_at(it: World, time_s: float, **sampling_params: Any) -> list[Attachment]:
+    """Generate until engines stop, and let the next round open with new weights. Returns what stays in an engine."""
+    turn = asyncio.create_task(ending_of(it.generate(**sampling_params)))
+    await asyncio.sleep(time_s)
+    await it.balancer_handle.stop.remote()
+    ending = await turn
+    assert ending is None or isinstance(ending, TrajectoryInterrupted)
+    await asyncio.sleep(1)
+    for handle in it.handles.values():
+        await handle.set_global_steps.remote(1)
+    await it.balancer_handle.open.remote()
+    return [turn.attachment for turn in it.trajectory.turns if turn.attachment is not None]
 
 
 async def ending_of(awaitable: Awaitable[Any]) -> BaseException | None:

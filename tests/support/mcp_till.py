@@ -1,10 +1,9 @@
-"""An MCP server that takes money: a call is in its ledger before it is answered, and some calls kill the server.
+"""An MCP server that takes money: a call is in its ledger before it is answered.
 
 python -m tests.support.mcp_till PORT LEDGER
 """
 
 import asyncio
-import os
 import sys
 
 from mcp.server.mcpserver import Context, MCPServer
@@ -19,15 +18,13 @@ _is_open = False
 
 @server.tool()
 async def pay(amount: int, ctx: Context) -> str:
-    """Take money; 13 is too much for the server, and others wait until it is opened."""
+    """Take money, and wait until the till is opened."""
     global _arrived
     meta = ctx.request_context.meta or {}
     write_line(sys.argv[2], call=meta["call_id"], amount=amount)
     async with _changed:
         _arrived += 1
         _changed.notify_all()
-        if amount == 13:
-            os._exit(1)
         await _changed.wait_for(lambda: _is_open)
     return f"{amount} paid"
 

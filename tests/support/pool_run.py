@@ -109,7 +109,10 @@ class Run:
             )
         )
         summary, unfinished = self.roll_out(opened, dispatch)
+        unfinished_tok = sum(group.generated_tok for group in unfinished)
         settlement = self.pool.settle(summary, unfinished)
+        redrawn_tok = sum(sum(o.response_lens_tok) for o in summary.outcomes if o.verdict is Verdict.REDRAWN)
+        assert settlement.discarded_tok == redrawn_tok + (0 if self.strategy_keeps else unfinished_tok)
         self.check_settlement(settlement, summary, unfinished)
         return settlement
 
@@ -198,9 +201,8 @@ class Run:
             for uid, group in given_back.items()
             if self.strategy_keeps and group.has_started
         }
-        redrawn = [o for o in summary.outcomes if o.verdict is Verdict.REDRAWN]
-        assert set(settlement.redrawn_uids) == {o.prompt_uid for o in redrawn}
-        assert settlement.discarded_tok >= sum(sum(o.response_lens_tok) for o in redrawn)
+        redrawn = {o.prompt_uid for o in summary.outcomes if o.verdict is Verdict.REDRAWN}
+        assert set(settlement.redrawn_uids) == redrawn
         if self.draws_again:
             assert not self.pool.num_carried, "a group was kept for being short"
         requeued = [uid for uid in summary.start_order if uid in given_back and uid not in self.kept]

@@ -164,7 +164,8 @@ class Cluster:
             assert len(set(versions)) == 1
 
     def check_engines(self) -> None:
-        kept = {a.lease_id for group in self.buffer.pool.buffered for a in group.attachments()}
+        attachments = [a for group in self.buffer.pool.buffered for a in group.attachments()]
+        kept = {a.lease_id for a in attachments if a.server_id in self.balancer._table.inflight}  # no server has died
         assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_waiting
         alive = [handle.target for handle in self.server_handles if not handle.is_dead]
         held = {request_id for server in alive for request_id in (*server.running, *server.ended)}
@@ -233,7 +234,7 @@ class Cluster:
 def resumed(start: Any, crashed: Cluster) -> Cluster:
     """A new cluster from a checkpoint of another; the engines are empty."""
     saved = list(to_frames(crashed.buffer.state()))
-    cluster = start(crashed.options, task=crashed.task)
+    cluster = start(crashed.options, type(crashed), task=crashed.task)
     cluster.buffer.restore(from_frames(saved))
     carried = cluster.buffer.pool.carried_uids
     rows = crashed.store.rows[store.TRAIN]

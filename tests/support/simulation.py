@@ -6,8 +6,9 @@ it leaves a task behind, and when a task ends with an error that nobody looks at
 
 import asyncio
 import gc
+import inspect
 import io
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -84,6 +85,23 @@ def simulate(main: Coroutine[Any, Any, T], *, loop_class: type[VirtualTimeLoop] 
     gc.collect()  # an error that nobody looked at is reported when its task is collected
     assert not loop.errors, loop.errors
     return result
+
+
+def at_each(values: Iterable[Any]) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Runs a test with each of these values as its last parameter, on a loop of its own."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        *fixtures, last = inspect.signature(test).parameters.values()
+
+        def run(**given: Any) -> None:
+            for value in values:
+                simulate(test(**given, **{last.name: value}))
+
+        run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+        run.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 def now_s() -> float:

@@ -1,7 +1,7 @@
 """What the recipe relies on in verl 0.9.1 and TransferQueue, as data. To bump verl, see CONTRIBUTING.md.
 
-`SIGNATURES`: functions we call, override or are called as. `READ`: functions whose body we rely on, by digest; when one
-changes, read it again, and what the recipe does around it.
+`SIGNATURES`: functions we call, override or are called as. `READ`: those whose body we rely on as well, by digest of
+their source; when one changes, read it again, and what the recipe does around it.
 """
 
 TOOL_LOOP = "verl.experimental.agent_loop.tool_agent_loop:"
@@ -47,20 +47,12 @@ SIGNATURES = {
     "verl.tools.base_tool:BaseTool.calc_reward": "(self, instance_id, **kwargs)",
     "verl.tools.base_tool:BaseTool.release": "(self, instance_id, **kwargs)",
     # the load balancer
-    "verl.workers.rollout.router:get_router_handle": (
-        "(servers, router_config_path=None, full_determinism=False, load_balancer_cls=None)"
-    ),
     # the servers
     "verl.workers.rollout.replica:RolloutReplicaRegistry.register": "(cls, name, loader)",
     SERVER + "vLLMHttpServer.__init__": (
         "(self, config, model_config, rollout_mode, workers, replica_rank, node_rank, gpus_per_node, nnodes, "
         "cuda_visible_devices, disaggregation_role='null', disaggregation_kv_transfer_config=None)"
     ),
-    SERVER + "vLLMHttpServer.generate": (
-        "(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, audio_data=None, "
-        "mm_processor_kwargs=None, priority=0, kv_transfer_params=None)"
-    ),
-    SERVER + "vLLMHttpServer.run_server": "(self, args)",
     SERVER + "vLLMHttpServer.set_global_steps": "(self, global_steps)",
     SERVER + "vLLMReplica.__init__": (
         "(self, replica_rank, config, model_config, gpus_per_node=8, is_reward_model=False, is_teacher_model=False, "
@@ -71,43 +63,29 @@ SIGNATURES = {
     SERVER + "vLLMHttpServer._preprocess_engine_kwargs": "(self, engine_kwargs)",
     "verl.workers.rollout.utils:get_max_position_embeddings": "(hf_config)",
     # both ends of a weight transfer
-    ADAPTER + "ServerAdapter.__init__": "(self, config, model_config, device_mesh, replica_rank=-1)",
-    ADAPTER + "ServerAdapter.update_weights": (
-        "(self, weights, global_steps=None, wire_format='named_tensors', **kwargs)"
-    ),
-    EXTENSION + "update_weights_from_ipc": "(self, peft_config=None, base_sync_done=False, use_shm=False)",
     EXTENSION + "_update_weights": "(self, weights, peft_config, base_sync_done)",
-    EXTENSION + "_get_zmq_handle": "(self)",
-    TRAINING_WORKER + "ActorRolloutRefWorker.init_model": "(self)",
-    SERVER + "vLLMReplica.launch_servers": "(self)",
     SERVER + "vLLMReplica.sleep": "(self)",
     ADAPTER + "ServerAdapter.resume": "(self, tags)",
     ADAPTER + "ServerAdapter.release": "(self)",
     TRANSFER + "BucketedWeightSender.__init__": "(self, zmq_handle, bucket_size_mb=512, use_shm=False)",
-    TRANSFER + "BucketedWeightSender.async_send_weights": "(self, weights)",
     "verl.workers.rollout.utils:ensure_async_iterator": "(iterable)",
     # workers and manager
     AGENT_LOOP + "AgentLoopWorker.__init__": (
         "(self, config, llm_client, teacher_client=None, reward_loop_worker_handles=None)"
     ),
-    AGENT_LOOP + "AgentLoopWorker._compute_score": "(self, outputs, kwargs)",
     AGENT_LOOP + "AgentLoopManager.__init__": (
         "(self, config, llm_client, teacher_client=None, reward_loop_worker_handles=None)"
     ),
     AGENT_LOOP + "AgentLoopManager.create": "(cls, *args, **kwargs)",
-    AGENT_LOOP + "AgentLoopManager._init_agent_loop_workers": "(self)",
     AGENT_LOOP + "AgentLoopManager.generate_sequences": "(self, prompts)",
     # the trainer
-    "verl.trainer.main_ppo:run_ppo": "(config, task_runner_class)",
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.sample": "(self, global_steps, partition_id, batch_size)",
     TRAINER + "register_trainer": "(name)",
     TRAINER + "PPOTrainer.__init__": "(self, config)",
     TRAINER + "PPOTrainer.init": "(self)",
-    TRAINER + "PPOTrainer.fit": "(self, agent_loop_manager)",
     TRAINER + "PPOTrainer.get_llm_client": "(self)",
     TRAINER + "PPOTrainer.get_teacher_client": "(self)",
     TRAINER + "PPOTrainer.get_reward_handles": "(self)",
-    TRAINER + "PPOTrainer._init_resource_pool_mgr": "(self)",
     TRAINER + "PPOTrainer._build_replay_buffer": "(self)",
     TRAINER + "PPOTrainer.on_init_end": "(self)",
     TRAINER + "PPOTrainer.prepare_step": "(self)",
@@ -115,22 +93,15 @@ SIGNATURES = {
     TRAINER + "PPOTrainer.on_step_end": "(self)",
     TRAINER + "PPOTrainer.on_validate_begin": "(self)",
     TRAINER + "PPOTrainer.on_validate_end": "(self)",
-    TRAINER + "PPOTrainer._compute_advantage": "(self, batch, metrics)",
     TRAINER + "PPOTrainer._fetch_one_gen_batch": "(self)",
     TRAINER + "PPOTrainer._reissue_inflight_prompts": "(self, partition_id='train')",
     TRAINER + "PPOTrainer._stop_rollout_profiling": "(self)",
-    TRAINER + "PPOTrainer._save_checkpoint": "(self)",
-    TRAINER + "PPOTrainer._load_checkpoint": "(self)",
-    TRAINER + "PPOTrainer._setup": "(self)",
-    TRAINER + "PPOTrainer._init_resource_pool_mgr": "(self)",
     "verl.checkpoint_engine:CheckpointEngineManager.__init__": "(self, config, actor_wg, replicas)",
-    "verl.checkpoint_engine:CheckpointEngineManager.update_weights": "(self, global_steps=None)",
     "verl.checkpoint_engine:CheckpointEngineManager.sleep_replicas": "(self)",
     # corrections for older versions
     "verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_weights": (
         "(log_ratio, response_mask, rollout_is='token', rollout_is_threshold=2.0, rollout_is_batch_normalize=False)"
     ),
-    TRAINING_WORKER + "ActorRolloutRefWorker.compute_log_prob": "(self, data)",
     "verl.workers.utils.padding:response_from_nested": "(tensor, response_mask)",
     # helpers
     "verl.utils:normalize_token_ids": "(tokenized_output)",
@@ -143,7 +114,6 @@ SIGNATURES = {
     "verl.trainer.ppo.utils:need_reference_policy": "(config)",
     # the data plane
     "vllm.v1.engine.async_llm:AsyncLLM.is_sleeping": "(self)",
-    "transfer_queue:init": "(conf=None)",
     "transfer_queue:close": "()",
     "transfer_queue:async_kv_batch_put": "(keys, partition_id, fields=None, tags=None, data_parser=None)",
     "transfer_queue:kv_batch_put": "(keys, partition_id, fields=None, tags=None, data_parser=None)",
