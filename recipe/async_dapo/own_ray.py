@@ -6,6 +6,7 @@ of vLLM can run code in the job.
 """
 
 import gc
+import logging
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 from subprocess import DEVNULL
 
 import psutil
+
+logger = logging.getLogger(__name__)
 
 OWN_RAY_ENVIRONMENT = {
     # Ray's own switch for systems that ask about every open port; Linux has it, too. It is read on import, and acts on
@@ -46,6 +49,17 @@ def end_ray_with_this_process() -> None:
         command = [sys.executable, "-I", "-S", str(_GUARD), str(raylet.pid), *agents]
         subprocess.Popen(command, stdin=reads, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
         os.close(reads)
+
+
+def tell_of_missing_cpus() -> None:
+    """For a driver whose Ray is up. Nothing starts on a head that offers none; Ray waits for other nodes in silence."""
+    import ray
+
+    if not ray.cluster_resources().get("CPU"):
+        logger.warning(
+            "no node of this Ray cluster offers a CPU: the run waits until one joins that does; start it with "
+            "`ray start --address=... --num-cpus=...`"
+        )
 
 
 def _children(process: psutil.Process, title: re.Pattern[str]) -> list[psutil.Process]:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from .config import ConfigError
 from .logs import STARTED_VARIABLE
-from .own_ray import collect_cycles_rarely, end_ray_with_this_process
+from .own_ray import collect_cycles_rarely, end_ray_with_this_process, tell_of_missing_cpus
 
 _PREFIX = "async_dapo_staging_"
 RECIPE_DIR = Path(__file__).resolve().parent
@@ -160,6 +160,7 @@ class _Unstaging:
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         shutil.rmtree(self._staging)
         end_ray_with_this_process()
+        tell_of_missing_cpus()
         return self._actor_class.remote(*args, **kwargs)
 
 

@@ -80,6 +80,9 @@ def test_given_a_plan_then_the_recommended_overrides_are_options_of_the_recipe(p
     assert balanced["staleness_mean"] <= 1
     colocate = by_name["verl colocate_async"]["off_policy_ratio"]
     assert by_name[document["choices"]["fresh"]["system"]]["off_policy_ratio"] <= colocate + 0.02
+    [capped] = [row for row in document["rows"] if "async_dapo.max_partial_share" in row["overrides"]]
+    assert by_name["partial first_completed auto"]["off_policy_ratio"] > colocate + 0.02, "else it needs no cap"
+    assert capped is document["rows"][-1]
     assert document["recommended"] == document["choices"]["balanced"]
 
 

@@ -11,7 +11,7 @@ from recipe.async_dapo_lab.plan.figure import PARTS
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.measures import StepMeasure
-from recipe.async_dapo_lab.plan.recommend import pareto_front, recommend, worth_trying
+from recipe.async_dapo_lab.plan.recommend import at_equal_share, pareto_front, recommend, worth_trying
 from recipe.async_dapo_lab.plan.report import in_words, shown
 from recipe.async_dapo_lab.plan.sweep import Row, simulate
 from recipe.async_dapo_lab.plan.systems import recipe, verl_sync
@@ -166,6 +166,15 @@ def test_given_a_fresh_row_that_beats_verls_mode_then_it_is_pasted_where_the_bal
     advice = choose(*rows)
     assert advice.name_to_paste == "fresh" and advice.to_paste.row is rows[2]
     assert advice.warnings[0].startswith("at balanced's off-policy share a mode of verl's own is as fast")
+
+
+@pytest.mark.parametrize(("colocate", "default", "caps"), [(0.64, 0.71, [0.74]), (0.64, 0.66, []), (0.92, 0.97, [])])
+def test_a_default_that_is_less_fresh_than_verls_mode_is_tried_at_its_share_too(row, colocate, default, caps):
+    rows = [row(COLOCATE, 1.2, colocate, is_baseline=True), row("partial first_completed", 1.3, default)]
+    tried = at_equal_share(rows)
+    assert [one.system.options(small_scenario()).max_partial_share for one in tried] == caps
+    assert not any(one.is_default for one in tried)
+    assert not at_equal_share(rows[1:]) and not at_equal_share(rows[:1]), "there is nothing to compare"
 
 
 def test_the_default_is_not_replaced_by_a_row_within_the_noise_of_it(row):

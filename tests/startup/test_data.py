@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import DictConfig
 
-from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.startup import data_check
 from recipe.async_dapo.startup.data_check import check_data
 from recipe.async_dapo.startup.preflight import check_all
@@ -195,3 +195,28 @@ def test_given_a_million_rows_when_checked_then_it_takes_seconds_and_little_memo
     check(run(f"data.train_files={path}"))
     assert time.process_time() - started < 20
     assert pa.total_allocated_bytes() - before < 1e6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        (("trainer.test_freq=-1",), 64 + 64 * 4),  # before training: beside what was resumed
+        (("trainer.test_freq=5",), 64 + 32 + 64 * 4),  # in between: beside the step's batch, too
+        (("trainer.test_freq=5", "data.val_batch_size=16"), 64 + 32 + 16 * 4),
+        (("trainer.test_freq=-1", "trainer.val_before_train=False"), 64 + 32),
+    ],
+)
+def test_given_a_validation_when_checked_then_the_data_plane_has_room_for_it_beside_what_is_kept(
+    run, tmp_path, overrides, needed
+):
+    """16 groups of 4 may be carried over, 8 are trained."""
+    sampled = [f"actor_rollout_ref.rollout.val_kwargs.{one}" for one in ("n=4", "temperature=1.0", "do_sample=True")]
+    val_files = f"data.val_files={write_parquet(tmp_path / 'val.parquet', rows(64))}"
+
+    def checked(room: int) -> list[dict]:
+        storage = f"transfer_queue.backend.SimpleStorage.total_storage_size={room}"
+        return check(run(val_files, storage, *sampled, *overrides))
+
+    checked(needed)
+    with pytest.raises(ConfigError, match=rf"total_storage_size={needed - 1}: must be >= {needed} trajectories"):
+        checked(needed - 1)

@@ -2,10 +2,13 @@
 
 import json
 import shutil
+import threading
 
 import pytest
 
-from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.startup import model_check
+from recipe.async_dapo.startup.model_check import hub_problem
+from recipe.async_dapo.startup.preflight import check_all, findings
 
 from ..support.composed_runs import refusal
 
@@ -16,7 +19,16 @@ def test_given_a_missing_model_folder_when_checked_then_it_is_named(run, name):
     assert message.startswith(f"actor_rollout_ref.model.path={name}: no such folder")
 
 
-def test_given_a_model_that_is_no_folder_and_not_cached_when_there_is_no_network_then_it_is_named(run, monkeypatch):
+@pytest.fixture
+def hub_not_asked_yet():
+    hub_problem.cache_clear()
+    yield
+    hub_problem.cache_clear()
+
+
+def test_given_a_model_that_is_no_folder_and_not_cached_when_there_is_no_network_then_the_hub_is_asked_once(
+    run, monkeypatch, hub_not_asked_yet
+):
     attempts = []
 
     def unreachable(*_, **__):
@@ -24,10 +36,22 @@ def test_given_a_model_that_is_no_folder_and_not_cached_when_there_is_no_network
         raise OSError("no network")
 
     monkeypatch.setattr("socket.create_connection", unreachable)
+    path = "actor_rollout_ref.model.path=nobody/no-such-model"
+    errors = [str(one.error) for one in findings(run(path)) if one.error is not None]
+    assert [error.partition(",")[0] for error in errors] == [f"{path}: no folder here"] * 2, "of data, and of the model"
+    assert all("cannot be reached (no network); correct the path, or download the model first" in one for one in errors)
+    assert len(attempts) == 1
+
+
+def test_given_a_name_server_that_does_not_answer_when_checked_then_it_is_not_waited_for(
+    run, monkeypatch, hub_not_asked_yet
+):
+    answered = threading.Event()
+    monkeypatch.setattr(model_check, "_HUB_LIMIT_S", 0.1)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: answered.wait(60) and [])
     message = refusal(run, "actor_rollout_ref.model.path=nobody/no-such-model")
-    assert message.startswith("actor_rollout_ref.model.path=nobody/no-such-model: no folder here, not in the cache")
-    assert "cannot be reached (no network)" in message and message.endswith("or download the model first")
-    assert len(attempts) <= 2, "one of each check that needs the model"
+    assert "cannot be reached (no answer in 0.1 s); correct the path" in message and not answered.is_set()
+    answered.set()
 
 
 def test_given_a_tokenizer_without_chat_template_when_checked_then_the_remedy_is_named(run, files, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
+from recipe.async_dapo import own_ray
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped, staging_folder
 
@@ -43,20 +44,32 @@ def run_elsewhere(code: str, modules: list[Path], folder: Path, *more: Path) -> 
     return done.stdout.strip()
 
 
-def test_given_a_ray_that_has_the_code_when_the_first_actor_is_made_then_the_staging_is_gone(run) -> None:
-    class ActorClass:
-        def remote(self, *arguments: str) -> tuple[str, ...]:
-            return arguments
+class ActorClass:
+    def remote(self, *arguments: str) -> tuple[str, ...]:
+        return arguments
 
-        def options(self, **_: str) -> "ActorClass":
-            return self
+    def options(self, **_: str) -> "ActorClass":
+        return self
 
+
+def test_given_a_ray_that_has_the_code_when_the_first_actor_is_made_then_the_staging_is_gone(run, monkeypatch) -> None:
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0})
     config = run()
     for options in ({}, {"name": "runner"}):
         with shipped(config) as first_actor:
             staging = modules_of(config)[0].parent
             assert first_actor(ActorClass()).options(**options).remote("argument") == ("argument",)
             assert not staging.exists()
+
+
+@pytest.mark.parametrize(("resources", "warnings"), [({"CPU": 2.0}, 0), ({"memory": 1e9}, 1)])
+def test_given_a_cluster_without_cpus_when_the_first_actor_is_made_then_it_is_said_what_the_run_waits_for(
+    run, monkeypatch, caplog, resources, warnings
+) -> None:
+    monkeypatch.setattr("ray.cluster_resources", lambda: resources)
+    with shipped(run()) as first_actor, caplog.at_level("WARNING", logger=own_ray.__name__):
+        first_actor(ActorClass()).remote()
+    assert caplog.text.count("no node of this Ray cluster offers a CPU: the run waits until one joins") == warnings
 
 
 DRIVER = """

@@ -165,7 +165,8 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
         if 0 < max_samples < census.rows and config.data.shuffle and config.data.seed is None:
             raise ConfigError("data.seed", None, _OTHER_SAMPLES.format(key.split("_")[0], max_samples))
         _check_lengths(config, key, census, meter, wanted=wanted, unit=unit)
-    check_storage(config, options, validated=available * config.actor_rollout_ref.rollout.val_kwargs.n)
+    at_once = min(available, config.data.val_batch_size or available)
+    check_storage(config, options, validated=at_once * config.actor_rollout_ref.rollout.val_kwargs.n)
     return list(row_of_source.values())
 
 

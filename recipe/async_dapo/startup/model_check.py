@@ -1,7 +1,9 @@
 """Where the model is, and whether its context holds the longest response that the options allow."""
 
 import logging
+from functools import cache
 from pathlib import Path
+from threading import Thread
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -11,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 _MODEL = "actor_rollout_ref.model."
 _HUB_FILES = ("config.json", "tokenizer_config.json")
-_HUB_TIMEOUT_S = 10.0
+_HUB_LIMIT_S = 10.0
 
 
 def local_folder(model: DictConfig, key: str) -> str:
@@ -41,22 +43,39 @@ def loadable(model: DictConfig, key: str) -> str:
 
 
 def _check_hub(name: str, key: str) -> None:
-    """One attempt: the hub's own client would try for half a minute, file by file."""
-    import httpx
+    """Ask whether the hub is there: its own client would try for half a minute, file by file."""
     from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.utils import get_session
 
     if constants.HF_HUB_OFFLINE or any(try_to_load_from_cache(name, file) for file in _HUB_FILES):
         return
-    try:
-        get_session().head(constants.ENDPOINT, timeout=_HUB_TIMEOUT_S)
-    except httpx.TransportError as error:
+    if problem := hub_problem(constants.ENDPOINT):
         raise ConfigError(
             _MODEL + key,
             name,
             f"no folder here, not in the cache of the Hugging Face hub, and {constants.ENDPOINT} cannot be reached "
-            f"({error}); correct the path, or download the model first",
-        ) from error
+            f"({problem}); correct the path, or download the model first",
+        )
+
+
+@cache
+def hub_problem(endpoint: str) -> str:
+    """Why the hub cannot be reached; empty where it can. One attempt a process, on a thread that is given up: a name
+    server that does not answer is waited for much longer than a client's timeout allows."""
+    import httpx
+    from huggingface_hub.utils import get_session
+
+    problems: list[str] = []
+
+    def ask() -> None:
+        try:
+            get_session().head(endpoint, timeout=_HUB_LIMIT_S)
+        except httpx.TransportError as error:
+            problems.append(str(error))
+
+    thread = Thread(target=ask, name="ask-hub", daemon=True)
+    thread.start()
+    thread.join(_HUB_LIMIT_S)
+    return f"no answer in {_HUB_LIMIT_S:g} s" if thread.is_alive() else "".join(problems)
 
 
 def check_context(config: DictConfig) -> None:

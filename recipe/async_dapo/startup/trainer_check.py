@@ -109,25 +109,30 @@ def _check_checkpoint_parts(config: DictConfig) -> None:
 
 
 def check_storage(config: DictConfig, options: AsyncDAPOConfig, *, validated: int) -> None:
-    """Carried trajectories are stored beside those that are trained or validated; TransferQueue ends the run where they
-    have no room.
+    """Carried trajectories are stored beside those that are trained, and both beside those that are validated between
+    two steps: verl forgets a step's batch after that. TransferQueue ends the run where they have no room.
 
     Args:
-        validated: trajectories of one validation [count].
+        validated: trajectories of one validation that are stored at once [count].
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    backend = config.transfer_queue.backend
+    backend, trainer = config.transfer_queue.backend, config.trainer
     limit = backend.SimpleStorage.total_storage_size
-    held = options.over_sampling().batch_unit
-    needed = held * options.rollout_n + max(options.target_valid_groups * options.rollout_n, validated)
+    held, trained = options.over_sampling().batch_unit, options.target_valid_groups * options.rollout_n
+    stored = [trained]
+    if trainer.val_before_train:
+        stored.append(validated)
+    if trainer.test_freq > 0:
+        stored.append(trained + validated)
+    needed = held * options.rollout_n + max(stored)
     if backend.storage_backend == "SimpleStorage" and limit is not None and limit < needed:
         raise refused(
             config,
             "transfer_queue.backend.SimpleStorage.total_storage_size",
-            f"must be >= {needed} trajectories: of {held} groups that may be carried over, and of "
-            f"data.train_batch_size or of a validation ({validated})",
+            f"must be >= {needed} trajectories: of {held} groups that may be carried over, of data.train_batch_size, "
+            f"and of a validation ({validated}; data.val_batch_size divides it)",
         )
 
 

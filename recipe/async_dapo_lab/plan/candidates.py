@@ -37,6 +37,7 @@ CORRECTIONS = {
 }
 SPLITS = (0.8, 0.9, 1.0)  # servers whose GPUs train, over those that would be done when the others are
 DRAFTS, COLOCATE_WITH_DRAFTS = "async_dapo.drafts", "colocate_async with these drafts"  # which verl has not
+CAP = "async_dapo.max_partial_share"
 VLLM_CALL_LIMIT = 1000  # a server actor's concurrent calls: max_loads_per_server must stay below
 
 FSDP = "actor_rollout_ref.actor.fsdp_config."
@@ -131,7 +132,7 @@ class Candidate:
     def is_default(self) -> bool:
         """Whether it is this recipe with the options of its yaml."""
         changes = self.is_baseline or self.changes_loss or self.changes_data or self.concurrency is not None
-        changes = changes or self.is_plain
+        changes = changes or self.is_plain or CAP in self.system.overrides
         return (
             not changes and self.strategy == RolloutStrategy.PARTIAL and self.stop_rule == StopRuleName.FIRST_COMPLETED
         )

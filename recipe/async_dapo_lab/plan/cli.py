@@ -17,7 +17,7 @@ from .candidates import Candidate, baselines, default_concurrency, fitting, natu
 from .figure import draw
 from .from_run import RecordedRun
 from .inputs import Inputs
-from .recommend import recommend, worth_trying
+from .recommend import at_equal_share, recommend, worth_trying
 from .report import as_json, describe, in_words, table
 from .scenario import Scenario
 from .sweep import Row, sweep
@@ -77,16 +77,18 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _simulated(candidates: Sequence[Candidate], scenario: Scenario, inputs: Inputs, *, jobs: int) -> list[Row]:
-    """Rows in the order of the candidates. Pool sizes are tried where they may win, or all that were asked for."""
+    """Rows in the order of the candidates, then what is compared on equal terms. Pool sizes are tried where they may
+    win, or all that were asked for."""
     later = [] if inputs.concurrency is not None else [one for one in candidates if one.concurrency is not None]
     began = [one for one in candidates if one not in later]
     simulate = partial(sweep, scenario, steps=inputs.steps, warmup=inputs.warmup, jobs=jobs)
     with _Progress(total=len(began)) as progress:
         rows = simulate(began, on_row=progress.advance)
-        later = worth_trying(later, rows)
+        equal = at_equal_share(rows)
+        later = worth_trying(later, rows) + equal
         progress.expect(len(later))
         rows += simulate(later, on_row=progress.advance, first=rows[0])
-    place = {id(one): number for number, one in enumerate(candidates)}
+    place = {id(one): number for number, one in enumerate([*candidates, *equal])}
     return sorted(rows, key=lambda row: place[id(row.candidate)])
 
 

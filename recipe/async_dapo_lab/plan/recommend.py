@@ -12,7 +12,7 @@ from ...async_dapo.config import RolloutStrategy
 from ...async_dapo.core.prompt_history import PassCount
 from ...async_dapo.core.screening import NO_SCREENING, Screening
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
-from .candidates import Candidate
+from .candidates import CAP, Candidate
 from .scenario import Scenario
 from .sweep import Row
 from .systems import VERL, VERL_COLOCATE_ASYNC
@@ -21,6 +21,7 @@ NOISE = 0.02  # of a step's seconds: the difference of a few simulated steps und
 POOL_GAIN = 0.05  # of speed, that a fixed pool may bring over one that sizes itself
 EQUAL = 0.02  # of tokens: off-policy shares that differ by no more are equal
 FRESH_SHARE = 0.2  # off-policy, where verl colocate_async is not there to compare with
+CAP_ABOVE = 0.1  # the share that a cap leads to, in most settings of docs/results.md by more
 
 SHOWN_RATES = (0.02, 0.1, 0.5)  # of prompts, as examples
 
@@ -166,6 +167,19 @@ def worth_trying(pools: Sequence[Candidate], rows: Sequence[Row]) -> list[Candid
         may_win = row.speed_up >= (1 - POOL_GAIN) * fastest
         tried += [one for one in own if (may_win if one.concurrency == largest else not limits[FRESH].allow(row))]
     return [one for one in pools if one in tried]
+
+
+def at_equal_share(rows: Sequence[Row]) -> list[Candidate]:
+    """This recipe's default with no more off-policy tokens than verl colocate_async, where it has more by itself: speed
+    is compared on equal terms."""
+    colocate = _row_of(rows, VERL_COLOCATE_ASYNC)
+    default = next((row for row in rows if row.candidate.is_default), None)
+    if colocate is None or default is None or _limits_of(rows)[FRESH].allow(default):
+        return []
+    cap = round(colocate.mean.off_policy_ratio + CAP_ABOVE, 2)
+    system = default.candidate.system
+    capped = replace(system.with_overrides({CAP: cap}), name=f"{system.name}, share capped at {cap:g}")
+    return [replace(default.candidate, system=capped)] if cap < 1 else []
 
 
 def _is_usual(candidate: Candidate) -> bool:
