@@ -148,6 +148,11 @@ class RoundRecord:
     skipped: int
     history: PromptHistory
 
+    @property
+    def staleness_bound(self) -> int | None:
+        """Most trajectories in flight in the next round that the limit on staleness allows; None = no limit."""
+        return self.round_size.staleness_bound(self.over_sampling.trained_share)
+
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
     """The step's metrics. Keys are those of `METRICS`, prefixed."""

@@ -276,8 +276,8 @@ def _limits(record: RoundRecord, options: AsyncDAPOConfig) -> dict[str, int]:
         limits["lanes"] = options.lanes_hold
     elif options.fixed_pool_size is not None:
         limits["rollout_pool_size"] = options.fixed_pool_size
-    elif (bound := record.round_size.staleness_bound(record.over_sampling.trained_share)) is not None:
-        limits["max_staleness"] = bound
+    elif record.staleness_bound is not None:
+        limits["max_staleness"] = record.staleness_bound
     held_by = "max_partial_share" if record.over_sampling.holds_less else "over_sampling_batch_size"
     places = int(record.result.balancer.concurrency["places"])
     return limits | {"engines": places, held_by: record.over_sampling.groups_to_hold * options.rollout_n}
