@@ -51,7 +51,7 @@ def test_given_a_good_machine_when_judged_then_every_check_passes() -> None:
         ("driver and CUDA", {"torch_cuda": ""}, "without CUDA", "verl[vllm]==0.9.1"),
         ("driver and CUDA", {"driver": "570.12"}, "too old for CUDA 13.0", "driver 580"),
         ("driver and CUDA", {"gpu_error": "system not yet initialized"}, "finds no GPU", "CUDA_VISIBLE_DEVICES"),
-        ("GPUs", {"gpus": (GPU,)}, "1 GPUs are visible", "--gpus"),
+        ("GPUs", {"gpus": (GPU,)}, "1 of 2 GPUs are visible", "--gpus"),
         ("GPUs", {"gpus": (GPU, SHARED_GPU)}, "GPU 1 has 30 of 80 GB free", "nvidia-smi"),
         ("GPUs", {"gpus": (OLD_GPU, GPU)}, "compute capability 7.0", "8.0"),
         ("flash attention", {"flash_attention": ""}, "not installed", "flash-attn==2.8.3"),

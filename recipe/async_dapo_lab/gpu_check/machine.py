@@ -135,7 +135,7 @@ def judge_gpus(machine: Machine, *, wanted: int) -> Verdict:
         return skipped("needs a GPU")
     if len(machine.gpus) < wanted:
         return failed(
-            f"{len(machine.gpus)} GPUs are visible, --gpus={wanted} are to be checked",
+            f"{len(machine.gpus)} of {wanted} GPUs are visible",
             "set --gpus to fewer, or make more visible: CUDA_VISIBLE_DEVICES, or the container's --gpus",
         )
     for number, gpu in enumerate(machine.gpus[:wanted]):

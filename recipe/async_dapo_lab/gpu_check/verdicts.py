@@ -20,7 +20,10 @@ class Status(StrEnum):
 
     @property
     def coloured(self) -> str:
-        return f"[{ {'PASS': 'green', 'FAIL': 'bold red', 'SKIP': 'yellow'}[self] }]{self}[/]"
+        return f"[{_COLOURS[self]}]{self}[/]"
+
+
+_COLOURS = {Status.PASS: "green", Status.FAIL: "bold red", Status.SKIP: "yellow"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
