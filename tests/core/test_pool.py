@@ -16,7 +16,7 @@ from ..support.pool_run import Run, generate
 
 
 @given(
-    random=st.randoms(use_true_random=False),
+    random=st.randoms(use_true_random=True),
     target=st.integers(1, 3),
     over_sampling=st.integers(1, 6),
     strategy_keeps=st.booleans(),
@@ -89,6 +89,15 @@ def test_given_a_round_below_its_target_when_settled_then_it_is_refused() -> Non
     uids = [group.uid for group in groups]
     with pytest.raises(AssertionError, match="has not reached its target"):
         run.pool.settle(summary_of(run, [valid(uids[0])], uids, []), groups[1:])
+
+
+def test_given_the_discard_strategy_when_groups_come_back_then_their_tokens_are_counted_and_gone() -> None:
+    run, groups = opened_run(StopRuleName.FIRST_COMPLETED)
+    generate(groups[2].trajectories[0], 7, 0)
+    uids = [group.uid for group in groups]
+    settlement = run.pool.settle(summary_of(run, [valid(uids[0]), valid(uids[1])], uids, []), groups[2:])
+    assert (settlement.discarded_tok, settlement.kept, settlement.requeued) == (7, 0, 3)
+    assert sum(group.generated_tok for group in run.pool.dispatch(2).groups) == 0
 
 
 def test_given_a_complete_group_to_be_redrawn_when_settled_then_it_waits_in_its_place_and_its_tokens_are_waste():

@@ -20,7 +20,7 @@ from recipe.async_dapo.core.round import (
 )
 from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
 
-VERDICTS = st.sampled_from(Verdict)
+VERDICTS = st.sampled_from([*Verdict, *[Verdict.VALID] * 5])
 
 
 def make_round(
@@ -86,14 +86,15 @@ class RoundMachine(RuleBasedStateMachine):
         self.sizes: dict[str, int] = {}
         self.held_back: dict[str, int] = {}
         self.attached: set[str] = set()  # of these
+        self.certain: set[str] = set()
         self.running: dict[str, int] = {}
         self.in_calls: Counter[str] = Counter()
         self.ended: list[GroupOutcome] = []
         self.start_order: list[str] = []
         self.num_added = self.num_ended_trajectories = 0
         self.was_halted = self.was_stopped = False
-        if must_finish:
-            self.add(num_must_finish, 1)
+        if must_finish or carried < enough:
+            self.add(num_must_finish + 3, 1)
 
     @rule(count=st.integers(1, 4), size=st.integers(0, 3), is_attached=st.booleans(), held_back=st.integers(0, 2))
     def add(self, count: int, size: int, is_attached: bool = False, held_back: int = 0) -> None:
@@ -105,8 +106,12 @@ class RoundMachine(RuleBasedStateMachine):
         self.attached |= set(sizes) if is_attached else set()
         self.round.add_groups(waiting(*sizes, unfinished=size, is_attached=is_attached, held_back=held_back))
 
-    @rule(worker=st.integers(0, 2))
-    def take(self, worker: int) -> None:
+    @rule(workers=st.lists(st.integers(0, 2), min_size=1, max_size=4))
+    def take(self, workers: list[int]) -> None:
+        for worker in workers:
+            self.take_one(worker)
+
+    def take_one(self, worker: int) -> None:
         halted, free = self.round.is_halted, self.has_place
         uid = self.round.take(worker % self.workers)
         assert (uid is not None) == (not halted and (bool(self.attached) or (free and bool(self.waiting))))
@@ -123,6 +128,7 @@ class RoundMachine(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.running)))
         unreported = self.running.pop(uid)
         self.in_calls.pop(uid, None)
+        self.certain.discard(uid)
         if verdict in JUDGED:  # judged: all its trajectories have ended
             self.num_ended_trajectories += unreported
         self.must_finish.discard(uid)
@@ -145,6 +151,7 @@ class RoundMachine(RuleBasedStateMachine):
         """Changes neither the stop nor what may start, but for the places of what was held back."""
         uid = data.draw(st.sampled_from(sorted(self.running)))
         self.running[uid] += self.held_back.pop(uid, 0)
+        self.certain.add(uid)
         self.round.mark_certain(uid)
 
     @precondition(lambda self: self.running)
@@ -187,6 +194,7 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.round.num_running == len(self.running)
         assert self.round.count_ended().screened == [one.verdict for one in self.ended].count(Verdict.SCREENED)
         at_hand = self.round.at_hand
+        assert at_hand.certain == self.num_valid + len(self.certain)
         assert at_hand.expected_valid(1.0) == self.num_valid + len(self.waiting) + len(self.running)
         assert self.round.wants_prompts == (
             self.name is not None and not self.round.is_halted and at_hand.expected_valid(1.0) < self.target
@@ -210,7 +218,7 @@ class RoundMachine(RuleBasedStateMachine):
             return
         if self.round.is_halted:
             assert self.num_valid >= self.target and not self.must_finish
-            assert (self.round.stop_reason is not None) or (self.name is StopRuleName.DRAIN and self.running)
+            assert (self.round.stop_reason is None) == (self.name is StopRuleName.DRAIN and bool(self.running))
         elif self.name is not StopRuleName.FIFO:
             assert self.num_valid < self.target or self.must_finish
         if not self.running and self.num_valid >= self.target and not self.must_finish:

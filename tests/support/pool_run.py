@@ -109,10 +109,14 @@ class Run:
             )
         )
         summary, unfinished = self.roll_out(opened, dispatch)
-        unfinished_tok = sum(group.generated_tok for group in unfinished)
+        lost = set(summary.taken_unreported) - {group.uid for group in unfinished}
+        gone = [group for group in dispatch.groups if group.uid in lost] + (
+            unfinished if not self.strategy_keeps else []
+        )
+        gone_tok = sum(group.generated_tok for group in gone)
         settlement = self.pool.settle(summary, unfinished)
         redrawn_tok = sum(sum(o.response_lens_tok) for o in summary.outcomes if o.verdict is Verdict.REDRAWN)
-        assert settlement.discarded_tok == redrawn_tok + (0 if self.strategy_keeps else unfinished_tok)
+        assert settlement.discarded_tok == redrawn_tok + gone_tok
         self.check_settlement(settlement, summary, unfinished)
         return settlement
 
