@@ -26,7 +26,7 @@ def read(folder: Path = FOLDER) -> pd.DataFrame:
     own.loc[own["system"] == COLOCATE_WITH_DRAFTS, "whose"] = COLOCATE_WITH_DRAFTS
     grid = read_systems()
     grid["whose"] = [BASELINE if kind == "baseline" else OURS for kind in grid["kind"]]
-    rows = pd.concat([grid[grid["setting"].isin(own["setting"])], own])
+    rows = pd.concat([grid[grid["setting"].isin(own["setting"])], own], ignore_index=True)
     rows["s_per_mtok"] = 1e6 * rows["step_s"] / (rows["trained_tok"] - rows["withheld_tok"].fillna(0))
     return rows[(rows["length_bias"] - 1).abs() <= BIAS]
 

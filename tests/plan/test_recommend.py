@@ -103,6 +103,25 @@ def test_of_two_equally_fast_rows_the_one_whose_batch_is_in_the_loss_is_taken(ro
     assert {choice.row.candidate.system.name for choice in advice.choices.values()} == {"partial first_completed"}
 
 
+def test_for_a_wished_share_the_fastest_row_is_named_and_where_a_mode_of_verls_own_is_as_good(row):
+    rows = [
+        row("verl sync", 1.0, 0.0, is_baseline=True),
+        row("verl colocate_async", 1.5, 0.35, is_baseline=True),
+        row("APRIL", 1.9, 0.3, is_baseline=True),
+        row("discard fifo", 1.2, 0.15),
+        row("partial fifo", 1.51, 0.39),
+        row("partial first_completed", 1.7, 0.7),
+        row("partial biased", 2.0, 0.1, bias=0.9),
+    ]
+    assert [str(point) for point in choose(*rows).by_share] == [
+        "off-policy <= 0: no row of this recipe; verl's fastest is `verl sync` (1.00x)",
+        "off-policy <= 0.2: `discard fifo` (1.20x); verl's fastest is `verl sync` (1.00x)",
+        "off-policy <= 0.4: `verl colocate_async` (1.50x) is as good as `partial fifo` (1.51x)",
+        "off-policy <= 0.8: `partial first_completed` (1.70x); verl's fastest is `verl colocate_async` (1.50x)",
+    ]
+    assert choose(rows[3]).by_share == ()
+
+
 def test_a_mean_staleness_above_one_is_not_balanced(row):
     rows = [row("verl sync", 1.0, 0.0, is_baseline=True), row("partial fifo", 1.5, 0.4, staleness=1.2)]
     advice = choose(*rows)

@@ -23,6 +23,7 @@ EQUAL = 0.02  # of tokens: off-policy shares that differ by no more are equal
 FRESH_SHARE = 0.2  # off-policy, where verl colocate_async is not there to compare with
 CAP_ABOVE = 0.1  # the share that a cap leads to, in most settings of docs/results.md by more
 
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)  # off-policy, that may be wished for
 SHOWN_RATES = (0.02, 0.1, 0.5)  # of prompts, as examples
 
 
@@ -44,6 +45,27 @@ class Limits:
         off_policy = f"off-policy <= {self.off_policy:.2g}" if self.off_policy < 1 else ""
         staleness = "" if self.staleness is None else f"mean staleness <= {self.staleness:g}"
         return f"with {', '.join(filter(None, (off_policy, staleness)))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtShare:
+    """The fastest row of this recipe within an off-policy share, and the fastest of verl's modes, if there are any."""
+
+    share: float
+    ours: Row | None
+    verls: Row | None
+
+    def __str__(self) -> str:
+        verls = "none of verl's modes" if self.verls is None else f"verl's fastest is {_speed(self.verls)}"
+        if self.ours is None:
+            return f"off-policy <= {self.share:g}: no row of this recipe; {verls}"
+        if self.verls is not None and self.verls.speed_up >= (1 - NOISE) * self.ours.speed_up:
+            return f"off-policy <= {self.share:g}: {_speed(self.verls)} is as good as {_speed(self.ours)}"
+        return f"off-policy <= {self.share:g}: {_speed(self.ours)}; {verls}"
+
+
+def _speed(row: Row) -> str:
+    return f"`{row.candidate.system.name}` ({row.speed_up:.2f}x)"
 
 
 FRESH, BALANCED, FASTEST = "fresh", "balanced", "fastest"
@@ -87,12 +109,14 @@ class Advice:
         name_to_paste: of the choice; None where there is none, or verl's own mode is as good.
         verls_own: that mode's row.
         compared: with verl colocate_async, at its off-policy share.
+        by_share: the frontier of speed and fresh tokens.
     """
 
     choices: dict[str, Recommendation]
     name_to_paste: str | None = None
     verls_own: Row | None = None
     compared: str = ""
+    by_share: tuple[AtShare, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -144,8 +168,23 @@ def recommend(
         name_to_paste=pasted,
         verls_own=rivals[named[0]] if named and pasted is None else None,
         compared=_compared_with_verl(rows, choices.get(FRESH)),
+        by_share=_by_share(rows, allowed),
     )
     return replace(advice, warnings=tuple(_warnings(rows, advice)))
+
+
+def _by_share(rows: Sequence[Row], allowed: Sequence[Row]) -> tuple[AtShare, ...]:
+    """Where verl's modes are simulated. A larger share that changes nothing is left out."""
+    modes = [row for row in rows if row.candidate.is_baseline and row.candidate.system.name.startswith(VERL)]
+    points: list[AtShare] = []
+    for share in SHARES if modes else ():
+        ours, verls = (
+            max((row for row in some if row.mean.off_policy_ratio <= share), key=lambda row: row.speed_up, default=None)
+            for some in (allowed, modes)
+        )
+        if not points or (points[-1].ours, points[-1].verls) != (ours, verls):
+            points.append(AtShare(share=share, ours=ours, verls=verls))
+    return tuple(points)
 
 
 def worth_trying(pools: Sequence[Candidate], rows: Sequence[Row]) -> list[Candidate]:

@@ -105,6 +105,7 @@ def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row], scenario: Scen
             f"({choice.row.speed_up:.2f}x), off-policy {mean.off_policy_ratio:.2f}, staleness "
             f"{mean.staleness_mean:.2f}/{mean.staleness_max}, waste {mean.waste_ratio:.2f}\n          {choice.reason}"
         )
+    lines += map(str, advice.by_share)
     lines += filter(None, [drafts_advice(rows, scenario)])
     lines += [f"warning: {warning}" for warning in advice.warnings]
     if advice.to_paste is None:
@@ -141,6 +142,7 @@ def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Adv
             "recommended": None if advice.name_to_paste is None else choices[advice.name_to_paste],
             "stay_with": None if advice.verls_own is None else advice.verls_own.candidate.system.name,
             "compared": advice.compared,
+            "by_share": list(map(str, advice.by_share)),
             "warnings": advice.warnings,
         },
         indent=2,
