@@ -4,7 +4,7 @@ import pandas as pd
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.trainer_memory import TRAINED_COPIES, TrainerMemory
-from recipe.async_dapo.hardware import Accelerator, ModelShape, find_accelerator, load_model
+from recipe.async_dapo.startup.hardware import Accelerator, ModelShape, find_accelerator, load_model
 from recipe.async_dapo_lab.plan.costs import ServerConstants, kv_room_tok
 
 # Model, GPUs that train it together, GPUs of an engine.

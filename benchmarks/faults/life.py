@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import psutil
 
-from recipe.async_dapo.cpu.activation import run_environment
+from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.run_metrics import RunMetrics
 from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 

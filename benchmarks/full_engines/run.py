@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import ROOT, STREAM_INTERVAL, TAILS
-from recipe.async_dapo.cpu.activation import run_environment
+from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import REQUESTS_IN_FLIGHT, RunSettings, verl_overrides
 

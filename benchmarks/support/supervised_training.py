@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from recipe.async_dapo.cpu.activation import run_environment
+from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, verl_overrides
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics

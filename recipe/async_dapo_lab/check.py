@@ -12,7 +12,7 @@ from ..async_dapo.check import main
 from ..async_dapo.config import AsyncDAPOConfig, ConfigError
 from ..async_dapo.core.concurrency import EngineLoad
 from ..async_dapo.core.leases import server_calls
-from ..async_dapo.hardware import Accelerator, ModelShape, load_model
+from ..async_dapo.startup.hardware import Accelerator, ModelShape, load_model
 from ..async_dapo.startup.memory_check import accelerator_of
 from ..async_dapo.startup.model_check import local_folder
 from ..async_dapo.startup.trainer_check import num_gpus

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recipe.async_dapo.cpu.activation import PLUGIN_PATH, cpu_environment
+from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH, cpu_environment
 
 PROBE = """
 import importlib.metadata, json, os, torch

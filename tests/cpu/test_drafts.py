@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from recipe.async_dapo.cpu.activation import PLUGIN_PATH, cpu_environment
+from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH, cpu_environment
 
 from ..support.composed_runs import write_model
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.cpu.activation import cpu_environment
+from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 
 from ..support.composed_runs import write_model
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.cpu.activation import cpu_environment
+from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from recipe.async_dapo.cpu.activation import cpu_environment
+from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.hardware import find_accelerator, load_model
+from recipe.async_dapo.startup.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.gpu_check import __main__ as command
 from recipe.async_dapo_lab.gpu_check import engine, machine, several_gpus, training
 from recipe.async_dapo_lab.gpu_check.engine import EngineSettings, Section

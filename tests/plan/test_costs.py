@@ -3,8 +3,8 @@
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.hardware import BYTES_PER_VALUE, find_accelerator, load_model, shape_of
-from recipe.async_dapo.hardware import MODEL_PRESETS as PRESETS
+from recipe.async_dapo.startup.hardware import BYTES_PER_VALUE, find_accelerator, load_model, shape_of
+from recipe.async_dapo.startup.hardware import MODEL_PRESETS as PRESETS
 from recipe.async_dapo_lab.plan.costs import ServerConstants
 from recipe.async_dapo_lab.plan.inputs import Inputs
 

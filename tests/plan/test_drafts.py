@@ -7,7 +7,7 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.hardware import find_accelerator
+from recipe.async_dapo.startup.hardware import find_accelerator
 from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.plan.candidates import bound_of, recipe_candidates, with_drafts
 from recipe.async_dapo_lab.plan.costs import ServerConstants

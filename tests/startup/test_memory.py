@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.hardware import MODEL_PRESETS as PRESETS
+from recipe.async_dapo.startup.hardware import MODEL_PRESETS as PRESETS
 from recipe.async_dapo.startup.memory_check import check_memory
 
 STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")

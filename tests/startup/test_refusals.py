@@ -102,7 +102,7 @@ actor.use_kl_loss=True actor.kl_loss_type=low_var -> : must be one of
 actor.loss_agg_mode=mean -> verl=validate_config: verl refuses these options: ...Invalid loss_agg_mode: mean
 actor.optim.learning_rate=1e-6 -> actor.optim.learning_rate=1e-06: verl has no such option
 rollout.temprature=0.7 -> : verl has no such option; did you mean temperature?
-actor.checkpoint.async_save=True -> : nobody would know when a checkpoint is complete
+actor.checkpoint.async_save=True -> : the end of a save would not be known
 actor.checkpoint.load_contents=[model] -> actor.checkpoint.load_contents=['model']: must hold model, optimizer, extra
 trainer.save_freq=10 actor.checkpoint.save_contents=[model,hf_model] -> actor.checkpoint.save_contents=...: must hold
 gae critic.model.path=a/model trainer.save_freq=10 critic.checkpoint.save_contents=[hf_model]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.hardware import load_model
+from recipe.async_dapo.startup.hardware import load_model
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.rehearsal.answers import RIGHT, WRONG, compute_score, vocabulary_of
 from recipe.async_dapo_lab.rehearsal.emulation import NO_TRANSFER, check_rehearsable, emulate, use_stand_in

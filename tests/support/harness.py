@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from recipe.async_dapo.cpu.activation import run_environment
+from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ray
 
-from recipe.async_dapo.cpu.activation import cpu_environment
+from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 
 REPOSITORY = Path(__file__).parents[2]
 

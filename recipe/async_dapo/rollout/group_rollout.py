@@ -14,14 +14,13 @@ from ray.exceptions import RayActorError
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..calls import Recorder, SampledTokens, TrajectoryGivenUp, current_recorder
-from ..config import AsyncDAPOConfig, ConfigError
+from ..config import AsyncDAPOConfig, ConfigError, OnRewardError
 from ..core.failures import Cause, KnownPlaces
 from ..core.journal import CallCounts
 from ..core.outcome import GroupOutcome, Verdict, is_certain, judge_group
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
-from ..option_values import OnRewardError
 from .agent_loops import KeptLoops
 from .call_runner import CallRunner
 from .packed_output import PackedOutput
@@ -77,7 +76,7 @@ class Waiting:
     that is open while a call is under way; those of one trajectory may overlap, and outlive the round.
 
     Args:
-        short_s: a wait that takes no longer is not worth the telling [s].
+        short_s: shorter waits are not reported [s].
     """
 
     def __init__(self, short_s: float) -> None:

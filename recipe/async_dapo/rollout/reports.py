@@ -1,4 +1,4 @@
-"""What the workers have to say after a round, each by itself and together."""
+"""A worker's report of a round, all workers' reports in one, and the closed round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from ..engines.load_balancer import LoadBalancerStats
 
 @dataclass(slots=True, kw_only=True)
 class WorkerReport:
-    """Of one worker."""
+    """A worker's report of a round, or the sum of all workers' reports."""
 
     unfinished: list[PromptGroup] = field(default_factory=list)
     killed_reward_processes: int = 0

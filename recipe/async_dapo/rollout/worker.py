@@ -75,7 +75,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         self._kept_loops = KeptLoops(worker=worker, most=most)
 
     async def result_of(self, call_id: str) -> bytes | None:
-        """What a call came to whose trajectory was interrupted here; the worker that continues that waits for it."""
+        """The result of a call whose trajectory was interrupted here; the worker that continues it waits for this."""
         return await self._calls.result_of(call_id)
 
     async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..config import ConfigError
 from ..core.trainer_memory import TrainerMemory
-from ..hardware import DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
+from .hardware import DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
 from .model_check import local_folder
 from .trainer_check import num_gpus
 

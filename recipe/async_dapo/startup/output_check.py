@@ -12,9 +12,9 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..config import ConfigError
-from ..hardware import BYTES_PER_VALUE, load_model
 from ..option_values import check_each
 from ..record.checkpoint_folder import LEAST_BYTES, STEP_FOLDER, DamagedCheckpoint, Disk, in_gb, step_of, verify
+from .hardware import BYTES_PER_VALUE, load_model
 from .model_check import local_folder
 
 logger = logging.getLogger(__name__)

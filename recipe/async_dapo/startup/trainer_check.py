@@ -86,7 +86,7 @@ def _check_checkpoints(config: DictConfig) -> None:
     if is_named and not trainer.resume_from_path:
         raise refused(config, "trainer.resume_from_path", "set it to a checkpoint folder, or resume_mode=auto")
     if config.actor_rollout_ref.actor.checkpoint.async_save:
-        remedy = "nobody would know when a checkpoint is complete, and the one before can go; set False"
+        remedy = "the end of a save would not be known, and so when the checkpoint before can go; set False"
         raise refused(config, _ACTOR + "checkpoint.async_save", remedy)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ...async_dapo.cpu.activation import cpu_environment
+from ..quickstart.activation import cpu_environment
 from ..quickstart.supervision import RayFolder, exit_on_signals
 from . import engine, machine, several_gpus, speed, training
 from .assets import make_config, prepare

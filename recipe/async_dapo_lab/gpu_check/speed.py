@@ -9,7 +9,7 @@ from typing import Any
 
 from ...async_dapo.config import ConfigError, RolloutStrategy
 from ...async_dapo.core.stop_rules import StopRuleName
-from ...async_dapo.hardware import PRESETS, Accelerator, ModelShape, find_accelerator, load_model
+from ...async_dapo.startup.hardware import PRESETS, Accelerator, ModelShape, find_accelerator, load_model
 from ..plan.candidates import recipe_candidates
 from ..plan.inputs import Inputs
 from ..plan.sweep import sweep

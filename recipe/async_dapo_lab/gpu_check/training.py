@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ...async_dapo.cpu.activation import run_environment
+from ..quickstart.activation import run_environment
 from ..quickstart.model_and_data import Assets
 from ..quickstart.overrides import (
     PROMPTS_PER_STEP,

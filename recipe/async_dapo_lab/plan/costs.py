@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from ...async_dapo.config import ConfigError
-from ...async_dapo.hardware import Accelerator, ModelShape
+from ...async_dapo.startup.hardware import Accelerator, ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

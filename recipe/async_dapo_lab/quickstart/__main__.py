@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ...async_dapo.cpu.activation import run_environment
 from ...async_dapo.logs import note_start
 from ...async_dapo.record.run_files import set_aside
 from .. import train
@@ -25,6 +24,7 @@ from ..report.headline import headline
 from ..report.run import Run
 from ..report.write import report_the_end
 from ..report.write import write_report as write_html
+from .activation import run_environment
 from .model_and_data import Assets, prepare_assets
 from .overrides import (
     QUICK_LEARNING_RATE,

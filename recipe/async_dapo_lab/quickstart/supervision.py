@@ -16,7 +16,7 @@ from typing import NoReturn, Self
 
 import psutil
 
-from ...async_dapo.cpu.activation import cpu_environment
+from .activation import cpu_environment
 
 _SHARED_MEMORY = Path("/dev/shm")
 _SEGMENT_PREFIXES = ("psm_", "verl_weights_")  # of `multiprocessing.shared_memory`, of verl's weight transfer

@@ -11,8 +11,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ...async_dapo.config import ConfigError
-from ...async_dapo.hardware import MODEL_PRESETS as PRESETS
 from ...async_dapo.startup.agent_loop_check import loops_of_data
+from ...async_dapo.startup.hardware import MODEL_PRESETS as PRESETS
 from ...async_dapo.startup.preflight import check_all
 from ..plan.workload import ToolCalls
 from ..quickstart.tiny_model import build_tokenizer

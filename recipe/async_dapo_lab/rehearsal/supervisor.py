@@ -11,8 +11,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from ...async_dapo.cpu.activation import run_environment
 from ...async_dapo.startup.overrides import show_usage
+from ..quickstart.activation import run_environment
 from ..quickstart.run_metrics import RunMetrics
 from ..quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals
 from .figure import draw_timeline

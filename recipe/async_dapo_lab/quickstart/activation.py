@@ -4,9 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..own_ray import OWN_RAY_ENVIRONMENT
-
-PLUGIN_PATH = Path(__file__).resolve().parent / "plugin"
+from ...async_dapo.own_ray import OWN_RAY_ENVIRONMENT
+from ...async_dapo.shipping import CPU_PLUGIN_DIR as PLUGIN_PATH
 
 
 def cpu_environment(base: Mapping[str, str], *, code_path: Path | None = None) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .option_values import ConfigError, did_you_mean
+from ..option_values import ConfigError, did_you_mean
 
 # Fields of the models' published config.json that decide their size.
 _FIELDS = (
