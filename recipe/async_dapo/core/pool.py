@@ -78,12 +78,9 @@ class Settlement:
     """What a round came to. Counts are groups unless the name says otherwise."""
 
     trained_uids: tuple[str, ...]  # exactly B
-    surplus: int
     filtered: int
-    screened: int
     failed: dict[str, int]  # reason -> groups
     requeued: int
-    kept: int
     redrawn_uids: tuple[str, ...]  # complete, and queued again from the start; not among `requeued`
     discarded_tok: int
     lost_reports: int  # groups a worker neither finished nor gave back; re-queued
@@ -282,7 +279,7 @@ class PromptPool:
         self._carry_valid(summary)
         ended, failed = self._count_ended(summary)
         redrawn, redrawn_tok = self._take_redrawn(summary)
-        requeued, kept, discarded_tok = self._take_back(summary, unfinished, redrawn)
+        requeued, discarded_tok = self._take_back(summary, unfinished, redrawn)
         discarded_tok += redrawn_tok
         lost = list(self._in_round.values())
         self._in_round.clear()
@@ -294,12 +291,9 @@ class PromptPool:
         self.ledger.trained += len(trained)
         return Settlement(
             trained_uids=tuple(carried.uid for carried in trained),
-            surplus=len(self._carried),
             filtered=ended[Verdict.FILTERED],
-            screened=ended[Verdict.SCREENED],
             failed=failed,
             requeued=requeued + len(lost),
-            kept=kept,
             redrawn_uids=tuple(group.uid for group in redrawn),
             discarded_tok=discarded_tok,
             lost_reports=len(lost),
@@ -370,15 +364,18 @@ class PromptPool:
 
     def _take_back(
         self, summary: RoundSummary, unfinished: Iterable[PromptGroup], redrawn: Sequence[PromptGroup]
-    ) -> tuple[int, int, int]:
-        """Put interrupted groups into the buffer, or in front of those that never started, with those to draw again."""
-        requeued, kept, discarded_tok = [], 0, 0
+    ) -> tuple[int, int]:
+        """Put interrupted groups into the buffer, or in front of those that never started, with those to draw again.
+
+        Returns:
+            Groups that wait again, and the tokens that are lost with them.
+        """
+        requeued, discarded_tok = [], 0
         for group in unfinished:
             if self._in_round.pop(group.uid, None) is None:
                 continue
             if self._keeps_tokens and group.has_started:
                 self._buffer(group)
-                kept += 1
             else:
                 discarded_tok += group.restart()
                 requeued.append(group)
@@ -390,7 +387,7 @@ class PromptPool:
                 self._buffer(group)
             else:
                 self._waiting.append(group)
-        return len(requeued), kept, discarded_tok
+        return len(requeued), discarded_tok
 
     def _buffer(self, group: PromptGroup) -> None:
         for trajectory in group.unfinished:

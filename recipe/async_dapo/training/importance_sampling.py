@@ -49,12 +49,9 @@ class RatioStatistics(TypedDict):
     """Statistics of the token ratios r = p / q_own of one version, or of all ("overall")."""
 
     tokens: int
-    ratio_mean: float  # 1 in expectation if the recorded behaviour log-probs are right
     ratio_max: float
-    ratio_min: float
     k3_kl: float  # nats per token, mean of r - 1 - log r, estimates KL(q || p)
     ess_tok: float  # effective sample size, tokens
-    renyi2: float  # exponentiated Renyi-2 divergence d_2(p || q), >= 1 in expectation
 
 
 def mixture_token_log_probs(log_q_KBT: Tensor, counts_K: Tensor, mask_BT: Tensor) -> Tensor:
@@ -124,8 +121,7 @@ class _Sums:
     """What a number of tokens adds to the statistics, w = e^(log ratio)."""
 
     tokens: int
-    lowest: float  # of the log ratios
-    highest: float
+    highest: float  # of the log ratios
     sum_w: float  # of w e^-highest: in 1..tokens, whatever the ratios are
     sum_w2: float  # of its squares
     sum_k3: float
@@ -136,7 +132,6 @@ class _Sums:
         w_N = (log_ratio_N - highest).exp()
         return cls(
             tokens=len(log_ratio_N),
-            lowest=float(log_ratio_N.min()),
             highest=highest,
             sum_w=float(w_N.sum()),
             sum_w2=float(w_N.dot(w_N)),
@@ -148,7 +143,6 @@ class _Sums:
         mine, others = math.exp(self.highest - highest), math.exp(other.highest - highest)
         return _Sums(
             tokens=self.tokens + other.tokens,
-            lowest=min(self.lowest, other.lowest),
             highest=highest,
             sum_w=self.sum_w * mine + other.sum_w * others,
             sum_w2=self.sum_w2 * mine**2 + other.sum_w2 * others**2,
@@ -158,17 +152,10 @@ class _Sums:
     def statistics(self) -> RatioStatistics:
         return RatioStatistics(
             tokens=self.tokens,
-            ratio_mean=_saturating_exp(self.highest + math.log(self.sum_w / self.tokens)),
-            ratio_max=_saturating_exp(self.highest),
-            ratio_min=_saturating_exp(self.lowest),
+            ratio_max=math.exp(min(self.highest, MAX_LOG)),
             k3_kl=self.sum_k3 / self.tokens,
             ess_tok=self.sum_w**2 / self.sum_w2,
-            renyi2=_saturating_exp(2 * self.highest + math.log(self.sum_w2 / self.tokens)),
         )
-
-
-def _saturating_exp(value: float) -> float:
-    return math.exp(min(value, MAX_LOG))
 
 
 def importance_metrics(log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor, *, step: int) -> dict[str, float]:
