@@ -65,7 +65,7 @@ def test_given_the_examples_of_a_judge_and_tools_when_trained_then_its_verdicts_
     assets, data, judge, tmp_path
 ):
     run = trained("judge_and_tools", assets, data, tmp_path / "run")
-    assert run.inspections[0]["unsampled_tok"] == 0
+    assert run.inspections[0]["unsampled_tok"] > 0, "the tool's answers"
     assert all(0 < reward < 1 for reward in run.metric("critic/score/mean"))
     assert all(turns > 2 for turns in run.metric("num_turns/mean")), "no tool was called"
 
