@@ -11,6 +11,7 @@ from recipe.async_dapo_lab.rehearsal.servers import ModelMeter
 from ..support.emulated_cluster import EmulatedCluster
 from ..support.plan_settings import small_scenario
 
+pytestmark = pytest.mark.slow
 SERVERS = 4
 SCENARIO = small_scenario(
     num_servers=SERVERS,
@@ -48,7 +49,6 @@ def cluster(clusters, monkeypatch):
     return clusters[0]
 
 
-@pytest.mark.slow
 def test_given_a_server_that_becomes_half_as_fast_then_two_rounds_later_it_has_half_and_later_all_again(cluster):
     assert cluster.shares(3) == pytest.approx([1.0] * SERVERS, abs=0.1)
     cluster.emulated[0].change_cost(SCENARIO.step_cost().at_speed(0.5))

@@ -62,7 +62,8 @@ def test_given_a_data_set_visited_again_then_at_most_half_as_many_groups_are_fil
 
 
 def test_given_a_restart_then_history_and_deferred_prompts_go_on_where_they_were(start) -> None:
-    cluster = begun(start, BY_HISTORY)
+    selection = replace(BY_HISTORY, defer_steps=5)
+    cluster = begun(start, selection)
     while not (deferred := cluster.buffer.pool.state().deferred):
         cluster.step()
     assert cluster.step_number < 40
@@ -70,7 +71,7 @@ def test_given_a_restart_then_history_and_deferred_prompts_go_on_where_they_were
     assert again.buffer.history.state() == cluster.buffer.history.state()
     due = {group.uid for group in again.buffer.pool.state().deferred}
     assert due == {group.uid for group in deferred}
-    assert all(group.deferred_until <= cluster.step_number + BY_HISTORY.defer_steps for group in deferred)
-    for _ in range(BY_HISTORY.defer_steps + 1):
+    assert all(group.deferred_until <= cluster.step_number + selection.defer_steps for group in deferred)
+    for _ in range(selection.defer_steps + 1):
         again.step()
     assert not due & {group.uid for group in again.buffer.pool.state().deferred}, "what was deferred has not come back"
