@@ -24,8 +24,10 @@ FOLDER = Path(__file__).parents[2] / "assets" / "on_policy"
 CLUSTERS = ("1 x H100, B=32", "2 x H200, B=32", "8 x H200, B=64", "8 x H100, B=128", "16 x H100, B=64")
 WARMUP, TRAJECTORIES, FEWEST_STEPS = 8, 8_000, 16
 FIFO = recipe("discard fifo", rollout_strategy="discard", stop_rule="fifo")
-STRATEGIES = (
-    FIFO,
+HISTORY = replace(
+    FIFO.with_overrides({"async_dapo.selection.history_file": "history.json"}), name="discard fifo, history"
+)
+OTHERS = (
     recipe("discard drain", rollout_strategy="discard", stop_rule="drain"),
     recipe("consistent", rollout_strategy="consistent", stop_rule="first_completed"),
 )
@@ -123,8 +125,11 @@ def rows(setting: Setting) -> Iterator[tuple[float, str, Start]]:
     def tail(started: float) -> Start:
         return lambda scenario: TailRounds(scenario, started=started)
 
+    for correlation in (0.0, 0.5, 0.8):
+        for system in (FIFO, HISTORY):
+            yield correlation, system.name, plain(system)
     for correlation in (0.5, 0.8):
-        for system in STRATEGIES:
+        for system in OTHERS:
             yield correlation, system.name, plain(system)
             yield correlation, f"{system.name}, longest first", ordered(system)
     yield 0.5, "verl sync", plain(verl_sync(groups=setting.groups))
@@ -158,7 +163,7 @@ def summary(folder: Path = FOLDER) -> pd.DataFrame:
     seconds = frame.set_index(["setting", "correlation", "system"])["per_batch_s"]
     lines = []
     for (correlation, system), some in frame.groupby(["correlation", "system"], sort=False):
-        own = system.removesuffix(", longest first")
+        own = system.removesuffix(", longest first").removesuffix(", history")
 
         def over(reference: str, correlation: float, some: pd.DataFrame = some) -> pd.Series:
             return some["per_batch_s"] / [seconds.get((one, correlation, reference)) for one in some["setting"]]
