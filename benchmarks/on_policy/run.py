@@ -172,7 +172,25 @@ def summary(folder: Path = FOLDER) -> pd.DataFrame:
         line["Over verl sync"] = geometric_mean(over("verl sync", 0.5)) if correlation == 0.5 else float("nan")
         fifo = over(FIFO.name, correlation)
         line |= {"Over discard fifo": geometric_mean(fifo), "Worst of these": fifo.max()}
-        line["Over the usual order"] = geometric_mean(over(own, correlation)) if own != system else float("nan")
+        if own != system:
+            usual = over(own, correlation)
+            line |= {"Over the usual order": geometric_mean(usual), "Best": usual.min(), "Worst": usual.max()}
         line |= {name.capitalize().replace("_", " "): some[name].mean() for name in ("off_policy", "waste")}
         lines.append(line | {"Trained / natural length": some["length_bias"].mean()})
     return pd.DataFrame(lines)
+
+
+def order_table() -> pd.DataFrame:
+    """Of the committed results: what the order of start gives each strategy."""
+    frame = summary()
+    titles = {"Simulated: system": "Simulated", "Over the usual order": "Step, over the usual order"}
+    shown = frame.dropna(subset="Over the usual order").rename(columns=titles)
+    return shown[[*titles.values(), "Correlation", "Settings", "Best", "Worst", "Waste", "Trained / natural length"]]
+
+
+def tail_table() -> pd.DataFrame:
+    """Of the committed results: rows that train on nothing old."""
+    frame = summary()
+    fresh = frame[(frame["Correlation"] == 0.5) & (frame["Off policy"] == 0.0)]
+    titles = ["Simulated: system", "Settings", "Over verl sync", "Over discard fifo", "Worst of these", "Waste"]
+    return fresh[[*titles, "Trained / natural length"]]
