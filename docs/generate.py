@@ -11,9 +11,12 @@ from benchmarks.between_rounds import summary as between_rounds
 from benchmarks.control_plane import summary as control_plane
 from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
+from benchmarks.drafts import grid as drafts
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
+from benchmarks.frontier import draw as frontier
 from benchmarks.null_test import summary as null_test
+from benchmarks.on_policy import run as on_policy
 from benchmarks.plan import summary as plan
 from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
@@ -131,6 +134,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/concurrency.md": {"frontier": table(plan.frontier_table)},
     "docs/planner.md": {
         "reference setting": table(plan.reference_table),
+        "drafts": table(drafts.summary),
+        "frontier": table(frontier.committed_table),
         "validation": table(plan.published_table),
         "orders": table(plan.orders_table),
         "calibration": table(plan.calibration_table),
@@ -147,6 +152,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "measured": table_of(selection.read_runs, selection.runs_table),
         "visits": table(selection.visits_table),
         "best": table(selection.best_table),
+        "long answers first": table(on_policy.order_table),
+        "tail rounds": table(on_policy.tail_table),
     },
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},

@@ -47,6 +47,10 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def committed_table() -> pd.DataFrame:
+    return table(read())
+
+
 def draw(folder: Path) -> pd.DataFrame:
     """Write `frontier.png`. Returns the table."""
     rows = read(folder)

@@ -3,8 +3,9 @@
 Rows of `runs.csv`: verl's sync mode, strategies that train on nothing old or on one version, and two ideas that this
 recipe does not have. What the file has is not simulated again.
 
-`longest first`: of the groups drawn together, those expected to be long start first. What is expected is a prompt's own
-mean, which an earlier visit would tell at best.
+`history`: of the groups drawn together, those start first whose answers were long at an earlier visit; the recipe does
+so where groups that were interrupted start again. `longest first`: the same for other strategies, by a prompt's own
+mean, which a visit would tell at best.
 
 `tail rounds` (RollPacker, arXiv:2509.21009): a short round starts more groups than it needs, and its first B valid ones
 end it; the others move to a line of their own, are generated again from the start, and train in a round of long groups

@@ -24,8 +24,10 @@ FOLDER = Path(__file__).parents[2] / "assets" / "on_policy"
 CLUSTERS = ("1 x H100, B=32", "2 x H200, B=32", "8 x H200, B=64", "8 x H100, B=128", "16 x H100, B=64")
 WARMUP, TRAJECTORIES, FEWEST_STEPS = 8, 8_000, 16
 FIFO = recipe("discard fifo", rollout_strategy="discard", stop_rule="fifo")
-STRATEGIES = (
-    FIFO,
+HISTORY = replace(
+    FIFO.with_overrides({"async_dapo.selection.history_file": "history.json"}), name="discard fifo, history"
+)
+OTHERS = (
     recipe("discard drain", rollout_strategy="discard", stop_rule="drain"),
     recipe("consistent", rollout_strategy="consistent", stop_rule="first_completed"),
 )
@@ -123,8 +125,11 @@ def rows(setting: Setting) -> Iterator[tuple[float, str, Start]]:
     def tail(started: float) -> Start:
         return lambda scenario: TailRounds(scenario, started=started)
 
+    for correlation in (0.0, 0.5, 0.8):
+        for system in (FIFO, HISTORY):
+            yield correlation, system.name, plain(system)
     for correlation in (0.5, 0.8):
-        for system in STRATEGIES:
+        for system in OTHERS:
             yield correlation, system.name, plain(system)
             yield correlation, f"{system.name}, longest first", ordered(system)
     yield 0.5, "verl sync", plain(verl_sync(groups=setting.groups))
@@ -158,7 +163,7 @@ def summary(folder: Path = FOLDER) -> pd.DataFrame:
     seconds = frame.set_index(["setting", "correlation", "system"])["per_batch_s"]
     lines = []
     for (correlation, system), some in frame.groupby(["correlation", "system"], sort=False):
-        own = system.removesuffix(", longest first")
+        own = system.removesuffix(", longest first").removesuffix(", history")
 
         def over(reference: str, correlation: float, some: pd.DataFrame = some) -> pd.Series:
             return some["per_batch_s"] / [seconds.get((one, correlation, reference)) for one in some["setting"]]
@@ -167,7 +172,25 @@ def summary(folder: Path = FOLDER) -> pd.DataFrame:
         line["Over verl sync"] = geometric_mean(over("verl sync", 0.5)) if correlation == 0.5 else float("nan")
         fifo = over(FIFO.name, correlation)
         line |= {"Over discard fifo": geometric_mean(fifo), "Worst of these": fifo.max()}
-        line["Over the usual order"] = geometric_mean(over(own, correlation)) if own != system else float("nan")
+        if own != system:
+            usual = over(own, correlation)
+            line |= {"Over the usual order": geometric_mean(usual), "Best": usual.min(), "Worst": usual.max()}
         line |= {name.capitalize().replace("_", " "): some[name].mean() for name in ("off_policy", "waste")}
         lines.append(line | {"Trained / natural length": some["length_bias"].mean()})
     return pd.DataFrame(lines)
+
+
+def order_table() -> pd.DataFrame:
+    """Of the committed results: what the order of start gives each strategy."""
+    frame = summary()
+    titles = {"Simulated: system": "Simulated", "Over the usual order": "Step, over the usual order"}
+    shown = frame.dropna(subset="Over the usual order").rename(columns=titles)
+    return shown[[*titles.values(), "Correlation", "Settings", "Best", "Worst", "Waste", "Trained / natural length"]]
+
+
+def tail_table() -> pd.DataFrame:
+    """Of the committed results: rows that train on nothing old."""
+    frame = summary()
+    fresh = frame[(frame["Correlation"] == 0.5) & (frame["Off policy"] == 0.0)]
+    titles = ["Simulated: system", "Settings", "Over verl sync", "Over discard fifo", "Worst of these", "Waste"]
+    return fresh[[*titles, "Trained / natural length"]]

@@ -28,7 +28,7 @@ def group(number: int, key: str) -> PromptGroup:
 def history_of(**metrics: list[float]) -> PromptHistory:
     history = PromptHistory(forgetting=0.5)
     for key, answers in metrics.items():
-        history.observe(key, answers)
+        history.observe(key, answers, [100] * len(answers))
     return history
 
 
@@ -47,10 +47,10 @@ def test_the_share_of_groups_that_are_alike_is_what_a_beta_binomial_says(right, 
 def test_given_visits_then_earlier_answers_count_less_and_less() -> None:
     history = PromptHistory(forgetting=0.5)
     for metrics in ([0.0] * 8, [1.0] * 4 + [0.0] * 4):
-        history.observe("a", metrics)
-    assert history.of("a") == PassCount(right=4.0, wrong=8.0, visits=2)
-    history.observe("b", [-1.0, 0.25, 7.0])  # metrics beyond 0 and 1 are wrong and right ones
-    assert history.of("b") == PassCount(right=1.25, wrong=1.75, visits=1)
+        history.observe("a", metrics, [100 + 200 * round(metrics[0])] * 8)
+    assert history.of("a") == PassCount(right=4.0, wrong=8.0, visits=2, len_tok=pytest.approx(700 / 3))
+    history.observe("b", [-1.0, 0.25, 7.0], [10, 20, 30])  # metrics beyond 0 and 1 are wrong and right ones
+    assert history.of("b") == PassCount(right=1.25, wrong=1.75, visits=1, len_tok=20.0)
     again = PromptHistory(forgetting=0.5)
     again.restore(history.state())
     assert again.of("a") == history.of("a") and len(again) == 2 and again.of("c") is None
@@ -90,6 +90,26 @@ def test_given_uniform_selection_then_the_order_is_that_of_the_data_loader() -> 
     groups = [group(i, "hard") for i in range(20)]
     assert uniform.split(groups, history, count=20, left=uniform.most_looked_at(20), step=1) == (groups, [])
     assert not uniform.records and selection().records
+
+
+def test_given_lengths_then_the_longest_are_drawn_first_and_prompts_without_a_history_in_the_middle() -> None:
+    history = PromptHistory(forgetting=0.5)
+    for key, length in {"short": 10, "long": 900, "longer": 1000}.items():
+        history.observe(key, [0.0, 1.0], [length, length])
+    keys = ["short", "new", "longer", "other", "long"]
+    groups = [group(i, key) for i, key in enumerate(keys)]
+    uniform = selection(SelectBy.UNIFORM)
+
+    def drawn(known: PromptHistory, *, longest_first: bool) -> list[str]:
+        ((some, deferred),) = uniform.draw(lambda _: groups, known, count=5, step=1, longest_first=longest_first)
+        assert not deferred
+        return [one.key for one in some]
+
+    assert drawn(history, longest_first=True) == ["longer", "long", "new", "other", "short"]
+    assert drawn(history, longest_first=False) == keys
+    old = PromptHistory(forgetting=0.5)  # of a file that has no lengths
+    old.restore({"long": PassCount(right=1.0, wrong=1.0, visits=1)})
+    assert drawn(old, longest_first=True) == keys
 
 
 def empty_pool() -> PromptPool:

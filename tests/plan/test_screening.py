@@ -167,7 +167,7 @@ def test_how_often_history_draws_a_prompt_is_what_the_class_that_decides_does(ra
     for i, metrics in enumerate(earlier.tolist()):
         trajectories = [Trajectory(session_id=member) for member in range(n)]
         group = PromptGroup(uid=f"uid-{i}", key=f"{i}", prompt={}, drawn_at_step=1, trajectories=trajectories)
-        history.observe(group.key, metrics)
+        history.observe(group.key, metrics, [1] * n)
         skipped += selection.skips(group, history)
     assert 1 - skipped / prompts == pytest.approx(drawn_share(rate, n, selection.exploration), abs=0.025)
 

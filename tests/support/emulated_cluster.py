@@ -81,7 +81,7 @@ class EmulatedCluster(Cluster):
             answers = self.book.planned[group.prompt["index"]]
             group.uid = f"prompt-{answers.number}"
             if self.options.selection.records:
-                self.buffer.history.observe(group.key, answers.earlier_metrics)
+                self.buffer.history.observe(group.key, answers.earlier_metrics, answers.earlier_lens_tok)
         return groups
 
     def _make_servers(self, monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:

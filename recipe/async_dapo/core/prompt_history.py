@@ -5,6 +5,9 @@ arXiv:2507.04632). From it follows the probability that all n answers would be a
 probability, less an exploration floor (as GRESO, arXiv:2506.02177, skips by streaks of such groups). A prompt that was
 never visited is not skipped. What is skipped is deferred: at each visit of the data loader it may be drawn after all,
 and after a stated number of steps it is, whatever its history says.
+
+Where groups that were interrupted start again, the longest answers start first: fewer are interrupted. That is an order
+of what is drawn together, and changes nothing of what is drawn.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +33,7 @@ class PassCount:
     right: float
     wrong: float
     visits: int
+    len_tok: float = 0.0  # mean of these answers' lengths; 0 = not recorded
 
     def __post_init__(self) -> None:
         if min(self.right, self.wrong, self.visits) < 0:
@@ -64,19 +68,30 @@ class PromptHistory:
         """None before the first visit."""
         return self._counts.get(key)
 
-    def observe(self, key: str, metrics: Sequence[float]) -> None:
+    def observe(self, key: str, metrics: Sequence[float], lens_tok: Sequence[int]) -> None:
         """Take in a group that was judged.
 
         Args:
             metrics: of its answers; 0 and less is wrong, 1 and more right, between them partly either.
+            lens_tok: of its answers.
         """
         right = sum(min(max(metric, 0.0), 1.0) for metric in metrics)
         before = self._counts.get(key, PassCount(right=0.0, wrong=0.0, visits=0))
+        earlier = self._forgetting * (before.right + before.wrong) if before.len_tok else 0.0
         self._counts[key] = PassCount(
             right=self._forgetting * before.right + right,
             wrong=self._forgetting * before.wrong + len(metrics) - right,
             visits=before.visits + 1,
+            len_tok=(earlier * before.len_tok + sum(lens_tok)) / (earlier + len(lens_tok)),
         )
+
+    def longest_first(self, groups: Sequence[PromptGroup]) -> list[PromptGroup]:
+        """In order of the lengths that are expected; prompts without a history are taken for average ones."""
+        lens_tok = [0.0 if (known := self.of(group.key)) is None else known.len_tok for group in groups]
+        seen = [length for length in lens_tok if length]
+        mean_tok = sum(seen) / len(seen) if seen else 0.0
+        expected = {group.uid: length or mean_tok for group, length in zip(groups, lens_tok, strict=True)}
+        return sorted(groups, key=lambda group: -expected[group.uid])
 
     def state(self) -> dict[str, PassCount]:
         return dict(self._counts)
@@ -121,12 +136,19 @@ class Selection:
         return drawn < (1 - self.exploration) * known.alike_share(len(group.trajectories)) * 2**64
 
     def draw(
-        self, fetch: Callable[[int], Sequence[PromptGroup]], history: PromptHistory, *, count: int, step: int
+        self,
+        fetch: Callable[[int], Sequence[PromptGroup]],
+        history: PromptHistory,
+        *,
+        count: int,
+        step: int,
+        longest_first: bool = False,
     ) -> Iterator[tuple[list[PromptGroup], list[PromptGroup]]]:
         """Draw `count` prompts, and defer what is skipped on the way.
 
         Args:
             fetch: returns so many of the data loader's next prompts.
+            longest_first: order of those that are drawn.
 
         Yields:
             Drawn and deferred ones of each fetch.
@@ -135,7 +157,7 @@ class Selection:
         while count:
             groups = fetch(count)
             drawn, deferred = self.split(groups, history, count=count, left=left, step=step)
-            yield drawn, deferred
+            yield history.longest_first(drawn) if longest_first else drawn, deferred
             count, left = count - len(drawn), left - len(groups)
 
     def split(

@@ -264,7 +264,8 @@ class RoundReplayBuffer(ReplayBuffer):
         if self._options.selection.records:
             for outcome in result.summary.outcomes:
                 if outcome.metrics and outcome.verdict is not Verdict.REDRAWN:  # then its next answers count
-                    self.history.observe(self.pool.prompt_key(outcome.prompt_uid), outcome.metrics)
+                    key = self.pool.prompt_key(outcome.prompt_uid)
+                    self.history.observe(key, outcome.metrics, outcome.response_lens_tok)
 
     def _refill(self, step: int) -> None:
         ended = self.manager.count_ended()
@@ -282,7 +283,10 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def _add_prompts(self, count: int, step: int) -> None:
         """Draw so many prompts, and defer what is skipped on the way."""
-        for drawn, deferred in self._options.selection.draw(self._draw, self.history, count=count, step=step):
+        options = self._options
+        for drawn, deferred in options.selection.draw(
+            self._draw, self.history, count=count, step=step, longest_first=options.draws_again
+        ):
             self.pool.add_drawn(drawn, deferred)
             self._skipped += len(deferred)
 

@@ -17,7 +17,7 @@ from .measures import StepMeasure, tokens_by_age
 from .round_simulation import RoundSimulation, SimulatedRound, take_losses
 from .scenario import Scenario
 from .systems import System, TrainerPasses
-from .workload import ANSWERS
+from .workload import ANSWERS, Answers
 
 
 class TrainingRun:
@@ -103,7 +103,10 @@ class TrainingRun:
         return dispatch.extended(self._draw(missing)) if missing else dispatch
 
     def _draw(self, count: int) -> Dispatch:
-        for drawn, deferred in self.options.selection.draw(self._fetch, self._history, count=count, step=self._step):
+        options = self.options
+        for drawn, deferred in options.selection.draw(
+            self._fetch, self._history, count=count, step=self._step, longest_first=options.draws_again
+        ):
             self.pool.add_drawn(drawn, deferred)
         return self.pool.dispatch(self._step)
 
@@ -112,7 +115,8 @@ class TrainingRun:
         groups = self._workload.draw(count, self._step)
         if self.options.selection.records:
             for group in groups:
-                self._history.observe(group.key, group.prompt[ANSWERS].earlier_metrics)
+                answers: Answers = group.prompt[ANSWERS]
+                self._history.observe(group.key, answers.earlier_metrics, answers.earlier_lens_tok)
         return groups
 
     def _simulate(self, dispatch: Dispatch) -> SimulatedRound:

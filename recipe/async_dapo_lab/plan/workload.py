@@ -29,6 +29,7 @@ class Answers:
     response_lens_tok: list[int]
     metrics: list[float]
     earlier_metrics: list[float]  # of an earlier visit to the same prompt, at the same pass rate
+    earlier_lens_tok: list[int]
     attempt: int = 0
     calls_left_s: dict[int, float] = field(default_factory=dict)  # session -> of a call that a stop interrupted
 
@@ -143,8 +144,12 @@ class Workload:
         lens_tok = self._cut(levels, rng).tolist()
         metrics = self._pass_rates.draw(rng, BLOCK, self._n, visits=2)
         now, earlier = metrics[:, 0].tolist(), metrics[:, 1].tolist()
+        earlier_lens_tok = self._cut(levels, rng).tolist()
         first = block * BLOCK
-        return [Answers(first + i, float(levels[i, 0]), lens_tok[i], now[i], earlier[i]) for i in range(BLOCK)]
+        return [
+            Answers(first + i, float(levels[i, 0]), lens_tok[i], now[i], earlier[i], earlier_lens_tok[i])
+            for i in range(BLOCK)
+        ]
 
     def _cut(self, levels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Lengths of n responses for each level, at least 1 token and at most the limit."""
