@@ -12,6 +12,7 @@ from benchmarks.corrections.softmax_sequence_model import (
     balance_weights,
     exact_moments,
     make_world,
+    prefix_weights,
     scheduled_log_probs,
     trajectory_probs,
     uniform_weights,
@@ -71,6 +72,32 @@ def test_a_mixture_is_a_policy_whose_ratios_multiply_to_the_balance_heuristic() 
     torch.testing.assert_close(
         uniform_weights(world, mixture_XT[None]), balance_weights(world, world.log_pi_JXT, counts_J)[:1]
     )
+
+
+def test_prefix_weights_are_unbiased_for_rewards_per_token_and_constant_token_shares_are_not() -> None:
+    world = make_world(seed=19, drift=0.8)
+    model, counts_J = world.model, torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64)
+    table_PV = torch.linspace(-1, 2, model.num_prefixes * model.vocab_size, dtype=torch.float64) ** 2
+    reward_XT = table_PV.view(model.num_prefixes, -1)[model.prefix_XT, model.token_XT] * model.mask_XT
+    truth, share_J = float(world.p_X @ reward_XT.sum(-1)), counts_J / counts_J.sum()
+    mixture_X = share_J @ trajectory_probs(model, world.log_pi_JXT)
+    weight_XT = prefix_weights(world, world.log_pi_JXT, counts_J)
+    assert float(mixture_X @ (weight_XT * reward_XT).sum(-1)) == pytest.approx(truth, abs=1e-12)
+    constant_XT = torch.einsum("j,jxt->xt", share_J, world.log_pi_JXT.exp()).log()
+    wrong_X = uniform_weights(world, constant_XT[None])[0]
+    assert abs(float((mixture_X * wrong_X) @ reward_XT.sum(-1)) / truth - 1) > 0.05
+
+
+def test_a_baseline_of_the_other_members_biases_the_balance_heuristic_unless_its_mean_is_the_same_for_all() -> None:
+    """A group of one member of each version, whose trajectories are independent."""
+    world = make_world(seed=32, drift=0.8, max_length=3)
+    q_JX = trajectory_probs(world.model, world.log_pi_JXT)
+    weighed_JX = q_JX * balance_weights(world, world.log_pi_JXT, torch.ones(3))
+    truth_D, raw_J = world.target_mean(world.gradient_XD), q_JX @ world.reward_X
+    for rewards_J, least, most in ((raw_J, 0.02, 1.0), (world.target_mean(world.reward_X).expand(3), 0.0, 1e-12)):
+        baseline_J = (rewards_J.sum() - rewards_J) / 2
+        estimate_JD = weighed_JX @ world.gradient_XD - baseline_J[:, None] * (weighed_JX @ world.score_XD)
+        assert least <= float((estimate_JD.mean(0) - truth_D).norm() / truth_D.norm()) <= most
 
 
 def test_long_trajectories_neither_overflow_nor_underflow() -> None:
