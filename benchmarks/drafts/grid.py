@@ -59,7 +59,7 @@ def run(folder: Path, settings: Sequence[Setting]) -> None:
     for cell in cells():
         for setting in settings:
             share = float(plain.loc[(str(setting), COLOCATE), "off_policy"])
-            key = {"setting": str(setting), "system": cell.system}
+            key: dict[str, Any] = {"setting": str(setting), "system": cell.system}
             key |= {"accepted": cell.accepted, "kv_cache": cell.kv_cache}
             file.measure(key, partial(_measure, setting, cell, share))
 
