@@ -9,7 +9,7 @@ from vllm.sampling_params import SamplingParams
 
 from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK
 from recipe.async_dapo.engines import drafts
-from recipe.async_dapo.engines.drafts import SiblingDrafts, engine_arguments
+from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG, SiblingDrafts, room_for_drafts
 
 PROMPT = [1, 2]
 TEXT = list(range(10, 400))
@@ -109,6 +109,6 @@ def test_given_a_proposer_that_is_not_bound_when_asked_then_it_proposes_nothing(
 
 
 def test_an_engine_gets_room_for_drafts_behind_the_longest_response_where_its_model_has_it():
-    roomy, tight = (engine_arguments(max_model_len=100, most_context_tok=most) for most in (1000, 100))
-    assert (roomy["max_model_len"], tight["max_model_len"]) == (100 + MOST_DRAFT_TOK, 100)
-    assert roomy["speculative_config"]["model"] == "recipe.async_dapo.engines.drafts.SiblingDrafts"
+    longest = [room_for_drafts(7, max_model_len=100, most_context_tok=most) for most in (1000, 103, 100, 90)]
+    assert longest == [107, 103, 100, 100]
+    assert SPECULATIVE_CONFIG["model"] == "recipe.async_dapo.engines.drafts.SiblingDrafts"

@@ -84,10 +84,8 @@ class Placement:
             return None
         if self._is_near(last_id, best_id, max(request.prefix_tok, 1.0)):
             return last_id
-        together = self.servers.get(siblings_id) if siblings_id is not None else None
-        if together is not None and self._is_near(siblings_id, best_id, SIBLINGS_SHARE * together.places * request.kv_tok):
-            return siblings_id
-        return best_id
+        room_tok = self.servers[best_id].places * request.kv_tok
+        return siblings_id if self._is_near(siblings_id, best_id, SIBLINGS_SHARE * room_tok) else best_id
 
     def _is_near(self, server_id: str | None, best_id: str, fuller_tok: float) -> bool:
         """Whether a server has a place, and is fuller than the best one by no more than that."""
