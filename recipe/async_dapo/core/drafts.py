@@ -163,7 +163,7 @@ class Groups:
 
 LEVELS = (3, 5, 8, 16, 32)  # tokens that agreed before a draft, in classes
 _FIRST_GUESS = (0.4, 0.5, 0.6, 0.8, 0.9)  # that a token of such a draft is accepted
-_GUESS_WEIGHT, _WINDOW = 4.0, 400.0  # observations
+_GUESS_WEIGHT, _WINDOW = 4.0, 100.0  # observations
 
 
 class Acceptance:
@@ -200,7 +200,7 @@ class Acceptance:
 
 _RATE = 0.05  # of moving means
 _FORGET = 0.995  # a step, of what tells the price of a token
-_PRICE_GUESS, _LEAST_PRICE = 0.1, 0.005  # of verifying a token, over what a row takes of a step
+_LEAST_PRICE, _PRICE_GUESS, _MOST_PRICE = 0.005, 0.1, 1.0  # of verifying a token, over what a row takes of a step
 _GUESS_DRAFTED2 = 32.0  # the guess counts like drafts that vary by so many tokens squared, times the rows
 _PAUSE = 2.0  # a step that took so many times the mean was not one: the engine waited
 
@@ -251,11 +251,19 @@ class Price:
     @property
     def token_s(self) -> float:
         """To verify one more token [s]."""
+        return self._token_s(_PRICE_GUESS)
+
+    @property
+    def most_token_s(self) -> float:
+        """The same if what has not been seen is as dear as it can be: a token for a row [s]."""
+        return self._token_s(_MOST_PRICE)
+
+    def _token_s(self, guess: float) -> float:
         if self._load is None:
             return 0.0
         row_s = self._load.step_s / self._load.rows
-        guess = _GUESS_DRAFTED2 * self._load.rows
-        slope_s = (self._drafted_s + guess * _PRICE_GUESS * row_s) / (self._drafted2 + guess)
+        weight = _GUESS_DRAFTED2 * self._load.rows
+        slope_s = (self._drafted_s + weight * guess * row_s) / (self._drafted2 + weight)
         return max(slope_s, _LEAST_PRICE * row_s)
 
     @property
@@ -399,7 +407,7 @@ class Drafter:
 
     @property
     def _trial_cost_s(self) -> float:
-        return MOST_DRAFT_TOK * self.price.token_s
+        return MOST_DRAFT_TOK * self.price.most_token_s
 
     @property
     def _can_try(self) -> bool:
