@@ -164,6 +164,28 @@ def test_given_answers_that_repeat_a_sibling_when_verifying_is_cheap_then_steps_
     assert all_tok >= 4 * steps + 40 + 60 + 80, "those behind have not caught up"
 
 
+def test_given_answers_of_an_earlier_visit_when_one_comes_to_their_words_then_they_are_its_drafts():
+    drafter = Drafter()
+    drafter.learn("g", [TEXT[:200], TEXT[600:800]])
+    drafter.begin("a", named("a"), TEXT[:3])
+    drafts: list[list[int]] = [[]]
+    for at in range(3, 40):
+        drafter.take("a", [TEXT[at]])
+        drafts = drafter.draft(["a"], at * STEP_S)
+    assert drafts[0] == TEXT[40 : 40 + len(drafts[0])] and len(drafts[0]) > 1
+
+
+def test_given_answers_of_earlier_visits_when_room_is_short_then_those_that_run_have_the_rest_of_it():
+    drafter = Drafter(limit_tok=400)
+    drafter.begin("a", named("a"), TEXT[:100])
+    for group in range(9):
+        drafter.learn(f"h{group}", [TEXT[:90], TEXT[100:190]])
+        assert drafter.size_tok <= 300
+    drafter.begin("b", named("b"), TEXT[:100])
+    drafter.learn("g", [TEXT[:200]])
+    assert len(drafter) == 2 and drafter.size_tok <= 400
+
+
 def test_given_a_draft_when_the_model_goes_another_way_then_the_next_one_starts_from_there():
     drafter = Drafter()
     drafter.begin("a", named("a"), TEXT[:100])

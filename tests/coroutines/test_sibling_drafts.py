@@ -1,5 +1,6 @@
 """vLLM's proposer: which requests of a batch it drafts for, and what it knows of them."""
 
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,6 +80,15 @@ def test_given_a_request_that_has_ended_when_a_sibling_goes_on_then_it_still_cop
     for _ in range(12):
         batch.step()
     assert batch.drafts["group.1-1.2.b-x"]
+
+
+def test_given_answers_of_an_earlier_visit_when_the_group_comes_to_their_words_then_it_gets_drafts_of_them(batch):
+    batch.proposer.learn("group", [array("i", TEXT[:80]).tobytes()])
+    batch.add("group.1-1.2.b-x", [])
+    batch.add("other.1-1.2.b-x", [])
+    for _ in range(12):
+        batch.step()
+    assert batch.drafts["group.1-1.2.b-x"] and not batch.drafts["other.1-1.2.b-x"]
 
 
 @pytest.mark.parametrize(("name", "params"), [("cmpl-1", {}), ("group.1-1.2.b-x", {"stop": ["end"]})])

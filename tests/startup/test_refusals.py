@@ -29,7 +29,7 @@ async_dapo.over_sampling_batch_size=null -> async_dapo.over_sampling_batch_size=
 async_dapo.rollout_pool_size=much -> : must be a whole number, or auto
 async_dapo.max_concurrent_prompts=many -> : must be a whole number
 async_dapo.max_concurrent_prompts=null -> async_dapo.max_concurrent_prompts=None: must be a whole number
-async_dapo.drafts=ngram -> : must be one of siblings
+async_dapo.drafts=ngram -> : must be one of siblings, history
 async_dapo.stop_rule=soon -> : must be one of first_completed, fifo, drain
 async_dapo.stop_rule=fifoo -> ... did you mean fifo?
 async_dapo.rollout_strategy=greedy -> : must be one of discard

@@ -5,6 +5,7 @@ of its requests; a name tells the prompt group.
 """
 
 import time
+from array import array
 from typing import Any
 
 import torch
@@ -32,6 +33,13 @@ class SiblingDrafts:
 
     def bind(self, model_runner: Any) -> None:
         self._runner = model_runner
+
+    def learn(self, group: str, answers: list[bytes]) -> None:
+        """
+        Args:
+            answers: to the group's prompt, at an earlier visit: tokens, int32.
+        """
+        self._drafter.learn(group, [array("i", answer).tolist() for answer in answers])
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any

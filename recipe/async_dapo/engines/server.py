@@ -272,6 +272,14 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._is_stopped = False
         return self.load
 
+    async def learn_answers(self, group: str, answers: list[bytes]) -> None:
+        """Drafts for a group, of its prompt's last visit.
+
+        Args:
+            answers: tokens, int32.
+        """
+        await self.engine.collective_rpc("learn_answers", args=(group, answers))
+
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         """Interrupt some requests, also those that arrive later than this call.
 
