@@ -303,6 +303,7 @@ class AsyncDAPOConfig:
             sizes_itself=self.rollout_pool_size is Auto.AUTO,
             first_context_tok=self.first_context_tok,
             limit_tok=self.max_response_length,
+            keeps_siblings=self.drafts is not None,
         )
 
     def over_sampling(self) -> OverSampling:

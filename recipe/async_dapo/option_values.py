@@ -27,6 +27,7 @@ class ImportanceSampling(StrEnum):
 
 class Drafts(StrEnum):
     SIBLINGS = "siblings"
+    HISTORY = "history"
 
 
 class Auto(StrEnum):

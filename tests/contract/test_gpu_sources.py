@@ -108,3 +108,59 @@ def test_the_engine_core_pauses_in_the_modes_that_servers_use() -> None:
 
 def test_requests_are_salted_into_their_blocks() -> None:
     assert "cache_salt" in source("v1/core/kv_cache_utils.py") and "cache_salt" in source("v1/request.py")
+
+
+def literals(file: str, name: str) -> set[str]:
+    """What a `Literal[...]` of a module names, other literals left out."""
+    assigned_to = {
+        target.id: node.value
+        for node in ast.parse(source(file)).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    constants = (node.value for node in ast.walk(assigned_to[name]) if isinstance(node, ast.Constant))
+    return {value for value in constants if isinstance(value, str)}
+
+
+def test_sources_of_drafts_without_weights_and_what_start_up_reads_of_the_others() -> None:
+    methods_of_drafts = literals("config/speculative.py", "SpeculativeMethod")
+    assert {"ngram", "suffix", "custom_class"} <= methods_of_drafts and {"medusa", "draft_model"} <= methods_of_drafts
+    assert literals("config/speculative.py", "NgramGPUTypes") == {"ngram_gpu"}
+    config = ast.unparse(class_of("config/speculative.py", "SpeculativeConfig"))
+    for field in ("num_speculative_tokens: int", "draft_load_config: LoadConfig | None", "rejection_sample_method: "):
+        assert field in config
+    assert "synthetic" in literals("config/speculative.py", "RejectionSampleMethod")
+    assert "load_config=self.speculative_config.draft_load_config" in source("v1/spec_decode/llm_base_proposer.py")
+
+
+def test_a_sequence_near_the_limit_takes_the_drafts_of_its_whole_batch() -> None:
+    assert "effective_drafter_max_model_len" in assigned(RUNNERS["first"], "GPUModelRunner")
+    assert "<= self.effective_drafter_max_model_len" in source(RUNNERS["first"])
+
+
+def test_scales_of_an_fp8_cache_are_1_after_every_sleep_whatever_they_were() -> None:
+    """The first runner sets them; under the second they are the buffers that sleep keeps."""
+    waking = methods(RUNNERS["first"], "GPUModelRunner")
+    assert "init_fp8_kv_scales" in ast.unparse(waking["post_kv_cache_wake_up"])
+    assert "(1.0, 1.0)" in ast.unparse(waking["init_fp8_kv_scales"])
+    attention = source("model_executor/layers/attention/attention.py")
+    assert 'register_buffer("_k_scale", torch.tensor(1.0' in attention
+    assert "post_kv_cache_wake_up" in ast.unparse(methods(WORKER[0], "Worker")["wake_up"])
+
+
+def test_scales_are_calculated_at_the_first_forward_pass_and_never_again() -> None:
+    layer = methods("model_executor/layers/attention/attention.py", "Attention")
+    assert "self.calculate_kv_scales = False" in ast.unparse(layer["calc_kv_scales"])
+
+
+def test_a_block_of_an_fp8_cache_takes_half_the_memory_so_an_engine_reports_twice_the_room() -> None:
+    import torch
+    from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    page = {
+        name: FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=dtype).page_size_bytes
+        for name, dtype in (("bfloat16", torch.bfloat16), ("fp8", STR_DTYPE_TO_TORCH_DTYPE["fp8"]))
+    }
+    assert page["bfloat16"] == 2 * page["fp8"]

@@ -4,6 +4,7 @@ import pytest
 
 from recipe.async_dapo.core.balance import Balance, Returned
 from recipe.async_dapo.core.concurrency import EngineLoad
+from recipe.async_dapo.core.drafts import RequestName
 from recipe.async_dapo.core.leases import LeaseTable
 
 LOAD = EngineLoad(kv_room_tok=100_000, max_num_seqs=64)
@@ -72,3 +73,51 @@ def test_given_a_server_that_preempts_when_places_are_taken_then_no_other_server
     sizing.release(Returned(lease_id=on_b[0].lease_id, server_id="b", load=PREEMPTING))
     assert sized == ["b"] and sizing.steered == 1
     assert sizing.leases.capacity == sizing.controller.total < 84
+
+
+def spread(balance: Balance, groups: int, n: int) -> list[list[str]]:
+    """The servers of each group's requests, which come group after group."""
+    at = []
+    for group in range(groups):
+        names = [RequestName(f"g{group}", str(k), 100).prefix() + "x" for k in range(n)]
+        at.append([balance.request(name, None, prompt_tok=100)[0].server_id for name in names])
+    return at
+
+
+def siblings_balance(keeps_siblings: bool, places: int = 64) -> Balance:
+    balance = Balance(
+        max_per_server=places,
+        pool_size=None,
+        sizes_itself=False,
+        first_context_tok=1_000,
+        limit_tok=8_000,
+        keeps_siblings=keeps_siblings,
+    )
+    balance.leases.add_servers("abcd")
+    return balance
+
+
+def test_given_drafts_when_groups_come_then_each_is_on_one_server_and_the_servers_are_as_full_as_without():
+    together, apart = (spread(siblings_balance(keeps), groups=32, n=8) for keeps in (True, False))
+    assert all(len(set(at)) == 1 for at in together) and all(len(set(at)) == 4 for at in apart)
+    counts = [sum(at.count(server) for at in together) for server in "abcd"]
+    assert counts == [64] * 4
+
+
+def test_given_a_group_larger_than_an_eighth_of_a_server_when_it_comes_then_no_server_stays_empty_for_it():
+    (at,) = spread(siblings_balance(True, places=16), groups=1, n=8)
+    assert max(map(at.count, "abcd")) <= 3 and len(set(at)) >= 3
+
+
+def test_given_a_new_round_when_interrupted_siblings_come_back_then_they_come_together():
+    balance = siblings_balance(True)
+    names = [RequestName("g", str(k), 100).prefix() for k in range(4)]
+    for k, name in enumerate(names):  # one after the other, on four servers
+        balance.request(f"{name}x", f"t{k}", prompt_tok=100)
+        balance.release(Returned(lease_id=f"{name}x"))
+        balance.leases.request(f"other-{k}", kv_tok=1e6)
+    for k in range(4):
+        balance.leases.release(f"other-{k}")
+    balance.open({})
+    again = [balance.request(f"{name}y", f"t{k}", prompt_tok=100, generated_tok=900) for k, name in enumerate(names)]
+    assert len({grant.server_id for grants in again for grant in grants}) == 1

@@ -1,5 +1,6 @@
 """vLLM's proposer: which requests of a batch it drafts for, and what it knows of them."""
 
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ from vllm.sampling_params import SamplingParams
 
 from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK
 from recipe.async_dapo.engines import drafts
-from recipe.async_dapo.engines.drafts import SiblingDrafts, engine_arguments
+from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG, SiblingDrafts, room_for_drafts
 
 PROMPT = [1, 2]
 TEXT = list(range(10, 400))
@@ -81,6 +82,15 @@ def test_given_a_request_that_has_ended_when_a_sibling_goes_on_then_it_still_cop
     assert batch.drafts["group.1-1.2.b-x"]
 
 
+def test_given_answers_of_an_earlier_visit_when_the_group_comes_to_their_words_then_it_gets_drafts_of_them(batch):
+    batch.proposer.learn("group", [array("i", TEXT[:80]).tobytes()])
+    batch.add("group.1-1.2.b-x", [])
+    batch.add("other.1-1.2.b-x", [])
+    for _ in range(12):
+        batch.step()
+    assert batch.drafts["group.1-1.2.b-x"] and not batch.drafts["other.1-1.2.b-x"]
+
+
 @pytest.mark.parametrize(("name", "params"), [("cmpl-1", {}), ("group.1-1.2.b-x", {"stop": ["end"]})])
 def test_given_a_request_without_a_group_or_with_stop_strings_when_it_runs_then_it_gets_no_drafts(batch, name, params):
     batch.add("group.0-1.2.a-x", TEXT[:80])
@@ -109,6 +119,6 @@ def test_given_a_proposer_that_is_not_bound_when_asked_then_it_proposes_nothing(
 
 
 def test_an_engine_gets_room_for_drafts_behind_the_longest_response_where_its_model_has_it():
-    roomy, tight = (engine_arguments(max_model_len=100, most_context_tok=most) for most in (1000, 100))
-    assert (roomy["max_model_len"], tight["max_model_len"]) == (100 + MOST_DRAFT_TOK, 100)
-    assert roomy["speculative_config"]["model"] == "recipe.async_dapo.engines.drafts.SiblingDrafts"
+    longest = [room_for_drafts(7, max_model_len=100, most_context_tok=most) for most in (1000, 103, 100, 90)]
+    assert longest == [107, 103, 100, 100]
+    assert SPECULATIVE_CONFIG["model"] == "recipe.async_dapo.engines.drafts.SiblingDrafts"

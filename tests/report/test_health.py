@@ -13,7 +13,7 @@ from ..support.recorded_runs import recipe_step
 
 def test_a_healthy_step_gives_no_hint_and_has_every_metric_of_the_rules() -> None:
     step = recipe_step(1)
-    assert {rule.key for rule in RULES} <= step.keys() and len(RULES) == 8
+    assert {rule.key for rule in RULES} <= step.keys() and len(RULES) == 9
     assert hints(step) == []
 
 

@@ -29,7 +29,7 @@ async_dapo.over_sampling_batch_size=null -> async_dapo.over_sampling_batch_size=
 async_dapo.rollout_pool_size=much -> : must be a whole number, or auto
 async_dapo.max_concurrent_prompts=many -> : must be a whole number
 async_dapo.max_concurrent_prompts=null -> async_dapo.max_concurrent_prompts=None: must be a whole number
-async_dapo.drafts=ngram -> : must be one of siblings
+async_dapo.drafts=ngram -> : must be one of siblings, history
 async_dapo.stop_rule=soon -> : must be one of first_completed, fifo, drain
 async_dapo.stop_rule=fifoo -> ... did you mean fifo?
 async_dapo.rollout_strategy=greedy -> : must be one of discard
@@ -152,6 +152,19 @@ balance actor.strategy=fsdp -> : async_dapo.importance_sampling=balance exchange
 balance correction.rollout_is_threshold=null -> correction.rollout_is_threshold=None: verl would leave the weights out
 async_dapo.drafts=siblings vllm.speculative_config={method:ngram,num_speculative_tokens:3}
   -> vllm.speculative_config={'method': 'ngram', ...}: async_dapo.drafts=siblings takes its place; leave one of them out
+vllm.speculative_config={method:eagle3,model:a/head,num_speculative_tokens:3}
+  -> vllm.speculative_config.draft_load_config=None: with rollout.load_format=dummy the model that drafts would keep
+vllm.speculative_config={method:ngram,num_speculative_tokens:3,rejection_sample_method:synthetic}
+  -> vllm.speculative_config.rejection_sample_method=synthetic: accepts drafts by chance
+async_dapo.drafts=siblings vllm.logits_processors=[a.Processor] -> vllm.logits_processors=['a.Processor']: vLLM refuses
+vllm.kv_cache_dtype=fp8 async_dapo.rollout_strategy=partial_stale_kv rollout.free_cache_engine=False
+  -> : async_dapo.rollout_strategy=partial_stale_kv keeps the cache over weight updates
+vllm.kv_cache_dtype=fp8 vllm.calculate_kv_scales=True -> : vLLM calculates scales once
+vllm.kv_cache_dtype=fp8 async_dapo.importance_sampling=none -> : engines sample from another distribution
+vllm.kv_cache_dtype=fp8 async_dapo.importance_sampling=bypass -> : engines sample from another distribution
+vllm.kv_cache_dtype=fp8 correction.rollout_is=sequence -> : engines sample from another distribution
+vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=5.0 -> : engines sample from another distribution
+vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_3.0 -> : engines sample from another distribution
 custom_reward_function.path=a.py -> : verl's V1 trainer does not read ... set its successor under `reward`
 reward_model.reward_manager=dapo -> : verl's V1 trainer does not read
 reward_model.rollout.name=vllm -> : verl's V1 trainer does not read
@@ -216,6 +229,19 @@ def test_given_the_valid_run_when_checked_then_its_options_are_returned(run):
 def test_an_argument_of_vllm_may_repeat_its_option_and_one_without_an_option_is_free(run):
     check_all(run(*in_full("vllm.max_num_seqs=256 vllm.kv_cache_dtype=fp8 vllm.seed=null").split()))
     assert "would take the place of" in refusal(run, in_full("vllm.max_num_seqs=257"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "vllm.speculative_config={method:suffix,num_speculative_tokens:8}",
+        "vllm.speculative_config={model:a/head,num_speculative_tokens:3,draft_load_config:{load_format:auto}}",
+        "vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_2.0",
+        "vllm.kv_cache_dtype=bfloat16 async_dapo.importance_sampling=none",
+    ],
+)
+def test_drafts_of_ones_own_and_a_cache_of_fewer_bits_pass_where_they_are_safe(run, overrides):
+    check_all(run(*in_full(overrides).split()))
 
 
 @pytest.mark.parametrize("engine", ["megatron", "veomni", "torchtitan"])

@@ -18,8 +18,8 @@ os.environ.update(get_platform().rollout_env_vars())  # as verl does before it s
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from recipe.async_dapo.core.drafts import RequestName
-from recipe.async_dapo.engines.drafts import engine_arguments
+from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK, RequestName
+from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG
 from recipe.async_dapo.engines.load_meter import LoadMeter
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.weights.stream import WeightReceiver
@@ -61,7 +61,8 @@ async def answers(
 async def main(model: str, drafts: bool) -> dict[str, Any]:
     arguments = ENGINE | {"max_model_len": len(PROMPT) + LIMIT_TOK}
     if drafts:
-        arguments |= engine_arguments(max_model_len=arguments["max_model_len"], most_context_tok=1024)
+        arguments |= {"speculative_config": SPECULATIVE_CONFIG}
+        arguments["max_model_len"] += MOST_DRAFT_TOK
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
     await engine.collective_rpc("bind_drafts")
     meter = LoadMeter.attach(engine)

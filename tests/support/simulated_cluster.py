@@ -65,6 +65,7 @@ class Cluster:
             "sizes_itself": opts.rollout_pool_size is Auto.AUTO,
             "first_context_tok": opts.first_context_tok,
             "limit_tok": opts.max_response_length,
+            "keeps_siblings": opts.drafts is not None,
             "pause_mode": "keep" if opts.keeps_kv else "abort",
             "engine_timeout_s": opts.engine_timeout_s,
         }

@@ -61,6 +61,7 @@ SIGNATURES = {
     SERVER + "vLLMHttpServer.launch_server": "(self, master_address=None, master_port=None, dp_rpc_port=None)",
     SERVER + "vLLMHttpServer._get_worker_extension_cls": "(self)",
     SERVER + "vLLMHttpServer._preprocess_engine_kwargs": "(self, engine_kwargs)",
+    SERVER + "vLLMHttpServer._resolve_sleep_level": "(self)",
     "verl.workers.rollout.utils:get_max_position_embeddings": "(hf_config)",
     # both ends of a weight transfer
     EXTENSION + "_update_weights": "(self, weights, peft_config, base_sync_done)",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from .concurrency import ConcurrencyController, EngineLoad
+from .drafts import RequestName
 from .leases import Grant, LeaseTable
 
 REMEMBERED = 2048  # responses
@@ -63,6 +64,7 @@ class Balance:
         sizes_itself: whether servers get as many places as their engines have room for; else all have the maximum.
         first_context_tok: expected of a request before any has been seen [tokens].
         limit_tok: responses end there at the latest [tokens].
+        keeps_siblings: whether a group's requests go to one server where its load allows: they are each other's drafts.
     """
 
     def __init__(
@@ -73,10 +75,12 @@ class Balance:
         sizes_itself: bool,
         first_context_tok: int,
         limit_tok: int,
+        keeps_siblings: bool = False,
     ) -> None:
         self.leases = LeaseTable(max_inflight_per_server=max_per_server, pool_size=pool_size)
         self.controller = ConcurrencyController(first_context_tok=first_context_tok, most_per_server=max_per_server)
         self._sizes_itself = sizes_itself
+        self._keeps_siblings = keeps_siblings
         self._lengths = ResponseLengths(limit_tok)
         self._is_open = False
         self.steered = 0  # in this round
@@ -94,6 +98,8 @@ class Balance:
         self._is_open, self.steered = True, 0
         self._told = {}
         self.leases.forget_peaks()
+        if self._keeps_siblings:  # under new weights no prefix is cached: groups come together again
+            self.leases.forget_sticky_keys()
         self.controller.open(loads)
         return self._apply()
 
@@ -130,11 +136,13 @@ class Balance:
         Args:
             prompt_tok: of the request, without what a response has already [tokens]; 0 = unknown: requests count alike.
         """
+        name = RequestName.parse(lease_id) if self._keeps_siblings else None
+        group = None if name is None else name.group
         if not prompt_tok:
-            return self.leases.request(lease_id, sticky_key)
+            return self.leases.request(lease_id, sticky_key, group=group)
         context_tok = prompt_tok + generated_tok
         kv_tok = context_tok + self._lengths.remainder_tok(generated_tok)
-        return self.leases.request(lease_id, sticky_key, prefix_tok=context_tok, kv_tok=kv_tok)
+        return self.leases.request(lease_id, sticky_key, prefix_tok=context_tok, kv_tok=kv_tok, group=group)
 
     def release(self, returned: Returned) -> list[Grant]:
         """Give a place back, and learn from what came with it."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 MOST_DRAFT_TOK = 7  # with the one that is sampled anyway, eight a step
 GRAMS = (8, 5, 3)  # tokens that have to agree, longest first
 LIMIT_TOK = 1 << 20  # of all answers in an index: some 400 MB
+EARLIER_SHARE = 0.75  # of the limit that answers of earlier visits may fill up: the rest is for those that run
 
 _BULK_TOK = 16  # tokens are indexed in bulk, which is several times as fast as one by one
 _ADDED_TOK = 64  # at a time; a step indexes so many, and two for each row
@@ -155,15 +156,20 @@ class Groups:
         if not index.users:
             self._idle[name] = self._used.pop(name)
 
-    def has_room(self, more_tok: int) -> bool:
-        while self.size_tok + more_tok > self._limit_tok and self._idle:
+    def has_room(self, more_tok: int, share: float = 1.0) -> bool:
+        """
+        Args:
+            share: of the limit that may be taken with them [0-1].
+        """
+        limit_tok = share * self._limit_tok
+        while self.size_tok + more_tok > limit_tok and self._idle:
             self.size_tok -= self._idle.popitem(last=False)[1].size_tok
-        return self.size_tok + more_tok <= self._limit_tok
+        return self.size_tok + more_tok <= limit_tok
 
 
 LEVELS = (3, 5, 8, 16, 32)  # tokens that agreed before a draft, in classes
 _FIRST_GUESS = (0.4, 0.5, 0.6, 0.8, 0.9)  # that a token of such a draft is accepted
-_GUESS_WEIGHT, _WINDOW = 4.0, 400.0  # observations
+_GUESS_WEIGHT, _WINDOW = 4.0, 100.0  # observations
 
 
 class Acceptance:
@@ -200,7 +206,7 @@ class Acceptance:
 
 _RATE = 0.05  # of moving means
 _FORGET = 0.995  # a step, of what tells the price of a token
-_PRICE_GUESS, _LEAST_PRICE = 0.1, 0.005  # of verifying a token, over what a row takes of a step
+_LEAST_PRICE, _PRICE_GUESS, _MOST_PRICE = 0.005, 0.1, 1.0  # of verifying a token, over what a row takes of a step
 _GUESS_DRAFTED2 = 32.0  # the guess counts like drafts that vary by so many tokens squared, times the rows
 _PAUSE = 2.0  # a step that took so many times the mean was not one: the engine waited
 
@@ -251,11 +257,19 @@ class Price:
     @property
     def token_s(self) -> float:
         """To verify one more token [s]."""
+        return self._token_s(_PRICE_GUESS)
+
+    @property
+    def most_token_s(self) -> float:
+        """The same if what has not been seen is as dear as it can be: a token for a row [s]."""
+        return self._token_s(_MOST_PRICE)
+
+    def _token_s(self, guess: float) -> float:
         if self._load is None:
             return 0.0
         row_s = self._load.step_s / self._load.rows
-        guess = _GUESS_DRAFTED2 * self._load.rows
-        slope_s = (self._drafted_s + guess * _PRICE_GUESS * row_s) / (self._drafted2 + guess)
+        weight = _GUESS_DRAFTED2 * self._load.rows
+        slope_s = (self._drafted_s + weight * guess * row_s) / (self._drafted2 + weight)
         return max(slope_s, _LEAST_PRICE * row_s)
 
     @property
@@ -301,6 +315,7 @@ class Drafter:
         self._outcomes: list[tuple[int, int, int]] = []
         self._is_plain = True  # the step has decoded, and nothing else
         self._due: deque[tuple[GroupIndex, Answer]] = deque()
+        self._earlier_due: deque[tuple[GroupIndex, Answer]] = deque()  # when nothing else is
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._rows
@@ -325,7 +340,18 @@ class Drafter:
         answer = index.answer(name.answer, kept)
         self._groups.size_tok += index.size_tok - before_tok
         self._rows[request_id] = _Row(name, index, answer)
-        self._note_due(index, answer)
+        self._note_due(index, answer, self._due)
+
+    def learn(self, group: str, answers: Sequence[Sequence[int]]) -> None:
+        """What was answered to a group's prompt at an earlier visit, as far as there is room beside what runs."""
+        index = self._groups.use(group)
+        for number, tokens in enumerate(answers):
+            if self._groups.has_room(len(tokens), EARLIER_SHARE):
+                before_tok = index.size_tok
+                answer = index.answer(f"earlier {number}", tokens)
+                self._groups.size_tok += index.size_tok - before_tok
+                self._note_due(index, answer, self._earlier_due)
+        self._groups.release(group)
 
     def keep_only(self, request_ids: set[str]) -> None:
         """All others have left the engine; what they said stays, as long as there is room."""
@@ -346,7 +372,7 @@ class Drafter:
         if self._groups.has_room(count):
             row.index.extend(row.answer, tokens)
             self._groups.size_tok += count
-            self._note_due(row.index, row.answer)
+            self._note_due(row.index, row.answer, self._due)
         else:
             row.source = None
 
@@ -384,22 +410,23 @@ class Drafter:
         row.drafted_tok = len(drafted)
         return drafted
 
-    def _note_due(self, index: GroupIndex, answer: Answer) -> None:
+    def _note_due(self, index: GroupIndex, answer: Answer, due: deque[tuple[GroupIndex, Answer]]) -> None:
         if not answer.is_due and len(answer.tokens) - answer.indexed_tok >= _BULK_TOK:
             answer.is_due = True
-            self._due.append((index, answer))
+            due.append((index, answer))
 
     def _add_due(self, most_tok: int) -> None:
         """Index what has waited longest; a long answer that is continued takes several steps."""
-        while self._due and most_tok > 0:
-            index, answer = self._due.popleft()
-            most_tok -= index.add(answer, _ADDED_TOK)
-            answer.is_due = False
-            self._note_due(index, answer)
+        for due in (self._due, self._earlier_due):
+            while due and most_tok > 0:
+                index, answer = due.popleft()
+                most_tok -= index.add(answer, _ADDED_TOK)
+                answer.is_due = False
+                self._note_due(index, answer, due)
 
     @property
     def _trial_cost_s(self) -> float:
-        return MOST_DRAFT_TOK * self.price.token_s
+        return MOST_DRAFT_TOK * self.price.most_token_s
 
     @property
     def _can_try(self) -> bool:

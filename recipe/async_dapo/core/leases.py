@@ -17,6 +17,7 @@ V = TypeVar("V")
 
 ALIKE = 0.1  # standard deviation of batches over their mean: where it is less, they do not tell a from c
 RISE = 1.25  # at most, from round to round
+SIBLINGS_SHARE = 1 / 8  # of its places that a server may have more in use than others, to have a group together
 
 # Of the coordinator, the load balancer and agent loop workers: every lane may wait for a group, every request for a
 # server, every trajectory for a call of another worker, and no release and no round may queue behind them.
@@ -55,7 +56,8 @@ class Placement:
 
     A request goes to the server with a place whose KV cache will be least full for its size; back to the one that has
     its prefix in the cache while that one is fuller by no more than the prefix is long: to compute it again costs about
-    as much as to share the memory bandwidth with as many tokens of others.
+    as much as to share the memory bandwidth with as many tokens of others. Else to its siblings, whose answers are its
+    drafts, while their server is fuller by no more than an eighth of its places.
     """
 
     def __init__(self) -> None:
@@ -70,18 +72,27 @@ class Placement:
     def remove(self, server_id: str) -> Server | None:
         return self.servers.pop(server_id, None)
 
-    def choose(self, last_id: str | None, prefix_tok: float) -> str | None:
+    def choose(self, request: "_Request", last_id: str | None, siblings_id: str | None) -> str | None:
         """The server for a request; None if all are full.
 
         Args:
             last_id: where its prefix may be cached.
+            siblings_id: where the last request of its group went.
         """
         best_id = self._least_loaded()
-        last = self.servers.get(last_id) if last_id is not None else None
-        if best_id is None or last is None or not last.has_place:
-            return best_id
-        fuller_tok = (last.load - self.servers[best_id].load) * last.weight
-        return last_id if fuller_tok <= max(prefix_tok, 1.0) else best_id
+        if best_id is None:
+            return None
+        if self._is_near(last_id, best_id, max(request.prefix_tok, 1.0)):
+            return last_id
+        room_tok = self.servers[best_id].places * request.kv_tok
+        return siblings_id if self._is_near(siblings_id, best_id, SIBLINGS_SHARE * room_tok) else best_id
+
+    def _is_near(self, server_id: str | None, best_id: str, fuller_tok: float) -> bool:
+        """Whether a server has a place, and is fuller than the best one by no more than that."""
+        server = self.servers.get(server_id) if server_id is not None else None
+        if server is None or not server.has_place:
+            return False
+        return (server.load - self.servers[best_id].load) * server.weight <= fuller_tok
 
     def occupy(self, server_id: str, lease_id: str, kv_tok: float) -> None:
         self._clock += 1
@@ -145,6 +156,7 @@ class _Request:
     sticky_key: str | None
     prefix_tok: int
     kv_tok: float
+    group: str | None
 
 
 class LeaseTable:
@@ -171,6 +183,7 @@ class LeaseTable:
         self._waiting: OrderedDict[str, _Request] = OrderedDict()
         self._overtaken = RecentDict[str, None](remembered)
         self._sticky = RecentDict[str, str](remembered)
+        self._siblings_at = RecentDict[str, str](remembered)  # group -> server
 
     @property
     def capacity(self) -> int:
@@ -242,7 +255,13 @@ class LeaseTable:
         return self._grant_waiting()
 
     def request(
-        self, lease_id: str, sticky_key: str | None = None, *, prefix_tok: int = 0, kv_tok: float = 1.0
+        self,
+        lease_id: str,
+        sticky_key: str | None = None,
+        *,
+        prefix_tok: int = 0,
+        kv_tok: float = 1.0,
+        group: str | None = None,
     ) -> list[Grant]:
         """Ask for a slot.
 
@@ -250,12 +269,13 @@ class LeaseTable:
             sticky_key: prefers the server that the key used last, while that is not too full.
             prefix_tok: context that is to be computed, unless it is cached there [tokens].
             kv_tok: KV cache that the request is expected to need [tokens, > 0]; 1 for all = requests are counted.
+            group: prefers the server that the group used last, while that is not too full.
         """
         assert lease_id not in self._held and lease_id not in self._waiting, f"lease {lease_id} requested twice"
         if lease_id in self._overtaken:
             del self._overtaken[lease_id]
             return []
-        self._waiting[lease_id] = _Request(sticky_key, prefix_tok, kv_tok)
+        self._waiting[lease_id] = _Request(sticky_key, prefix_tok, kv_tok, group)
         return self._grant_waiting()
 
     def release(self, lease_id: str) -> list[Grant]:
@@ -284,7 +304,8 @@ class LeaseTable:
         while self._waiting and (self._pool_size is None or len(self._held) < self._pool_size):
             lease_id, request = next(iter(self._waiting.items()))
             last_id = None if request.sticky_key is None else self._sticky.get(request.sticky_key)
-            server_id = self._placement.choose(last_id, request.prefix_tok)
+            siblings_id = None if request.group is None else self._siblings_at.get(request.group)
+            server_id = self._placement.choose(request, last_id, siblings_id)
             if server_id is None:
                 break
             del self._waiting[lease_id]
@@ -292,6 +313,8 @@ class LeaseTable:
             self._held[lease_id] = server_id
             if request.sticky_key is not None:
                 self._sticky[request.sticky_key] = server_id
+            if request.group is not None:
+                self._siblings_at[request.group] = server_id
             grants.append(Grant(lease_id=lease_id, server_id=server_id))
         return grants
 

@@ -240,7 +240,13 @@ class AsyncDAPOLLMClient(LLMServerClient):
         context, params = asked.prompt_ids + turn.raw_response_ids, continued(asked.params, before_tok, limit_tok)
         try:
             return await self._requests.advance(
-                turn, asked.request_id, context, params, asked.options, name=_request_name(recorder, turn)
+                turn,
+                asked.request_id,
+                context,
+                params,
+                asked.options,
+                name=_request_name(recorder, turn),
+                earlier=recorder.earlier,
             )
         finally:
             recorder.generated_tok += turn.generated_tok - before_tok

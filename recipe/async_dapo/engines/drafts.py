@@ -5,6 +5,7 @@ of its requests; a name tells the prompt group.
 """
 
 import time
+from array import array
 from typing import Any
 
 import torch
@@ -32,6 +33,13 @@ class SiblingDrafts:
 
     def bind(self, model_runner: Any) -> None:
         self._runner = model_runner
+
+    def learn(self, group: str, answers: list[bytes]) -> None:
+        """
+        Args:
+            answers: to the group's prompt, at an earlier visit: tokens, int32.
+        """
+        self._drafter.learn(group, [array("i", answer).tolist() for answer in answers])
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
@@ -79,19 +87,19 @@ class SiblingDrafts:
         self._never &= running
 
 
-def engine_arguments(*, max_model_len: int, most_context_tok: int) -> dict[str, Any]:
-    """What an engine that drafts is started with.
+SPECULATIVE_CONFIG = {
+    "method": "custom_class",
+    "model": f"{SiblingDrafts.__module__}.{SiblingDrafts.__qualname__}",
+    "num_speculative_tokens": MOST_DRAFT_TOK,
+}
+
+
+def room_for_drafts(most_tok: int, *, max_model_len: int, most_context_tok: int) -> int:
+    """An engine's `max_model_len`: vLLM drops all drafts of a step in which one sequence comes so near to the limit.
 
     Args:
+        most_tok: of a draft.
         max_model_len: without drafts [tokens].
         most_context_tok: that the model has positions for [tokens].
     """
-    return {
-        "speculative_config": {
-            "method": "custom_class",
-            "model": f"{SiblingDrafts.__module__}.{SiblingDrafts.__qualname__}",
-            "num_speculative_tokens": MOST_DRAFT_TOK,
-        },
-        # vLLM drops all drafts of a step in which one sequence comes so near to the limit.
-        "max_model_len": min(max_model_len + MOST_DRAFT_TOK, most_context_tok),
-    }
+    return max(max_model_len, min(max_model_len + most_tok, most_context_tok))

@@ -13,6 +13,8 @@ from verl.workers.rollout.replica import TokenOutput
 from ..aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
 from ..calls import append_tokens
 from ..core.balance import Returned
+from ..core.drafts import RequestName
+from ..core.leases import RecentDict
 from ..core.trajectory import Attachment, Turn
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, counts_of, extra_of
 
@@ -43,6 +45,7 @@ class EngineRequests:
         self._cleanup_timeout_s = cleanup_timeout_s
         self._releases = TurnBatch[Returned](balancer.give_back.remote)
         self._servers: dict[str, ActorHandle] = {}
+        self._told = RecentDict[tuple[str, str], None]()  # earlier answers of a group, to a server
 
     async def advance(
         self,
@@ -53,6 +56,7 @@ class EngineRequests:
         options: dict[str, Any],
         *,
         name: str = "",
+        earlier: ObjectRef | None = None,
     ) -> str | None:
         """Continue an unfinished turn: by the request that is still in its engine, or by a new one.
 
@@ -61,6 +65,7 @@ class EngineRequests:
             prompt_ids: the prompt and what the turn has generated.
             params: sampling parameters with `max_tokens`; `options`: further arguments of the server's `generate`.
             name: that a new request's begins with.
+            earlier: answers to the prompt at its last visit, for an engine that has not been told them.
 
         Returns:
             The engine's finish reason; None if the request was lost with its server, or with the connection to it: the
@@ -82,6 +87,7 @@ class EngineRequests:
             if leased_id is None or server is None:
                 return None
             server_id = leased_id
+            self._tell_earlier(earlier, name, server_id, server)
             arguments = options | {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": lease_id}
             call = server.generate.remote(**arguments) if attachment is None else server.reattach.remote(lease_id)
             output = await self._receive(call, server, lease_id, turn)
@@ -107,6 +113,14 @@ class EngineRequests:
         """Take requests that will not be continued out of their engines."""
         if attachments:
             self._balancer.abandon.remote(attachments)
+
+    def _tell_earlier(self, earlier: ObjectRef | None, name: str, server_id: str, server: ActorHandle) -> None:
+        """Once for a group and a server, which fetches them itself."""
+        if earlier is None or (parsed := RequestName.parse(name)) is None:
+            return
+        if (told := (parsed.group, server_id)) not in self._told:
+            self._told[told] = None
+            server.learn_answers.remote(parsed.group, earlier)
 
     async def _give_up(self, request: Attachment, *, is_reachable_later: bool) -> None:
         """A request is lost: with its server, or only with the connection to a server that goes on."""

@@ -202,7 +202,7 @@ class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
     Args:
         servers: server id -> vLLM server actor.
         options: the router yaml: `max_loads_per_server` [requests, >= 1], `pool_size` [requests or None],
-            `sizes_itself`, `first_context_tok` and `limit_tok` as of `Balance`,
+            `sizes_itself`, `first_context_tok`, `limit_tok` and `keeps_siblings` as of `Balance`,
             `pause_mode`: what `stop` does to running requests, `abort` or `keep` (see `AsyncDAPOServer`);
             `engine_timeout_s`: longest time a server may take to obey [s].
     """
@@ -215,6 +215,7 @@ class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
             sizes_itself=options["sizes_itself"],
             first_context_tok=options["first_context_tok"],
             limit_tok=options["limit_tok"],
+            keeps_siblings=options["keeps_siblings"],
         )
         self._table = self._balance.leases
         self._loads: dict[str, EngineLoad] = {}

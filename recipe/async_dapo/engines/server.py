@@ -21,10 +21,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..config import CUSTOM_OPTIONS
 from ..core.concurrency import EngineLoad
+from ..core.speculation import OwnDrafts
 from ..logs import show_logs
 from ..verl_version import check_versions
 from ..weights.stream import FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
-from .drafts import engine_arguments
+from .drafts import SPECULATIVE_CONFIG, room_for_drafts
 from .engine import RequestTable, RunningRequest, StampingEngine
 from .load_meter import LoadMeter, Meter
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, counts_of, make_output
@@ -131,13 +132,24 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         super()._preprocess_engine_kwargs(engine_kwargs)
-        if self._drafts is None:
+        if self._drafts is not None:
+            engine_kwargs["speculative_config"] = dict(SPECULATIVE_CONFIG)
+        drafts = OwnDrafts.of(engine_kwargs)
+        if drafts is None:
             return
-        most_context_tok = get_max_position_embeddings(self.model_config.hf_config)
-        engine_kwargs |= engine_arguments(max_model_len=self.config.max_model_len, most_context_tok=most_context_tok)
+        longest_tok = room_for_drafts(
+            drafts.most_tok,
+            max_model_len=self.config.max_model_len,
+            most_context_tok=get_max_position_embeddings(self.model_config.hf_config),
+        )
+        engine_kwargs["max_model_len"] = longest_tok
         if not self.config.enable_chunked_prefill:  # vLLM computes a whole prompt at once
-            longest_tok = engine_kwargs["max_model_len"]
             engine_kwargs["max_num_batched_tokens"] = max(self.config.max_num_batched_tokens, longest_tok)
+
+    def _resolve_sleep_level(self) -> int:
+        """At level 2 an engine throws its weights away, and the trainer brings none of a model that drafts."""
+        own = OwnDrafts.of(self.config.engine_kwargs.get("vllm") or {})
+        return 1 if own is not None and own.has_weights else super()._resolve_sleep_level()
 
     @property
     def _drafts(self) -> str | None:
@@ -259,6 +271,14 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._requests.is_aborting = False
         self._is_stopped = False
         return self.load
+
+    async def learn_answers(self, group: str, answers: list[bytes]) -> None:
+        """Drafts for a group, of its prompt's last visit.
+
+        Args:
+            answers: tokens, int32.
+        """
+        await self.engine.collective_rpc("learn_answers", args=(group, answers))
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         """Interrupt some requests, also those that arrive later than this call.

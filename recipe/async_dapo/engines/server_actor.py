@@ -25,6 +25,7 @@ METHODS = (
     "get_rollout_config",
     "get_server_address",
     "launch_server",
+    "learn_answers",
     "open_submission_gate",
     "ping",
     "processes",

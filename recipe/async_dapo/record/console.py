@@ -1,5 +1,5 @@
 """What a step writes to console and log, whatever trains, this recipe or verl alone: one line, and hints when one of
-eight metrics leaves the range that it should be in.
+nine metrics leaves the range that it should be in.
 
 The report judges the last `EVERY_STEPS` steps and shows all that are out of range; the log judges each `EVERY_STEPS`
 steps, in at most one line. `docs/metrics.md` has the same table, made from `RULES`.
@@ -168,6 +168,12 @@ RULES = (
         low=0.8,
         below="old tokens differ too much from the policy; lower async_dapo.max_staleness or "
         "async_dapo.max_partial_share, or the learning rate, or take async_dapo.importance_sampling=bypass",
+    ),
+    Rule(
+        key=keys.FRESH_K3_KL,
+        high=0.01,
+        above="engines do not sample from the trainer's policy; leave out engine_kwargs.vllm.kv_cache_dtype and "
+        "rollout.quantization, and compare rollout.dtype with what the trainer computes in",
     ),
     Rule(
         key=keys.WASTE_RATIO,

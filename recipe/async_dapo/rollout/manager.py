@@ -21,6 +21,7 @@ from verl.experimental.agent_loop import AgentLoopManager
 
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.concurrency import ConcurrencyState
+from ..core.earlier_answers import EarlierAnswers
 from ..core.failures import EndedGroups
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.over_sampling import AtHand
@@ -91,6 +92,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         super().__init__(*args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
         self._round_id = ""
+        self._earlier = EarlierAnswers()
         self._worker_refs: list[ObjectRef] = []
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
         self._places: int | None = None
@@ -138,14 +140,15 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         assert self._places is not None
         return self._places
 
-    def open_round(self, spec: RoundSpec, groups: Sequence[PromptGroup], *, step: int) -> None:
+    def open_round(self, spec: RoundSpec, groups: Sequence[PromptGroup], *, step: int, earlier: EarlierAnswers) -> None:
         """Start a training round on all workers, without waiting."""
+        self._earlier = earlier
         suspended = frozenset(one.loop for group in groups for one in group.suspensions())
         self._open(spec, groups, RoundOrder(round_id=spec.round_id, step=step, validate=False, suspended=suspended))
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
         self._frozen |= {group.uid: _leases(group) for group in groups}
-        tickets = [ticket_of(group, self._options.screening) for group in groups]
+        tickets = [ticket_of(group, self._options.screening, self._earlier.of(group.key)) for group in groups]
         self._get(self._coordinator.add_groups.remote(self._round_id, tickets))
 
     def next_event(self) -> RoundEvent:
@@ -265,7 +268,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._look_at = self._started + self._options.engine_timeout_s / 2
         self._frozen = {group.uid: _leases(group) for group in groups}
         screening = NO_SCREENING if order.validate else self._options.screening
-        tickets = [ticket_of(group, screening) for group in groups]
+        earlier = EarlierAnswers() if order.validate else self._earlier
+        tickets = [ticket_of(group, screening, earlier.of(group.key)) for group in groups]
         self._get(self._coordinator.open_round.remote(spec, tickets))
         self._worker_refs = [worker.run_round.remote(order) for worker in self.agent_loop_workers]
 

@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 
 from .. import store
 from ..aio import TurnBatch
-from ..config import AsyncDAPOConfig, ConfigError
+from ..config import AsyncDAPOConfig, ConfigError, Drafts
 from ..core.journal import CallCounts
 from ..core.outcome import Verdict
 from ..core.trajectory import PromptGroup, Trajectory, TurnCounts
@@ -26,7 +26,7 @@ from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
 from .coordinator import Ticket
 from .group_rollout import GroupRollout, Listeners, leaves
-from .parking import group_of, park
+from .parking import group_of, park, with_answers
 from .reports import WorkerReport
 from .reward import RewardScorer
 from .tools import recorded_tools
@@ -162,13 +162,17 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
     async def _run_group(self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport, ticket: Ticket) -> None:
         group = await group_of(ticket)
+        group.earlier = ticket.earlier
         outcome = await rollout.run(group)
+        group.earlier = None
         if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
             if self._options.keeps_tokens:
                 park(group)
             report.unfinished.append(group)
         if outcome is None:
             return
+        if self._options.drafts is Drafts.HISTORY and not order.validate:
+            outcome = with_answers(outcome, group)
         await self._coordinator.report_completion.remote(order.round_id, outcome)
         if outcome.verdict is Verdict.VALID:
             partition_id = store.VAL if order.validate else store.TRAIN

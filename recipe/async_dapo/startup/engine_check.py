@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig, Auto
 from ..core.leases import MAX_PENDING_CALLS, server_calls
-from ..option_values import ConfigError, check_each, did_you_mean
+from ..core.speculation import OwnDrafts
+from ..option_values import ConfigError, ImportanceSampling, check_each, did_you_mean
 from .refusal import refused
 from .trainer_check import num_gpus
 
@@ -66,6 +67,7 @@ def check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
             partial(_check_length, config),
             partial(_check_attention, config),
             partial(_check_drafts, config, options),
+            partial(_check_cache_type, config, options),
         ]
     )
     _warn_of_stale_pool(options)
@@ -156,15 +158,94 @@ def _check_length(config: DictConfig) -> None:
 
 def _check_drafts(config: DictConfig, options: AsyncDAPOConfig) -> None:
     """vLLM has one source of drafts, and one that is its own runs beside the model."""
-    if options.drafts is None:
-        return
-    key = f"async_dapo.drafts={options.drafts}"
     rollout = config.actor_rollout_ref.rollout
-    for name, value in rollout.engine_kwargs.vllm.items():
-        if str(name).replace("-", "_") == "speculative_config" and value is not None:
-            raise ConfigError(f"{_KWARGS}{name}", value, f"{key} takes its place; leave one of them out")
-    if OmegaConf.select(config, _ROLLOUT + "mtp.enable_rollout") and OmegaConf.select(config, _ROLLOUT + "mtp.enable"):
-        raise ConfigError(_ROLLOUT + "mtp.enable_rollout", True, f"{key} takes its place; set one of them off")
+    own, has_mtp = OwnDrafts.of(rollout.engine_kwargs.vllm), _drafts_by_mtp(config)
+    if options.drafts is not None:
+        key = f"async_dapo.drafts={options.drafts}"
+        if own is not None:
+            raise ConfigError(_KWARGS + own.key, dict(own.config), f"{key} takes its place; leave one of them out")
+        if has_mtp:
+            raise ConfigError(_ROLLOUT + "mtp.enable_rollout", True, f"{key} takes its place; set one of them off")
+    if own is not None:
+        _check_own_drafts(own, is_trained=has_mtp, load_format=rollout.load_format)
+    if own is not None or options.drafts is not None or has_mtp:
+        for name, value in rollout.engine_kwargs.vllm.items():
+            if str(name).replace("-", "_") == "logits_processors" and value:
+                raise ConfigError(
+                    _KWARGS + str(name), value, "vLLM refuses them where it verifies drafts; leave them out"
+                )
+
+
+def _drafts_by_mtp(config: DictConfig) -> bool:
+    return all(OmegaConf.select(config, f"{_ROLLOUT}mtp.{name}") for name in ("enable", "enable_rollout"))
+
+
+def _check_own_drafts(own: OwnDrafts, *, is_trained: bool, load_format: str) -> None:
+    """
+    Args:
+        is_trained: the trainer has the weights of the model that drafts, and brings them.
+    """
+    if own.config.get("rejection_sample_method") == "synthetic":
+        raise ConfigError(
+            f"{_KWARGS}{own.key}.rejection_sample_method",
+            "synthetic",
+            "accepts drafts by chance, whatever the policy says; leave it out",
+        )
+    if own.has_weights and not is_trained and load_format == "dummy" and not own.config.get("draft_load_config"):
+        raise ConfigError(
+            f"{_KWARGS}{own.key}.draft_load_config",
+            None,
+            f"with {_ROLLOUT}load_format=dummy the model that drafts would keep random weights, as no weight update "
+            "brings others; set {load_format: auto}",
+        )
+
+
+_NOT_QUANTIZED = ("auto", "float16", "bfloat16")
+_MOST_WEIGHT = 2.0
+
+
+def _check_cache_type(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """With a KV cache of fewer bits the engines sample from another distribution than the trainer's."""
+    given = config.actor_rollout_ref.rollout.engine_kwargs.vllm.items()
+    named = {str(key).replace("-", "_"): (_KWARGS + str(key), value) for key, value in given}
+    key, value = named.get("kv_cache_dtype", ("", None))
+    if value is None or value in _NOT_QUANTIZED:
+        return
+    if options.keeps_kv:
+        raise ConfigError(
+            key,
+            value,
+            f"async_dapo.rollout_strategy={options.rollout_strategy} keeps the cache over weight updates, and with it "
+            "keys and values of other scales; choose partial, or leave it out",
+        )
+    scales_key, calculates = named.get("calculate_kv_scales", ("", False))
+    if calculates:
+        raise ConfigError(
+            scales_key,
+            calculates,
+            "vLLM calculates scales once, of the weights that an engine starts with, and sets them to 1 when it wakes "
+            "up; leave it out",
+        )
+    if not _truncates_tokens(config, options.importance_sampling):
+        raise ConfigError(
+            key,
+            value,
+            "engines sample from another distribution than the trainer's, which needs a weight for each token, "
+            f"truncated at {_MOST_WEIGHT:g}; set async_dapo.importance_sampling=decoupled, "
+            "algorithm.rollout_correction.rollout_is=token and "
+            f"algorithm.rollout_correction.rollout_is_threshold={_MOST_WEIGHT:g}",
+        )
+
+
+def _truncates_tokens(config: DictConfig, mode: ImportanceSampling) -> bool:
+    correction = config.algorithm.rollout_correction
+    upper = str(correction.rollout_is_threshold).rpartition("_")[2]
+    return (
+        mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.BALANCE)
+        and correction.rollout_is in (None, "token")
+        and upper.replace(".", "", 1).isdecimal()
+        and float(upper) <= _MOST_WEIGHT
+    )
 
 
 def _check_attention(config: DictConfig) -> None:

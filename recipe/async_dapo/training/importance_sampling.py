@@ -175,7 +175,7 @@ def importance_metrics(log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor
             values["importance/overall/ess_ratio"] = statistics["ess_tok"] / statistics["tokens"]
             values |= {f"importance/overall/{name}": statistics[name] for name in ("ratio_max", "k3_kl")}
         elif bucket == 0:
-            values["importance/staleness_0/ratio_max"] = statistics["ratio_max"]
+            values |= {f"importance/staleness_0/{name}": statistics[name] for name in ("ratio_max", "k3_kl")}
     return {PREFIX + name: float(value) for name, value in values.items()}
 
 

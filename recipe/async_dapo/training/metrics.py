@@ -115,6 +115,8 @@ METRICS: dict[str, str] = {
     "importance/overall/k3_kl": "k3 estimate of KL(mu || pi_prox) over these tokens [nats per token]",
     "importance/staleness_0/ratio_max": "largest pi_prox / mu of the newest version's tokens: 1 where engines and "
     "trainer agree",
+    "importance/staleness_0/k3_kl": "k3 estimate of KL(mu || pi_prox) over these tokens: 0 where engines and trainer "
+    "agree [nats per token]",
     # With importance_sampling=balance only.
     "mixture/scored_trajectories": "trajectories that they scored, once for each version [trajectories]",
     "mixture/token_share": "share of the batch's tokens that have a mixture of several versions [0-1]",

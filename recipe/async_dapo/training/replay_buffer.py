@@ -16,6 +16,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from .. import store
 from ..config import AsyncDAPOConfig, Auto, ConfigError
 from ..core.concurrency import ConcurrencyState
+from ..core.earlier_answers import EarlierAnswers
 from ..core.failures import EndedGroups
 from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow
@@ -28,6 +29,7 @@ from ..core.trajectory import PromptGroup
 from ..record.responses import LengthsFile
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
+from ..rollout.parking import keep_answers
 from ..rollout.reports import RoundResult
 from .checkpoints import RolloutState
 from .metrics import RoundRecord, round_line, round_metrics
@@ -116,6 +118,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self.left_out = 0  # trajectories of a validation that failed [count]
         self._skipped = 0
         self.history = PromptHistory(options.selection.forgetting)
+        self.earlier = EarlierAnswers()
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
             over_sampling=self._over_sampling,
@@ -156,7 +159,7 @@ class RoundReplayBuffer(ReplayBuffer):
             most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
             valid_share=self._over_sampling.valid_share,
         )
-        self.manager.open_round(spec, self._dispatched.groups, step=step)
+        self.manager.open_round(spec, self._dispatched.groups, step=step, earlier=self.earlier)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Wait for the open round to stop.
@@ -214,6 +217,7 @@ class RoundReplayBuffer(ReplayBuffer):
             concurrency=self._concurrency_state,
             lengths=self._lengths.state(),
             history=self.history.state(),
+            earlier=tuple(self.earlier.items()),
         )
 
     def restore(self, state: RolloutState) -> None:
@@ -230,6 +234,7 @@ class RoundReplayBuffer(ReplayBuffer):
         self._lengths.restore(state.lengths)
         if state.history:
             self.history.restore(state.history)
+        keep_answers(self.earlier, state.earlier)
         if other := self.pool.group_sizes - {self._options.rollout_n}:
             raise ConfigError(
                 "actor_rollout_ref.rollout.n",
@@ -261,6 +266,10 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def _remember(self, result: RoundResult) -> None:
         """How the round's prompts were answered, while the pool still knows them by their groups."""
+        for outcome in result.summary.outcomes:
+            if outcome.answers is not None:
+                key = self.pool.prompt_key(outcome.prompt_uid)
+                self.earlier.keep(key, outcome.answers, outcome.answers_bytes)
         if self._options.selection.records:
             for outcome in result.summary.outcomes:
                 if outcome.metrics and outcome.verdict is not Verdict.REDRAWN:  # then its next answers count

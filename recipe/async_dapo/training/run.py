@@ -109,6 +109,7 @@ def _write_router_config(options: AsyncDAPOConfig, *, calls: int) -> Path:
         "sizes_itself": options.rollout_pool_size is Auto.AUTO,
         "first_context_tok": options.first_context_tok,
         "limit_tok": options.max_response_length,
+        "keeps_siblings": options.drafts is not None,
         "pause_mode": "keep" if options.keeps_kv else "abort",
         "engine_timeout_s": options.engine_timeout_s,
     }

@@ -49,6 +49,7 @@ from .. import store
 from ..actor_watch import watched
 from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling, RolloutStrategy
 from ..core.ledger import LedgerError
+from ..core.speculation import OwnDrafts
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
@@ -119,11 +120,12 @@ class AsyncDAPOTrainer(PPOTrainer):
         return RoundReplayBuffer(self.options, self._draw)
 
     def get_llm_client(self) -> LLMServerClient:
+        engine_kwargs = self.config.actor_rollout_ref.rollout.engine_kwargs.vllm
         return self.llm_server_manager.get_client(
             client_cls=AsyncDAPOLLMClient,
             cleanup_timeout_s=self.options.stop_timeout_s,
             continues=self.options.rollout_strategy is RolloutStrategy.PARTIAL,
-            drafts=self.options.drafts is not None,
+            drafts=self.options.drafts is not None or OwnDrafts.of(engine_kwargs) is not None,
         )
 
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:

@@ -204,6 +204,11 @@ class WeightReceiver(vLLMColocateWorkerExtension):
         if bind is not None:
             bind(self.model_runner)
 
+    def learn_answers(self, group: str, answers: list[bytes]) -> None:
+        learn = getattr(getattr(self.model_runner, "drafter", None), "learn", None)
+        if learn is not None:
+            learn(group, answers)
+
     def _update_weights(self, weights: list[NamedTensor], **kwargs: Any) -> None:
         super()._update_weights(self._stamp_reader.without_stamp(weights), **kwargs)
 

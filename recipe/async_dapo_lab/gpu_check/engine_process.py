@@ -32,7 +32,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from ...async_dapo.core.drafts import RequestName
-from ...async_dapo.engines.drafts import engine_arguments
+from ...async_dapo.engines.drafts import SPECULATIVE_CONFIG
 from ...async_dapo.engines.engine import RequestTable, RunningRequest, StampingEngine
 from ...async_dapo.engines.load_meter import LoadMeter
 from ...async_dapo.weights.adapter import EngineWatch, WatchedSender
@@ -384,9 +384,9 @@ async def _last(stream: AsyncIterator[Any]) -> Any:
 
 
 def _arguments(settings: EngineSettings) -> AsyncEngineArgs:
-    lengths = {"max_model_len": settings.max_model_len}
+    lengths: dict[str, Any] = {"max_model_len": settings.max_model_len}
     if settings.drafts:
-        lengths = engine_arguments(max_model_len=settings.max_model_len, most_context_tok=settings.max_model_len)
+        lengths["speculative_config"] = SPECULATIVE_CONFIG
     return AsyncEngineArgs(
         model=settings.model,
         dtype=settings.dtype,
