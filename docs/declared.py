@@ -53,6 +53,13 @@ def options(node: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["Option", "Default", "Meaning"])
 
 
+def rehearsal_options() -> pd.DataFrame:
+    """Without the planner's inputs, which `--help` of the planner explains."""
+    table = options("rehearsal")
+    shared = {f"`rehearsal.{name}`" for name in Inputs.described()}
+    return table[~table["Option"].isin(shared)]
+
+
 def first_options() -> pd.DataFrame:
     """The options to look at first, with their defaults."""
     file = OmegaConf.load(OPTIONS_FILE)

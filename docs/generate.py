@@ -7,26 +7,22 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.between_rounds import summary as between_rounds
-from benchmarks.control_plane import summary as control_plane
-from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
-from benchmarks.drafts import grid as drafts
 from benchmarks.engine_bound import summary as engine_bound
-from benchmarks.faults import summary as faults
-from benchmarks.frontier import draw as frontier
 from benchmarks.null_test import summary as null_test
-from benchmarks.on_policy import run as on_policy
 from benchmarks.plan import summary as plan
 from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
 from benchmarks.side_by_side import summary as side_by_side
-from benchmarks.strategies import summary as strategies
 from benchmarks.support.tables import markdown
 from docs import declared
+from docs import evidence_tables as evidence
 from docs.memory import memory_table
+from recipe.async_dapo.record.console import step_line
+from recipe.async_dapo.record.run_record import read_steps
 
 ROOT = Path(__file__).parents[1]
+STEPS_SHOWN = 3
 
 
 def measured_on_cpu() -> str:
@@ -43,20 +39,11 @@ def quick_start_output() -> str:
     )
 
 
-def soak() -> str:
-    runs = faults.read_soak()
-    commits = ", ".join(f"`{commit}`" for commit in runs["commit"].unique())
-    return f"{markdown(faults.soak_table(runs))}\n{markdown(faults.growth_table())}\nCommit: {commits}.\n"
-
-
-def fault_matrix() -> str:
-    runs = faults.read_runs()
-    commits = ", ".join(f"`{commit}`" for commit in runs["commit"].unique())
-    return f"{markdown(faults.matrix_table(runs))}\n{faults.totals(runs)}Commits: {commits}.\n"
-
-
-def quick_start() -> pd.DataFrame:
-    return _titled(pd.read_csv(ROOT / "assets" / "quickstart" / "runs.csv"))
+def step_lines() -> str:
+    """What a recorded run wrote, a line a step."""
+    steps = read_steps(ROOT / "assets" / "report_pictures" / "partial" / "steps.jsonl")
+    trained = [step for step in steps if step.step > 0][:STEPS_SHOWN]
+    return "".join(f"    {step_line(step.step, step.data)}\n" for step in trained)
 
 
 def stop_latency() -> pd.DataFrame:
@@ -114,70 +101,57 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "measured": measured_on_cpu,
         "quick start": quick_start_output,
     },
+    "docs/get_started.md": {"step lines": step_lines},
     "docs/options.md": {
         "first options": table(declared.first_options),
         "options": table(partial(declared.options, "async_dapo")),
-        "rehearsal's options": table(partial(declared.options, "rehearsal")),
+        "rehearsal's options": table(declared.rehearsal_options),
         "verl's options": table(declared.verl_defaults),
     },
     "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
-    "docs/reliability.md": {
-        "fault matrix": fault_matrix,
-        "soak": soak,
-        "delivery in pieces": table(pieces),
-    },
-    "docs/corrections.md": {
-        "exact": table(corrections.exact_table),
-        "learned": table_of(corrections.read_runs, corrections.learning_table),
-    },
     "docs/cluster.md": {"memory": table(memory_table)},
-    "docs/concurrency.md": {"frontier": table(plan.frontier_table)},
-    "docs/planner.md": {
-        "reference setting": table(plan.reference_table),
-        "drafts": table(drafts.summary),
-        "frontier": table(frontier.committed_table),
-        "validation": table(plan.published_table),
-        "orders": table(plan.orders_table),
-        "calibration": table(plan.calibration_table),
-        "scale": table(plan.scale_table),
-    },
-    "docs/rehearsal.md": {
-        "null test": table_of(null_test.read_runs, null_test.null_table),
-        "speed-ups": table_of(engine_bound.read_all, engine_bound.speedups_table),
-        "published": table_of(published.read_runs, published.published_table),
-    },
-    "docs/selection.md": {
-        "training frequency": table(selection.frequency_table),
-        "reference": table(selection.reference_table),
-        "measured": table_of(selection.read_runs, selection.runs_table),
-        "visits": table(selection.visits_table),
-        "best": table(selection.best_table),
-        "long answers first": table(on_policy.order_table),
-        "tail rounds": table(on_policy.tail_table),
-    },
+    "docs/tuning.md": {"frontier": table(evidence.frontier)},
+    "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
-    "docs/results.md": {
-        "quick start": table(quick_start),
-        "stop latency": table(stop_latency),
-        "control plane": table_of(control_plane.read_runs, control_plane.actors_table),
-        "control plane growth": table_of(control_plane.read_runs, control_plane.growth_table),
-        "control plane comparison": table_of(control_plane.read_runs, control_plane.comparison_table),
-        "between rounds": table_of(between_rounds.read_runs, between_rounds.between_table),
-        "defaults": table(defaults.results_table),
+    "docs/evidence/side_by_side.md": {
+        "ratios": table(evidence.side_by_side_ratios),
+        "measures": table(evidence.side_by_side_measures),
+        "strategies": table(evidence.strategies_measured),
+    },
+    "docs/evidence/grid.md": {
+        "defaults": table(evidence.grid),
         "means of the defaults": table(defaults.means_table),
-        "engine bound": table_of(engine_bound.read_runs, engine_bound.engine_bound_table),
+    },
+    "docs/evidence/planner.md": {
+        "validation": evidence.published,
+        "calibration": table(plan.calibration_table),
+        "scale": table(evidence.scale),
+    },
+    "docs/evidence/rehearsal.md": {
+        "engine bound": table(evidence.engines),
+        "null test": table_of(null_test.read_runs, null_test.null_table),
+        "published": table_of(published.read_runs, published.published_table),
+        "speed-ups": table_of(engine_bound.read_all, engine_bound.speedups_table),
+    },
+    "docs/evidence/faults.md": {"fault matrix": evidence.struck, "soak": evidence.soak},
+    "docs/evidence/learning.md": {
+        "learned": table(evidence.corrections_learned),
+        "exact": table(evidence.corrections_exact),
+    },
+    "docs/evidence/selection.md": {
+        "measured": table(evidence.selection_measured),
+        "best": table(selection.best_table),
+        "reference": table(selection.reference_table),
+        "training frequency": table(selection.frequency_table),
+    },
+    "docs/evidence/machinery.md": {
+        "stop latency": table(stop_latency),
+        "control plane": table(evidence.actors),
+        "between rounds": table(evidence.between),
         "front end": table(front_end),
-        "side by side seconds": table_of(side_by_side.read_runs, side_by_side.seconds_table),
-        "side by side ratios": table_of(side_by_side.read_runs, side_by_side.ratios_table),
-        "side by side costs": table_of(side_by_side.read_runs, side_by_side.costs_table),
-        "side by side measures": table_of(side_by_side.read_runs, side_by_side.measures_table),
-        "side by side runs": table_of(side_by_side.read_runs, side_by_side.runs_table),
-        "side by side earlier": table_of(side_by_side.read_earlier, side_by_side.seconds_table),
-        "side by side earlier ratios": table_of(side_by_side.read_earlier, side_by_side.ratios_table),
-        "side by side earlier measures": table_of(side_by_side.read_earlier, side_by_side.measures_table),
-        "strategies": table_of(strategies.read_runs, strategies.strategies_table),
-        "strategies runs": table_of(strategies.read_runs, strategies.runs_table),
+        "delivery in pieces": table(pieces),
+        "quick start": table(evidence.quick_start),
     },
 }
 

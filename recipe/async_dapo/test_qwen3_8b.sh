@@ -12,7 +12,7 @@
 #                required, and shared by all nodes [checkpoints]
 #   NNODES       nodes to train on [1]
 #   RAY_ADDRESS  running Ray cluster to join; required if NNODES > 1, else a local one is started []
-#   REHEARSE     1 = rehearse this run on this machine, without GPUs and weights (docs/rehearsal.md) [0]
+#   REHEARSE     1 = rehearse this run on this machine, without GPUs and weights (docs/plan_check_rehearse.md) [0]
 set -euo pipefail
 
 : "${DATA_HOME:?set DATA_HOME to the folder that prepare_dapo_data.sh has filled, for example DATA_HOME=\$HOME/data}"

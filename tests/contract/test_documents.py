@@ -30,7 +30,30 @@ WRITTEN_BY_RUNS = {
     "timeline.jsonl",
 }
 WRITTEN_BY_RUNS |= {"metrics.jsonl", "engines.jsonl", "phases.jsonl", "lengths.jsonl", "runs.csv"}
-README_WORDS, RECIPE_README_LINES = 1100, 60
+RECIPE_README_LINES = 60
+WORDS = {  # at most, by page; with code and tables, without rules and bars
+    "README.md": 1100,
+    "CHANGELOG.md": 450,
+    "docs/README.md": 350,
+    "docs/get_started.md": 900,
+    "docs/your_own.md": 1500,
+    "docs/migrate.md": 600,
+    "docs/compare.md": 900,
+    "docs/tuning.md": 1200,
+    "docs/cluster.md": 1000,
+    "docs/off_policy.md": 1500,
+    "docs/selection.md": 1000,
+    "docs/drafts.md": 700,
+    "docs/agents.md": 1800,
+    "docs/plan_check_rehearse.md": 1800,
+    "docs/reliability.md": 1300,
+    "docs/troubleshooting.md": 1700,
+    "docs/options.md": 2000,
+    "docs/metrics.md": 2000,
+    "docs/architecture.md": 1600,
+}
+EVIDENCE_WORDS = 900  # a page
+ALL_WORDS = 23_500  # of the pages under docs/
 
 every_page = pytest.mark.parametrize("name", PAGES)
 
@@ -114,7 +137,7 @@ def test_every_option_and_metric_has_a_meaning() -> None:
 
 
 def test_every_wait_names_its_test() -> None:
-    table = page("docs/reliability.md").text.partition("## Every wait\n\n")[2].partition("\n\n")[0]
+    table = page("docs/evidence/waits.md").text.partition("|")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     assert len(rows) > 20
     assert not [row for row in rows if len(row) != 5 or not re.search(r"`[\w/]*test_\w+\.py`", row[-1])]
@@ -126,9 +149,44 @@ def test_messages_in_the_troubleshooting_are_those_of_the_code() -> None:
     assert not [message for message in rows if message not in messages()]
 
 
-def test_pages_that_are_read_first_are_short() -> None:
-    assert len(page("README.md").text.split()) <= README_WORDS
+def words(name: str) -> int:
+    return sum(any(map(str.isalnum, word)) for word in page(name).text.split())
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("docs/") or name in WORDS])
+def test_a_page_is_short(name: str) -> None:
+    assert words(name) <= (EVIDENCE_WORDS if name.startswith("docs/evidence/") else WORDS[name])
+
+
+def test_the_pages_together_are_short() -> None:
+    assert sum(words(name) for name in PAGES if name.startswith("docs/")) <= ALL_WORDS
     assert len(page("recipe/async_dapo/README.md").text.splitlines()) <= RECIPE_README_LINES
+
+
+def test_every_page_is_on_the_list_of_pages() -> None:
+    listed = {link.partition("#")[0] for link in page("docs/README.md").links}
+    pages = {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")}
+    assert pages - {"README.md"} <= listed
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in WORDS if name not in ("README.md", "CHANGELOG.md", "docs/README.md")]
+)
+def test_a_page_begins_with_what_the_reader_gets(name: str) -> None:
+    assert page(name).text.split("\n\n")[1].startswith("You get: ")
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("docs/evidence/")])
+def test_evidence_begins_with_its_claim(name: str) -> None:
+    assert page(name).text.split("\n\n")[1].startswith("**Claim.** ")
+
+
+def test_code_names_pages_that_exist() -> None:
+    folders = ("recipe", "benchmarks", "docs", "examples", "tests")
+    files = [file for folder in folders for kind in ("py", "sh", "yaml") for file in (ROOT / folder).rglob(f"*.{kind}")]
+    named = {(file.name, name) for file in files for name in re.findall(r"\bdocs/[\w/]+\.md", file.read_text())}
+    assert len(named) > 10
+    assert not [(file, name) for file, name in named if not (ROOT / name).is_file()]
 
 
 def test_numbers_of_the_readme_come_from_files() -> None:
@@ -145,11 +203,10 @@ def test_a_ratio_belongs_to_the_seconds_beside_it() -> None:
     ours_s = float(re.search(r"`partial` takes ([\d.]+) s", said)[1])
     pairs = [(ours_s / float(other), float(ratio)) for other, ratio in re.findall(r"([\d.]+) s \(([\d.]+)\)", said)]
     assert len(pairs) >= 2
-    for mark in ("side by side ratios", "side by side earlier ratios"):
-        table = page("docs/results.md").text.partition(f"<!-- {mark} -->\n")[2].partition("<!--")[0]
-        head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
-        step, other, ratio = (head.index(title) for title in ("Step [s]", "The other's step [s]", "Ratio"))
-        pairs += [(float(row[step]) / float(row[other]), float(row[ratio])) for row in rows]
+    table = page("docs/evidence/side_by_side.md").text.partition("<!-- ratios -->\n")[2].partition("<!--")[0]
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    step, other, ratio = (head.index(title) for title in ("Step [s]", "The other's step [s]", "Ratio"))
+    pairs += [(float(row[step]) / float(row[other]), float(row[ratio])) for row in rows]
     assert all(quotient == pytest.approx(ratio, rel=0.011) for quotient, ratio in pairs), pairs
 
 
@@ -158,7 +215,7 @@ def test_a_target_of_the_grid_is_judged_by_the_mean_without_the_setting_whose_bo
     keys = ["of_sync", "of_colocate", "equal_of_colocate", "of_bound"]
     rows = re.findall(
         r"^\| [^|]*simulated, geometric mean of [^|]*\| ([\d.]+) \| ([\d.]+) \| (yes|no) \|",
-        page("docs/results.md").text,
+        page("benchmarks/TARGETS.md").text,
         re.MULTILINE,
     )
     assert [float(measured) for _, measured, _ in rows] == [
@@ -172,12 +229,12 @@ def test_a_target_of_the_grid_is_judged_by_the_mean_without_the_setting_whose_bo
 def test_a_setting_has_one_value_on_all_pages() -> None:
     """The planner's own setting: its table, and that of the grid."""
     setting = "8 x H200, B=512, n=16, 16K, median 4K, sigma 0.9"
-    grid = _rows("docs/results.md", "defaults")[setting]
-    planned = _rows("docs/planner.md", "reference setting")
+    grid = _rows("docs/evidence/grid.md", "defaults")[setting]
+    planned = _rows("docs/plan_check_rehearse.md", "reference setting")
     pairs = {"verl sync": "verl sync [s]", "verl colocate_async": "verl colocate_async [s]", "default": "Default [s]"}
     assert {name: planned[name]["Step [s]"] for name in pairs} == {name: grid[title] for name, title in pairs.items()}
     assert planned["default"]["Off-policy"] == grid["Off-policy"]
-    frontier = page("docs/concurrency.md").text.partition("<!-- frontier -->")[2].partition("<!-- end")[0]
+    frontier = page("docs/tuning.md").text.partition("<!-- frontier -->")[2].partition("<!-- end")[0]
     assert "[s]" not in frontier, "its steps are of another window: ratios only"
 
 

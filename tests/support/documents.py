@@ -16,7 +16,7 @@ from recipe.async_dapo_lab.plan.inputs import Inputs
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for folder in (".", "docs", "examples", "benchmarks", "recipe/async_dapo", "recipe/async_dapo_lab")
+    for folder in (".", "docs", "docs/evidence", "examples", "benchmarks", "recipe/async_dapo", "recipe/async_dapo_lab")
     for path in (ROOT / folder).glob("*.md")
 )
 

@@ -11,7 +11,7 @@ class ServerConstants:
     """What an inference server reaches of its hardware, unless calibrated.
 
     The two overheads and the prefill share are fitted to published rollout times, the others are assumed: see
-    docs/planner.md.
+    docs/plan_check_rehearse.md.
     """
 
     bandwidth_share: float = 0.77  # of peak, while weights and KV cache are read

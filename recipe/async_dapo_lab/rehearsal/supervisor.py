@@ -44,7 +44,7 @@ class Ended:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     overrides = list(sys.argv[1:] if arguments is None else arguments)
-    show_usage(overrides, module=MODULE, about="Rehearses a training on emulated engines: docs/rehearsal.md.")
+    show_usage(overrides, module=MODULE, about="Rehearses a training on emulated engines: docs/plan_check_rehearse.md.")
     exit_on_signals()
     try:
         rehearsal = rehearse(overrides)
