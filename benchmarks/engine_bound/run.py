@@ -2,8 +2,8 @@
 
 python -m benchmarks.engine_bound --settings "8 servers, B=64, n=8, 16K" --steps 7
 
-Every system runs its real code on emulated engines (docs/plan_check_rehearse.md), with the same prompts and responses. A
-row has the planner's prediction for the same system beside it. Writes `runs.csv`, and goes on where it ends;
+Every system runs its real code on emulated engines (docs/plan_check_rehearse.md), with the same prompts and responses.
+A row has the planner's prediction for the same system beside it. Writes `runs.csv`, and goes on where it ends;
 `python -m benchmarks.engine_bound.draw FOLDER` draws the figure and prints the table, `python -m
 benchmarks.engine_bound.plan FOLDER` asks the planner anew. With several `--speedups` the
 rows say whether the compression of time matters. The project's own runs are in `assets/engine_bound`.
