@@ -1,4 +1,4 @@
-.PHONY: quickstart test fast-test test-gpu-versions format clean
+.PHONY: quickstart test fast-test test-gpu-versions docs format clean
 
 quickstart:
 	bash quickstart.sh
@@ -14,9 +14,18 @@ test-gpu-versions:
 	bash requirements/install.sh .venv-gpu-versions requirements/gpu_versions.txt
 	.venv-gpu-versions/bin/pytest tests/contract tests/e2e/test_partial_rollout.py tests/e2e/test_two_nodes.py
 
+# The documents as a site in site/, every link and anchor followed.
+docs: .venv-docs
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+.venv-docs: requirements/docs.txt
+	python3.11 -m venv .venv-docs
+	.venv-docs/bin/pip install -q --no-deps -r requirements/docs.txt
+	touch .venv-docs
+
 format:
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
 clean:
-	rm -rf .venv .venv-gpu-versions outputs .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-gpu-versions .venv-docs site outputs .hypothesis .mypy_cache .pytest_cache .ruff_cache
