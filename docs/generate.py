@@ -8,8 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.defaults import draw as defaults
+from benchmarks.drafts import grid as drafts
 from benchmarks.engine_bound import summary as engine_bound
+from benchmarks.frontier import draw as frontier
 from benchmarks.null_test import summary as null_test
+from benchmarks.on_policy import run as on_policy
 from benchmarks.plan import summary as plan
 from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
@@ -139,7 +142,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "learned": table(evidence.corrections_learned),
         "exact": table(evidence.corrections_exact),
     },
+    "docs/evidence/drafts.md": {"drafts": table(drafts.summary), "frontier": table_of(frontier.read, frontier.table)},
     "docs/evidence/selection.md": {
+        "long answers first": table(on_policy.order_table),
+        "tail rounds": table(on_policy.tail_table),
         "measured": table(evidence.selection_measured),
         "best": table(selection.best_table),
         "reference": table(selection.reference_table),

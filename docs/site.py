@@ -1,7 +1,7 @@
 """A hook of mkdocs: the repository's other pages, its figures and its data beside the pages of docs/.
 
-A page links as the repository lies (`../assets/plan/frontier.png`), which is right where the files are read. On the site
-everything under docs/ moves to the root, and README.md becomes its home.
+A page links as the repository lies (`../assets/plan/frontier.png`), which is right where the files are read. On the
+site everything under docs/ moves to the root, and README.md becomes its home.
 """
 
 import posixpath

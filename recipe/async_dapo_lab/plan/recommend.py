@@ -21,7 +21,7 @@ NOISE = 0.02  # of a step's seconds: the difference of a few simulated steps und
 POOL_GAIN = 0.05  # of speed, that a fixed pool may bring over one that sizes itself
 EQUAL = 0.02  # of tokens: off-policy shares that differ by no more are equal
 FRESH_SHARE = 0.2  # off-policy, where verl colocate_async is not there to compare with
-CAP_ABOVE = 0.1  # the share that a cap leads to, in most settings of docs/results.md by more
+CAP_ABOVE = 0.1  # the share that a cap leads to, in most settings of docs/evidence/grid.md by more
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)  # off-policy, that may be wished for
 SHOWN_RATES = (0.02, 0.1, 0.5)  # of prompts, as examples
