@@ -53,7 +53,7 @@ WORDS = {  # at most, by page; with code and tables, without rules and bars
     "docs/architecture.md": 1600,
 }
 EVIDENCE_WORDS = 900  # a page
-ALL_WORDS = 23_500  # of the pages under docs/
+ALL_WORDS = 24_200  # of the pages under docs/
 
 every_page = pytest.mark.parametrize("name", PAGES)
 
