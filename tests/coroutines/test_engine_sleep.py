@@ -110,7 +110,7 @@ def test_given_new_weights_when_they_reach_an_engine_then_it_sleeps_loads_and_wa
 ) -> None:
     run, engine = weight_ends.Run(monkeypatch, tmp_path), SleepingEngine()
     server = start_server(monkeypatch, engine)
-    server.config.free_cache_engine = frees
+    server.config.free_cache_engine, server.config.engine_kwargs = frees, {}
     server.rollout_mode = RolloutMode.HYBRID
     run.sender.server_handle = handle = Handle(server, run.engine, engine)
     config = SimpleNamespace(**vars(run.sender.config), free_cache_engine=frees)
