@@ -13,6 +13,7 @@ from ..support.harness import Run, ledger_closes, train
 RANKS = 2
 STEPS = 2  # before a rank is killed in the next one's round
 TOLERANCE = 1e-4  # of a ratio of probabilities, float32
+ENTRY = "recipe.async_dapo.main_async_dapo"
 END_S = 60.0  # from the death of the rank to the end of the driver
 
 OVERRIDES = (
@@ -68,7 +69,9 @@ def test_given_a_checkpoint_of_two_engines_when_resumed_with_one_of_two_ranks_th
 
     def run(name: str, steps: int, *overrides: str) -> Run:
         own = (*saves, *overrides)
-        return train(assets, tmp_path / name, steps=steps, strategy="partial", engines=RANKS, overrides=own)
+        return train(
+            assets, tmp_path / name, steps=steps, strategy="partial", module=ENTRY, engines=RANKS, overrides=own
+        )
 
     before, after = run("before", STEPS), run("after", 2 * STEPS, *OVERRIDES)
     assert before.metric("async_dapo/load_balancer/servers") == [RANKS] * STEPS
