@@ -13,7 +13,6 @@ from ..core.length_bias import LengthBiasWindow
 from ..core.outcome import Verdict
 from ..core.over_sampling import OverSampling, RoundSize
 from ..core.pool import Dispatch, Settlement
-from ..core.prompt_history import PromptHistory
 from ..core.screening import Screened
 from ..core.staleness import VersionShares
 from ..core.trajectory import PromptGroup
@@ -50,7 +49,6 @@ METRICS: dict[str, str] = {
     "to be screened [groups]",
     "screening/kept_valid_groups": "of these: valid after all; over kept_groups, the share of the screened-out groups "
     "that would have been [groups]",
-    "selection/known_prompts": "prompts whose answers are remembered [prompts]",
     "selection/skipped_prompts": "prompts deferred in this step [groups]",
     "failure/groups": "groups dropped in this step because a trajectory failed for good [groups]",
     "failure/killed_reward_processes": "reward processes killed in this step for such a call, or ended by it; replaced "
@@ -148,7 +146,6 @@ class RoundRecord:
     lengths: LengthBiasWindow
     screened: Screened
     skipped: int
-    history: PromptHistory
 
     @property
     def staleness_bound(self) -> int | None:
@@ -200,7 +197,6 @@ def _screening(record: RoundRecord) -> dict[str, float]:
         "screening/kept_groups": screened.kept,
         "screening/kept_valid_groups": screened.kept_valid,
         "selection/skipped_prompts": record.skipped,
-        "selection/known_prompts": len(record.history),
     }
 
 

@@ -200,7 +200,6 @@ class RoundReplayBuffer(ReplayBuffer):
             buffered=self.pool.buffered,
             lengths=self._lengths,
             skipped=self._skipped,
-            history=self.history,
             screened=Screened.of(result.summary.outcomes, self._options.rollout_n),
         )
         metrics = round_metrics(record)
