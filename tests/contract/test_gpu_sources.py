@@ -1,7 +1,7 @@
 """What the recipe touches of vLLM's code for GPUs, which no CPU runs: read from the sources that are installed.
 
-The CPU build brings them along: `make test-gpu-versions` reads those of vLLM 0.24.0. VLLM_SOURCES names another folder,
-such as that of an unpacked wheel.
+The CPU build brings them along. VLLM_SOURCES names another folder: `make test-gpu-sources` reads the wheel for GPUs of
+vLLM 0.24.0.
 """
 
 import ast
