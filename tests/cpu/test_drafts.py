@@ -34,7 +34,7 @@ def sampled(model: Path, drafts: str) -> dict[str, Any]:
         env=cpu_environment(os.environ, code_path=ROOT),
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=580,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -72,6 +72,23 @@ def test_given_drafts_when_an_engine_samples_then_the_distribution_is_the_same(s
     for one, other in zip(drafted["counts"], plain["counts"], strict=True):
         assert p_value(one, other) > 0.001, (one, other)
     assert drafted["mean_log_prob"] == pytest.approx(plain["mean_log_prob"], abs=0.03)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_given_drafts_when_answers_are_interrupted_and_weights_change_then_the_distribution_is_the_same(
+    seen, temperature
+):
+    drafted, plain = (seen[drafts][temperature]["interrupted"] for drafts in ("siblings", "none"))
+    for one, other in zip(drafted, plain, strict=True):
+        assert p_value(one, other) > 0.001, (one, other)
+    assert seen["siblings"][temperature]["accepted_tok"] > 0 == seen["none"][temperature]["accepted_tok"]
+    assert all(seen[drafts][temperature]["returns"][reason] for drafts in seen for reason in ("aborted", "paused"))
+
+
+def test_given_drafts_when_greedy_answers_are_interrupted_and_weights_change_then_their_tokens_are_the_same(seen):
+    drafted, plain = (seen[drafts]["interrupted greedy"] for drafts in ("siblings", "none"))
+    assert drafted == plain and len(set(map(tuple, drafted))) == 1
+    assert drafted[0] != seen["none"]["greedy"][0][: len(drafted[0])], "the update has changed nothing"
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

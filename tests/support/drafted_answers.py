@@ -21,9 +21,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK, RequestName
 from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG
 from recipe.async_dapo.engines.load_meter import LoadMeter
-from recipe.async_dapo.engines.server import AsyncDAPOServer
-from recipe.async_dapo.weights.stream import WeightReceiver
+from recipe.async_dapo.engines.protocol import ABORTED, PAUSED
+from recipe.async_dapo.engines.server import PAUSE_MODES, AsyncDAPOServer
 
+from .rescaled_receiver import RescaledReceiver
 from .scripted_engine import start_server
 
 PROMPT = [5 + k % 7 for k in range(24)]
@@ -31,6 +32,9 @@ SAMPLED_TOK = 24
 SAMPLES = 1024  # at each temperature
 LIKELY = 2  # tokens to sample from: so few that answers of a model that knows nothing repeat each other
 LIMIT_TOK = 96
+INTERRUPTED = 384  # answers that do not end in one piece, at each temperature
+PART_TOK = 40  # under each of two policies
+FACTOR = 0.8  # from one to the other
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -39,7 +43,7 @@ ENGINE: dict[str, Any] = {
     "enable_prefix_caching": True,
     "logprobs_mode": "processed_logprobs",
     "distributed_executor_backend": "async_dapo_cpu.executor.LocalExecutor",
-    "worker_extension_cls": f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}",
+    "worker_extension_cls": f"{RescaledReceiver.__module__}.{RescaledReceiver.__qualname__}",
 }
 
 
@@ -56,6 +60,70 @@ async def answers(
         return output.token_ids, output.log_probs
 
     return await asyncio.gather(*(answer(number) for number in range(count)))
+
+
+async def go_on(
+    server: AsyncDAPOServer, group: str, tokens: list[list[int]], limit_tok: int, params: dict[str, Any], mode: str = ""
+) -> Counter[str]:
+    """Continue some answers up to so many tokens, with an interruption on the way if a mode is named. Returns how often
+    they came back, and why.
+    """
+    opened, back, returns = asyncio.Event(), asyncio.Event(), Counter[str]()
+    asked = {"logprobs": True, "ignore_eos": True} | params
+
+    def take(own: list[int], output: Any) -> str:
+        own += output.token_ids
+        returns[output.stop_reason] += 1
+        if returns.total() == len(tokens):
+            back.set()
+        return output.stop_reason
+
+    async def answer(number: int) -> None:
+        own = tokens[number]
+        while len(own) < limit_tok:
+            name = RequestName(group, str(number), len(PROMPT)).prefix() + f"{limit_tok}-{len(own)}"
+            rest = asked | {"max_tokens": limit_tok - len(own)}
+            reason = take(own, await server.generate(PROMPT + own, rest, name))
+            while reason == PAUSED:
+                await opened.wait()
+                reason = take(own, await server.reattach(name))
+            if reason == ABORTED:
+                await opened.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(len(tokens)):
+            tasks.create_task(answer(number))
+        if mode:
+            await server.generate(PROMPT, asked | {"max_tokens": 2}, f"{group}-meanwhile")
+            await server.stop_generation(mode)
+            await back.wait()
+            await server.allow_generation()
+        opened.set()
+    return returns
+
+
+async def interrupted(
+    server: AsyncDAPOServer, group: str, count: int, **params: Any
+) -> tuple[list[list[int]], Counter[str]]:
+    """Tokens of answers that are aborted, or frozen, and go on; and after a weight update go on again. And how often
+    they came back before the update, and why.
+    """
+    all_tokens, returns = [], Counter[str]()
+    for number in range(count // 64):
+        tokens: list[list[int]] = [[] for _ in range(64)]
+        name = f"{group}-{number}"
+        mode = PAUSE_MODES[number % len(PAUSE_MODES)]
+        returns += await go_on(server, name, tokens, PART_TOK, params, mode)
+        await update(server, FACTOR)
+        await go_on(server, name, tokens, 2 * PART_TOK, params)
+        await update(server, 1 / FACTOR)
+        all_tokens += tokens
+    return all_tokens, returns
+
+
+async def update(server: AsyncDAPOServer, factor: float) -> None:
+    await server.engine.collective_rpc("rescale", args=(factor,))
+    server.global_steps += 1
 
 
 async def main(model: str, drafts: bool) -> dict[str, Any]:
@@ -85,6 +153,15 @@ async def main(model: str, drafts: bool) -> dict[str, Any]:
     load = meter.load()
     seen["drafted_tok"], seen["accepted_tok"] = load.drafted_tok, load.accepted_tok
     seen["generated_tok"], seen["step_requests"] = load.generated_tok, load.step_requests
+    seen["interrupted greedy"], _ = await interrupted(server, "cut, greedy", 128, temperature=0.0)
+    for temperature in (1.0, 0.6):
+        cut, returns = await interrupted(
+            server, f"cut, at {temperature}", INTERRUPTED, temperature=temperature, top_k=LIKELY
+        )
+        counts = [Counter(tokens[at] for tokens in cut) for at in (1, PART_TOK - 1, PART_TOK, 2 * PART_TOK - 1)]
+        seen[str(temperature)]["interrupted"] = [dict(count) for count in counts]
+        seen[str(temperature)]["returns"] = returns
+        seen[str(temperature)]["accepted_tok"] = meter.load().accepted_tok  # since the last stop
     engine.shutdown()
     return seen
 
