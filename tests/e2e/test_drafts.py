@@ -1,17 +1,30 @@
-"""Drafts from siblings on the real stack: steps yield several tokens, and every token keeps its log-prob."""
+"""Drafts from siblings and earlier visits on the real stack: steps yield several tokens, every token keeps its
+log-prob, and what was answered is in the checkpoint."""
+
+from ..support import verl_imported  # noqa: F401, I001 (first of all)
 
 import pytest
+
+from recipe.async_dapo.core.earlier_answers import MOST_ANSWERS
+from recipe.async_dapo.record.checkpoint_folder import read_pool
+from recipe.async_dapo.training.checkpoints import RolloutState, from_frames
 
 from ..support.harness import Run, ledger_closes, train
 
 STEPS = 4
+VISITED_AGAIN = (
+    "async_dapo.drafts=history",
+    "data.train_max_samples=24",
+    "trainer.total_epochs=50",
+    "trainer.save_freq=2",
+)
 TOLERANCE = 1e-5  # nats, float32
 
 
 @pytest.fixture(scope="module")
 def drafted(assets, tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("drafts") / "run"
-    return train(assets, folder, steps=STEPS, strategy="partial", overrides=("async_dapo.drafts=siblings",))
+    return train(assets, folder, steps=STEPS, strategy="partial", overrides=VISITED_AGAIN)
 
 
 def test_given_drafts_when_siblings_agree_then_a_step_yields_more_than_one_token_of_a_response(drafted):
@@ -29,3 +42,19 @@ def test_given_drafts_and_interrupted_responses_when_it_trains_then_nothing_is_l
     assert all(map(ledger_closes, drafted.steps))
     assert sum(drafted.metric("async_dapo/tokens/discarded")) == 0
     assert sum(drafted.metric("async_dapo/partial/resumed_groups")) > 0
+
+
+def saved(run: Run, step: int) -> RolloutState:
+    (folder,) = run.folder.rglob(f"global_step_{step}")
+    return from_frames(read_pool(folder))
+
+
+def test_given_drafts_of_earlier_visits_when_a_run_is_resumed_then_it_goes_on_from_what_was_answered(drafted, assets):
+    before = dict(saved(drafted, STEPS).earlier)
+    assert before and all(0 < len(answers) <= MOST_ANSWERS and all(answers) for answers in before.values())
+    resumed = train(assets, drafted.folder, steps=STEPS + 2, strategy="partial", overrides=VISITED_AGAIN)
+    after = dict(saved(resumed, STEPS + 2).earlier)
+    assert before.keys() <= after.keys() and before != after
+    assert any(after[key] == answers for key, answers in before.items()), "those not visited since are as they were"
+    assert all(map(ledger_closes, resumed.steps))
+    assert "Unhandled error" not in (resumed.folder / "train.log").read_text()
