@@ -61,6 +61,10 @@ def test_given_drafts_when_an_engine_samples_then_some_are_accepted_and_a_step_y
     assert seen["siblings"]["generated_tok"] == seen["none"]["generated_tok"]
 
 
+def test_given_answers_of_an_earlier_visit_when_a_server_is_told_them_then_its_engine_drafts_from_them(seen):
+    assert seen["siblings"]["learned_tok"] == [2 * 24] and seen["none"]["learned_tok"] == [0]
+
+
 def test_given_drafts_when_an_engine_is_greedy_then_its_tokens_are_the_same(seen):
     assert seen["siblings"]["greedy"] == seen["none"]["greedy"]
 

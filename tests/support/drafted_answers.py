@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import sys
+from array import array
 from collections import Counter
 from typing import Any
 
@@ -153,6 +154,10 @@ async def main(model: str, drafts: bool) -> dict[str, Any]:
     load = meter.load()
     seen["drafted_tok"], seen["accepted_tok"] = load.drafted_tok, load.accepted_tok
     seen["generated_tok"], seen["step_requests"] = load.generated_tok, load.step_requests
+    before = await server.engine.collective_rpc("known_tok")
+    await server.learn_answers("visited before", [array("i", PROMPT).tobytes()] * 2)
+    after = await server.engine.collective_rpc("known_tok")
+    seen["learned_tok"] = [new - old for old, new in zip(before, after, strict=True)]
     seen["interrupted greedy"], _ = await interrupted(server, "cut, greedy", 128, temperature=0.0)
     for temperature in (1.0, 0.6):
         cut, returns = await interrupted(
