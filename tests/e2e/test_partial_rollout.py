@@ -146,12 +146,11 @@ def test_given_a_history_when_prompts_come_again_then_some_are_skipped_and_a_res
     saved = load_history(str(folder / SAVED_HISTORY))
     assert saved.prompts.pop(EARLIER).visits == 1, "the file of an earlier run was not read"
     assert 0 < len(saved.prompts) <= DATA_SET
-    known = killed_and_resumed.metric("async_dapo/selection/known_prompts")[SAVED_STEP:]
-    assert len(saved.prompts) < known[0] and known == sorted(known)
     assert sum(killed_and_resumed.metric("async_dapo/selection/skipped_prompts")) > 0
     assert max(killed_and_resumed.metric("async_dapo/ledger/deferred")) > 0
     counts = load_history(str(folder.with_name("history.json")))
-    assert counts.data_set == saved.data_set and len(counts.prompts) == known[-1] <= DATA_SET + 1
+    assert counts.data_set == saved.data_set and len(counts.prompts) <= DATA_SET + 1
+    assert counts.prompts.keys() >= saved.prompts.keys(), "the resumed run forgot prompts"
     assert max(count.visits for count in counts.prompts.values()) >= 2
     ended = sum(last[f"async_dapo/ledger/{term}"] for term in ("trained", "filtered", "screened"))
     carried = killed_and_resumed.inspections[-1]["carried"]

@@ -12,7 +12,15 @@ from recipe.async_dapo_lab.gpu_check import __main__ as command
 from recipe.async_dapo_lab.gpu_check import engine, machine, several_gpus, training
 from recipe.async_dapo_lab.gpu_check.engine import EngineSettings, Section
 from recipe.async_dapo_lab.gpu_check.several_gpus import all_reduce, judge_all_reduce
-from recipe.async_dapo_lab.gpu_check.speed import TINY, Cell, cells, judge_speed, prefill_flop_share, record_line
+from recipe.async_dapo_lab.gpu_check.speed import (
+    MOST_RMS,
+    TINY,
+    Cell,
+    cells,
+    judge_speed,
+    prefill_flop_share,
+    record_line,
+)
 from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
@@ -54,7 +62,7 @@ def test_given_wrong_arguments_when_started_then_the_message_names_them(wrong, c
 
 def test_given_a_record_when_planned_then_the_fit_is_the_engines_and_there_is_a_step(tmp_path: Path) -> None:
     facts = {"record": lines(), "kv_room_tok": 400_000}
-    verdict, measured = judge_speed(facts, record=tmp_path / "speed.jsonl", reference=TINY)
+    verdict, measured = judge_speed(facts, record=tmp_path / "speed.jsonl", reference=TINY, most_rms=MOST_RMS["cuda"])
     assert verdict.status == "PASS" and measured["step_s"] > 0
     assert measured["base_ms"] == pytest.approx(1e3 * BASE_S, rel=0.01)
     fitted = calibrate(str(tmp_path / "speed.jsonl"), num_servers=8)
@@ -70,7 +78,7 @@ def test_given_a_record_when_planned_then_the_fit_is_the_engines_and_there_is_a_
     ],
 )
 def test_given_a_record_that_says_little_when_planned_then_it_fails_with_a_remedy(tmp_path, facts, found) -> None:
-    verdict, _ = judge_speed(facts, record=tmp_path / "speed.jsonl", reference=TINY)
+    verdict, _ = judge_speed(facts, record=tmp_path / "speed.jsonl", reference=TINY, most_rms=MOST_RMS["cuda"])
     assert verdict.is_failure and found in verdict.found and verdict.remedy
 
 

@@ -188,7 +188,12 @@ class Check:
             assert self.machine is not None
             found = facts[Section.SPEED]
             reference = reference | {"model": str(model)} | speed.hardware(self.machine.gpus, found["prefills"], model)
-            verdict, fitted = speed.judge_speed(found, record=options.output / "speed.jsonl", reference=reference)
+            verdict, fitted = speed.judge_speed(
+                found,
+                record=options.output / "speed.jsonl",
+                reference=reference,
+                most_rms=speed.MOST_RMS[options.device],
+            )
             measured = found | fitted
         results.add("decode and prefill", verdict, seconds=time.perf_counter() - began_s, measured=measured)
 
