@@ -19,8 +19,6 @@ from benchmarks.support.tables import markdown
 QUICK_START = Path(__file__).parents[1] / "assets" / "quickstart" / "runs.csv"
 GRID = [
     "Setting",
-    "verl sync [s]",
-    "verl colocate_async [s]",
     "Default [s]",
     "Of sync",
     "Of colocate_async",
@@ -35,8 +33,6 @@ RATIOS = [
     "System",
     "Over",
     "Repetitions",
-    "Of them with one bound",
-    "Left out: the machine drifted",
     "Step [s]",
     "The other's step [s]",
     "Ratio",
@@ -46,9 +42,7 @@ RATIOS = [
 SIDE_BY_SIDE = [
     "Tail",
     "System",
-    "Of the bound",
     "Waste",
-    "Off-policy",
     "Staleness",
     "Accuracy after",
     "CPU per trained trajectory [ms]",
@@ -65,8 +59,7 @@ ENGINES = [
     "Valid",
 ]
 LEARNED = ["Seeds", "Staleness", "Accuracy at the end", "Less on-policy's at the end", "ESS ratio"]
-STRATEGIES = ["Task", "Strategy, stop rule", "Accuracy after", "Step, median [s]", "Waste"]
-STRATEGIES += ["Length trained / dispatched", "Off-policy"]
+STRATEGIES = ["Task", "Strategy, stop rule", "Accuracy after", "Waste", "Length trained / dispatched"]
 ACTORS = ["Actor", "In flight", "Servers", "CPU per trajectory [ms]", "Trajectories/s", "Peak memory [MB]"]
 LEARNED_AT = 6e-4  # learning rate of the shown trainings
 REFERENCE_ROWS = (
@@ -85,7 +78,7 @@ REFERENCE_ROWS = (
 
 
 def grid() -> pd.DataFrame:
-    """Three seconds, and ratios to verl's modes, of each setting."""
+    """Ratios to verl's modes, of each setting."""
     return defaults.results_table()[GRID]
 
 
@@ -217,7 +210,5 @@ def published() -> str:
     return f"{markdown(shown)}\n{said}\n"
 
 
-def scale() -> pd.DataFrame:
-    """The smallest, a middle and the largest cluster."""
-    table = plan.scale_table()
-    return table.iloc[[0, len(table) // 2, -1]]
+def speedups() -> pd.DataFrame:
+    return engine_bound.speedups_table(engine_bound.read_all()).drop(columns=["Setting", "Of verl sync"])

@@ -58,11 +58,6 @@ def front_end() -> pd.DataFrame:
     return measured.set_axis(["Requests", "Tokens", "verl [us]", "This recipe [us]", "Ratio"], axis="columns")
 
 
-def pieces() -> pd.DataFrame:
-    measured = pd.read_csv(ROOT / "assets" / "front_end" / "pieces.csv")
-    return measured.set_axis(["Tokens", "Piece [tokens]", "CPU per token [us]"], axis="columns")
-
-
 def _titled(frame: pd.DataFrame) -> pd.DataFrame:
     """Columns in words, with the unit that their names end in."""
     units = {r"_ms$": " [ms]", r"_s$": " [s]", r"_gb$": " [GB]"}
@@ -129,13 +124,12 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/evidence/planner.md": {
         "validation": evidence.published,
         "calibration": table(plan.calibration_table),
-        "scale": table(evidence.scale),
     },
     "docs/evidence/rehearsal.md": {
         "engine bound": table(evidence.engines),
         "null test": table_of(null_test.read_runs, null_test.null_table),
         "published": table_of(published.read_runs, published.published_table),
-        "speed-ups": table_of(engine_bound.read_all, engine_bound.speedups_table),
+        "speed-ups": table(evidence.speedups),
     },
     "docs/evidence/faults.md": {"fault matrix": evidence.struck, "soak": evidence.soak},
     "docs/evidence/learning.md": {
@@ -148,7 +142,6 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "tail rounds": table(on_policy.tail_table),
         "measured": table(evidence.selection_measured),
         "best": table(selection.best_table),
-        "reference": table(selection.reference_table),
         "training frequency": table(selection.frequency_table),
     },
     "docs/evidence/machinery.md": {
@@ -156,7 +149,6 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "control plane": table(evidence.actors),
         "between rounds": table(evidence.between),
         "front end": table(front_end),
-        "delivery in pieces": table(pieces),
         "quick start": table(evidence.quick_start),
     },
 }
