@@ -9,7 +9,6 @@ import pandas as pd
 
 from benchmarks.defaults import draw as defaults
 from benchmarks.drafts import grid as drafts
-from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.frontier import draw as frontier
 from benchmarks.null_test import summary as null_test
 from benchmarks.on_policy import run as on_policy
