@@ -148,7 +148,9 @@ def test_given_room_for_all_loops_when_rounds_stop_then_they_stay_alive(run: Run
     assert max(kept) > 0 and sum(run.metric("async_dapo/calls/lost_loops")) == 0
 
 
-def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_another_is_brought_to_where_it_was(run: Run):
+def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_another_is_brought_to_where_it_was(
+    run: Run,
+):
     """What one has lost would be a failure, see above; none outlives its worker, killed or not."""
     told = till.lines(run.folder / till.PROCESSES)
     began_with = {one["pid"]: one["pieces"] for one in reversed(told)}
