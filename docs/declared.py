@@ -101,8 +101,8 @@ def metrics() -> str:
     """Every metric, a table for each area; those that differ by a staleness only share a row."""
     areas: dict[str, dict[str, str]] = defaultdict(dict)
     for name, meaning in METRICS.items():
-        family = re.sub(rf"/(staleness_)?({_BUCKET})(?=/|$)", r"/\1*", name)
-        areas[name.split("/")[0]].setdefault(family, re.sub(rf"(staleness|age) ({_BUCKET})\b", r"\1 *", meaning))
+        family = re.sub(rf"/({_BUCKET})$", "/*", name)
+        areas[name.split("/")[0]].setdefault(family, re.sub(rf"staleness ({_BUCKET})\b", "staleness *", meaning))
     return "\n".join(_area(area, families) for area, families in areas.items())
 
 
