@@ -39,7 +39,7 @@ TITLES = {
     "off_policy": "Off-policy",
     "off_policy_colocate": "Off-policy, colocate_async",
     "off_policy_separate": "Off-policy, separate_async",
-    "equal_of_colocate": "At its off-policy share, of colocate_async",
+    "equal_of_colocate": "Of colocate_async, equal off-policy share",
     "off_policy_equal": "Off-policy then",
     "stale_kv_s": "Default, stale KV [s]",
 }
