@@ -141,7 +141,6 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "tail rounds": table(on_policy.tail_table),
         "measured": table(evidence.selection_measured),
         "best": table(selection.best_table),
-        "training frequency": table(selection.frequency_table),
     },
     "docs/evidence/machinery.md": {
         "stop latency": table(stop_latency),

@@ -32,7 +32,6 @@ MEASURES = {
     "filtered_per_trained_last_third": "filtered a trained group, last third",
 }
 MEASURED_N, KEEP_SHARE = RESPONSES_PER_PROMPT, 0.05  # of the measured runs
-SHOWN_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # the table's; 1 - p is as p
 
 
 def frequencies(rates: list[float]) -> pd.DataFrame:
@@ -43,12 +42,6 @@ def frequencies(rates: list[float]) -> pd.DataFrame:
         for rate in rates
     ]
     return pd.DataFrame(rows, columns=["screening", "pass_rate", "trained_share", "update_weight", "answers"])
-
-
-def frequency_table() -> pd.DataFrame:
-    """Share of a prompt's groups that are trained."""
-    wide = frequencies(list(SHOWN_RATES)).pivot(index="pass_rate", columns="screening", values="trained_share")
-    return wide[list(SCREENINGS)].round(3).reset_index().rename(columns={"pass_rate": "Pass rate"})
 
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
