@@ -58,6 +58,7 @@ def test_given_good_steps_when_judged_then_they_pass() -> None:
         ("importance/overall/ess_ratio", 0.1, "effective sample size 0.1"),
         ("importance/overall/ess_ratio", float("nan"), "effective sample size nan"),
         ("importance/staleness_0/ratio_max", 9.0, "a fresh token has a ratio of 9.0"),
+        ("importance/staleness_0/ratio_max", float("nan"), "a fresh token has a ratio of nan"),
     ],
 )
 def test_given_a_broken_step_when_judged_then_the_step_and_what_is_wrong_are_told(
@@ -70,6 +71,8 @@ def test_given_a_broken_step_when_judged_then_the_step_and_what_is_wrong_are_tol
 def test_given_a_first_step_whose_tokens_are_all_fresh_when_they_differ_on_average_then_it_fails() -> None:
     other = {"async_dapo/importance/overall/k3_kl": 0.1}
     assert "step 1: fresh tokens have a k3 KL of 0.1" in judge([step(1, **other), step(2), step(3)]).found
+    none = {"async_dapo/importance/overall/k3_kl": float("nan")}
+    assert "step 1: fresh tokens have a k3 KL of nan" in judge([step(1, **none), step(2), step(3)]).found
     assert judge([step(1), step(2, **other), step(3)]).status is Status.PASS  # older tokens differ
 
 
