@@ -1,6 +1,7 @@
 """Examples for clusters: what the Slurm script starts, with stand-ins for Slurm; the RayJob's parts fit each other; the
 page's commands, word for word."""
 
+import inspect
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "examples" / "cluster"
 STUBS = {
     "scontrol": "echo localhost; echo other",
-    "srun": 'printf "%s\\n" "$@"; echo "token $RAY_AUTH_MODE $RAY_AUTH_TOKEN"; echo "nodes $NNODES in $PWD"',
+    "srun": 'printf "%s\\n" "$@" "at $RAY_ADDRESS" "token $RAY_AUTH_MODE $RAY_AUTH_TOKEN" "nodes $NNODES in $PWD"',
 }
 ON_THE_PAGE = {
     "sbatch": 'SLURM_JOB_NUM_NODES=${1#--nodes=}; export SLURM_JOB_NUM_NODES; shift; exec bash "$@"',
@@ -59,8 +60,20 @@ def test_given_an_allocation_when_submitted_then_ray_starts_on_every_node_and_th
     assert started[started.index("--min-nodes") + 1] == "2"
     assert "--temp-dir=/tmp/ray-123456" in started
     script = "recipe/async_dapo/test_qwen3_8b.sh"
-    assert entry[:5] == ["env", "RAY_ADDRESS=127.0.0.1:23456", "bash", script, "trainer.total_epochs=1"]
+    assert entry[:3] == ["bash", script, "trainer.total_epochs=1"]
+    assert "ray at 127.0.0.1:23456" in words, (
+        "in another --temp-dir it is not found otherwise, and nodes are not counted"
+    )
     assert (ROOT / script).is_file() and words[-1] == f"nodes 2 in {tmp_path}"
+
+
+def test_every_option_of_rays_start_is_one_that_the_other_nodes_take(tmp_path) -> None:
+    """They get the same ones as the first."""
+    words = submit(tmp_path, **NEEDED).stdout.splitlines()
+    options = {word.partition("=")[0] for word in words[words.index("symmetric-run") : words.index("--")]}
+    of_the_first_alone = inspect.getsource(start.callback).partition("head_only_flags = {")[2].partition("}")[0]
+    assert "--port" in of_the_first_alone and "--temp-dir" in options
+    assert not [option for option in options if f'"{option}"' in of_the_first_alone]
 
 
 def test_given_two_jobs_when_submitted_then_each_has_a_token_of_its_own(tmp_path) -> None:

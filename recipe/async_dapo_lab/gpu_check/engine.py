@@ -54,7 +54,7 @@ class EngineSettings:
     max_model_len: int
     max_num_seqs: int
     bucket_mb: int  # of a weight transfer, as rollout.checkpoint_engine.update_weights_bucket_megabytes
-    ballast_bytes: int
+    ballast_bytes: int  # at most
     batches: tuple[int, ...] = ()  # of the speed's cells
     contexts_tok: tuple[int, ...] = ()
     load_format: str = "auto"
