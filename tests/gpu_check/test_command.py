@@ -14,9 +14,11 @@ from recipe.async_dapo_lab.gpu_check.engine import EngineSettings, Section
 from recipe.async_dapo_lab.gpu_check.several_gpus import all_reduce, judge_all_reduce
 from recipe.async_dapo_lab.gpu_check.speed import (
     MOST_RMS,
+    REFERENCE,
     TINY,
     Cell,
     cells,
+    hardware,
     judge_speed,
     prefill_flop_share,
     record_line,
@@ -69,6 +71,14 @@ def test_given_a_record_when_planned_then_the_fit_is_the_engines_and_there_is_a_
     fitted = calibrate(str(tmp_path / "speed.jsonl"), num_servers=8)
     assert fitted.per_kv_token_s == pytest.approx(PER_KV_S, rel=0.01)
     assert not fitted.has_prefill, "it is of decoding alone"
+
+
+def test_given_a_record_of_a_gpu_when_planned_then_there_is_a_step_of_the_reference_script(tmp_path: Path) -> None:
+    reference = REFERENCE | {"model": "qwen3-8b"} | hardware(GOOD_MACHINE.gpus, [], Path("qwen3-8b"))
+    facts = {"record": lines(), "kv_room_tok": 400_000}
+    verdict, measured = judge_speed(facts, record=tmp_path / "speed.jsonl", reference=reference, most_rms=0.25)
+    assert verdict.status == "PASS" and "with 8 engines and B=512" in verdict.found
+    assert measured["step_s"] > measured["rollout_s"] > 0
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,7 @@ def test_given_an_allocation_when_submitted_then_ray_starts_on_every_node_and_th
     assert "--temp-dir=/tmp/ray-123456" in started
     script = "recipe/async_dapo/test_qwen3_8b.sh"
     assert entry[:3] == ["bash", script, "trainer.total_epochs=1"]
-    assert "ray at 127.0.0.1:23456" in words, (
-        "in another --temp-dir it is not found otherwise, and nodes are not counted"
-    )
+    assert "at 127.0.0.1:23456" in words, "who counts the nodes would not find Ray in a --temp-dir of its own"
     assert (ROOT / script).is_file() and words[-1] == f"nodes 2 in {tmp_path}"
 
 
