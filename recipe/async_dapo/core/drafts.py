@@ -342,16 +342,23 @@ class Drafter:
         self._rows[request_id] = _Row(name, index, answer)
         self._note_due(index, answer, self._due)
 
-    def learn(self, group: str, answers: Sequence[Sequence[int]]) -> None:
-        """What was answered to a group's prompt at an earlier visit, as far as there is room beside what runs."""
-        index = self._groups.use(group)
+    def learn(self, group: str, answers: Sequence[Sequence[int]]) -> int:
+        """What was answered to a group's prompt at an earlier visit, as far as there is room beside what runs.
+
+        Returns:
+            How many of them found none.
+        """
+        index, refused = self._groups.use(group), 0
         for number, tokens in enumerate(answers):
-            if self._groups.has_room(len(tokens), EARLIER_SHARE):
-                before_tok = index.size_tok
-                answer = index.answer(f"earlier {number}", tokens)
-                self._groups.size_tok += index.size_tok - before_tok
-                self._note_due(index, answer, self._earlier_due)
+            if not self._groups.has_room(len(tokens), EARLIER_SHARE):
+                refused += 1
+                continue
+            before_tok = index.size_tok
+            answer = index.answer(f"earlier {number}", tokens)
+            self._groups.size_tok += index.size_tok - before_tok
+            self._note_due(index, answer, self._earlier_due)
         self._groups.release(group)
+        return refused
 
     def keep_only(self, request_ids: set[str]) -> None:
         """All others have left the engine; what they said stays, as long as there is room."""

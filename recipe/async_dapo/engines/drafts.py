@@ -27,6 +27,7 @@ class SiblingDrafts:
         self._drafter = Drafter()
         self._never: set[str] = set()  # requests that get no drafts
         self._steps = 0
+        self._spent_s, self._spent_steps = 0.0, 0
 
     def load_model(self, model: torch.nn.Module) -> None:
         """vLLM calls it; there is none."""
@@ -34,12 +35,21 @@ class SiblingDrafts:
     def bind(self, model_runner: Any) -> None:
         self._runner = model_runner
 
-    def learn(self, group: str, answers: list[bytes]) -> None:
+    def learn(self, group: str, answers: list[bytes]) -> int:
         """
         Args:
             answers: to the group's prompt, at an earlier visit: tokens, int32.
+
+        Returns:
+            How many of them found no room.
         """
-        self._drafter.learn(group, [array("i", answer).tolist() for answer in answers])
+        return self._drafter.learn(group, [array("i", answer).tolist() for answer in answers])
+
+    def take_step_s(self) -> float:
+        """What it takes of a step, mean since the last call [s]."""
+        step_s = self._spent_s / max(1, self._spent_steps)
+        self._spent_s, self._spent_steps = 0.0, 0
+        return step_s
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
@@ -53,6 +63,7 @@ class SiblingDrafts:
         """
         if self._runner is None:
             return [[] for _ in sampled_token_ids]
+        began_s = time.monotonic()
         self._steps += 1
         if self._steps % _FORGET_EVERY == 0:
             self._forget()
@@ -68,8 +79,11 @@ class SiblingDrafts:
             elif request_id not in self._never:
                 self._begin(request_id, token_ids_cpu[row], int(num_tokens_no_spec[row]))
                 drafted_for.append(request_id)
-        drafts = dict(zip(drafted_for, drafter.draft(drafted_for, time.monotonic()), strict=True))
-        return [drafts.get(request_id, []) for request_id in request_ids]
+        drafts = dict(zip(drafted_for, drafter.draft(drafted_for, began_s), strict=True))
+        proposed = [drafts.get(request_id, []) for request_id in request_ids]
+        self._spent_s += time.monotonic() - began_s
+        self._spent_steps += 1
+        return proposed
 
     def _begin(self, request_id: str, context: Any, context_tok: int) -> None:
         name = RequestName.parse(request_id)
