@@ -91,6 +91,7 @@ def test_given_drafts_when_answers_are_interrupted_and_weights_change_then_the_d
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(7200)
 def test_given_drafts_when_ten_thousand_answers_are_sampled_then_their_distribution_is_the_same(tmp_path):
     """Fourteen comparisons: one of them would be below 0.01 / 14 in a hundredth of all runs of a right engine."""
     model = write_model(tmp_path / "model")

@@ -165,9 +165,7 @@ async def main(model: str, drafts: bool, samples: int, cut: int) -> dict[str, An
     seen["learned_tok"] = [new - old for old, new in zip(before, after, strict=True)]
     seen["interrupted greedy"], _ = await interrupted(server, "cut, greedy", 128, temperature=0.0)
     for temperature in (1.0, 0.6):
-        parts, returns = await interrupted(
-            server, f"cut, at {temperature}", cut, temperature=temperature, top_k=LIKELY
-        )
+        parts, returns = await interrupted(server, f"cut, at {temperature}", cut, temperature=temperature, top_k=LIKELY)
         counts = [Counter(tokens[at] for tokens in parts) for at in (1, PART_TOK - 1, PART_TOK, 2 * PART_TOK - 1)]
         seen[str(temperature)]["interrupted"] = [dict(count) for count in counts]
         seen[str(temperature)]["returns"] = returns
