@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MOST_DRAFT_TOK = 7  # with the one that is sampled anyway, eight a step
-GRAMS = (8, 5, 3)  # tokens that have to agree, longest first
-LIMIT_TOK = 1 << 20  # of all answers in an index: some 400 MB
+GRAMS = (8, 3)  # tokens that have to agree, longest first
+LIMIT_TOK = 1 << 20  # of all answers in an index: some 300 MB
 EARLIER_SHARE = 0.75  # of the limit that answers of earlier visits may fill up: the rest is for those that run
 
 _BULK_TOK = 16  # tokens are indexed in bulk, which is several times as fast as one by one
@@ -68,7 +68,7 @@ class Answer:
 
 
 class GroupIndex:
-    """The answers to one prompt, found by their last 8, 5 or 3 tokens: what most of them say next there.
+    """The answers to one prompt, found by their last 8 or 3 tokens: what most of them say next there.
 
     For each run of tokens the index keeps one position behind it, and votes: a run that goes on alike adds one, another
     one takes one away, and the position changes when none is left. So what most answers say wins, in constant time.
@@ -107,8 +107,12 @@ class GroupIndex:
             if len(tokens) >= length and (longer := entries.get(hash(tuple(tokens[-length:])))) is not None:
                 held = longer
                 break
-        at = held >> (_TOKEN_BITS + _VOTE_BITS)
-        return self._answers[at >> _AT_BITS], at & _AT_MASK, length
+        place = held >> (_TOKEN_BITS + _VOTE_BITS)
+        source, at = self._answers[place >> _AT_BITS], place & _AT_MASK
+        more = LEVELS[1]
+        if length < more <= at and source.tokens[at - more : at] == tokens[-more:]:
+            length = more
+        return source, at, length
 
     def add(self, answer: Answer, most_tok: int) -> int:
         """Index so many more of an answer's tokens at most. Returns how many there were."""
