@@ -1,0 +1,84 @@
+"""Rows of `runs.csv`: splits of a setting's GPUs between trainer and engines. All of it is simulated.
+
+New weights take as long for verl's separate_async here as for this recipe: their bytes over the stated link, which is
+less than the seconds that `assets/defaults` takes for putting engines to sleep and back. Both train a batch in four
+parts, each as soon as it is there. `full` has up to four batches on their way, however old they become. At equal share
+the fastest split has the loosest `max_partial_share`, in steps of 0.1, with which the off-policy share is not above
+that of another system.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.defaults.draw import read_systems
+from benchmarks.defaults.run import COLOCATE, equal_share, measure
+from benchmarks.defaults.settings import Setting
+from benchmarks.support.runs_file import RunsFile
+from recipe.async_dapo_lab.plan.candidates import Candidate, separate_splits
+from recipe.async_dapo_lab.plan.systems import System, recipe_separate
+
+LARGEST = 64  # servers
+CAPS = tuple(tenths / 10 for tenths in range(1, 10))
+VERL, OURS = "verl separate_async", "separate"
+FULL, STALE_KV, CONSISTENT = "separate, full", "separate, stale KV", "separate, consistent"
+AT_VERLS, AT_COLOCATE = "separate, at separate_async's share", "separate, at colocate_async's share"
+
+
+def run(folder: Path, setting: Setting) -> None:
+    """Simulate what the file does not have yet."""
+    file, verls = RunsFile(folder / "runs.csv"), separate_splits(setting.scenario())
+    parts, splits = verls[0].habits.parts, [one.habits.trainer_servers for one in verls]
+
+    def key(system: str, trains: int) -> dict[str, Any]:
+        return {"setting": str(setting), "system": system, "trains": trains}
+
+    def fastest(system: str) -> dict[str, Any]:
+        return min((key(system, trains) for trains in splits), key=partial(_per_batch_s, file))
+
+    def ours(trains: int, **options: Any) -> System:
+        return recipe_separate(trainer_servers=trains, servers=setting.servers, parts=parts, **options)
+
+    for one in verls:
+        file.measure(key(VERL, one.habits.trainer_servers), partial(_measure, setting, one))
+    for trains in splits:
+        file.measure(key(OURS, trains), partial(_measure, setting, ours(trains)))
+    best = fastest(OURS)["trains"]
+    options = {
+        FULL: {"over_sampling_batch_size": 4 * setting.groups},
+        STALE_KV: {"rollout_strategy": "partial_stale_kv"},
+        CONSISTENT: {"rollout_strategy": "consistent"},
+    }
+    for name, some in options.items():
+        file.measure(key(name, best), partial(_measure, setting, ours(best, **some)))
+    uncapped = file.row(**key(OURS, best)).to_dict()
+    uncapped = {name: uncapped[name] for name in uncapped.keys() - key(OURS, best).keys() - {"commit"}}
+    uncapped["off_policy"] = float(uncapped["off_policy"])
+
+    def at_cap(cap: float | None) -> dict[str, Any]:
+        if cap is None:
+            return uncapped
+        return _measure(setting, ours(best, max_partial_share=cap)) | {"cap": cap}
+
+    shares = {AT_VERLS: float(file.row(**fastest(VERL))["off_policy"]), AT_COLOCATE: _share_of_colocate(setting)}
+    for name, share in shares.items():
+        file.measure(key(name, best), partial(equal_share, at_cap, share=share, caps=CAPS))
+
+
+def _share_of_colocate(setting: Setting) -> float:
+    systems = read_systems().set_index(["setting", "system"])
+    return float(systems.loc[(str(setting), COLOCATE), "off_policy"])
+
+
+def _per_batch_s(file: RunsFile, key: dict[str, Any]) -> float:
+    """Of natural length; nothing is withheld."""
+    row = file.row(**key)
+    return float(row["step_s"]) / float(row["length_bias"])
+
+
+def _measure(setting: Setting, system: System) -> dict[str, Any]:
+    candidate = Candidate(system=system, strategy="partial", stop_rule="first_completed", concurrency=None)
+    row = measure(setting, "", candidate, update_s=setting.scenario().transfer_s)
+    kept = ("step_s", "rollout_s", "log_prob_s", "train_s", "trained_tok", "off_policy", "staleness_mean")
+    kept += ("staleness_max", "length_bias", "prefill", "reprefilled_tok", "refused")
+    return {"cap": ""} | {name: row.get(name, "") for name in kept}

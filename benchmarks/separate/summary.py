@@ -1,0 +1,58 @@
+"""Tables of `runs.csv`: seconds per batch of natural length in the loss, over those of other systems."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.defaults.draw import geometric_mean, read_systems
+from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
+
+from .run import AT_COLOCATE, AT_VERLS, CONSISTENT, FULL, OURS, STALE_KV, VERL
+
+FOLDER = Path(__file__).parents[2] / "assets" / "separate"
+COLOCATED = "this recipe, colocated"
+OTHERS = {COLOCATE: COLOCATE, DEFAULT: COLOCATED, EQUAL_SHARE: f"{COLOCATED}, at colocate_async's share"}
+PAIRS = (  # a system, and what it is compared with
+    (OURS, VERL),
+    (FULL, VERL),
+    (STALE_KV, VERL),
+    (CONSISTENT, VERL),
+    (AT_VERLS, VERL),
+    (AT_COLOCATE, COLOCATE),
+    (OURS, COLOCATED),
+    (FULL, COLOCATED),
+    (AT_COLOCATE, OTHERS[EQUAL_SHARE]),
+)
+
+
+def read(folder: Path = FOLDER) -> pd.DataFrame:
+    """The fastest split of each system, and the systems of the grid: seconds and off-policy shares."""
+    rows = pd.read_csv(folder / "runs.csv")
+    rows = rows[rows["step_s"].notna()]
+    rows = rows.assign(per_batch_s=rows["step_s"] / rows["length_bias"])
+    best = rows.loc[rows.groupby(["setting", "system"])["per_batch_s"].idxmin()]
+    grid = read_systems()
+    grid = grid[grid["setting"].isin(rows["setting"]) & grid["system"].isin(OTHERS)]
+    both = pd.concat([best, grid.assign(system=grid["system"].map(OTHERS))])
+    return both.set_index(["system", "setting"])[["per_batch_s", "off_policy", "staleness_mean"]]
+
+
+def summary(folder: Path = FOLDER) -> pd.DataFrame:
+    """A row a comparison: the geometric mean over settings that have both, and the extremes."""
+    rows, lines = read(folder), []
+    for system, other in PAIRS:
+        ratio = (rows["per_batch_s"].loc[system] / rows["per_batch_s"].loc[other]).dropna()
+        shares = [rows["off_policy"].loc[one][ratio.index].mean() for one in (system, other)]
+        lines.append(
+            {
+                "Simulated: system": system,
+                "Over": other,
+                "Settings": len(ratio),
+                "Step": geometric_mean(ratio),
+                "Best": ratio.min(),
+                "Worst": ratio.max(),
+                "Off-policy": shares[0],
+                "The other's": shares[1],
+            }
+        )
+    return pd.DataFrame(lines)
