@@ -2,6 +2,7 @@
 updates, deaths and new replicas, no token is too stale, replicas work, and each gets the newest weights.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -109,6 +110,14 @@ class Continuous(RuleBasedStateMachine):
         move = self.rolling.join(name)
         self.alive[name], self.updating[name] = move.phase, move.version
 
+    @rule(data=st.data(), times=st.integers(1, 20))
+    def go_on_but_for_one_group_and_one_replica(self, data: st.DataObject, times: int) -> None:
+        """As long as others can."""
+        group = data.draw(st.sampled_from([None, *self.groups]))
+        replica = data.draw(st.sampled_from([None, *self.updating]))
+        for _ in range(times):
+            self.go_on_a_little([group], [replica])
+
     # ---- what shells do ----
 
     @property
@@ -207,7 +216,7 @@ class Continuous(RuleBasedStateMachine):
         for _ in range(200 * (last_step + len(self.alive))):
             if self.deadlines.step > last_step:
                 break
-            self.move_all()
+            self.go_on_a_little()
         assert self.deadlines.step > last_step, "the trainer waits for ever"
         for _ in range(4 * len(self.alive)):
             self.settle()
@@ -215,17 +224,18 @@ class Continuous(RuleBasedStateMachine):
         assert {self.rolling.version_of(name) for name in self.alive} == {newest}
         assert set(self.alive.values()) == {Phase.SERVING} and self.rolling.oldest_version == newest
 
-    def move_all(self) -> None:
-        """One of each event that brings the run on."""
-        self.settle()
+    def go_on_a_little(self, groups: Collection[str] = (), replicas: Collection[str] = ()) -> None:
+        """One of each event that brings the run on, but for what these groups and replicas are at."""
+        self.settle(groups, replicas)
         if self.may_begin:
             self.begin()
         self.hand_over()
 
-    def settle(self) -> None:
+    def settle(self, groups: Collection[str] = (), replicas: Collection[str] = ()) -> None:
         for group in self.running:
-            self.end_group(group, True)
-        for name in list(self.updating):
+            if group.uid not in groups:
+                self.end_group(group, True)
+        for name in [one for one in self.updating if one not in replicas]:
             self.end_update(name)
 
 
