@@ -7,21 +7,25 @@ the fastest split has the loosest `max_partial_share`, in steps of 0.1, with whi
 that of another system.
 """
 
+from dataclasses import replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from benchmarks.defaults.draw import read_systems
-from benchmarks.defaults.run import COLOCATE, equal_share, measure
+from benchmarks.defaults.run import COLOCATE, equal_share
 from benchmarks.defaults.settings import Setting
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo_lab.plan.candidates import Candidate, separate_splits
+from recipe.async_dapo_lab.plan.sweep import simulate
 from recipe.async_dapo_lab.plan.systems import System, recipe_separate
 
 LARGEST = 64  # servers
+TRAJECTORIES = 6_000  # that a mean is taken over, in whole steps
 CAPS = tuple(tenths / 10 for tenths in range(1, 10))
 VERL, OURS = "verl separate_async", "separate"
-FULL, STALE_KV, CONSISTENT = "separate, full", "separate, stale KV", "separate, consistent"
+FULL, CONSISTENT = "separate, full", "separate, consistent"
 AT_VERLS, AT_COLOCATE = "separate, at separate_async's share", "separate, at colocate_async's share"
 
 
@@ -46,7 +50,6 @@ def run(folder: Path, setting: Setting) -> None:
     best = fastest(OURS)["trains"]
     options = {
         FULL: {"over_sampling_batch_size": 4 * setting.groups},
-        STALE_KV: {"rollout_strategy": "partial_stale_kv"},
         CONSISTENT: {"rollout_strategy": "consistent"},
     }
     for name, some in options.items():
@@ -77,8 +80,22 @@ def _per_batch_s(file: RunsFile, key: dict[str, Any]) -> float:
 
 
 def _measure(setting: Setting, system: System) -> dict[str, Any]:
+    scenario = setting.scenario()
     candidate = Candidate(system=system, strategy="partial", stop_rule="first_completed", concurrency=None)
-    row = measure(setting, "", candidate, update_s=setting.scenario().transfer_s)
-    kept = ("step_s", "rollout_s", "log_prob_s", "train_s", "trained_tok", "off_policy", "staleness_mean")
-    kept += ("staleness_max", "length_bias", "prefill", "reprefilled_tok", "refused")
-    return {"cap": ""} | {name: row.get(name, "") for name in kept}
+    steps = max(4, ceil(TRAJECTORIES / (setting.groups * setting.n)))
+    mean, natural_len_tok = simulate(
+        replace(scenario, update_s=scenario.transfer_s), candidate, steps=steps, warmup=None
+    )
+    return {
+        "cap": "",
+        "step_s": round(mean.step_s, 2),
+        "rollout_s": round(mean.rollout_s, 2),
+        "log_prob_s": round(mean.log_prob_s, 2),
+        "train_s": round(mean.train_s, 2),
+        "off_policy": round(mean.off_policy_ratio, 4),
+        "staleness_mean": round(mean.staleness_mean, 3),
+        "staleness_max": mean.staleness_max,
+        "length_bias": round(mean.trained_len_tok / natural_len_tok, 4),
+        "prefill": round(mean.prefill_ratio, 4),
+        "refused": "",
+    }

@@ -7,7 +7,7 @@ import pandas as pd
 from benchmarks.defaults.draw import geometric_mean, read_systems
 from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
 
-from .run import AT_COLOCATE, AT_VERLS, CONSISTENT, FULL, OURS, STALE_KV, VERL
+from .run import AT_COLOCATE, AT_VERLS, CONSISTENT, FULL, OURS, VERL
 
 FOLDER = Path(__file__).parents[2] / "assets" / "separate"
 COLOCATED = "this recipe, colocated"
@@ -15,7 +15,6 @@ OTHERS = {COLOCATE: COLOCATE, DEFAULT: COLOCATED, EQUAL_SHARE: f"{COLOCATED}, at
 PAIRS = (  # a system, and what it is compared with
     (OURS, VERL),
     (FULL, VERL),
-    (STALE_KV, VERL),
     (CONSISTENT, VERL),
     (AT_VERLS, VERL),
     (AT_COLOCATE, COLOCATE),
