@@ -18,14 +18,18 @@ from benchmarks.defaults.run import COLOCATE, equal_share
 from benchmarks.defaults.settings import Setting
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo_lab.plan.candidates import Candidate, separate_splits
+from recipe.async_dapo_lab.plan.measures import StepMeasure, mean_of
+from recipe.async_dapo_lab.plan.rolling_training import RollingRun
 from recipe.async_dapo_lab.plan.sweep import simulate
 from recipe.async_dapo_lab.plan.systems import System, recipe_separate
 
 LARGEST = 64  # servers
 TRAJECTORIES = 6_000  # that a mean is taken over, in whole steps
+SPOT_WARMUP, SPOT_STEPS = 6, 10
 CAPS = tuple(tenths / 10 for tenths in range(1, 10))
 VERL, OURS = "verl separate_async", "separate"
 FULL, CONSISTENT = "separate, full", "separate, consistent"
+SPOT = "separate, an engine a step dies and one joins"
 AT_VERLS, AT_COLOCATE = "separate, at separate_async's share", "separate, at colocate_async's share"
 
 
@@ -48,12 +52,14 @@ def run(folder: Path, setting: Setting) -> None:
     for trains in splits:
         file.measure(key(OURS, trains), partial(_measure, setting, ours(trains)))
     best = fastest(OURS)["trains"]
-    options = {
+    options: dict[str, dict[str, Any]] = {
         FULL: {"over_sampling_batch_size": 4 * setting.groups},
         CONSISTENT: {"rollout_strategy": "consistent"},
     }
     for name, some in options.items():
         file.measure(key(name, best), partial(_measure, setting, ours(best, **some)))
+    if best < setting.servers - 1:  # one engine alone cannot be replaced
+        file.measure(key(SPOT, best), partial(_measure_spot, setting, ours(best)))
     uncapped = file.row(**key(OURS, best)).to_dict()
     uncapped = {name: uncapped[name] for name in uncapped.keys() - key(OURS, best).keys() - {"commit"}}
     uncapped["off_policy"] = float(uncapped["off_policy"])
@@ -83,9 +89,21 @@ def _measure(setting: Setting, system: System) -> dict[str, Any]:
     scenario = setting.scenario()
     candidate = Candidate(system=system, strategy="partial", stop_rule="first_completed", concurrency=None)
     steps = max(4, ceil(TRAJECTORIES / (setting.groups * setting.n)))
-    mean, natural_len_tok = simulate(
-        replace(scenario, update_s=scenario.transfer_s), candidate, steps=steps, warmup=None
-    )
+    scenario = replace(scenario, update_s=scenario.transfer_s)
+    return _row(*simulate(scenario, candidate, steps=steps, warmup=None))
+
+
+def _measure_spot(setting: Setting, system: System) -> dict[str, Any]:
+    """After every step the engine that has been there longest dies, and another one joins."""
+    run, steps = RollingRun(setting.scenario(), system), []
+    for number in range(SPOT_WARMUP + SPOT_STEPS):
+        steps.append(run.step())
+        run.lose(run.server_ids[0])
+        run.gain(f"joined-{number}")
+    return _row(mean_of(steps[SPOT_WARMUP:]), run.natural_len_tok)
+
+
+def _row(mean: StepMeasure, natural_len_tok: float) -> dict[str, Any]:
     return {
         "cap": "",
         "step_s": round(mean.step_s, 2),

@@ -7,7 +7,7 @@ import pandas as pd
 from benchmarks.defaults.draw import geometric_mean, read_systems
 from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
 
-from .run import AT_COLOCATE, AT_VERLS, CONSISTENT, FULL, OURS, VERL
+from .run import AT_COLOCATE, AT_VERLS, CONSISTENT, FULL, OURS, SPOT, VERL
 
 FOLDER = Path(__file__).parents[2] / "assets" / "separate"
 COLOCATED = "this recipe, colocated"
@@ -21,6 +21,7 @@ PAIRS = (  # a system, and what it is compared with
     (OURS, COLOCATED),
     (FULL, COLOCATED),
     (AT_COLOCATE, OTHERS[EQUAL_SHARE]),
+    (SPOT, OURS),
 )
 
 

@@ -37,7 +37,7 @@ class Move:
 class _Replica:
     version: int  # of its weights
     phase: Phase
-    target: int  # version that it is getting
+    target: int  # version that it is getting, or has got
     has_joined: bool = False  # it has served, or does
 
 
@@ -142,10 +142,6 @@ class RollingUpdate:
         return Move(replica_id=replica_id, phase=Phase.UPDATING, version=self._newest)
 
     def _note_oldest(self) -> None:
-        """Of the replicas that serve, or will without being updated again; the newest where there is none."""
-        coming = [
-            one.version if one.phase is Phase.SERVING else one.target
-            for one in self._replicas.values()
-            if one.phase is not Phase.DRAINING and one.has_joined
-        ]
+        """Of the replicas that serve, or will without being updated again."""
+        coming = [one.target for one in self._replicas.values() if one.has_joined and one.phase is not Phase.DRAINING]
         self._oldest = max(self._oldest, min(coming, default=self._oldest))

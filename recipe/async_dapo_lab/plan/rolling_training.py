@@ -220,6 +220,11 @@ class RollingRun(SplitRun):
         self._move()
         self._fill()
 
+    @property
+    def server_ids(self) -> list[str]:
+        """Those that are there, the ones that have joined last at the end."""
+        return list(self._fleet.engines)
+
     def lose(self, server_id: str) -> None:
         """Between two steps a server dies."""
         requests = self._groups.take_out(server_id)
@@ -229,7 +234,7 @@ class RollingRun(SplitRun):
         self._move()
 
     def gain(self, server_id: str) -> None:
-        """Between two steps one more is there, without weights."""
+        """Between two steps one more is there, without weights, and with a name that none had before."""
         self._update(self.replicas.join(server_id).replica_id, [])
 
     # ---- groups ----
