@@ -3,8 +3,8 @@
 New weights take as long for verl's separate_async here as for this recipe: their bytes over the stated link, which is
 less than the seconds that `assets/defaults` takes for putting engines to sleep and back. Both train a batch in four
 parts, each as soon as it is there. `full` has up to four batches on their way, however old they become. At equal share
-the fastest split has the loosest `max_partial_share`, in steps of 0.1, with which the off-policy share is not above
-that of another system.
+the fastest split has as many groups on their way (`over_sampling_batch_size`, a tenth of a batch more at a time) as keep
+the off-policy share at another system's, or below.
 """
 
 from dataclasses import replace
@@ -26,7 +26,8 @@ from recipe.async_dapo_lab.plan.systems import System, recipe_separate
 LARGEST = 64  # servers
 TRAJECTORIES = 6_000  # that a mean is taken over, in whole steps
 SPOT_WARMUP, SPOT_STEPS = 6, 10
-CAPS = tuple(tenths / 10 for tenths in range(1, 10))
+MOST = 4  # batches on their way
+HOLDS = tuple(tenths / 10 for tenths in range(17, 33))  # batches on their way, of which 0.6 are valid
 VERL, OURS = "verl separate_async", "separate"
 FULL, CONSISTENT = "separate, full", "separate, consistent"
 SPOT = "separate, an engine a step dies and one joins"
@@ -53,25 +54,25 @@ def run(folder: Path, setting: Setting) -> None:
         file.measure(key(OURS, trains), partial(_measure, setting, ours(trains)))
     best = fastest(OURS)["trains"]
     options: dict[str, dict[str, Any]] = {
-        FULL: {"over_sampling_batch_size": 4 * setting.groups},
+        FULL: {"over_sampling_batch_size": MOST * setting.groups},
         CONSISTENT: {"rollout_strategy": "consistent"},
     }
     for name, some in options.items():
         file.measure(key(name, best), partial(_measure, setting, ours(best, **some)))
     if best < setting.servers - 1:  # one engine alone cannot be replaced
         file.measure(key(SPOT, best), partial(_measure_spot, setting, ours(best)))
-    uncapped = file.row(**key(OURS, best)).to_dict()
-    uncapped = {name: uncapped[name] for name in uncapped.keys() - key(OURS, best).keys() - {"commit"}}
-    uncapped["off_policy"] = float(uncapped["off_policy"])
+    default = file.row(**key(OURS, best)).to_dict()
+    default = {name: default[name] for name in default.keys() - key(OURS, best).keys() - {"commit"}}
+    default["off_policy"] = float(default["off_policy"])
 
-    def at_cap(cap: float | None) -> dict[str, Any]:
-        if cap is None:
-            return uncapped
-        return _measure(setting, ours(best, max_partial_share=cap)) | {"cap": cap}
+    def with_hold(hold: float | None) -> dict[str, Any]:
+        if hold is None:
+            return default
+        return _measure(setting, ours(best, over_sampling_batch_size=int(hold * setting.groups))) | {"hold": hold}
 
     shares = {AT_VERLS: float(file.row(**fastest(VERL))["off_policy"]), AT_COLOCATE: _share_of_colocate(setting)}
     for name, share in shares.items():
-        file.measure(key(name, best), partial(equal_share, at_cap, share=share, caps=CAPS))
+        file.measure(key(name, best), partial(equal_share, with_hold, share=share, caps=HOLDS))
 
 
 def _share_of_colocate(setting: Setting) -> float:
@@ -105,7 +106,7 @@ def _measure_spot(setting: Setting, system: System) -> dict[str, Any]:
 
 def _row(mean: StepMeasure, natural_len_tok: float) -> dict[str, Any]:
     return {
-        "cap": "",
+        "hold": "",
         "step_s": round(mean.step_s, 2),
         "rollout_s": round(mean.rollout_s, 2),
         "log_prob_s": round(mean.log_prob_s, 2),
