@@ -3,8 +3,8 @@
 New weights take as long for verl's separate_async here as for this recipe: their bytes over the stated link, which is
 less than the seconds that `assets/defaults` takes for putting engines to sleep and back. Both train a batch in four
 parts, each as soon as it is there. `full` has up to four batches on their way, however old they become. At equal share
-the fastest split has as many groups on their way (`over_sampling_batch_size`, a tenth of a batch more at a time) as keep
-the off-policy share at another system's, or below.
+the fastest split has as many groups on their way (`over_sampling_batch_size`, in tenths of a batch) as keep the
+off-policy share at another system's, or below.
 """
 
 from dataclasses import replace
