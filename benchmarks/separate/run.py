@@ -3,7 +3,7 @@
 New weights take as long for verl's separate_async here as for this recipe: their bytes over the stated link, which is
 less than the seconds that `assets/defaults` takes for putting engines to sleep and back. Both train a batch in four
 parts, each as soon as it is there. `full` has up to four batches on their way, however old they become. At equal share
-the fastest split has as many groups on their way (`over_sampling_batch_size`, in tenths of a batch) as keep the
+the fastest split has as many groups on their way (`over_sampling_batch_size`, in fifths of a batch) as keep the
 off-policy share at another system's, or below.
 """
 
@@ -27,7 +27,7 @@ LARGEST = 64  # servers
 TRAJECTORIES = 6_000  # that a mean is taken over, in whole steps
 SPOT_WARMUP, SPOT_STEPS = 6, 10
 MOST = 4  # batches on their way
-HOLDS = tuple(tenths / 10 for tenths in range(17, 33))  # batches on their way, of which 0.6 are valid
+HOLDS = tuple(tenths / 10 for tenths in range(10, 32, 2))  # batches on their way, of which 0.6 are valid
 VERL, OURS = "verl separate_async", "separate"
 FULL, CONSISTENT = "separate, full", "separate, consistent"
 SPOT = "separate, an engine a step dies and one joins"
