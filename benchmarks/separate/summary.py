@@ -10,6 +10,7 @@ from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
 from .run import AT_COLOCATE, AT_VERLS, CONSISTENT, FULL, OURS, SPOT, VERL
 
 FOLDER = Path(__file__).parents[2] / "assets" / "separate"
+TRAINING = "its training alone"  # where no trainer waits
 COLOCATED = "this recipe, colocated"
 OTHERS = {COLOCATE: COLOCATE, DEFAULT: COLOCATED, EQUAL_SHARE: f"{COLOCATED}, at colocate_async's share"}
 PAIRS = (  # a system, and what it is compared with
@@ -17,6 +18,7 @@ PAIRS = (  # a system, and what it is compared with
     (FULL, VERL),
     (CONSISTENT, VERL),
     (AT_VERLS, VERL),
+    (TRAINING, VERL),
     (AT_COLOCATE, COLOCATE),
     (OURS, COLOCATED),
     (FULL, COLOCATED),
@@ -31,10 +33,12 @@ def read(folder: Path = FOLDER) -> pd.DataFrame:
     rows = rows[rows["step_s"].notna()]
     rows = rows.assign(per_batch_s=rows["step_s"] / rows["length_bias"])
     best = rows.loc[rows.groupby(["setting", "system"])["per_batch_s"].idxmin()]
+    training = best[best["system"] == VERL].assign(system=TRAINING, off_policy=float("nan"))
+    training["per_batch_s"] = (training["log_prob_s"] + training["train_s"]) / training["length_bias"]
     grid = read_systems()
     grid = grid[grid["setting"].isin(rows["setting"]) & grid["system"].isin(OTHERS)]
-    both = pd.concat([best, grid.assign(system=grid["system"].map(OTHERS))])
-    return both.set_index(["system", "setting"])[["per_batch_s", "off_policy", "staleness_mean"]]
+    both = pd.concat([best, training, grid.assign(system=grid["system"].map(OTHERS))])
+    return both.set_index(["system", "setting"])[["per_batch_s", "off_policy"]]
 
 
 def summary(folder: Path = FOLDER) -> pd.DataFrame:
