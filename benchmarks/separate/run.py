@@ -30,7 +30,7 @@ MOST = 4  # batches on their way
 HOLDS = tuple(tenths / 10 for tenths in range(10, 32, 2))  # batches on their way, of which 0.6 are valid
 VERL, OURS = "verl separate_async", "separate"
 FULL, CONSISTENT = "separate, full", "separate, consistent"
-SPOT = "separate, an engine a step dies and one joins"
+SPOT = "separate, a new engine each step"
 AT_VERLS, AT_COLOCATE = "separate, at separate_async's share", "separate, at colocate_async's share"
 
 

@@ -10,9 +10,9 @@ from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
 from .run import AT_COLOCATE, AT_VERLS, CONSISTENT, FULL, OURS, SPOT, VERL
 
 FOLDER = Path(__file__).parents[2] / "assets" / "separate"
-TRAINING = "its training alone"  # where no trainer waits
-COLOCATED = "this recipe, colocated"
-OTHERS = {COLOCATE: COLOCATE, DEFAULT: COLOCATED, EQUAL_SHARE: f"{COLOCATED}, at colocate_async's share"}
+TRAINING = "separate, training alone"  # of verl's
+COLOCATED = "colocated"
+OTHERS = {COLOCATE: COLOCATE, DEFAULT: COLOCATED, EQUAL_SHARE: f"{COLOCATED}, equal share"}
 PAIRS = (  # a system, and what it is compared with
     (OURS, VERL),
     (FULL, VERL),
@@ -20,7 +20,6 @@ PAIRS = (  # a system, and what it is compared with
     (AT_VERLS, VERL),
     (TRAINING, VERL),
     (AT_COLOCATE, COLOCATE),
-    (OURS, COLOCATED),
     (FULL, COLOCATED),
     (AT_COLOCATE, OTHERS[EQUAL_SHARE]),
     (SPOT, OURS),
@@ -49,9 +48,8 @@ def summary(folder: Path = FOLDER) -> pd.DataFrame:
         shares = [rows["off_policy"].loc[one][ratio.index].mean() for one in (system, other)]
         lines.append(
             {
-                "Simulated: system": system,
+                "Simulated: separate": system.removeprefix(f"{OURS}, "),
                 "Over": other,
-                "Settings": len(ratio),
                 "Step": geometric_mean(ratio),
                 "Best": ratio.min(),
                 "Worst": ratio.max(),
