@@ -128,7 +128,8 @@ class RollingRun(SplitRun):
     def _run_step(self) -> StepMeasure:
         self._fill()
         while self.replicas.newest_version < self._step:
-            assert self._clock.step(), f"step {self._step}: nothing is planned"
+            goes_on = self._clock.step()
+            assert goes_on, f"step {self._step}: nothing is planned"
         valid_tok = sum(group.generated_tok for group in self._valid.values())
         measure = self._measure(
             self._batch,
