@@ -22,6 +22,9 @@ class ImportanceSampling(StrEnum):
     BYPASS = "bypass"
     DECOUPLED = "decoupled"
     BALANCE = "balance"
+    SEQUENCE_MASK = "sequence_mask"
+    CLIPPED = "clipped"
+    SECOND_MOMENT = "second_moment"
     NONE = "none"
 
 
