@@ -13,7 +13,7 @@ from torch import Tensor
 from ..option_values import ImportanceSampling
 
 CLIP_LOW, CLIP_HIGH = 0.8, 1.28
-MOST_DRIFT = 0.05  # nats per token
+MOST_DRIFT = 0.01  # nats per token
 MOST_SECOND_MOMENT = 0.04  # nats^2, as in the paper
 
 # Log ratio [nats], advantage, whether a token is in the loss -> whether it stays there; all [B, T].
