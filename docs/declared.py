@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKET
 from recipe.async_dapo_lab.plan.inputs import Inputs
 
 OPTIONS_FILE = Path(__file__).parents[1] / "recipe" / "async_dapo" / "config" / "async_dapo_trainer.yaml"
+VERLS_OPTIONS = Path(str(distribution("verl").locate_file("verl/trainer/config/_generated_ppo_trainer.yaml")))
 OWN_NODES = ("async_dapo", "rehearsal")
 NOT_OPTIONS = ("hydra", "defaults")
 
@@ -70,10 +72,12 @@ def first_options() -> pd.DataFrame:
 
 
 def verl_defaults() -> pd.DataFrame:
-    """verl's own options that the recipe's yaml sets."""
+    """verl's own options that the recipe's yaml sets otherwise than verl does."""
     file: Any = OmegaConf.to_container(OmegaConf.load(OPTIONS_FILE))
     nodes = {name: node for name, node in file.items() if name not in (*OWN_NODES, *NOT_OPTIONS)}
-    rows = [(f"`{key}`", f"`{'null' if value is None else value}`") for key, value in _leaves(nodes)]
+    verls = OmegaConf.load(VERLS_OPTIONS)
+    changed = [(key, value) for key, value in _leaves(nodes) if value not in (OmegaConf.select(verls, key), {})]
+    rows = [(f"`{key}`", f"`{'null' if value is None else value}`") for key, value in changed]
     return pd.DataFrame(rows, columns=["Option of verl", "Default here"])
 
 
@@ -101,8 +105,8 @@ def metrics() -> str:
     """Every metric, a table for each area; those that differ by a staleness only share a row."""
     areas: dict[str, dict[str, str]] = defaultdict(dict)
     for name, meaning in METRICS.items():
-        family = re.sub(rf"/(staleness_)?({_BUCKET})(?=/|$)", r"/\1*", name)
-        areas[name.split("/")[0]].setdefault(family, re.sub(rf"(staleness|age) ({_BUCKET})\b", r"\1 *", meaning))
+        family = re.sub(rf"/({_BUCKET})$", "/*", name)
+        areas[name.split("/")[0]].setdefault(family, re.sub(rf"staleness ({_BUCKET})\b", "staleness *", meaning))
     return "\n".join(_area(area, families) for area, families in areas.items())
 
 

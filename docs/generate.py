@@ -9,7 +9,6 @@ import pandas as pd
 
 from benchmarks.defaults import draw as defaults
 from benchmarks.drafts import grid as drafts
-from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.frontier import draw as frontier
 from benchmarks.null_test import summary as null_test
 from benchmarks.on_policy import run as on_policy
@@ -56,11 +55,6 @@ def stop_latency() -> pd.DataFrame:
 def front_end() -> pd.DataFrame:
     measured = pd.read_csv(ROOT / "assets" / "front_end" / "front_end.csv")
     return measured.set_axis(["Requests", "Tokens", "verl [us]", "This recipe [us]", "Ratio"], axis="columns")
-
-
-def pieces() -> pd.DataFrame:
-    measured = pd.read_csv(ROOT / "assets" / "front_end" / "pieces.csv")
-    return measured.set_axis(["Tokens", "Piece [tokens]", "CPU per token [us]"], axis="columns")
 
 
 def _titled(frame: pd.DataFrame) -> pd.DataFrame:
@@ -129,13 +123,12 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/evidence/planner.md": {
         "validation": evidence.published,
         "calibration": table(plan.calibration_table),
-        "scale": table(evidence.scale),
     },
     "docs/evidence/rehearsal.md": {
         "engine bound": table(evidence.engines),
         "null test": table_of(null_test.read_runs, null_test.null_table),
         "published": table_of(published.read_runs, published.published_table),
-        "speed-ups": table_of(engine_bound.read_all, engine_bound.speedups_table),
+        "speed-ups": table(evidence.speedups),
     },
     "docs/evidence/faults.md": {"fault matrix": evidence.struck, "soak": evidence.soak},
     "docs/evidence/learning.md": {
@@ -148,15 +141,12 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "tail rounds": table(on_policy.tail_table),
         "measured": table(evidence.selection_measured),
         "best": table(selection.best_table),
-        "reference": table(selection.reference_table),
-        "training frequency": table(selection.frequency_table),
     },
     "docs/evidence/machinery.md": {
         "stop latency": table(stop_latency),
         "control plane": table(evidence.actors),
         "between rounds": table(evidence.between),
         "front end": table(front_end),
-        "delivery in pieces": table(pieces),
         "quick start": table(evidence.quick_start),
     },
 }

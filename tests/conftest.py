@@ -36,6 +36,7 @@ ORDER = (
     "e2e/test_copied_recipe.py",
     "e2e/test_two_nodes.py",
     "e2e/test_two_nodes_two_ranks.py",
+    "e2e/test_gpu_check_of_two.py",
     "e2e/test_quickstart.py",
     "e2e/test_gpu_check.py",
     "e2e/test_drafts.py",

@@ -185,12 +185,12 @@ def order_table() -> pd.DataFrame:
     frame = summary()
     titles = {"Simulated: system": "Simulated", "Over the usual order": "Step, over the usual order"}
     shown = frame.dropna(subset="Over the usual order").rename(columns=titles)
-    return shown[[*titles.values(), "Correlation", "Settings", "Best", "Worst", "Waste", "Trained / natural length"]]
+    return shown[[*titles.values(), "Correlation", "Settings", "Best", "Worst", "Trained / natural length"]]
 
 
 def tail_table() -> pd.DataFrame:
     """Of the committed results: rows that train on nothing old."""
     frame = summary()
     fresh = frame[(frame["Correlation"] == 0.5) & (frame["Off policy"] == 0.0)]
-    titles = ["Simulated: system", "Settings", "Over verl sync", "Over discard fifo", "Worst of these", "Waste"]
+    titles = ["Simulated: system", "Settings", "Over verl sync", "Over discard fifo", "Worst of these"]
     return fresh[[*titles, "Trained / natural length"]]

@@ -75,11 +75,6 @@ def frontier_table() -> pd.DataFrame:
     return frame.loc[frame["variant"] != "defaults", list(titles)].rename(columns=titles)
 
 
-def scale_table() -> pd.DataFrame:
-    titles = ["Servers", "Trajectories", "Events", "CPU of a step [s]", "Memory [GB]"]
-    return pd.read_csv(FOLDER / "scale.csv", dtype={"events": float}).set_axis(titles, axis="columns")
-
-
 def _judged(frame: pd.DataFrame) -> pd.DataFrame:
     frame["target"] = ["met" if abs(error) <= TARGET else "missed" for error in frame["error"]]
     frame["error"] = [f"{100 * error:+.0f} %" for error in frame["error"]]

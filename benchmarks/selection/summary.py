@@ -1,15 +1,14 @@
-"""Exact figures of what screening does to the data, and a simulated reference beside what is computed by hand."""
+"""Exact figures of what screening does to the data, and what runs with screening and history measured."""
 
 from collections import Counter
 from collections.abc import Callable
-from math import comb, exp, lgamma, prod
+from math import comb
 from pathlib import Path
 
 import pandas as pd
 
 from benchmarks.support import learning_curve
 from benchmarks.support.exact_selection import answers, update_weight
-from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo_lab.plan.recommend import trained_share
 from recipe.async_dapo_lab.quickstart.overrides import RESPONSES_PER_PROMPT
@@ -33,7 +32,6 @@ MEASURES = {
     "filtered_per_trained_last_third": "filtered a trained group, last third",
 }
 MEASURED_N, KEEP_SHARE = RESPONSES_PER_PROMPT, 0.05  # of the measured runs
-SHOWN_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # the table's; 1 - p is as p
 
 
 def frequencies(rates: list[float]) -> pd.DataFrame:
@@ -44,48 +42,6 @@ def frequencies(rates: list[float]) -> pd.DataFrame:
         for rate in rates
     ]
     return pd.DataFrame(rows, columns=["screening", "pass_rate", "trained_share", "update_weight", "answers"])
-
-
-def frequency_table() -> pd.DataFrame:
-    """Share of a prompt's groups that are trained."""
-    wide = frequencies(list(SHOWN_RATES)).pivot(index="pass_rate", columns="screening", values="trained_share")
-    return wide[list(SCREENINGS)].round(3).reset_index().rename(columns={"pass_rate": "Pass rate"})
-
-
-def uniform_share(n: int, a: float, b: float) -> float:
-    """Of groups of n that are all right or all wrong, for pass rates of Beta(a, b)."""
-    all_right = prod((a + i) / (a + b + i) for i in range(n))
-    all_wrong = prod((b + i) / (a + b + i) for i in range(n))
-    return all_right + all_wrong
-
-
-def answers_by_hand(samples: int | None, a: float, b: float) -> float:
-    """Answers for each trained group of n, none kept."""
-    mixed = 1 - uniform_share(N if samples is None else samples, a, b)
-    return N / mixed if samples is None else (samples * (1 - mixed) + N * mixed) / mixed
-
-
-def history_by_hand(a: float, b: float, exploration: float) -> float:
-    """Answers for each trained group at the second visit to prompts with pass rates of Beta(a, b).
-
-    Of a prompt, right + wrong = N answers are known; it is drawn with 1 - (1 - exploration) U(right).
-    """
-    drawn, valid = 1.0, 1 - uniform_share(N, a, b)
-    for right in range(N + 1):
-        skipped = (1 - exploration) * PassCount(right=right, wrong=N - right, visits=1).alike_share(N)
-        seen = [a + right, b + N - right]
-        of_all = comb(N, right) * _beta(*seen) / _beta(a, b)
-        mixed = of_all - comb(N, right) * (_beta(seen[0] + N, seen[1]) + _beta(seen[0], seen[1] + N)) / _beta(a, b)
-        drawn, valid = drawn - skipped * of_all, valid - skipped * mixed
-    return N * drawn / valid
-
-
-def _beta(a: float, b: float) -> float:
-    return exp(lgamma(a) + lgamma(b) - lgamma(a + b))
-
-
-def reference_table() -> pd.DataFrame:
-    return pd.read_csv(FOLDER / "reference.csv")
 
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:

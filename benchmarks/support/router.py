@@ -5,7 +5,12 @@ from typing import Any
 FREE = {"pool_size": None, "sizes_itself": False, "first_context_tok": 1, "limit_tok": 1, "keeps_siblings": False}
 
 
-def router_options(max_loads_per_server: int, **changes: Any) -> dict[str, Any]:
-    """No limit but the servers' own, requests that are aborted at a stop, and an hour to obey."""
-    options = {"max_loads_per_server": max_loads_per_server, "pause_mode": "abort", "engine_timeout_s": 3600.0}
-    return options | FREE | changes
+def router_options(max_per_server: int, **changes: Any) -> dict[str, Any]:
+    """No limit but the servers' own, requests that are aborted at a stop, and an hour to obey.
+
+    Args:
+        changes: of these, or of the arguments of `Balance`.
+    """
+    balance = {"max_per_server": max_per_server, **FREE}
+    balance |= {name: changes.pop(name) for name in FREE if name in changes}
+    return {"balance": balance, "pause_mode": "abort", "engine_timeout_s": 3600.0, **changes}

@@ -30,8 +30,8 @@ export PATH="${VENV:-$repository/.venv}/bin:$PATH"
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=$(getent ahostsv4 "${hosts[0]}" | awk 'NR == 1 { print $1 }')
 port=$((20000 + SLURM_JOB_ID % 10000))
-address=$head:$port
-export NNODES=$SLURM_JOB_NUM_NODES
+export RAY_ADDRESS=$head:$port NNODES=$SLURM_JOB_NUM_NODES
+export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=600 # for the slowest node, whose packages may come over a network [s]
 
 # Whoever reaches Ray's ports can run code: all calls carry a token that only this job knows.
 RAY_AUTH_TOKEN=$(od --address-radix=n --read-bytes=32 --format=x1 /dev/urandom | tr --delete ' \n')
@@ -41,6 +41,5 @@ export RAY_health_check_timeout_ms=2000
 ulimit -n "$(ulimit -Hn)"
 cd -- "$repository"
 exec srun --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
-  ray symmetric-run --address "$address" --min-nodes "$NNODES" \
-  --temp-dir="/tmp/ray-$SLURM_JOB_ID" --include-dashboard=false -- \
-  env RAY_ADDRESS="$address" bash "${TRAIN:-recipe/async_dapo/test_qwen3_8b.sh}" "$@"
+  ray symmetric-run --address "$RAY_ADDRESS" --min-nodes "$NNODES" --temp-dir="/tmp/ray-$SLURM_JOB_ID" -- \
+  bash "${TRAIN:-recipe/async_dapo/test_qwen3_8b.sh}" "$@"

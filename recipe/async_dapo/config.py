@@ -297,14 +297,22 @@ class AsyncDAPOConfig:
         Args:
             most_per_server: where `max_loads_per_server` does not say [requests].
         """
-        return Balance(
-            max_per_server=self.max_loads_per_server or most_per_server,
-            pool_size=self.fixed_pool_size,
-            sizes_itself=self.rollout_pool_size is Auto.AUTO,
-            first_context_tok=self.first_context_tok,
-            limit_tok=self.max_response_length,
-            keeps_siblings=self.drafts is not None,
-        )
+        return Balance(**self.load_balancer(most_per_server=most_per_server)["balance"])
+
+    def load_balancer(self, *, most_per_server: int) -> dict[str, Any]:
+        """The options of `GlobalLoadBalancer`, as they stand in the router yaml."""
+        return {
+            "balance": {
+                "max_per_server": self.max_loads_per_server or most_per_server,
+                "pool_size": self.fixed_pool_size,
+                "sizes_itself": self.rollout_pool_size is Auto.AUTO,
+                "first_context_tok": self.first_context_tok,
+                "limit_tok": self.max_response_length,
+                "keeps_siblings": self.drafts is not None,
+            },
+            "pause_mode": "keep" if self.keeps_kv else "abort",
+            "engine_timeout_s": self.engine_timeout_s,
+        }
 
     def over_sampling(self) -> OverSampling:
         """How many groups to hold, and to draw at a time."""

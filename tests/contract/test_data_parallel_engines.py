@@ -31,7 +31,7 @@ def test_the_balancer_may_fill_it(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(run, "sockets_folder", lambda: tmp_path / "sockets")
     config = compose_run(OVERRIDES)
     router = OmegaConf.load(run._prepare(config, AsyncDAPOConfig.from_hydra(config)))
-    assert router.max_loads_per_server == SEQUENCES * RANKS + 15
+    assert router.balance.max_per_server == SEQUENCES * RANKS + 15
 
 
 def test_the_pool_fills_it() -> None:

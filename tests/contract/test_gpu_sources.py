@@ -106,6 +106,12 @@ def test_the_engine_core_pauses_in_the_modes_that_servers_use() -> None:
     assert all(f"'{mode}'" in text for mode in ("keep", "abort"))
 
 
+def test_an_engine_says_how_many_tokens_fit_where_groups_of_layers_have_blocks_of_their_own() -> None:
+    """The load meter asks for it, and falls back to blocks where an older vLLM does not say."""
+    assert "kv_cache_groups" in source("v1/kv_cache_interface.py")
+    assert "kv_cache_size_tokens" in source("config/cache.py") and "kv_cache_size_tokens" in source("v1/engine/core.py")
+
+
 def test_requests_are_salted_into_their_blocks() -> None:
     assert "cache_salt" in source("v1/core/kv_cache_utils.py") and "cache_salt" in source("v1/request.py")
 
@@ -132,6 +138,16 @@ def test_sources_of_drafts_without_weights_and_what_start_up_reads_of_the_others
         assert field in config
     assert "synthetic" in literals("config/speculative.py", "RejectionSampleMethod")
     assert "load_config=self.speculative_config.draft_load_config" in source("v1/spec_decode/llm_base_proposer.py")
+
+
+def test_a_proposer_of_ones_own_is_the_first_runners_and_sees_the_batch() -> None:
+    """Such drafts take the first runner and leave asynchronous scheduling out; the worker's extension binds them."""
+    assert {"drafter", "input_batch", "requests"} <= assigned(RUNNERS["first"], "GPUModelRunner")
+    assert "custom_class" in source(RUNNERS["first"])
+    unsupported = methods("config/vllm.py", "VllmConfig")["_get_v2_model_runner_unsupported_features"]
+    assert "speculative" in ast.unparse(unsupported)
+    batch = assigned("v1/worker/gpu_input_batch.py", "InputBatch")
+    assert {"token_ids_cpu", "num_tokens_no_spec"} <= batch
 
 
 def test_a_sequence_near_the_limit_takes_the_drafts_of_its_whole_batch() -> None:

@@ -21,10 +21,12 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopM
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer, RequestLoadBalancer
+from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm import AsyncEngineArgs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from recipe.async_dapo import own_ray
@@ -181,6 +183,13 @@ def test_the_engine_takes_the_calls_we_make() -> None:
     inspect.signature(AsyncLLM.resume_generation).bind(None)
     inspect.signature(AsyncLLM.reset_prefix_cache).bind(None)
     assert inspect.signature(AsyncLLM.abort).parameters["internal"].default is False  # our ids are external ones
+
+
+def test_asynchronous_scheduling_can_be_switched_off_by_verls_option() -> None:
+    """As docs/troubleshooting.md says, and the check of GPUs does; verl makes command-line arguments of options."""
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    off = parser.parse_args(build_cli_args_from_config({"async_scheduling": False}))
+    assert off.async_scheduling is False and parser.parse_args([]).async_scheduling is None
 
 
 def test_chunks_have_the_fields_we_read() -> None:

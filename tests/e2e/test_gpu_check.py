@@ -17,12 +17,11 @@ NEEDS_A_GPU = {"driver and CUDA", "GPUs", "flash attention", "sleep level 1", "s
 NEEDS_TWO = {"gloo all-reduce", "tensor parallel 2", "two FSDP ranks", "one engine killed"}
 
 
-@pytest.fixture(scope="module")
-def output(assets: Assets) -> Path:
-    folder = assets.folder.parent / "gpu_check"  # finds its model there
+def check(folder: Path, *arguments: str) -> Path:
+    """The command on the CPU, in a process of its own."""
     command = [sys.executable, "-m", "recipe.async_dapo_lab.gpu_check", "--device", "cpu", "--output", str(folder)]
     done = subprocess.run(
-        [*command, "--timeout-s", "600"],
+        [*command, "--timeout-s", "600", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -31,6 +30,11 @@ def output(assets: Assets) -> Path:
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return folder
+
+
+@pytest.fixture(scope="module")
+def output(assets: Assets) -> Path:
+    return check(assets.folder.parent / "gpu_check")  # finds its model there
 
 
 @pytest.fixture(scope="module")

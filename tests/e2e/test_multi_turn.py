@@ -17,7 +17,7 @@ from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 
 from ..support import next_problem, till
-from ..support.harness import Run, ledger_closes, train, train_at_once
+from ..support.harness import Run, ledger_closes, train
 
 STEPS = 4
 KILLED_STEP = 3
@@ -52,20 +52,12 @@ AGENT_LOOPS = """
 """
 
 
-pytestmark = pytest.mark.alone
+STRATEGIES = ["partial", pytest.param("partial_stale_kv", marks=pytest.mark.nightly)]
 
 
-@pytest.fixture(scope="module")
-def runs(assets, tmp_path_factory) -> dict[str, Run]:
-    """Both at a time, each with a Ray cluster of its own: they do not meet."""
-    folders = {strategy: tmp_path_factory.mktemp(f"multi_turn_{strategy}") for strategy in LIMITS}
-    done = train_at_once(*(partial(start, assets, folder, strategy) for strategy, folder in folders.items()))
-    return dict(zip(folders, done, strict=True))
-
-
-@pytest.fixture(params=LIMITS)
-def run(request, runs) -> Run:
-    return runs[request.param]
+@pytest.fixture(scope="module", params=STRATEGIES)
+def run(request, assets, tmp_path_factory) -> Run:
+    return start(assets, tmp_path_factory.mktemp(f"multi_turn_{request.param}"), request.param)
 
 
 def start(assets: Assets, folder: Path, strategy: str) -> Run:
@@ -128,13 +120,14 @@ def test_given_calls_that_take_money_when_rounds_stop_under_them_then_each_is_pa
     assert sum(run.metric("async_dapo/partial/diverged_tokens")) == 0
 
 
-def test_given_loops_that_died_with_their_run_when_it_goes_on_then_calls_are_answered_from_the_record(runs):
-    assert sum(runs["partial"].metric("async_dapo/calls/replayed")) > 0
+@pytest.mark.parametrize("run", ["partial"], indirect=True)
+def test_given_loops_that_died_with_their_run_when_it_goes_on_then_calls_are_answered_from_the_record(run: Run):
+    assert sum(run.metric("async_dapo/calls/replayed")) > 0
 
 
-def test_given_both_runs_then_their_loops_were_interrupted_more_than_a_hundred_times(runs: dict[str, Run]):
-    interrupted = Counter(loop["is_own"] for run in runs.values() for loop in loops(run) if not loop["is_end"])
-    assert interrupted.total() > 100 and min(interrupted[True], interrupted[False]) > 20
+def test_given_a_run_then_its_loops_were_interrupted_more_than_fifty_times(run: Run):
+    interrupted = Counter(loop["is_own"] for loop in loops(run) if not loop["is_end"])
+    assert interrupted.total() > 50 and min(interrupted[True], interrupted[False]) > 10
 
 
 @pytest.mark.parametrize("run", ["partial"], indirect=True)
@@ -155,15 +148,19 @@ def test_given_room_for_all_loops_when_rounds_stop_then_they_stay_alive(run: Run
     assert max(kept) > 0 and sum(run.metric("async_dapo/calls/lost_loops")) == 0
 
 
-def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_another_is_brought_to_where_it_was(runs):
+def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_another_is_brought_to_where_it_was(
+    run: Run,
+):
     """What one has lost would be a failure, see above; none outlives its worker, killed or not."""
-    told = {name: till.lines(run.folder / till.PROCESSES) for name, run in runs.items()}
-    began_with = {name: {one["pid"]: one["pieces"] for one in reversed(lines)} for name, lines in told.items()}
-    assert max(Counter(one["pid"] for one in told["partial_stale_kv"]).values()) > 1
-    assert max(began_with["partial"].values()) > 1, "that run was killed, and none had to be built again"
+    told = till.lines(run.folder / till.PROCESSES)
+    began_with = {one["pid"]: one["pieces"] for one in reversed(told)}
+    if "stale_kv" in run.folder.name:
+        assert max(Counter(one["pid"] for one in told).values()) > 1
+    else:
+        assert max(began_with.values()) > 1, "that run was killed, and none had to be built again"
     processes = psutil.process_iter(["cmdline"])
     alive = {process.pid for process in processes if SANDBOX in " ".join(process.info["cmdline"] or [])}
-    assert alive.isdisjoint(pid for pids in began_with.values() for pid in pids)
+    assert alive.isdisjoint(began_with)
 
 
 @pytest.mark.parametrize("run", ["partial_stale_kv"], indirect=True)
@@ -177,9 +174,7 @@ def test_given_a_strategy_when_it_trains_then_the_ledger_closes(run: Run):
 
 
 @pytest.mark.parametrize("run", ["partial"], indirect=True)
-def test_given_limits_when_trained_then_they_hold(run: Run, runs: dict[str, Run]):
+def test_given_limits_when_trained_then_they_hold(run: Run):
     assert 0 < max(run.metric("async_dapo/load_balancer/inflight/max")) <= POOL_SIZE
     generated = [count for record in run.inspections for spans in record["spans"] for _, count in spans]
     assert 0 < max(generated) <= ROUND_LIMIT_TOK, "a segment is what a trajectory generates in one round"
-    held, uncapped = (one.metric("async_dapo/round/groups_to_hold") for one in (run, runs["partial_stale_kv"]))
-    assert min(held) < min(uncapped), "the cap on the partial share never changed the over-sampling"

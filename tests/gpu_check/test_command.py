@@ -9,18 +9,21 @@ import pytest
 
 from recipe.async_dapo.startup.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.gpu_check import __main__ as command
-from recipe.async_dapo_lab.gpu_check import engine, machine, several_gpus, training
+from recipe.async_dapo_lab.gpu_check import engine, machine, several_gpus, speed, training
 from recipe.async_dapo_lab.gpu_check.engine import EngineSettings, Section
 from recipe.async_dapo_lab.gpu_check.several_gpus import all_reduce, judge_all_reduce
 from recipe.async_dapo_lab.gpu_check.speed import (
     MOST_RMS,
+    REFERENCE,
     TINY,
     Cell,
     cells,
+    hardware,
     judge_speed,
     prefill_flop_share,
     record_line,
 )
+from recipe.async_dapo_lab.gpu_check.verdicts import passed
 from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
@@ -68,6 +71,14 @@ def test_given_a_record_when_planned_then_the_fit_is_the_engines_and_there_is_a_
     fitted = calibrate(str(tmp_path / "speed.jsonl"), num_servers=8)
     assert fitted.per_kv_token_s == pytest.approx(PER_KV_S, rel=0.01)
     assert not fitted.has_prefill, "it is of decoding alone"
+
+
+def test_given_a_record_of_a_gpu_when_planned_then_there_is_a_step_of_the_reference_script(tmp_path: Path) -> None:
+    reference = REFERENCE | {"model": "qwen3-8b"} | hardware(GOOD_MACHINE.gpus, [], Path("qwen3-8b"))
+    facts = {"record": lines(), "kv_room_tok": 400_000}
+    verdict, measured = judge_speed(facts, record=tmp_path / "speed.jsonl", reference=reference, most_rms=0.25)
+    assert verdict.status == "PASS" and "with 8 engines and B=512" in verdict.found
+    assert measured["step_s"] > measured["rollout_s"] > 0
 
 
 @pytest.mark.parametrize(
@@ -156,35 +167,58 @@ def test_given_one_theme_when_asked_for_then_no_other_runs(tmp_path, monkeypatch
     assert began == themes
 
 
-def test_given_two_gpus_when_all_is_well_but_one_engine_then_every_theme_is_told_and_only_that_fails(
-    tmp_path, monkeypatch, capsys
+OUT_OF_MEMORY = "CUDA error: out of memory"
+ENDS_BADLY = {  # an engine, a training or the ranks -> checks that fail
+    "speed": ["decode and prefill"],
+    "engine": ["start", "weights"],
+    "drafts": ["drafts from siblings"],
+    "fp8": ["FP8 cache: generate"],
+    "nccl": ["nccl all-reduce"],
+    "partial, no async scheduling": ["partial, no async scheduling"],
+    "consistent": ["consistent"],
+    "discard, drain": ["discard, drain"],
+    "tensor parallel 2": ["tensor parallel 2"],
+    "two FSDP ranks": ["two FSDP ranks"],
+    "one engine killed": ["one engine killed"],
+}
+
+
+@pytest.mark.parametrize("broken", ENDS_BADLY)
+def test_given_two_gpus_when_one_thing_ends_badly_then_every_theme_is_told_and_only_its_checks_fail(
+    tmp_path, monkeypatch, capsys, broken: str
 ) -> None:
     """The order and wiring of the command on GPUs; what it starts is replaced by what good hardware would say."""
-    asked: list[EngineSettings] = []
+    asked: dict[str, EngineSettings] = {}
 
     def run_engine(settings: EngineSettings, **_: Any) -> tuple[dict[str, Any], str]:
-        asked.append(settings)
-        if Section.SPEED in settings.sections:
-            return {}, "CUDA error: out of memory"
-        return {section: dict(GOOD_ENGINE[section]) for section in settings.sections}, ""
+        asked[name := Path(settings.facts).parent.name] = settings
+        sections = (Section.START, *settings.sections)
+        good = {section: dict(GOOD_ENGINE.get(section, {"prefills": []})) for section in sections}
+        return ({}, OUT_OF_MEMORY) if name == broken else (good, "")
 
     def train(case: training.Case, *_: Any, **__: Any) -> tuple[list[dict[str, float]], str]:
         lost = {"async_dapo/load_balancer/lost_servers": float(case.kills_an_engine)}
-        return [step(number, **lost) for number in range(1, case.steps + 1)], ""
+        steps = [step(number, **lost) for number in range(1, case.steps + 1)]
+        return (steps[:1], OUT_OF_MEMORY) if case.name == broken else (steps, "")
 
+    sums = (None, OUT_OF_MEMORY) if broken == "nccl" else (0.01, "")
     monkeypatch.setattr(machine, "probe", lambda device, output: GOOD_MACHINE)
     monkeypatch.setattr(command, "prepare", lambda output, device: Assets(folder=output))
+    monkeypatch.setattr(command, "make_config", lambda folder: folder)
     monkeypatch.setattr(engine, "run_engine", run_engine)
     monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(several_gpus, "all_reduce", lambda *_, **__: (0.01, ""))
+    monkeypatch.setattr(several_gpus, "all_reduce", lambda *_, **__: sums)
+    monkeypatch.setattr(speed, "hardware", lambda *_: {})
+    monkeypatch.setattr(speed, "judge_speed", lambda *_, **__: (passed("fast"), {}))
     assert command.main(["--gpus", "2", "--full", "--output", str(tmp_path)]) == 1
     checks = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
-    [failure] = [check for check in checks if check["status"] != "PASS"]
-    assert failure["check"] == "decode and prefill" and "out of memory" in failure["found"] and failure["remedy"]
-    themes = {check["theme"].split(".")[0] for check in checks}
-    assert themes == set("1234567") and "sleep level 2" in capsys.readouterr().out
-    plain, drafts, fp8, speed = asked
+    failures = [check for check in checks if check["status"] == "FAIL"]
+    assert [check["check"] for check in failures] == ENDS_BADLY[broken]
+    assert all(OUT_OF_MEMORY in check["found"] and check["remedy"] for check in failures)
+    assert {check["theme"].split(".")[0] for check in checks} == set("1234567")
+    assert "sleep level 2" in capsys.readouterr().out
+    plain, drafts, fp8, fast = (asked[name] for name in ("engine", "drafts", "fp8", "speed"))
     assert plain.dtype == "bfloat16" and plain.attention == "flash_attention_2" and not plain.drafts
-    assert drafts.drafts and fp8.engine_kwargs == {"kv_cache_dtype": "fp8"} and speed.load_format == "dummy"
-    [drafted] = [check["measured"] for check in checks if check["check"] == Section.DRAFTS]
-    assert drafted["plain_tokens_per_s"] == 16_384
+    assert drafts.drafts and fp8.engine_kwargs == {"kv_cache_dtype": "fp8"} and fast.load_format == "dummy"
+    beside = [check["measured"].get("plain_tokens_per_s") for check in checks if check["check"] == Section.DRAFTS]
+    assert beside == [None if broken == "drafts" else 16_384]

@@ -1,5 +1,6 @@
 """What is said of an engine, by what its process has measured."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def test_given_a_good_engine_when_judged_then_every_section_passes_and_says_its_
         (Section.GENERATE, {"complete": 250}, "6 of 256 requests"),
         (Section.LOG_PROBS, WRONG, "mean 0.4 (limit 0.03)"),
         (Section.LOG_PROBS, {"max_diff": 2.0}, "most 2 (limit 1)"),
+        (Section.LOG_PROBS, {"mean_diff": math.nan}, "mean nan (limit 0.03)"),
         (Section.ABORT, {"aborted_reason": "length", "aborted_tok": 256}, "ended by `length`"),
         (Section.ABORT, {"kept_log_probs": 0}, "lack their log-probs"),
         (Section.ABORT, {"other_tok": 7}, "another request"),
@@ -103,6 +105,7 @@ def test_given_a_good_engine_when_judged_then_every_section_passes_and_says_its_
         (Section.SLEEP_1, {"freed_bytes": 0.0}, "0.0 GB freed"),
         (Section.SLEEP_1, {"leaked_bytes": 2 * GB}, "+2.00 GB"),
         (Section.SLEEP_2, WRONG, "other probabilities after it"),
+        (Section.SLEEP_2, {"mean_diff": math.nan, "max_diff": math.nan}, "other probabilities after it"),
         (Section.WEIGHTS, WRONG, "other weights than were sent"),
         (Section.WEIGHTS, {"old_mean_diff": 0.008}, "may have its old weights"),
         (Section.WEIGHTS, {"refusal": ""}, "another version were taken"),

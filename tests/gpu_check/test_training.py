@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from recipe.async_dapo.startup.hardware import load_model
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.training.metrics import METRICS
-from recipe.async_dapo_lab.gpu_check.assets import SMALL, make_config, make_model
+from recipe.async_dapo_lab.gpu_check.__main__ import SIZES
+from recipe.async_dapo_lab.gpu_check.assets import SMALL, make_config, make_model, tensor_sizes
 from recipe.async_dapo_lab.gpu_check.reward import compute_score
 from recipe.async_dapo_lab.gpu_check.training import BOUNDS, Case, cases, judge_training, overrides
 from recipe.async_dapo_lab.gpu_check.verdicts import Status
@@ -58,6 +60,7 @@ def test_given_good_steps_when_judged_then_they_pass() -> None:
         ("importance/overall/ess_ratio", 0.1, "effective sample size 0.1"),
         ("importance/overall/ess_ratio", float("nan"), "effective sample size nan"),
         ("importance/staleness_0/ratio_max", 9.0, "a fresh token has a ratio of 9.0"),
+        ("importance/staleness_0/ratio_max", float("nan"), "a fresh token has a ratio of nan"),
     ],
 )
 def test_given_a_broken_step_when_judged_then_the_step_and_what_is_wrong_are_told(
@@ -70,6 +73,8 @@ def test_given_a_broken_step_when_judged_then_the_step_and_what_is_wrong_are_tol
 def test_given_a_first_step_whose_tokens_are_all_fresh_when_they_differ_on_average_then_it_fails() -> None:
     other = {"async_dapo/importance/overall/k3_kl": 0.1}
     assert "step 1: fresh tokens have a k3 KL of 0.1" in judge([step(1, **other), step(2), step(3)]).found
+    none = {"async_dapo/importance/overall/k3_kl": float("nan")}
+    assert "step 1: fresh tokens have a k3 KL of nan" in judge([step(1, **none), step(2), step(3)]).found
     assert judge([step(1), step(2, **other), step(3)]).status is Status.PASS  # older tokens differ
 
 
@@ -150,3 +155,9 @@ def test_given_a_model_made_here_then_its_heads_have_real_sizes(tmp_path: Path) 
     large = AutoConfig.from_pretrained(make_config(tmp_path / "large"))
     assert (large.hidden_size, large.num_hidden_layers, large.vocab_size) == (4096, 36, 151_936)
     assert not list((tmp_path / "large").glob("*.safetensors"))
+
+
+def test_given_tensors_of_an_8b_models_sizes_then_they_are_all_of_its_weights_and_fit_into_the_ballast() -> None:
+    sizes = tensor_sizes()
+    assert sum(sizes) == pytest.approx(load_model("qwen3-8b").parameters, rel=1e-3)
+    assert 2 * sum(sizes) <= SIZES["cuda"]["ballast_bytes"] and 2 * max(sizes) <= SIZES["cuda"]["bucket_mb"] << 20

@@ -53,10 +53,13 @@ class Page:
         return [token.content for token in self._inline("code_inline")]
 
     @property
+    def code_blocks(self) -> list[str]:
+        return [token.content for token in self._blocks if token.type in ("code_block", "fence")]
+
+    @property
     def commands(self) -> Iterator[tuple[str, ...]]:
         """Words of every command, in code blocks and between backticks, without variables set in front."""
-        blocks = [token.content for token in self._blocks if token.type in ("code_block", "fence")]
-        lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+        lines = "\n".join(self.code_blocks).replace("\\\n", " ").splitlines()
         for line in [*lines, *(" ".join(code.split()) for code in self.code)]:
             words = _words(line)
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):

@@ -14,7 +14,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import get_tensordict
 
 from recipe.async_dapo import store
-from recipe.async_dapo.config import AsyncDAPOConfig, Auto, RolloutStrategy
+from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
@@ -59,16 +59,7 @@ class Cluster:
         self.store.stand_in(monkeypatch)
         self.servers = self._make_servers(monkeypatch, num_servers)
         self.server_handles = [FakeHandle(server, latency_s=latency_s) for server in self.servers]
-        router = {
-            "max_loads_per_server": opts.max_loads_per_server or 999,
-            "pool_size": opts.fixed_pool_size,
-            "sizes_itself": opts.rollout_pool_size is Auto.AUTO,
-            "first_context_tok": opts.first_context_tok,
-            "limit_tok": opts.max_response_length,
-            "keeps_siblings": opts.drafts is not None,
-            "pause_mode": "keep" if opts.keeps_kv else "abort",
-            "engine_timeout_s": opts.engine_timeout_s,
-        }
+        router = opts.load_balancer(most_per_server=999)
         named = {f"server-{k}": handle for k, handle in enumerate(self.server_handles)}
         self.balancer = GlobalLoadBalancer(named, router)
         self.balancer_handle = FakeHandle(self.balancer, latency_s=latency_s)

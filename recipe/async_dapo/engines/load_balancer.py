@@ -201,22 +201,14 @@ class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
 
     Args:
         servers: server id -> vLLM server actor.
-        options: the router yaml: `max_loads_per_server` [requests, >= 1], `pool_size` [requests or None],
-            `sizes_itself`, `first_context_tok`, `limit_tok` and `keeps_siblings` as of `Balance`,
-            `pause_mode`: what `stop` does to running requests, `abort` or `keep` (see `AsyncDAPOServer`);
-            `engine_timeout_s`: longest time a server may take to obey [s].
+        options: the router yaml: `balance`, the arguments of `Balance`; `pause_mode`: what `stop` does to running
+            requests, `abort` or `keep` (see `AsyncDAPOServer`); `engine_timeout_s`: longest time a server may take to
+            obey [s].
     """
 
     def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
         super().__init__()
-        self._balance = Balance(
-            max_per_server=options["max_loads_per_server"],
-            pool_size=options["pool_size"],
-            sizes_itself=options["sizes_itself"],
-            first_context_tok=options["first_context_tok"],
-            limit_tok=options["limit_tok"],
-            keeps_siblings=options["keeps_siblings"],
-        )
+        self._balance = Balance(**options["balance"])
         self._table = self._balance.leases
         self._loads: dict[str, EngineLoad] = {}
         self._pause_mode = options["pause_mode"]

@@ -25,11 +25,11 @@ METRICS: dict[str, str] = {
     "ledger/drawn": "prompt groups drawn since the start of the run [groups]",
     "ledger/trained": "of these: trained on [groups]",
     "ledger/filtered": "of these: dropped because their metric does not vary [groups]",
-    "ledger/screened": "of these: ended after a few samples that were alike; 0 without async_dapo.screening [groups]",
+    "ledger/screened": "of these: ended after a few samples that were alike [groups]",
     "ledger/failed": "of these: dropped because a trajectory failed for good [groups]",
     "ledger/retired": "of these: given up, too stale or with agent loops that are gone; drawn again [groups]",
     "ledger/waiting": "of these: waiting to be generated [groups]",
-    "ledger/deferred": "of these: set aside for a later step because their prompts' history promises nothing [groups]",
+    "ledger/deferred": "of these: set aside because of their prompts' history [groups]",
     "ledger/buffered": "of these: kept with what they have generated [groups]",
     "round/groups_to_hold": "over-sampling target at the start of the next step [groups]",
     "round/trained_groups": "groups in this step's batch [groups]",
@@ -38,59 +38,50 @@ METRICS: dict[str, str] = {
     "early_stop/interrupted_groups": "groups that the stop interrupted [groups]",
     "early_stop/redrawn_groups": "complete, but behind those that fifo waits for; with discard queued again [groups]",
     "early_stop/lost_reports": "started groups that no worker gave back; queued again [groups]",
-    "filter/rejected_groups": "groups whose metric does not vary, in this step [groups]",
+    "filter/rejected_groups": "groups whose metric does not vary [groups]",
     "filter/valid_share": "share of groups that is expected to be valid in the next step; 1 where "
     "over_sampling_batch_size is a number [0-1]",
-    "filter/rejected_ratio": "share of them and of screened-out groups, of all that were judged in this step [0-1]",
-    "screening/screened_groups": "groups ended in this step because their first samples were alike [groups]",
-    "screening/saved_tokens": "estimate of what the other trajectories of these groups would have taken, at the mean "
-    "length of their samples [tokens]",
-    "screening/kept_groups": "groups judged in this step whose first samples were alike, of those that are drawn not "
-    "to be screened [groups]",
-    "screening/kept_valid_groups": "of these: valid after all; over kept_groups, the share of the screened-out groups "
-    "that would have been [groups]",
-    "selection/skipped_prompts": "prompts deferred in this step [groups]",
-    "failure/groups": "groups dropped in this step because a trajectory failed for good [groups]",
-    "failure/killed_reward_processes": "reward processes killed in this step for such a call, or ended by it; replaced "
-    "[count]",
+    "filter/rejected_ratio": "share of rejected and screened-out groups, of all that were judged [0-1]",
+    "screening/screened_groups": "groups ended because their first samples were alike [groups]",
+    "screening/saved_tokens": "estimate of what their other trajectories would have taken [tokens]",
+    "screening/kept_groups": "groups exempt from screening whose first samples were alike [groups]",
+    "screening/kept_valid_groups": "of these: valid after all [groups]",
+    "selection/skipped_prompts": "prompts deferred [groups]",
+    "failure/groups": "groups dropped because a trajectory failed for good [groups]",
+    "failure/killed_reward_processes": "reward processes killed because a call hung, or ended by a call [count]",
     "calls/replayed": "calls answered from the record of resumed trajectories, or by a call that ran on [count]",
     "calls/carried": "calls that ran on when this step's stop interrupted their trajectories [count]",
     "calls/kept_loops": "agent loops with a state that stayed alive over this step's stop [count]",
-    "calls/lost_loops": "agent loops with replayable = False that were gone before this step: their groups are retired "
-    "[count]",
-    "calls/waiting_max": "most trajectories that waited for calls at once, and left their places to others "
-    "[trajectories]",
-    "turns/mean": "turns of the model in a trajectory, of those that ended in this step [count]",
+    "calls/lost_loops": "agent loops with replayable = False that were gone: their groups are retired [count]",
+    "calls/waiting_max": "most trajectories that waited for calls at once, without a place [trajectories]",
+    "turns/mean": "turns of the model in a trajectory, of those that ended [count]",
     "turns/tokens/mean": "tokens of a turn [tokens]",
-    "turns/calls_s": "time that a trajectory spent in calls of tools, over all its steps, mean of those that ended in "
-    "this one [s]",
-    "load_balancer/requests": "leases granted in this step [requests]",
+    "turns/calls_s": "time that a trajectory spent in calls of tools, over all its steps, of those that ended [s]",
+    "load_balancer/requests": "leases granted [requests]",
     "load_balancer/servers": "servers that generate, at the end of the round [servers]",
     "load_balancer/lost_servers": "servers that died, or were ended because they did not answer, since the start of "
     "the run [servers]",
     "load_balancer/inflight/max": "most requests in flight at once [requests]",
-    "load_balancer/idle_ratio": "share of request slots left empty over the round, of the most in flight at once; 0 "
-    "in a round without requests [0-1]",
-    "concurrency/slowest_speed": "of the slowest server, over that of those that are not slow, as its places follow it "
+    "load_balancer/idle_ratio": "share of request places left empty over the round, of the most in flight at once "
     "[0-1]",
-    "concurrency/kv_peak": "largest share of a server's KV cache in use in this step [0-1]",
-    "concurrency/preemptions": "requests that engines set back for want of KV cache in this step [count]",
+    "concurrency/slowest_speed": "speed of the slowest server, over that of servers that are not slow [0-1]",
+    "concurrency/kv_peak": "largest share of a server's KV cache in use [0-1]",
+    "concurrency/preemptions": "requests that engines preempted because the KV cache was full [count]",
     # With drafts only.
     "drafts/tok_per_step": "tokens of a response that an engine's step yields, mean over this training step [tokens]",
     "drafts/accepted_ratio": "share of the drafted tokens that engines accepted in this step [0-1]",
-    "tokens/trained": "generated tokens in this step's batch, without withheld ones [tokens]",
-    "tokens/discarded": "tokens thrown away in this step: interrupted without being kept, retired, withheld, diverged, "
-    "or of failed groups [tokens]",
-    "tokens/filtered": "tokens of groups that the filter removed in this step [tokens]",
-    "tokens/screened": "tokens of groups that were screened out in this step [tokens]",
-    "tokens/waste_ratio": "thrown-away tokens over thrown-away plus trained ones, in this step [0-1]",
+    "tokens/trained": "generated tokens in the batch, without withheld ones [tokens]",
+    "tokens/discarded": "tokens thrown away: interrupted without being kept, retired, withheld, diverged, or of failed "
+    "groups [tokens]",
+    "tokens/filtered": "tokens of groups that the filter removed [tokens]",
+    "tokens/screened": "tokens of groups that were screened out [tokens]",
+    "tokens/waste_ratio": "thrown-away tokens over thrown-away plus trained ones [0-1]",
     "partial/off_policy_token_ratio": "share of the batch's tokens from older policy versions [0-1]",
-    "partial/resumed_groups": "groups that were continued from earlier steps in this one [groups]",
-    "partial/retired_groups": "groups given up before this step: too stale, or with agent loops that are gone [groups]",
-    "partial/withheld_tokens": "too stale tokens taken out of this step's loss [tokens]",
-    "partial/reprefilled_tokens": "context tokens computed again for continued requests in this step [tokens]",
-    "partial/diverged_tokens": "recorded tokens dropped because an agent loop, when resumed, took another way or ended "
-    "before them [tokens]",
+    "partial/resumed_groups": "groups continued from earlier steps [groups]",
+    "partial/retired_groups": "groups given up: too stale, or with agent loops that are gone [groups]",
+    "partial/withheld_tokens": "too stale tokens taken out of the loss [tokens]",
+    "partial/reprefilled_tokens": "context tokens computed again for continued requests [tokens]",
+    "partial/diverged_tokens": "recorded tokens dropped because a resumed agent loop took another way [tokens]",
     "partial/buffer_tokens": "tokens kept in unfinished groups for the next step [tokens]",
     "staleness/mean": "staleness of the batch's tokens, withheld ones included [versions]",
     "staleness/max": "staleness of the batch's oldest token, withheld ones included [versions]",
@@ -117,9 +108,9 @@ METRICS: dict[str, str] = {
     "agree [nats per token]",
     "importance/left_out_share": "share of the loss's tokens that the correction leaves out [0-1]",
     # With importance_sampling=balance only.
-    "mixture/scored_trajectories": "trajectories that they scored, once for each version [trajectories]",
+    "mixture/scored_trajectories": "trajectories scored under older versions, once for each version [trajectories]",
     "mixture/token_share": "share of the batch's tokens that have a mixture of several versions [0-1]",
-    "mixture/unknown_share": "share of the batch's tokens whose group has versions that are not at hand, as after a "
+    "mixture/unknown_share": "share of the batch's tokens whose group has versions without a snapshot, as after a "
     "resume; corrected as under decoupled [0-1]",
     "mixture/snapshot_bytes": "CPU memory of all versions that are kept, over all ranks [bytes]",
 }

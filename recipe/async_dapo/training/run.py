@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
 from ..actor_watch import watched
-from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Auto
+from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig
 from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
@@ -104,14 +104,7 @@ def _write_router_config(options: AsyncDAPOConfig, *, calls: int) -> Path:
     path = Path(tempfile.mkdtemp(prefix="async_dapo_", dir=session)) / "router.yaml"
     router = {
         "router_class": f"{GlobalLoadBalancer.__module__}.GlobalLoadBalancerActor",
-        "max_loads_per_server": options.max_loads_per_server or calls - 1,
-        "pool_size": options.fixed_pool_size,
-        "sizes_itself": options.rollout_pool_size is Auto.AUTO,
-        "first_context_tok": options.first_context_tok,
-        "limit_tok": options.max_response_length,
-        "keeps_siblings": options.drafts is not None,
-        "pause_mode": "keep" if options.keeps_kv else "abort",
-        "engine_timeout_s": options.engine_timeout_s,
+        **options.load_balancer(most_per_server=calls - 1),
     }
     OmegaConf.save(router, path)
     return path

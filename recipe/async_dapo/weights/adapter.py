@@ -220,6 +220,6 @@ class BoundedServerAdapter(ServerAdapter):
     def _give_up(self, error: Exception) -> None:
         """The trainer learns of it from the death of the servers, and ends what is left of their processes."""
         self._is_lost = True
-        logger.critical("engine %d is given up and gets no weights any more: %s", self.replica_rank, error)
+        logger.critical("engine %d is given up, and gets no more weights: %s", self.replica_rank, error)
         for server in self._servers:
             ray.kill(server)

@@ -35,8 +35,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "max_model_len": 1024,
         "max_num_seqs": 32,
         "gpu_memory_utilization": 0.1,
-        "bucket_mb": 64,
-        "ballast_bytes": 256 << 20,
+        "bucket_mb": 256,
+        "ballast_bytes": 384 << 20,
         "batches": (1, 4, 16),
         "contexts_tok": (64, 256),
         "engine_kwargs": CPU_EXECUTOR,
@@ -51,7 +51,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "max_num_seqs": 256,
         "gpu_memory_utilization": 0.4,
         "bucket_mb": 2048,
-        "ballast_bytes": 16 << 30,  # bf16 weights of an 8B model
+        "ballast_bytes": 16 << 30,  # bf16 weights of an 8B model, all of them
     },
 }
 

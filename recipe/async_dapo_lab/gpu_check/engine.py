@@ -54,7 +54,7 @@ class EngineSettings:
     max_model_len: int
     max_num_seqs: int
     bucket_mb: int  # of a weight transfer, as rollout.checkpoint_engine.update_weights_bucket_megabytes
-    ballast_bytes: int
+    ballast_bytes: int  # at most
     batches: tuple[int, ...] = ()  # of the speed's cells
     contexts_tok: tuple[int, ...] = ()
     load_format: str = "auto"
@@ -115,7 +115,7 @@ def judge_log_probs(facts: Facts, bounds: LogProbBounds) -> Verdict:
         f"mean {facts['mean_diff']:.2g} (limit {bounds.mean:g}), most {facts['max_diff']:.2g} (limit {bounds.most:g}) "
         f"nats over {facts['compared_tok']} tokens"
     )
-    if facts["mean_diff"] > bounds.mean or facts["max_diff"] > bounds.most:
+    if not (facts["mean_diff"] <= bounds.mean and facts["max_diff"] <= bounds.most):  # or one is not a number
         return failed(
             said,
             "engine and trainer compute different probabilities; to find the cause, train with "

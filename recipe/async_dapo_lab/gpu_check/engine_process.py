@@ -6,6 +6,7 @@ The settings are `EngineSettings`; the facts go to its file, a line of JSON for 
 """
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from verl.plugin.platform import get_platform
 from verl.utils.device import get_torch_device, is_support_ipc
 
+from .assets import tensor_sizes
 from .engine import RUN, EngineSettings, Facts, Section
 
 os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
@@ -47,7 +49,6 @@ _QUIET_S = 0.5  # in which a paused engine must deliver nothing
 _TRANSFER_TIMEOUT_S = 120.0
 _SCALE = 1.5  # of the head, between two versions of the weights: log-probs differ far more than by rounding
 _TIMES = 3  # each generation: the least counts, as other work only adds
-_BALLAST_TENSOR_BYTES = 32 << 20  # a projection of an 8B model in bf16 is 32 MiB
 
 
 class Probe:
@@ -311,12 +312,13 @@ class Probe:
             yield name, tensor.detach()
 
     def _ballast(self) -> Iterator[NamedTensor]:
-        """Tensors of a larger model's sizes; all are one tensor here, and travel one by one."""
-        dtype = getattr(torch, self._settings.dtype)
-        tensor = torch.ones(min(_BALLAST_TENSOR_BYTES, self._settings.ballast_bytes) // dtype.itemsize, dtype=dtype)
-        tensor = tensor.to(self._settings.device)
-        for number in range(self._settings.ballast_bytes // tensor.nbytes):
-            yield f"{BALLAST}{number}", tensor
+        """As many of an 8B model's tensors as there is room for; all are one tensor here, and travel one by one."""
+        dtype, sizes = getattr(torch, self._settings.dtype), tensor_sizes()
+        room = self._settings.ballast_bytes // dtype.itemsize
+        sizes = [size for size, until in zip(sizes, itertools.accumulate(sizes), strict=True) if until <= room]
+        tensor = torch.ones(max(sizes), dtype=dtype, device=self._settings.device)
+        for number, size in enumerate(sizes):
+            yield f"{BALLAST}{number}", tensor[:size]
 
     async def _send(
         self,

@@ -135,9 +135,9 @@ def _broken(step: Step, number: int) -> str:
 def _other_probabilities(step: Step, number: int, bounds: FreshBounds) -> str:
     """Of tokens that the trained version has sampled; a later step may have older ones alone."""
     ratio, kl = step.get(_FRESH_RATIO, 1.0), step[_KL]
-    if ratio > bounds.ratio_max:
+    if not ratio <= bounds.ratio_max:  # or it is not a number
         return f"a fresh token has a ratio of {ratio:.6f}, at most {bounds.ratio_max:g}"
-    if number == 1 and kl > bounds.k3_kl:
+    if number == 1 and not kl <= bounds.k3_kl:
         return f"fresh tokens have a k3 KL of {kl:.2g} nats, at most {bounds.k3_kl:g}"
     return ""
 
