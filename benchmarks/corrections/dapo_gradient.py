@@ -15,12 +15,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.corrections.softmax_sequence_model import World, scheduled_log_probs, trajectory_probs
-from recipe.async_dapo.training.drift_masks import (
-    MOST_SECOND_MOMENT,
-    Keeps,
-    keeps_inside_clip,
-    keeps_near_sequences,
-)
 from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs
 
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.28, 10.0  # the recipe's clip_ratio_low, clip_ratio_high, clip_ratio_c
@@ -96,52 +90,9 @@ def corrected(world: World, rollout: Rollout) -> Mapping[str, GradientMoments]:
     own_CXT = rollout.sampled_log_probs(world)
     decoupled = (world.log_p_XT - own_CXT)[:, :, None, None]
     balance = world.log_p_XT[:, None, None] - _mixtures(world, rollout, own_CXT)
-    return (
-        {name: _moments(world, own_CXT, decoupled, coefficient) for name, coefficient in DECOUPLED.items()}
-        | {name: _moments(world, own_CXT, balance, coefficient) for name, coefficient in BALANCE.items()}
-        | {
-            name: _moments(world, own_CXT, decoupled, coefficient)
-            for name, coefficient in _masked(world, own_CXT).items()
-        }
-    )
-
-
-def _masked(world: World, own_CXT: Tensor) -> dict[str, Coefficient]:
-    """Corrections that leave tokens out of `decoupled`."""
-
-    def without(keeps: Keeps) -> Coefficient:
-        def coefficient(ratio: Tensor, is_positive: bool) -> Tensor:
-            log_ratio_XT = ratio[:, 0, 0].log()
-            advantage_XT = torch.full_like(log_ratio_XT, 1.0 if is_positive else -1.0)
-            keep_XT = keeps(log_ratio_XT, advantage_XT, world.model.mask_XT)
-            return torch.where(keep_XT[:, None, None], ratio.clamp(max=TRUNCATION), 0.0)
-
-        return coefficient
-
-    limit = _second_moment_limit(world, own_CXT)
-    return {
-        "sequence_mask": without(keeps_near_sequences),
-        "clipped": without(keeps_inside_clip),
-        "second_moment": without(lambda log_ratio_XT, advantage_XT, _: log_ratio_XT * advantage_XT < limit),
+    return {name: _moments(world, own_CXT, decoupled, coefficient) for name, coefficient in DECOUPLED.items()} | {
+        name: _moments(world, own_CXT, balance, coefficient) for name, coefficient in BALANCE.items()
     }
-
-
-def _second_moment_limit(world: World, own_CXT: Tensor) -> float:
-    """|log ratio| from which `second_moment` leaves tokens out of a batch of very many groups [nats]."""
-    p_CX = trajectory_probs(world.model, own_CXT)
-    right_C = p_CX @ world.reward_X
-    squares, weights = [], []
-    for c, p_X in enumerate(p_CX):
-        others = torch.cat([right_C[:c], right_C[c + 1 :]])
-        valid_X = 1 - torch.where(world.reward_X > 0, others.prod(), (1 - others).prod())
-        log_ratio_XT = torch.where(world.model.mask_XT, world.log_p_XT - own_CXT[c], 0.0)
-        pushed_XT = log_ratio_XT * (2 * world.reward_X - 1)[:, None]
-        squares.append(pushed_XT[pushed_XT > 0].square())
-        weights.append((p_X * valid_X)[:, None].expand_as(pushed_XT)[pushed_XT > 0])
-    square_N, order = torch.cat(squares).sort()
-    weight_N = torch.cat(weights)[order]
-    stay = int(((square_N * weight_N).cumsum(0) <= MOST_SECOND_MOMENT * weight_N.cumsum(0)).sum())
-    return float(square_N[stay].sqrt()) if stay < len(square_N) else torch.inf
 
 
 def _mixtures(world: World, rollout: Rollout, own_CXT: Tensor) -> Tensor:

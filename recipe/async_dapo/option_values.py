@@ -22,9 +22,6 @@ class ImportanceSampling(StrEnum):
     BYPASS = "bypass"
     DECOUPLED = "decoupled"
     BALANCE = "balance"
-    SEQUENCE_MASK = "sequence_mask"
-    CLIPPED = "clipped"
-    SECOND_MOMENT = "second_moment"
     NONE = "none"
 
 

@@ -215,7 +215,7 @@ def wire_importance_sampling(config: DictConfig, mode: ImportanceSampling) -> No
     """
     correction = config.algorithm.rollout_correction
     correction.bypass_mode = mode is ImportanceSampling.BYPASS
-    if mode not in (ImportanceSampling.NONE, ImportanceSampling.BYPASS):
+    if mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.BALANCE):
         correction.rollout_is = correction.rollout_is or "token"
     if correction.bypass_mode and needs_bypass_loss(correction):
         policy_loss = config.actor_rollout_ref.actor.policy_loss

@@ -106,7 +106,6 @@ METRICS: dict[str, str] = {
     "trainer agree",
     "importance/staleness_0/k3_kl": "k3 estimate of KL(mu || pi_prox) over these tokens: 0 where engines and trainer "
     "agree [nats per token]",
-    "importance/left_out_share": "share of the loss's tokens that the correction leaves out [0-1]",
     # With importance_sampling=balance only.
     "mixture/scored_trajectories": "trajectories scored under older versions, once for each version [trajectories]",
     "mixture/token_share": "share of the batch's tokens that have a mixture of several versions [0-1]",

@@ -61,7 +61,6 @@ from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .balance_heuristic import BalanceHeuristic
 from .checkpoints import KeptCheckpoints, from_frames, to_frames
-from .drift_masks import MASKS
 from .engine_manager import EngineManager
 from .importance_sampling import importance_metrics, truncated_weights
 from .metrics import fields_to_average
@@ -207,13 +206,6 @@ class AsyncDAPOTrainer(PPOTrainer):
             rows = zip(weights_BT, sampled_by, strict=True)
             store.write_field(batch, "rollout_is_weights", [row_T[: len(own_T)] for row_T, own_T in rows])
             metrics.update(weight_metrics)
-        if (keeps := MASKS.get(self.options.importance_sampling)) is not None:
-            weighed = store.read_padded(batch, ["advantages", "rollout_is_weights"])
-            keep_BT = keeps(log_ratio_BT, weighed["advantages"], mask_BT.bool())
-            lens = [len(row_T) for row_T in store.read_fields(batch, ["response_mask"])["response_mask"]]
-            rows = zip(weighed["rollout_is_weights"] * keep_BT, lens, strict=True)
-            store.write_field(batch, "rollout_is_weights", [row_T[:length] for row_T, length in rows])
-            metrics["async_dapo/importance/left_out_share"] = float((~keep_BT)[mask_BT.bool()].float().mean())
         if correction.rollout_rs is not None:
             store.leave_rejected_out(batch)
         return batch
