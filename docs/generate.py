@@ -93,7 +93,7 @@ def example(name: str) -> str:
 # Page -> mark -> what stands between `<!-- mark -->` and `<!-- end of mark -->`.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
-        "clusters": table(defaults.headline_table),
+        "clusters": table(drafts.headline_table),
         "range": defaults.range_of_all,
         "measured": measured_on_cpu,
         "quick start": quick_start_output,

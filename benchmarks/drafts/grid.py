@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.defaults import draw as defaults
 from benchmarks.defaults.draw import geometric_mean, read_systems
 from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE, measure, ours
 from benchmarks.defaults.settings import Setting
@@ -92,16 +93,29 @@ def _at_share(setting: Setting, cell: Cell, share: float) -> dict[str, Any]:
         cap = round((CAP_STEP * round(share / CAP_STEP) + 0.15 if cap is None else cap - CAP_STEP), 2)
 
 
-def summary(folder: Path = FOLDER) -> pd.DataFrame:
-    """Geometric means over the settings that have been simulated, of seconds per batch of natural length in the loss
-    over those of colocate_async without drafts, and over those of the same system without drafts."""
+def _compared(folder: Path) -> pd.DataFrame:
+    """Every row, with its seconds per batch of natural length in the loss over those of colocate_async without drafts,
+    and over those of the same system without drafts."""
     rows, plain = pd.read_csv(folder / "grid.csv"), read_systems().set_index(["setting", "system"])["per_batch_s"]
     in_loss = 1 - rows["withheld_tok"].fillna(0) / rows["trained_tok"]
     rows = rows.assign(per_batch_s=rows["step_s"] / rows["length_bias"] / in_loss)
     own = rows["system"].replace({COLOCATE_WITH_DRAFTS: COLOCATE})
     rows["over_colocate"] = rows["per_batch_s"] / [plain[setting, COLOCATE] for setting in rows["setting"]]
     rows["over_own"] = rows["per_batch_s"] / [plain[key] for key in zip(rows["setting"], own, strict=True)]
-    lines = []
+    return rows
+
+
+def headline_table() -> pd.DataFrame:
+    """README's three clusters, with this recipe's defaults with drafts as a last column."""
+    clusters, rows = defaults.headline_table(), _compared(FOLDER)
+    is_shown = (rows["system"] == DEFAULT) & (rows["accepted"] == 0.6) & (rows["kv_cache"] == "auto")
+    over_colocate = rows[is_shown].set_index("setting")["over_colocate"]
+    return clusters.assign(**{"Over colocate_async with drafts, 0.6 tokens accepted": clusters.iloc[:, 0].map(over_colocate)})
+
+
+def summary(folder: Path = FOLDER) -> pd.DataFrame:
+    """Geometric means over the settings that have been simulated."""
+    rows, lines = _compared(folder), []
     for (system, dtype, accepted), some in rows.groupby(["system", "kv_cache", "accepted"], sort=False):
         lines.append(
             {

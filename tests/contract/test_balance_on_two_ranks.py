@@ -73,7 +73,7 @@ class Rank:
         if name == "begin_snapshots":  # the worker's would ask Ray for its node
             self._worker.snapshots = WeightSnapshots(self.module, self._worker.actor.engine._autocast_dtype)
             return []
-        if name in ("compute_log_prob", "train"):
+        if name in ("compute_log_prob", "train", "save"):
             return getattr(self, f"_{name}")(*args)
         result = [None] * RANKS
         dist.all_gather_object(result, getattr(self._worker, name)(*args))
@@ -94,6 +94,9 @@ class Rank:
         every: list[list[Tensor]] = [[] for _ in range(RANKS)]
         dist.all_gather_object(every, [row.float() for row in found.unbind()])
         return [row for part in every for row in part]
+
+    def _save(self, folder: str) -> None:
+        self._worker.save_checkpoint(folder, global_step=1)
 
     @torch.no_grad()
     def _train(self) -> dict[str, Tensor]:
@@ -160,10 +163,14 @@ def make_rows(step: int, generator: torch.Generator) -> dict[str, dict[str, Any]
     return rows
 
 
-def check_rank(rank: int, files: str) -> None:
+def joined(rank: int, files: str) -> Rank:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "DIST_INIT_METHOD": f"file://{files}/meeting"}
     os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
-    own = Rank(Path(files))
+    return Rank(Path(files))
+
+
+def check_rank(rank: int, files: str) -> None:
+    own = joined(rank, files)
     if rank == 0:
         check_weights(own, Path(files))
         dist.broadcast_object_list([("end",)], src=0)

@@ -4,7 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ObjectLostError
 
+from recipe.async_dapo.config import CUSTOM_OPTIONS
+from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.speculation import OwnDrafts
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 
@@ -53,6 +56,41 @@ def test_contexts_of_an_engine_with_drafts_may_be_longer_by_a_draft(server, own,
 def test_an_engine_that_computes_prompts_at_once_takes_so_many_tokens(server):
     server.config.enable_chunked_prefill, server.config.max_num_batched_tokens = False, 1000
     assert arguments(server, speculative_config=NGRAM)["max_num_batched_tokens"] == 1004
+
+
+async def test_answers_of_earlier_visits_that_are_lost_or_find_no_room_are_counted(server, monkeypatch, caplog):
+    told = []
+
+    async def has_no_room(method: str, args: tuple[Any, ...]) -> list[int]:
+        told.append(args)
+        return [len(args[1]) - 1]
+
+    async def lost() -> list[bytes]:
+        raise ObjectLostError("00", None, "on a node that died")
+
+    monkeypatch.setattr(server.engine._engine, "collective_rpc", has_no_room, raising=False)
+    await server.learn_answers("group", [kept([b"a", b"b"]), lost(), kept([b"c"])])
+    assert told == [("group", [b"a", b"b"]), ("group", [b"c"])]
+    assert server._untaught == 2
+    assert "2 answers of earlier visits are no drafts here so far" in caplog.text and "died" in caplog.text
+
+
+async def kept(answers: list[bytes]) -> list[bytes]:
+    return answers
+
+
+async def test_a_stop_says_what_drafts_took_of_the_steps_since_the_engine_was_opened(server, monkeypatch):
+    async def step_s(method: str) -> list[float]:
+        assert method == "draft_step_s"
+        return [0.002, 0.001]  # of two ranks: the first one's drafts are taken
+
+    server._meter = SimpleNamespace(
+        load=lambda: EngineLoad(kv_room_tok=1, max_num_seqs=1, steps=50, busy_s=2.0), samples=lambda: None
+    )
+    assert (await server.stop_generation()).draft_s == 0
+    monkeypatch.setattr(server.engine._engine, "collective_rpc", step_s, raising=False)
+    server.config.custom[CUSTOM_OPTIONS]["drafts"] = "siblings"
+    assert (await server.stop_generation()).draft_s == pytest.approx(0.1)
 
 
 def test_what_says_nothing_of_drafts_has_none():

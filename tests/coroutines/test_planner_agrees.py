@@ -62,6 +62,17 @@ def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_pl
 
 
 @pytest.mark.slow
+def test_given_drafts_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(monkeypatch, clusters):
+    changes = {"async_dapo.drafts": "siblings"}
+    scenario = replace(SCENARIO, drafts_accepted=0.9)
+    planned_s = sum(planned(scenario, "partial", changes))
+    assert sum(rehearsed(scenario, "partial", clusters, monkeypatch, changes)) == pytest.approx(
+        planned_s, rel=AGREEMENT
+    )
+    assert planned_s < 0.9 * sum(planned(scenario, "partial")), "drafts save no time here"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes", "term"), [("consistent", SCREENING, "screened"), ("discard fifo", HISTORY, "deferred")]
 )
@@ -79,9 +90,9 @@ def test_given_screening_or_history_when_run_on_emulated_engines_then_seconds_an
     assert ledger["filtered"] == pytest.approx(expected["filtered"], rel=0.02)
 
 
-def planned(scenario: Scenario, name: str) -> list[float]:
+def planned(scenario: Scenario, name: str, changes: dict[str, Any] | None = None) -> list[float]:
     """Seconds of each rollout."""
-    run = TrainingRun(scenario, system(name))
+    run = TrainingRun(scenario, system(name, changes))
     return [run.step().rollout_s for _ in range(steps(name))][WARMUP:]
 
 

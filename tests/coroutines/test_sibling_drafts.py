@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from vllm.sampling_params import SamplingParams
 
-from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK
+from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK, Drafter
 from recipe.async_dapo.engines import drafts
 from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG, SiblingDrafts, room_for_drafts
 
@@ -89,6 +89,24 @@ def test_given_answers_of_an_earlier_visit_when_the_group_comes_to_their_words_t
     for _ in range(12):
         batch.step()
     assert batch.drafts["group.1-1.2.b-x"] and not batch.drafts["other.1-1.2.b-x"]
+
+
+def test_given_answers_that_there_is_no_room_for_when_told_them_then_it_says_how_many(batch, monkeypatch):
+    monkeypatch.setattr(batch.proposer, "_drafter", Drafter(limit_tok=100))
+    answers = [array("i", tokens).tobytes() for tokens in (TEXT[:50], TEXT[100:150], TEXT[:10])]
+    assert batch.proposer.learn("group", answers) == 1
+
+
+def test_what_a_step_takes_is_a_mean_over_the_steps_since_it_was_last_asked_for(batch, monkeypatch):
+    batch.add("group.1-1.2.b-x", [])
+    clock = iter([0.0, 0.5, 10.0, 10.1, 20.0, 20.4])  # begin and end of three steps
+    monkeypatch.setattr(drafts.time, "monotonic", lambda: next(clock))
+    batch.step()
+    batch.step()
+    assert batch.proposer.take_step_s() == pytest.approx(0.3)
+    batch.step()
+    assert batch.proposer.take_step_s() == pytest.approx(0.4)
+    assert batch.proposer.take_step_s() == 0.0
 
 
 @pytest.mark.parametrize(("name", "params"), [("cmpl-1", {}), ("group.1-1.2.b-x", {"stop": ["end"]})])

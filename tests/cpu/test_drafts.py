@@ -17,6 +17,7 @@ from ..support.composed_runs import write_model
 
 ROOT = Path(__file__).parents[2]
 TEMPERATURES = ("1.0", "0.6")
+FEW, MANY = (1024, 384), (9984, 9984)  # answers at each temperature, in one piece and interrupted
 LEAST_COUNT = 20  # of a token, to be a cell of its own
 
 
@@ -24,17 +25,17 @@ LEAST_COUNT = 20  # of a token, to be a cell of its own
 def seen(tmp_path_factory) -> dict[str, dict[str, Any]]:
     """With drafts, and without."""
     model = write_model(tmp_path_factory.mktemp("drafts") / "model")
-    return {drafts: sampled(model, drafts) for drafts in ("siblings", "none")}
+    return {drafts: sampled(model, drafts, FEW, timeout_s=580) for drafts in ("siblings", "none")}
 
 
-def sampled(model: Path, drafts: str) -> dict[str, Any]:
+def sampled(model: Path, drafts: str, counts: tuple[int, int], *, timeout_s: float) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.drafted_answers", str(model), drafts],
+        [sys.executable, "-m", "tests.support.drafted_answers", str(model), drafts, *map(str, counts)],
         cwd=ROOT,
         env=cpu_environment(os.environ, code_path=ROOT),
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -87,6 +88,21 @@ def test_given_drafts_when_answers_are_interrupted_and_weights_change_then_the_d
         assert p_value(one, other) > 0.001, (one, other)
     assert seen["siblings"][temperature]["accepted_tok"] > 0 == seen["none"][temperature]["accepted_tok"]
     assert all(seen[drafts][temperature]["returns"][reason] for drafts in seen for reason in ("aborted", "paused"))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+def test_given_drafts_when_ten_thousand_answers_are_sampled_then_their_distribution_is_the_same(tmp_path):
+    """Fourteen comparisons: one of them would be below 0.01 / 14 in a hundredth of all runs of a right engine."""
+    model = write_model(tmp_path / "model")
+    drafted, plain = (sampled(model, drafts, MANY, timeout_s=3000) for drafts in ("siblings", "none"))
+    values = [
+        p_value(one, other)
+        for temperature in TEMPERATURES
+        for kind in ("counts", "interrupted")
+        for one, other in zip(drafted[temperature][kind], plain[temperature][kind], strict=True)
+    ]
+    assert len(values) * min(values) > 0.01, values
 
 
 def test_given_drafts_when_greedy_answers_are_interrupted_and_weights_change_then_their_tokens_are_the_same(seen):

@@ -1,15 +1,10 @@
 """An engine of two tensor parallel ranks on the real stack: every strategy trains with it, and a dead rank ends it. A
-run of two engines goes on with it, and one rank with the weights of two.
+run of two engines goes on with it.
 """
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 
@@ -67,47 +62,21 @@ def test_given_a_dead_rank_when_its_engine_was_the_last_then_the_run_ends_in_tim
     assert ended_at - killed["at"] <= END_S
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("checkpoints")
-
-
-@pytest.fixture(scope="module")
-def saved(assets, checkpoints, tmp_path_factory) -> Run:
-    """Of two training ranks, with an engine each."""
-    return train_on(assets, checkpoints, tmp_path_factory.mktemp("saved"), steps=STEPS)
-
-
-def train_on(assets, checkpoints: Path, folder: Path, *overrides: str, steps: int) -> Run:
-    own = (f"trainer.default_local_dir={checkpoints}", f"trainer.save_freq={STEPS}", "trainer.resume_mode=auto")
-    own += (OVERRIDES[-1], *overrides)
-    return train(assets, folder, steps=steps, strategy="partial", module=ENTRY, engines=RANKS, overrides=own)
-
-
 @pytest.mark.nightly
-def test_given_a_checkpoint_of_two_ranks_when_its_weights_are_written_as_a_model_then_one_rank_trains_on_with_them(
-    assets, saved, checkpoints, tmp_path
-) -> None:
-    """The way to another number of GPUs, by the command of docs/cluster.md."""
-    actor, model = checkpoints / f"global_step_{STEPS}" / "actor", tmp_path / "model"
-    merge = ["merge", "--backend", "fsdp", "--local_dir", str(actor), "--target_dir", str(model)]
-    subprocess.run([sys.executable, "-m", "verl.model_merger", *merge], check=True, timeout=300)
-    weights, before = (load_file(folder / "model.safetensors") for folder in (model, assets.model))
-    assert weights.keys() == before.keys()
-    assert any(not torch.equal(weights[name], tensor.bfloat16()) for name, tensor in before.items()), "untrained"
-    own = (f"actor_rollout_ref.model.path={model}",)
-    run = train(assets, tmp_path / "run", steps=1, strategy="partial", module=ENTRY, overrides=own)
-    assert run.metric("async_dapo/importance/staleness_0/ratio_max") == pytest.approx([1.0], abs=TOLERANCE)
+def test_given_a_checkpoint_of_two_engines_when_resumed_with_one_of_two_ranks_then_it_goes_on(assets, tmp_path) -> None:
+    saves = (f"trainer.default_local_dir={tmp_path}/checkpoints", f"trainer.save_freq={STEPS}")
+    saves += ("trainer.resume_mode=auto", OVERRIDES[-1])
 
+    def run(name: str, steps: int, *overrides: str) -> Run:
+        own = (*saves, *overrides)
+        return train(
+            assets, tmp_path / name, steps=steps, strategy="partial", module=ENTRY, engines=RANKS, overrides=own
+        )
 
-@pytest.mark.nightly
-def test_given_a_checkpoint_of_two_engines_when_resumed_with_one_of_two_ranks_then_it_goes_on(
-    assets, saved, checkpoints, tmp_path
-) -> None:
-    after = train_on(assets, checkpoints, tmp_path, *OVERRIDES, steps=2 * STEPS)
-    assert saved.metric("async_dapo/load_balancer/servers") == [RANKS] * STEPS
+    before, after = run("before", STEPS), run("after", 2 * STEPS, *OVERRIDES)
+    assert before.metric("async_dapo/load_balancer/servers") == [RANKS] * STEPS
     assert after.metric("async_dapo/load_balancer/servers") == [1] * STEPS
-    trained = [*saved.metric("async_dapo/ledger/trained"), *after.metric("async_dapo/ledger/trained")]
+    trained = [*before.metric("async_dapo/ledger/trained"), *after.metric("async_dapo/ledger/trained")]
     assert trained == [PROMPTS_PER_STEP * (step + 1) for step in range(2 * STEPS)]
     assert all(map(ledger_closes, after.steps))
     ratios = after.metric("async_dapo/importance/staleness_0/ratio_max")

@@ -141,6 +141,15 @@ def test_given_a_trainer_that_fits_on_no_split_then_the_note_says_what_would():
     assert "the trainer does not fit: about 2" in note and "offload_policy=True" in note
 
 
+def test_given_an_fp8_cache_then_what_keeps_it_over_weight_updates_is_not_planned(tmp_path, scenario_file, capsys):
+    path = tmp_path / "plan.json"
+    arguments = [str(scenario_file), "--kv-cache-dtype", "fp8", "--stop-rules", "first_completed", "--no-baselines"]
+    assert main([*arguments, "--concurrency", "16", "--jobs", "1", "--json", str(path)]) == 0
+    strategies = {row["strategy"] for row in json.loads(path.read_text())["rows"]}
+    assert strategies == {"discard", "partial", "consistent"}
+    assert "left out: partial_stale_kv: with kv_cache_dtype=fp8" in capsys.readouterr().out
+
+
 def test_given_no_row_that_is_allowed_then_it_says_which_limit_to_relax(scenario_file, capsys):
     assert main([str(scenario_file), "--jobs", "1", "--max-length-bias", "0", "--strategies", "partial"]) == 0
     assert "relax max_length_bias or max_off_policy" in capsys.readouterr().out
@@ -183,6 +192,10 @@ def test_given_no_row_that_is_allowed_then_it_says_which_limit_to_relax(scenario
         (
             ["--accelerator", "h100", "--strategies", "partial_stale_kv"],
             "gpu_memory_utilization=0.85: partial_stale_kv keeps the KV cache while the trainer runs, which takes",
+        ),
+        (
+            ["--kv-cache-dtype", "fp8", "--strategies", "partial,partial_stale_kv"],
+            "kv_cache_dtype=fp8: strategies=partial_stale_kv keeps the cache over weight updates",
         ),
         (["--concurrency", "100000"], "concurrency=100000: must be in 1..7992"),
         (["--concurrency", ""], "concurrency=: must be a comma-separated list, each a whole number"),

@@ -94,7 +94,6 @@ def test_a_run_that_drafts_says_what_a_step_takes_and_what_it_yields(tmp_path):
             "async_dapo/tokens/trained": 100 * tokens * inflight,
             "async_dapo/load_balancer/inflight/max": inflight,
             "async_dapo/drafts/tok_per_step": tokens,
-            "async_dapo/drafts/accepted_ratio": 0.25,
         }
         rows.append({"step": inflight, "data": data, "time_s": 1.0})
     path = tmp_path / "steps.jsonl"

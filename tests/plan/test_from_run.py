@@ -85,11 +85,11 @@ def test_turns_and_seconds_in_tools_are_taken_from_the_record(folder):
 
 
 def test_a_run_with_drafts_says_what_its_engines_accepted(folder):
-    drafts = {"async_dapo/drafts/tok_per_step": 1.4, "async_dapo/drafts/accepted_ratio": 0.3}
+    drafts = {"async_dapo/drafts/tok_per_step": 1.4}
     with (folder / "steps.jsonl").open("a") as stream:
         stream.write(json.dumps({"step": 4, "data": step(4)["data"] | drafts}) + "\n")
     inputs = Inputs.load(None, {}, recorded=RecordedRun.read(str(folder)).inputs)
-    assert (inputs.drafts_accepted, inputs.drafts_accepted_ratio) == pytest.approx((0.4, 0.3))
+    assert inputs.drafts_accepted == pytest.approx(0.4)
     assert inputs.scenario().measured.has_drafts
 
 

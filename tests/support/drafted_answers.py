@@ -1,6 +1,8 @@
 """vLLM with drafts from siblings and without: what it samples, and with which log-probs.
 
-python -m tests.support.drafted_answers MODEL
+python -m tests.support.drafted_answers MODEL siblings|none SAMPLES INTERRUPTED
+
+At each temperature so many answers, and so many, whole multiples of 128, that do not end in one piece.
 """
 
 import asyncio
@@ -30,10 +32,8 @@ from .scripted_engine import start_server
 
 PROMPT = [5 + k % 7 for k in range(24)]
 SAMPLED_TOK = 24
-SAMPLES = 1024  # at each temperature
 LIKELY = 2  # tokens to sample from: so few that answers of a model that knows nothing repeat each other
 LIMIT_TOK = 96
-INTERRUPTED = 384  # answers that do not end in one piece, at each temperature
 PART_TOK = 40  # under each of two policies
 FACTOR = 0.8  # from one to the other
 ENGINE: dict[str, Any] = {
@@ -122,12 +122,17 @@ async def interrupted(
     return all_tokens, returns
 
 
+async def visited() -> list[bytes]:
+    """As what Ray keeps is awaited."""
+    return [array("i", PROMPT).tobytes()] * 2
+
+
 async def update(server: AsyncDAPOServer, factor: float) -> None:
     await server.engine.collective_rpc("rescale", args=(factor,))
     server.global_steps += 1
 
 
-async def main(model: str, drafts: bool) -> dict[str, Any]:
+async def main(model: str, drafts: bool, samples: int, cut: int) -> dict[str, Any]:
     arguments = ENGINE | {"max_model_len": len(PROMPT) + LIMIT_TOK}
     if drafts:
         arguments |= {"speculative_config": SPECULATIVE_CONFIG}
@@ -140,14 +145,14 @@ async def main(model: str, drafts: bool) -> dict[str, Any]:
     greedy = await answers(server, 0.0, 64, "greedy", max_tokens=LIMIT_TOK)
     seen["greedy"] = [tokens for tokens, _ in greedy]
     for temperature in (1.0, 0.6):
-        sampled = await answers(server, temperature, SAMPLES, f"at {temperature}", top_k=LIKELY)
+        sampled = await answers(server, temperature, samples, f"at {temperature}", top_k=LIKELY)
         counts = [Counter(tokens[at] for tokens, _ in sampled) for at in (1, SAMPLED_TOK // 2, SAMPLED_TOK - 1)]
         log_probs: dict[str, list[float]] = {}
         for tokens, values in sampled:
             log_probs.setdefault(str(tokens[:2]), []).append(sum(values[:2]))
         seen[str(temperature)] = {
             "counts": [dict(count) for count in counts],
-            "mean_log_prob": sum(sum(values) for _, values in sampled) / (SAMPLES * SAMPLED_TOK),
+            "mean_log_prob": sum(sum(values) for _, values in sampled) / (samples * SAMPLED_TOK),
             "spread": max(max(values) - min(values) for values in log_probs.values()),
             "lengths": sorted({len(tokens) for tokens, _ in sampled} | {len(values) for _, values in sampled}),
         }
@@ -155,15 +160,13 @@ async def main(model: str, drafts: bool) -> dict[str, Any]:
     seen["drafted_tok"], seen["accepted_tok"] = load.drafted_tok, load.accepted_tok
     seen["generated_tok"], seen["step_requests"] = load.generated_tok, load.step_requests
     before = await server.engine.collective_rpc("known_tok")
-    await server.learn_answers("visited before", [array("i", PROMPT).tobytes()] * 2)
+    await server.learn_answers("visited before", [visited()])
     after = await server.engine.collective_rpc("known_tok")
     seen["learned_tok"] = [new - old for old, new in zip(before, after, strict=True)]
     seen["interrupted greedy"], _ = await interrupted(server, "cut, greedy", 128, temperature=0.0)
     for temperature in (1.0, 0.6):
-        cut, returns = await interrupted(
-            server, f"cut, at {temperature}", INTERRUPTED, temperature=temperature, top_k=LIKELY
-        )
-        counts = [Counter(tokens[at] for tokens in cut) for at in (1, PART_TOK - 1, PART_TOK, 2 * PART_TOK - 1)]
+        parts, returns = await interrupted(server, f"cut, at {temperature}", cut, temperature=temperature, top_k=LIKELY)
+        counts = [Counter(tokens[at] for tokens in parts) for at in (1, PART_TOK - 1, PART_TOK, 2 * PART_TOK - 1)]
         seen[str(temperature)]["interrupted"] = [dict(count) for count in counts]
         seen[str(temperature)]["returns"] = returns
         seen[str(temperature)]["accepted_tok"] = meter.load().accepted_tok  # since the last stop
@@ -172,4 +175,5 @@ async def main(model: str, drafts: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asyncio.run(main(sys.argv[1], drafts=sys.argv[2] == "siblings"))) + "\n")
+    folder, source, *numbers = sys.argv[1:]
+    sys.stdout.write(json.dumps(asyncio.run(main(folder, source == "siblings", *map(int, numbers)))) + "\n")

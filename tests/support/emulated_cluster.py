@@ -88,8 +88,9 @@ class EmulatedCluster(Cluster):
         scenario = self.scenario
         clock = CompressedClock(1.0, origin_s=0.0, real_s=self.loop.time)
         actors: list[ServerActor] = []
+        cost = scenario.step_cost(drafts=self.options.drafts is not None)
         for _ in range(count):
-            model = Engine(scenario.step_cost(), max_num_seqs=scenario.max_num_seqs)
+            model = Engine(cost, max_num_seqs=scenario.max_num_seqs)
             self.emulated.append(EmulatedEngine(model, self.book, clock, scenario.tools()))
             server = start_server(monkeypatch, self.emulated[-1])
             server.config.free_cache_engine = False

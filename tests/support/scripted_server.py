@@ -154,8 +154,9 @@ class ScriptedServer:
             elif not self._hangs:
                 self.running[request_id].aborted.set()
 
-    async def learn_answers(self, group: str, answers: Any) -> None:
-        self.learned.append((group, [array("i", answer).tolist() for answer in await answers]))
+    async def learn_answers(self, group: str, places: list[Any]) -> None:
+        for place in places:
+            self.learned.append((group, [array("i", answer).tolist() for answer in await place]))
 
     async def sleep(self) -> None:
         if self._hangs:

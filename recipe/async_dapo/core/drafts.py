@@ -14,19 +14,21 @@ none. Prices and probabilities are measured as the engine goes.
 Names of requests tell an engine which answers belong to one prompt.
 """
 
+import sys
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MOST_DRAFT_TOK = 7  # with the one that is sampled anyway, eight a step
-GRAMS = (8, 5, 3)  # tokens that have to agree, longest first
-LIMIT_TOK = 1 << 20  # of all answers in an index: some 400 MB
+GRAMS = (8, 3)  # tokens that have to agree, longest first
+LIMIT_TOK = 1 << 20  # of all answers in an index: some 300 MB
 EARLIER_SHARE = 0.75  # of the limit that answers of earlier visits may fill up: the rest is for those that run
 
 _BULK_TOK = 16  # tokens are indexed in bulk, which is several times as fast as one by one
 _ADDED_TOK = 64  # at a time; a step indexes so many, and two for each row
-_AT_BITS, _TOKEN_BITS, _VOTE_BITS = 32, 24, 4
+_NEVER = sys.maxsize
+_AT_BITS, _TOKEN_BITS, _VOTE_BITS = 20, 24, 4
 _MOST_VOTES = (1 << _VOTE_BITS) - 1
 _TOKEN_FIELD, _AT_MASK = ((1 << _TOKEN_BITS) - 1) << _VOTE_BITS, (1 << _AT_BITS) - 1
 
@@ -57,16 +59,16 @@ class RequestName:
         return cls(group, rest[0], int(rest[1]))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Answer:
     tokens: list[int] = field(default_factory=list)
     base: int = 0  # of its positions in the index of its group
     indexed_tok: int = 0
-    is_due: bool = False  # it waits for some of its tokens to be indexed
+    due_tok: int = _BULK_TOK  # length at which some are to be indexed; `_NEVER` while it waits for that
 
 
 class GroupIndex:
-    """The answers to one prompt, found by their last 8, 5 or 3 tokens: what most of them say next there.
+    """The answers to one prompt, found by their last 8 or 3 tokens: what most of them say next there.
 
     For each run of tokens the index keeps one position behind it, and votes: a run that goes on alike adds one, another
     one takes one away, and the position changes when none is left. So what most answers say wins, in constant time.
@@ -74,14 +76,18 @@ class GroupIndex:
 
     def __init__(self) -> None:
         self.users = 0  # requests that are in the engine
-        self.size_tok = 0
         self._answers: list[Answer] = []
         self._by_key: dict[str, Answer] = {}
         self._entries: dict[int, int] = {}  # hash of a run -> position, token there, votes
 
+    @property
+    def size_tok(self) -> int:
+        return sum(len(answer.tokens) for answer in self._answers)
+
     def answer(self, key: str, tokens: Sequence[int]) -> Answer:
         """The answer that a request generates, which begins with these tokens. What is known of it already is not
-        added again; what was lost, and is generated anew, stays beside it as one more answer.
+        added again; what was lost, and is generated anew, stays beside it as one more answer. Nothing is found behind
+        tokens before they are indexed.
         """
         answer = self._by_key.get(key)
         known_tok = 0 if answer is None else len(answer.tokens)
@@ -89,13 +95,8 @@ class GroupIndex:
             answer, known_tok = Answer(base=len(self._answers) << _AT_BITS), 0
             self._answers.append(answer)
             self._by_key[key] = answer
-        self.extend(answer, tokens[known_tok:])
+        answer.tokens.extend(tokens[known_tok:])
         return answer
-
-    def extend(self, answer: Answer, tokens: Sequence[int]) -> None:
-        """Nothing is found behind these tokens before they are indexed."""
-        answer.tokens.extend(tokens)
-        self.size_tok += len(tokens)
 
     def find(self, answer: Answer) -> tuple[Answer, int, int] | None:
         """Where the index goes on from the end of an answer: an answer, a position in it, the tokens that agree."""
@@ -106,12 +107,16 @@ class GroupIndex:
             if len(tokens) >= length and (longer := entries.get(hash(tuple(tokens[-length:])))) is not None:
                 held = longer
                 break
-        at = held >> (_TOKEN_BITS + _VOTE_BITS)
-        return self._answers[at >> _AT_BITS], at & _AT_MASK, length
+        place = held >> (_TOKEN_BITS + _VOTE_BITS)
+        source, at = self._answers[place >> _AT_BITS], place & _AT_MASK
+        more = LEVELS[1]
+        if length < more <= at and source.tokens[at - more : at] == tokens[-more:]:
+            length = more
+        return source, at, length
 
     def add(self, answer: Answer, most_tok: int) -> int:
         """Index so many more of an answer's tokens at most. Returns how many there were."""
-        tokens, entries = answer.tokens, self._entries
+        tokens, entries, setdefault = answer.tokens, self._entries, self._entries.setdefault
         stop = min(len(tokens), answer.indexed_tok + most_tok)
         first, base = min(stop, max(GRAMS[-1], answer.indexed_tok)), answer.base
         places = [((base + at) << _TOKEN_BITS | tokens[at]) << _VOTE_BITS for at in range(first, stop)]
@@ -121,10 +126,10 @@ class GroupIndex:
                 continue
             runs = zip(*(tokens[start - length + k : stop - length + k] for k in range(length)), strict=True)
             for key, place in zip(map(hash, runs), places[start - first :], strict=True):
-                held = entries.get(key)
-                if held is None:
-                    entries[key] = place
-                elif not (held ^ place) & _TOKEN_FIELD:  # the same token
+                held = setdefault(key, place)
+                if held is place:
+                    continue
+                if not (held ^ place) & _TOKEN_FIELD:  # the same token
                     if held & _MOST_VOTES != _MOST_VOTES:
                         entries[key] = held + 1
                 else:
@@ -285,7 +290,7 @@ MARGIN = 1.25
 TRIAL_SHARE = 0.005  # of the time goes to drafts that do not look worth it, to see whether that has changed
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Row:
     """A request in the engine, and the answer it copies from."""
 
@@ -317,9 +322,6 @@ class Drafter:
         self._due: deque[tuple[GroupIndex, Answer]] = deque()
         self._earlier_due: deque[tuple[GroupIndex, Answer]] = deque()  # when nothing else is
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._rows
-
     def __len__(self) -> int:
         return len(self._rows)
 
@@ -331,7 +333,7 @@ class Drafter:
         """A request has sampled its first tokens.
 
         Args:
-            tokens: of its answer, those that it continues included.
+            tokens: of the answer that it continues.
         """
         self._is_plain = False
         index = self._groups.use(name.group)
@@ -340,65 +342,89 @@ class Drafter:
         answer = index.answer(name.answer, kept)
         self._groups.size_tok += index.size_tok - before_tok
         self._rows[request_id] = _Row(name, index, answer)
-        self._note_due(index, answer, self._due)
+        if answer.due_tok != _NEVER:
+            self._note_due(index, answer, self._due)
 
-    def learn(self, group: str, answers: Sequence[Sequence[int]]) -> None:
-        """What was answered to a group's prompt at an earlier visit, as far as there is room beside what runs."""
-        index = self._groups.use(group)
+    def learn(self, group: str, answers: Sequence[Sequence[int]]) -> int:
+        """What was answered to a group's prompt at an earlier visit, as far as there is room beside what runs.
+
+        Returns:
+            How many of them found none.
+        """
+        index, refused = self._groups.use(group), 0
         for number, tokens in enumerate(answers):
-            if self._groups.has_room(len(tokens), EARLIER_SHARE):
-                before_tok = index.size_tok
-                answer = index.answer(f"earlier {number}", tokens)
-                self._groups.size_tok += index.size_tok - before_tok
+            if not self._groups.has_room(len(tokens), EARLIER_SHARE):
+                refused += 1
+                continue
+            before_tok = index.size_tok
+            answer = index.answer(f"earlier {number}", tokens)
+            self._groups.size_tok += index.size_tok - before_tok
+            if answer.due_tok != _NEVER:
                 self._note_due(index, answer, self._earlier_due)
         self._groups.release(group)
+        return refused
 
     def keep_only(self, request_ids: set[str]) -> None:
         """All others have left the engine; what they said stays, as long as there is room."""
         for request_id in self._rows.keys() - request_ids:
             self._groups.release(self._rows.pop(request_id).name.group)
 
-    def take(self, request_id: str, tokens: Sequence[int]) -> None:
-        """What a request has sampled in this step, the first of its tokens by `begin` excepted."""
-        row, count = self._rows[request_id], len(tokens)
-        if row.drafted_tok:
-            self._outcomes.append((row.level, row.drafted_tok, count - 1))
-        if row.source is not None:
-            if row.source.tokens[row.at : row.at + count] == tokens:
-                row.at += count
-                row.matched_tok += count
-            else:
-                row.source = None
-        if self._groups.has_room(count):
-            row.index.extend(row.answer, tokens)
-            self._groups.size_tok += count
-            self._note_due(row.index, row.answer, self._due)
-        else:
-            row.source = None
+    def step(self, request_ids: Sequence[str], sampled: Sequence[list[int]], now_s: float) -> list[list[int]]:
+        """Take what has been sampled, and draft for the next step.
 
-    def draft(self, request_ids: Sequence[str], now_s: float) -> list[list[int]]:
-        """Drafts for the next step, for all that have sampled in this one; empty where there is none to be had, or it
-        does not pay, or the request is not known.
+        Args:
+            sampled: tokens of each request; none where its prompt is not yet computed.
+
+        Returns:
+            For each request; empty where there is no draft to be had, or it does not pay, or the request is not known.
         """
-        rows = [self._rows.get(request_id) for request_id in request_ids]
-        self._end_step(rows, now_s)
-        self._add_due(_ADDED_TOK + 2 * len(rows))
+        rows = [row if tokens else None for row, tokens in zip(map(self._rows.get, request_ids), sampled, strict=True)]
+        if not all(sampled):
+            self._is_plain = False
+        self._take(rows, sampled)
+        known = len(rows) - rows.count(None)
+        self._end_step(known, now_s)
+        self._add_due(_ADDED_TOK + 2 * known)
         lengths = self.acceptance.lengths(self.price.least_probability)
         if not any(lengths) and not self._can_try:
-            for row in rows:
-                if row is not None:
-                    row.drafted_tok = 0
             return [[] for _ in rows]
         return [[] if row is None else self._draft(row, lengths) for row in rows]
 
+    def _take(self, rows: Sequence[_Row | None], sampled: Sequence[list[int]]) -> None:
+        outcomes, due = self._outcomes, self._due
+        has_room, taken_tok = self._groups.has_room(sum(map(len, sampled))), 0
+        for row, tokens in zip(rows, sampled, strict=True):
+            if row is None:
+                continue
+            count, source = len(tokens), row.source
+            if row.drafted_tok:
+                outcomes.append((row.level, row.drafted_tok, count - 1))
+                row.drafted_tok = 0
+            if source is not None:
+                at = row.at
+                if source.tokens[at : at + count] == tokens and has_room:
+                    row.at = at + count
+                    row.matched_tok += count
+                else:
+                    row.source = None
+            if has_room:
+                answer = row.answer
+                answer.tokens += tokens
+                taken_tok += count
+                if len(answer.tokens) >= answer.due_tok:
+                    answer.due_tok = _NEVER
+                    due.append((row.index, answer))
+        self._groups.size_tok += taken_tok
+
     def _draft(self, row: _Row, lengths: Sequence[int]) -> list[int]:
-        row.drafted_tok = 0
-        if row.source is None or row.at >= len(row.source.tokens):
+        source = row.source
+        if source is None or row.at >= len(source.tokens):
             found = row.index.find(row.answer)
             if found is None:
                 row.source = None
                 return []
-            row.source, row.at, row.matched_tok = found
+            source, row.at, row.matched_tok = found
+            row.source = source
         row.level = level = bisect_right(LEVELS, row.matched_tok) - 1
         length = lengths[level]
         if not length:
@@ -406,13 +432,14 @@ class Drafter:
                 return []
             self._trial_s -= self._trial_cost_s
             length = MOST_DRAFT_TOK
-        drafted = row.source.tokens[row.at : row.at + length]
+        drafted = source.tokens[row.at : row.at + length]
         row.drafted_tok = len(drafted)
         return drafted
 
     def _note_due(self, index: GroupIndex, answer: Answer, due: deque[tuple[GroupIndex, Answer]]) -> None:
-        if not answer.is_due and len(answer.tokens) - answer.indexed_tok >= _BULK_TOK:
-            answer.is_due = True
+        answer.due_tok = answer.indexed_tok + _BULK_TOK
+        if len(answer.tokens) >= answer.due_tok:
+            answer.due_tok = _NEVER
             due.append((index, answer))
 
     def _add_due(self, most_tok: int) -> None:
@@ -421,7 +448,6 @@ class Drafter:
             while due and most_tok > 0:
                 index, answer = due.popleft()
                 most_tok -= index.add(answer, _ADDED_TOK)
-                answer.is_due = False
                 self._note_due(index, answer, due)
 
     @property
@@ -432,13 +458,13 @@ class Drafter:
     def _can_try(self) -> bool:
         return self._trial_s > 0 and self._trial_s >= self._trial_cost_s
 
-    def _end_step(self, rows: Sequence[_Row | None], now_s: float) -> None:
+    def _end_step(self, rows: int, now_s: float) -> None:
         last_s, self._last_s = self._last_s, now_s
         if last_s is not None and self._is_plain and rows:
             drafted_tok = sum(drafted for _, drafted, _ in self._outcomes)
             accepted_tok = sum(accepted for _, _, accepted in self._outcomes)
-            tokens = len(rows) + accepted_tok
-            self.price.note(now_s - last_s, rows=len(rows), drafted_tok=drafted_tok, tokens=tokens)
+            tokens = rows + accepted_tok
+            self.price.note(now_s - last_s, rows=rows, drafted_tok=drafted_tok, tokens=tokens)
             saved_s = self._trial_s + TRIAL_SHARE * self.price.step_s
             self._trial_s = min(saved_s, 2 * self._trial_cost_s)
         for (level, drafted, accepted), times in Counter(self._outcomes).items():

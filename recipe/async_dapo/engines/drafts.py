@@ -25,8 +25,9 @@ class SiblingDrafts:
     def __init__(self, vllm_config: VllmConfig) -> None:
         self._runner: Any = None
         self._drafter = Drafter()
-        self._never: set[str] = set()  # requests that get no drafts
+        self._known: set[str] = set()  # requests that have begun, those that get no drafts too
         self._steps = 0
+        self._spent_s, self._spent_steps = 0.0, 0
 
     def load_model(self, model: torch.nn.Module) -> None:
         """vLLM calls it; there is none."""
@@ -34,12 +35,21 @@ class SiblingDrafts:
     def bind(self, model_runner: Any) -> None:
         self._runner = model_runner
 
-    def learn(self, group: str, answers: list[bytes]) -> None:
+    def learn(self, group: str, answers: list[bytes]) -> int:
         """
         Args:
             answers: to the group's prompt, at an earlier visit: tokens, int32.
+
+        Returns:
+            How many of them found no room.
         """
-        self._drafter.learn(group, [array("i", answer).tolist() for answer in answers])
+        return self._drafter.learn(group, [array("i", answer).tolist() for answer in answers])
+
+    def take_step_s(self) -> float:
+        """What it takes of a step, mean since the last call [s]."""
+        step_s = self._spent_s / max(1, self._spent_steps)
+        self._spent_s, self._spent_steps = 0.0, 0
+        return step_s
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
@@ -53,30 +63,29 @@ class SiblingDrafts:
         """
         if self._runner is None:
             return [[] for _ in sampled_token_ids]
+        began_s = time.monotonic()
         self._steps += 1
         if self._steps % _FORGET_EVERY == 0:
             self._forget()
         request_ids = self._runner.input_batch.req_ids
-        drafter = self._drafter
-        drafted_for: list[str] = []
         for row, (request_id, tokens) in enumerate(zip(request_ids, sampled_token_ids, strict=True)):
-            if not tokens:
-                drafter.note_prefill()
-            elif request_id in drafter:
-                drafter.take(request_id, tokens)
-                drafted_for.append(request_id)
-            elif request_id not in self._never:
-                self._begin(request_id, token_ids_cpu[row], int(num_tokens_no_spec[row]))
-                drafted_for.append(request_id)
-        drafts = dict(zip(drafted_for, drafter.draft(drafted_for, time.monotonic()), strict=True))
-        return [drafts.get(request_id, []) for request_id in request_ids]
+            if tokens and request_id not in self._known:
+                self._begin(request_id, token_ids_cpu[row], int(num_tokens_no_spec[row]) - len(tokens))
+        proposed = self._drafter.step(request_ids, sampled_token_ids, began_s)
+        self._spent_s += time.monotonic() - began_s
+        self._spent_steps += 1
+        return proposed
 
     def _begin(self, request_id: str, context: Any, context_tok: int) -> None:
+        """
+        Args:
+            context_tok: before what was sampled in this step.
+        """
+        self._known.add(request_id)
         name = RequestName.parse(request_id)
         params = self._runner.requests[request_id].sampling_params
         # A stop string ends an answer at the step that completes it: tokens behind it in the same step would stay.
         if name is None or params is None or params.stop:
-            self._never.add(request_id)
             self._drafter.note_prefill()
         else:
             self._drafter.begin(request_id, name, context[name.prompt_tok : context_tok].tolist())
@@ -84,7 +93,7 @@ class SiblingDrafts:
     def _forget(self) -> None:
         running = set(self._runner.requests)
         self._drafter.keep_only(running)
-        self._never &= running
+        self._known &= running
 
 
 SPECULATIVE_CONFIG = {

@@ -115,12 +115,12 @@ class EngineRequests:
             self._balancer.abandon.remote(attachments)
 
     def _tell_earlier(self, earlier: ObjectRef | None, name: str, server_id: str, server: ActorHandle) -> None:
-        """Once for a group and a server, which fetches them itself."""
+        """Once for a group and a server, which fetches them itself and counts what it cannot use."""
         if earlier is None or (parsed := RequestName.parse(name)) is None:
             return
         if (told := (parsed.group, server_id)) not in self._told:
             self._told[told] = None
-            server.learn_answers.remote(parsed.group, earlier)
+            server.learn_answers.remote(parsed.group, [earlier])
 
     async def _give_up(self, request: Attachment, *, is_reachable_later: bool) -> None:
         """A request is lost: with its server, or only with the connection to a server that goes on."""

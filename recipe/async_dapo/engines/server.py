@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Self
 
 import psutil
 import ray
+from ray.exceptions import RayError
 from verl.utils.net_utils import is_valid_ipv6_address
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
@@ -111,6 +112,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._requests = RequestTable()
         self.engine: Any = None
         self._meter: Meter | None = None
+        self._untaught = 0  # answers of earlier visits that its engine does not draft from
 
     async def answer(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """To a call from another process. The engine may know that it is dead before its core's process has ended; a
@@ -237,13 +239,25 @@ class AsyncDAPOServer(vLLMHttpServer):
         """
         assert mode in PAUSE_MODES, f"mode={mode}: must be one of {PAUSE_MODES}"
         self._is_stopped = True
-        if mode == "keep":
-            await self.engine.pause_generation(mode="keep", clear_cache=False)
-            await self._send_back_what_has_not_begun()
-            self._is_paused.set()
-        elif self._requests.running():
-            await self._abort_all()
-        return None if self._meter is None else replace(self._meter.load(), samples=self._meter.samples())
+        try:
+            if mode == "keep":
+                await self.engine.pause_generation(mode="keep", clear_cache=False)
+                await self._send_back_what_has_not_begun()
+                self._is_paused.set()
+            elif self._requests.running():
+                await self._abort_all()
+            return await self._load_of_round()
+        finally:  # the answer that the engine is idle goes out first: it would queue behind what was interrupted
+            asyncio.get_running_loop().call_soon(self._delivers.set)
+
+    async def _load_of_round(self) -> EngineLoad | None:
+        if self._meter is None:
+            return None
+        load = replace(self._meter.load(), samples=self._meter.samples())
+        if self._drafts is None:
+            return load
+        step_s, *_ = await self.engine.collective_rpc("draft_step_s")
+        return replace(load, draft_s=load.steps * step_s)
 
     async def _send_back_what_has_not_begun(self) -> None:
         waiting = [request for request in self._requests.running() if not request.has_begun]
@@ -255,11 +269,8 @@ class AsyncDAPOServer(vLLMHttpServer):
         running = self._requests.running()
         self._requests.is_aborting = True
         self._delivers.clear()
-        try:
-            await self.engine.abort([request.request_id for request in running])
-            await asyncio.wait([request.finished for request in running])
-        finally:  # the answer that the engine is idle goes out first: it would queue behind what was interrupted
-            asyncio.get_running_loop().call_soon(self._delivers.set)
+        await self.engine.abort([request.request_id for request in running])
+        await asyncio.wait([request.finished for request in running])
 
     async def allow_generation(self) -> EngineLoad | None:
         """Open the gate. Returns what is known of the engine, which counts from now on."""
@@ -272,13 +283,27 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._is_stopped = False
         return self.load
 
-    async def learn_answers(self, group: str, answers: list[bytes]) -> None:
+    async def learn_answers(self, group: str, places: list[ray.ObjectRef]) -> None:
         """Drafts for a group, of its prompt's last visit.
 
         Args:
-            answers: tokens, int32.
+            places: where the answers are, lists of tokens, int32: they may be lost.
         """
-        await self.engine.collective_rpc("learn_answers", args=(group, answers))
+        for place in places:
+            try:
+                answers = await place
+            except RayError as error:
+                self._note_untaught(1, repr(error))
+                continue
+            refused, *_ = await self.engine.collective_rpc("learn_answers", args=(group, answers))
+            if refused:
+                self._note_untaught(refused, "the engine has no room for them")
+
+    def _note_untaught(self, answers: int, why: str) -> None:
+        """In the log whenever they have doubled."""
+        before, self._untaught = self._untaught, self._untaught + answers
+        if before.bit_length() != self._untaught.bit_length():
+            logger.warning("%d answers of earlier visits are no drafts here so far; the last: %s", self._untaught, why)
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         """Interrupt some requests, also those that arrive later than this call.

@@ -200,14 +200,21 @@ class WeightReceiver(vLLMColocateWorkerExtension):
 
     def bind_drafts(self) -> None:
         """Let this worker's proposer of drafts, if it is the recipe's, see the names of its requests."""
-        bind = getattr(getattr(self.model_runner, "drafter", None), "bind", None)
-        if bind is not None:
+        if bind := self._of_proposer("bind"):
             bind(self.model_runner)
 
-    def learn_answers(self, group: str, answers: list[bytes]) -> None:
-        learn = getattr(getattr(self.model_runner, "drafter", None), "learn", None)
-        if learn is not None:
-            learn(group, answers)
+    def learn_answers(self, group: str, answers: list[bytes]) -> int:
+        """Returns how many of them will be no drafts."""
+        learn = self._of_proposer("learn")
+        return learn(group, answers) if learn else len(answers)
+
+    def draft_step_s(self) -> float:
+        """What the recipe's proposer takes of a step, mean since the last call [s]."""
+        take = self._of_proposer("take_step_s")
+        return take() if take else 0.0
+
+    def _of_proposer(self, name: str) -> Any:
+        return getattr(getattr(self.model_runner, "drafter", None), name, None)
 
     def _update_weights(self, weights: list[NamedTensor], **kwargs: Any) -> None:
         super()._update_weights(self._stamp_reader.without_stamp(weights), **kwargs)

@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> None:
         _say(f"calibrated on {inputs.calibrate}: {scenario.measured}")
     candidates = recipe_candidates(
         scenario,
-        strategies=inputs.strategies or list(RolloutStrategy),
+        strategies=_strategies(inputs),
         stop_rules=inputs.stop_rules or list(StopRuleName),
         concurrency=default_concurrency(scenario) if inputs.concurrency is None else inputs.concurrency,
     )
@@ -74,6 +74,15 @@ def _run(options: argparse.Namespace) -> None:
         Path(options.json).write_text(as_json(inputs, scenario, rows, advice) + "\n")
     if options.figure is not None:
         draw(options.figure, rows, advice, describe(scenario))
+
+
+def _strategies(inputs: Inputs) -> list[RolloutStrategy]:
+    """Those that were asked for, or all that training takes."""
+    if inputs.strategies or inputs.can_keep_kv:
+        return inputs.strategies or list(RolloutStrategy)
+    stale_kv = RolloutStrategy.PARTIAL_STALE_KV
+    _say(f"left out: {stale_kv}: with kv_cache_dtype={inputs.kv_cache_dtype} training refuses it")
+    return [one for one in RolloutStrategy if one is not stale_kv]
 
 
 def _simulated(candidates: Sequence[Candidate], scenario: Scenario, inputs: Inputs, *, jobs: int) -> list[Row]:

@@ -13,7 +13,6 @@ from ...async_dapo.record.run_files import LENGTHS_FILE, RUN_FILE, STEPS_FILE
 
 OPTION = "async_dapo."
 PROMPT_TOK = "prompt_length/mean"
-DRAFTS_ACCEPTED_RATIO = "async_dapo/drafts/accepted_ratio"
 TURNS, CALLS_S = "async_dapo/turns/mean", "async_dapo/turns/calls_s"
 # The planner's input -> the setting in `run.json`.
 SETTINGS = {
@@ -97,13 +96,8 @@ def _tools(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _drafts(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """What engines that draft have accepted."""
-    drafted = [data for data in steps if data.get(DRAFTS_ACCEPTED_RATIO, 0.0) > 0.0]
-    if not drafted:
-        return {}
-    return {
-        "drafts_accepted": fmean(data[DRAFT_TOK_PER_STEP] for data in drafted) - 1,
-        "drafts_accepted_ratio": fmean(data[DRAFTS_ACCEPTED_RATIO] for data in drafted),
-    }
+    drafted = [data[DRAFT_TOK_PER_STEP] for data in steps if DRAFT_TOK_PER_STEP in data]
+    return {"drafts_accepted": fmean(drafted) - 1} if drafted else {}
 
 
 def _read_json(path: Path) -> list[Any]:

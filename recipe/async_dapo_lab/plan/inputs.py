@@ -192,7 +192,19 @@ class Inputs:
             if getattr(inputs, key) > largest:
                 raise ConfigError(key, getattr(inputs, key), f"must be <= {largest:g}")
         inputs._check_concurrency()
+        if RolloutStrategy.PARTIAL_STALE_KV in (inputs.strategies or []) and not inputs.can_keep_kv:
+            raise ConfigError(
+                "kv_cache_dtype",
+                inputs.kv_cache_dtype,
+                f"strategies={RolloutStrategy.PARTIAL_STALE_KV} keeps the cache over weight updates, and with it keys "
+                "and values of other scales: training refuses both; leave one of them out",
+            )
         return inputs
+
+    @property
+    def can_keep_kv(self) -> bool:
+        """Over a weight update."""
+        return self.kv_cache_dtype == "auto"
 
     def _check_concurrency(self) -> None:
         most = self.servers * (VLLM_CALL_LIMIT - 1)

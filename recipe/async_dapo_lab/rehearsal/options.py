@@ -10,6 +10,8 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config import ConfigError, parse_options
+from ...async_dapo.core.speculation import OwnDrafts
+from ..plan.costs import StepCost
 from ..plan.inputs import Inputs
 from ..plan.scenario import Scenario
 
@@ -134,6 +136,19 @@ class RehearsalOptions:
 
     def scenario(self, config: DictConfig) -> Scenario:
         return self.planner_inputs(config).scenario()
+
+    def step_cost(self, config: DictConfig, *, is_recipe: bool) -> StepCost:
+        """Of the engines.
+
+        Args:
+            is_recipe: they are this recipe's, and draft if its options say so.
+
+        Raises:
+            ConfigError: if they draft, and `drafts_accepted` is not given.
+        """
+        own = OwnDrafts.of(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
+        drafts = own is not None or (is_recipe and config.async_dapo.drafts is not None)
+        return self.scenario(config).step_cost(drafts=drafts)
 
     def _check(self) -> None:
         for key, least in {"steps": 1, "warmup": 0, "workers": 1}.items():

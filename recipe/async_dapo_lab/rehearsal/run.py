@@ -35,11 +35,12 @@ def _run(config: DictConfig) -> None:
         if options.stand_in:
             use_stand_in(config, options)
         check_rehearsable(config)
-        if config.trainer.v1.trainer_mode == RECIPE_MODE:
+        is_recipe = config.trainer.v1.trainer_mode == RECIPE_MODE
+        if is_recipe:
             check_as_training(config)
         else:
             _check_verl_mode(config)
-        options.scenario(config)
+        options.step_cost(config, is_recipe=is_recipe)
         from verl.trainer.main_ppo import run_ppo
 
         from ...async_dapo.shipping import shipped

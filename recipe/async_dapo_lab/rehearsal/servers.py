@@ -149,6 +149,7 @@ class ServerHost:
         self._clock = make_clock(config)
         self._model_config = omega_conf_to_dataclass(config.actor_rollout_ref.model, dataclass_type=HFModelConfig)
         self._scenario = self._options.scenario(config)
+        self._step_cost = self._options.step_cost(config, is_recipe=is_recipe)
         self._book = AnswerBook(
             self._scenario.lengths,
             self._scenario.pass_rates,
@@ -162,7 +163,7 @@ class ServerHost:
 
     async def launch(self, rank: int, **arguments: Any) -> None:
         """Start the server of a replica; `arguments` are those of verl's server class."""
-        model = Engine(self._scenario.step_cost(), max_num_seqs=self._scenario.max_num_seqs)
+        model = Engine(self._step_cost, max_num_seqs=self._scenario.max_num_seqs)
         engine = EmulatedEngine(model, self._book, self._clock, self._scenario.tools())
         arguments |= {"engine": engine, "model_config": self._model_config, "replica_rank": rank}
         if self._is_recipe:
@@ -173,7 +174,7 @@ class ServerHost:
         self._record.watch(rank, engine)
         for change in self._options.speed_changes:
             if change.server == rank:
-                engine.change_cost_later(change.from_s, self._scenario.step_cost().at_speed(change.speed))
+                engine.change_cost_later(change.from_s, self._step_cost.at_speed(change.speed))
 
     async def call(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = getattr(self._servers[rank], method)(*args, **kwargs)
