@@ -15,6 +15,7 @@ from benchmarks.on_policy import run as on_policy
 from benchmarks.plan import summary as plan
 from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
+from benchmarks.separate import summary as separate
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
 from docs import declared
@@ -119,6 +120,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/evidence/grid.md": {
         "defaults": table(evidence.grid),
         "means of the defaults": table(defaults.means_table),
+        "separate": table(separate.summary),
     },
     "docs/evidence/planner.md": {
         "validation": evidence.published,

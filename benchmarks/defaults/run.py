@@ -123,20 +123,23 @@ def run(
     _measure_all(file, equal, jobs=jobs, say=say, measure_one=_measure_equal_share)
 
 
-def equal_share(measure_at: Callable[[float | None], dict[str, Any]], *, share: float) -> dict[str, Any]:
+def equal_share(
+    measure_at: Callable[[float | None], dict[str, Any]], *, share: float, caps: Sequence[float] = CAPS
+) -> dict[str, Any]:
     """The row with the loosest cap that keeps the off-policy share at most at `share`; without a cap if that does.
 
     Args:
         measure_at: the row of the defaults with a cap, or None.
         share: of another system's tokens that are of older versions [0-1].
+        caps: that are tried, ascending.
     """
     best = measure_at(None)
     if best["off_policy"] <= share:
         return best
-    tightest, loosest = 0, len(CAPS) - 1
+    tightest, loosest = 0, len(caps) - 1
     while tightest <= loosest:
         middle = (tightest + loosest) // 2
-        row = measure_at(CAPS[middle])
+        row = measure_at(caps[middle])
         if row["off_policy"] <= share:
             best, tightest = row, middle + 1
         else:

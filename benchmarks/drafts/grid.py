@@ -110,7 +110,9 @@ def headline_table() -> pd.DataFrame:
     clusters, rows = defaults.headline_table(), _compared(FOLDER)
     is_shown = (rows["system"] == DEFAULT) & (rows["accepted"] == 0.6) & (rows["kv_cache"] == "auto")
     over_colocate = rows[is_shown].set_index("setting")["over_colocate"]
-    return clusters.assign(**{"Over colocate_async with drafts, 0.6 tokens accepted": clusters.iloc[:, 0].map(over_colocate)})
+    return clusters.assign(
+        **{"Over colocate_async with drafts, 0.6 tokens accepted": clusters.iloc[:, 0].map(over_colocate)}
+    )
 
 
 def summary(folder: Path = FOLDER) -> pd.DataFrame:

@@ -36,6 +36,7 @@ class Server:
     kv_tok: float = 0.0
     last_used: int = 0
     peak: int = 0  # most requests in flight at once
+    is_closed: bool = False  # takes no further requests
     leases: dict[str, float] = field(default_factory=dict)  # lease id -> expected KV use [tokens]
 
     @property
@@ -48,7 +49,7 @@ class Server:
 
     @property
     def has_place(self) -> bool:
-        return len(self.leases) < self.places
+        return len(self.leases) < self.places and not self.is_closed
 
 
 class Placement:
@@ -238,6 +239,15 @@ class LeaseTable:
             server = self._placement.remove(server_id)
             for lease_id in server.leases if server is not None else ():
                 del self._held[lease_id]
+        return self._grant_waiting()
+
+    def close(self, server_id: str) -> None:
+        """It gets no further request until it is reopened; leases on it stay."""
+        self._placement.servers[server_id].is_closed = True
+
+    def reopen(self, server_id: str) -> list[Grant]:
+        self._placement.servers[server_id].is_closed = False
+        self._placement.note(server_id)
         return self._grant_waiting()
 
     def set_places(self, places: Mapping[str, int], weights: Mapping[str, float]) -> list[Grant]:

@@ -138,6 +138,13 @@ class Engine:
         return len(self._waiting)
 
     @property
+    def undelivered_tok(self) -> int:
+        """Tokens that are counted and that no owner has been told of."""
+        new_tok = sum(self._step - request.start_step for request in self._in_batch)
+        requests = [*self._in_batch, *self._waiting]
+        return new_tok + sum(request.generated_tok - request.delivered_tok for request in requests)
+
+    @property
     def _in_batch(self) -> list[Request]:
         return [request for request in self._admitted if request.due_step]
 
@@ -211,11 +218,12 @@ class Engine:
             request.note_tokens(self._step)
         return self._in_batch + list(self._waiting)
 
-    def resume(self, now_s: float) -> None:
+    def resume(self, now_s: float, *, counts_anew: bool = True) -> None:
         """Go on with what is in the engine."""
         self._is_paused = False
         self._stretch_s = now_s
-        self.forget_load()
+        if counts_anew:
+            self.forget_load()
         self._rebatch()
 
     def change_cost(self, cost: StepCost, now_s: float) -> None:

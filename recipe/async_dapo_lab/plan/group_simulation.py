@@ -99,7 +99,7 @@ class GroupSimulation:
         keep = self._options.keeps_kv
         for request in self._fleet.stop(keep=keep):
             out: _Out = request.owner
-            self._record(out.trajectory, request)
+            self._record(request)
             server_id = self._fleet.leases.server_of(out.lease_id)
             if server_id is None:
                 continue
@@ -156,7 +156,7 @@ class GroupSimulation:
     def _receive(self, request: Request) -> None:
         """A request has got its tokens."""
         out: _Out = request.owner
-        self._record(out.trajectory, request)
+        self._record(request)
         if out.lease_id in self._fleet.frozen:
             return  # its group has not been taken yet: `_reattach` will find it
         if self._fleet.leases.server_of(out.lease_id) is None:
@@ -236,11 +236,16 @@ class GroupSimulation:
         metrics = group.prompt[ANSWERS].metrics
         return GroupOutcome.of(group, judge_group(metrics), is_kept=screening.is_kept(group.uid, metrics))
 
-    def _record(self, trajectory: Trajectory, request: Request) -> None:
+    def _record(self, request: Request) -> None:
         """Add what a request has brought since it was last asked."""
         new_tok = request.deliver()
         if new_tok:
+            out: _Out = request.owner
             tokens = range(new_tok)
-            trajectory.turns[0].segments.append(
-                Segment(policy_version=self._policy_version, token_ids=tokens, rollout_log_probs=tokens)
+            out.trajectory.turns[0].segments.append(
+                Segment(policy_version=self._version_at(out.lease_id), token_ids=tokens, rollout_log_probs=tokens)
             )
+
+    def _version_at(self, lease_id: str) -> int:
+        """Of the weights where this lease is held."""
+        return self._policy_version

@@ -125,6 +125,11 @@ class Scenario:
         outside_s = None if self.measured is None else self.measured.outside_s
         return self.update_s if outside_s is None else min(self.update_s, max(0.0, outside_s))
 
+    @property
+    def transfer_s(self) -> float:
+        """Of new weights between GPUs of their own: one server's, over the links of its GPUs."""
+        return self.model.weight_bytes / (1e9 * self.constants.link_gb_s * self.tensor_parallel_size)
+
     def _outside_s(self) -> float | None:
         if self.measured is None or self.measured.outside_s is None:
             return None

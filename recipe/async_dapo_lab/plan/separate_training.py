@@ -9,6 +9,9 @@ that more than `max_off_policy_threshold` versions span is dropped and replaced 
 engines stop at once, and everything that they were at is sent again.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
 from ...async_dapo.config import ConfigError
 from ...async_dapo.core.leases import server_calls
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
@@ -24,8 +27,8 @@ from .systems import System, TrainerPasses
 NO_LIMIT = StalenessLimit(max_staleness=None)  # on tokens: verl drops whole groups
 
 
-class SeparateRun:
-    """verl's `separate_async` in one scenario, step by step; of the scenario's servers, some only train.
+class SplitRun(ABC):
+    """A system in one scenario, step by step; of the scenario's servers, some only train, and the others only generate.
 
     Raises:
         ConfigError: when no GPU is left for training, or for engines.
@@ -51,16 +54,15 @@ class SeparateRun:
         self._trainer = TrainerPasses(scenario, habits, self.options, cost=cost)
         self._workload = scenario.workload()
         self._clock = VirtualClock()
-        self._sampleable: list[PromptGroup] = []  # valid, in the order in which they have ended
-        self._filtered: list[PromptGroup] = []  # not yet replaced
+        self._part = scenario.train_batch_size // habits.parts  # groups that are trained at a time
         self._ended: list[GroupOutcome] = []  # in this step
+        self._drawn = 0  # in this step
         self._step = 0
-        self._go_on([])
 
     @property
+    @abstractmethod
     def first_pool_size(self) -> int:
         """Trajectories that may be unfinished at once."""
-        return 2 * self._scenario.train_batch_size * self._scenario.rollout_n
 
     @property
     def natural_len_tok(self) -> float:
@@ -72,6 +74,76 @@ class SeparateRun:
         with no_garbage_collection():
             return self._run_step()
 
+    @abstractmethod
+    def _run_step(self) -> StepMeasure:
+        """Until the engines may have its weights."""
+
+    def _measure(
+        self,
+        batch: Sequence[VersionTag],
+        done: EngineCounters,
+        *,
+        held_tok: int,
+        log_prob_s: float,
+        train_s: float,
+        wasted_tok: int,
+        generating_s: float,
+        stopped_s: float,
+        reprefilled_tok: int,
+        events: int,
+    ) -> StepMeasure:
+        """The rollout is what the trainer has waited for samples.
+
+        Args:
+            held_tok: that later steps may train on.
+            stopped_s: in which neither engines nor trainer do anything [s].
+        """
+        versions = VersionShares.of(batch, step=self._step)
+        filtered = [outcome for outcome in self._ended if outcome.verdict is not Verdict.VALID]
+        return StepMeasure(
+            step_s=generating_s + stopped_s,
+            rollout_s=generating_s - log_prob_s - train_s + min(stopped_s, self._scenario.constants.stop_s),
+            generating_s=generating_s,
+            log_prob_s=log_prob_s,
+            train_s=train_s,
+            **done.in_measure(),
+            filtered_tok=sum(sum(outcome.response_lens_tok) for outcome in filtered),
+            screened_tok=0,
+            saved_tok=0.0,
+            wasted_tok=wasted_tok,
+            buffered_tok=held_tok,
+            **tokens_by_age(batch, versions, limit=NO_LIMIT, step=self._step),
+            trained_trajectories=len(batch),
+            resumed_trajectories=sum(tag["min_global_steps"] < self._step - 1 for tag in batch),
+            trained_groups=self._scenario.train_batch_size,
+            valid_groups=len(self._ended) - len(filtered),
+            filtered_groups=len(filtered),
+            screened_groups=0,
+            drawn_groups=self._drawn,
+            retired_groups=0,
+            reprefilled_tok=reprefilled_tok,
+            inflight_max=self._fleet.inflight_max,
+            inflight_max_s=self._fleet.inflight_max * generating_s,
+            lease_s=self._fleet.lease_s,
+            num_servers=len(self._fleet.engines),
+            num_gpus=self._scenario.num_gpus,
+            events=events,
+        )
+
+
+class SeparateRun(SplitRun):
+    """verl's `separate_async`."""
+
+    def __init__(self, scenario: Scenario, system: System) -> None:
+        super().__init__(scenario, system)
+        self._sampleable: list[PromptGroup] = []  # valid, in the order in which they have ended
+        self._filtered: list[PromptGroup] = []  # not yet replaced
+        self._go_on([])
+
+    @property
+    def first_pool_size(self) -> int:
+        return 2 * self._scenario.train_batch_size * self._scenario.rollout_n
+
     def _run_step(self) -> StepMeasure:
         began_s, self._ended, self._drawn = self._clock.now_s, [], 0
         before, events = self._fleet.counters(), self._clock.events
@@ -82,22 +154,23 @@ class SeparateRun:
         batch: list[VersionTag] = []
         log_prob_s = train_s = wasted_tok = 0.0
         for _ in range(self._habits.parts):
-            groups, thrown_tok = self._sample(self._scenario.train_batch_size // self._habits.parts)
-            tags = [_tag(one.stamps, one.age) for group in groups for one in group.trajectories]
+            groups, thrown_tok = self._sample(self._part)
+            tags = version_tags(groups)
             seconds = self._trainer.seconds(tags, [], step=self._step)
             self._clock.run_until(self._clock.now_s + sum(seconds))
             batch += tags
             log_prob_s, train_s, wasted_tok = log_prob_s + seconds[0], train_s + seconds[1], wasted_tok + thrown_tok
         stopped = self._running.stop()
-        generating_s = self._clock.now_s - began_s
         measure = self._measure(
             batch,
             self._fleet.counters() - before,
-            unfinished=stopped,
+            held_tok=sum(group.generated_tok for group in (*stopped, *self._sampleable)),
             log_prob_s=log_prob_s,
             train_s=train_s,
             wasted_tok=int(wasted_tok),
-            generating_s=generating_s,
+            generating_s=self._clock.now_s - began_s,
+            stopped_s=self._scenario.constants.stop_s + self._scenario.weight_update_s,
+            reprefilled_tok=self._running.reprefilled_tok,
             events=self._clock.events - events,
         )
         self._clock.run_until(began_s + measure.step_s)
@@ -162,52 +235,11 @@ class SeparateRun:
         self._ended.append(outcome)
         (self._sampleable if outcome.verdict is Verdict.VALID else self._filtered).append(group)
 
-    def _measure(
-        self,
-        batch: list[VersionTag],
-        done: EngineCounters,
-        *,
-        unfinished: list[PromptGroup],
-        log_prob_s: float,
-        train_s: float,
-        wasted_tok: int,
-        generating_s: float,
-        events: int,
-    ) -> StepMeasure:
-        """The rollout is what the trainer has waited for samples."""
-        versions = VersionShares.of(batch, step=self._step)
-        filtered = [outcome for outcome in self._ended if outcome.verdict is not Verdict.VALID]
-        stop_s = self._scenario.constants.stop_s
-        return StepMeasure(
-            step_s=generating_s + stop_s + self._scenario.weight_update_s,
-            rollout_s=generating_s - log_prob_s - train_s + stop_s,
-            generating_s=generating_s,
-            log_prob_s=log_prob_s,
-            train_s=train_s,
-            **done.in_measure(),
-            filtered_tok=sum(sum(outcome.response_lens_tok) for outcome in filtered),
-            screened_tok=0,
-            saved_tok=0.0,
-            wasted_tok=wasted_tok,
-            buffered_tok=sum(group.generated_tok for group in (*unfinished, *self._sampleable)),
-            **tokens_by_age(batch, versions, limit=NO_LIMIT, step=self._step),
-            trained_trajectories=len(batch),
-            resumed_trajectories=sum(tag["min_global_steps"] < self._step - 1 for tag in batch),
-            trained_groups=self._scenario.train_batch_size,
-            valid_groups=len(self._ended) - len(filtered),
-            filtered_groups=len(filtered),
-            screened_groups=0,
-            drawn_groups=self._drawn,
-            retired_groups=0,
-            reprefilled_tok=self._running.reprefilled_tok,
-            inflight_max=self._fleet.inflight_max,
-            inflight_max_s=self._fleet.inflight_max * generating_s,
-            lease_s=self._fleet.lease_s,
-            num_servers=len(self._fleet.engines),
-            num_gpus=self._scenario.num_gpus,
-            events=events,
-        )
 
-
-def _tag(stamps: tuple[tuple[int, int], ...], age: int) -> VersionTag:
-    return {"segments": list(stamps), "min_global_steps": min(version for version, _ in stamps), "age": age}
+def version_tags(groups: Iterable[PromptGroup]) -> list[VersionTag]:
+    """Of their trajectories, a group's next to each other."""
+    return [
+        {"segments": list(one.stamps), "min_global_steps": min(version for version, _ in one.stamps), "age": one.age}
+        for group in groups
+        for one in group.trajectories
+    ]

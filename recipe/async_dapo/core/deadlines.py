@@ -1,0 +1,95 @@
+"""Which groups may begin, and when a batch may be handed over, so that no token is ever too stale: where rounds have no
+end, and groups begin while the trainer trains.
+
+A group that begins under version v has to be in the batch of step v + 1 + max_staleness at the latest. Each step has
+room for B groups; so of those that begin up to any version, no more may be on their way than their steps have room for.
+That holds when a group begins, and is kept: a batch takes the oldest groups, and waits for one that runs if the steps
+after it would not have the room. Each of those comes to an end, so no batch waits for ever.
+"""
+
+from collections import Counter, OrderedDict
+from itertools import accumulate
+
+
+class Deadlines:
+    """Prompt groups from their first token to the batch that they are trained in.
+
+    Args:
+        target_valid_groups: B [groups].
+        max_staleness: of any trained token [versions]; None = no limit.
+    """
+
+    def __init__(self, *, target_valid_groups: int, max_staleness: int | None) -> None:
+        self._target = target_valid_groups
+        self._max_staleness = max_staleness
+        self._began_under: dict[str, int] = {}  # of groups on their way
+        self._on_their_way: Counter[int] = Counter()  # the same, counted
+        self._valid: OrderedDict[str, None] = OrderedDict()  # of these: may be trained; in the order they have ended
+        self._handed_over = 0
+
+    @property
+    def step(self) -> int:
+        """Whose batch is being collected."""
+        return 1 + self._handed_over // self._target
+
+    @property
+    def num_valid(self) -> int:
+        """Groups that wait for their batch."""
+        return len(self._valid)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._began_under) - len(self._valid)
+
+    def may_begin(self, version: int) -> bool:
+        """Whether one more group can be trained in time.
+
+        Args:
+            version: the oldest that may sample a token of it.
+        """
+        more = self._on_their_way + Counter([version])
+        return self._max_staleness is None or self._has_room(more, handed_over=self._handed_over)
+
+    def begin(self, uid: str, version: int) -> None:
+        self._began_under[uid] = version
+        self._on_their_way[version] += 1
+
+    def end(self, uid: str, *, is_valid: bool) -> None:
+        """It can be trained on, or never will be."""
+        if is_valid:
+            self._valid[uid] = None
+        else:
+            self._remove(uid)
+
+    def hand_over(self, count: int) -> list[str] | None:
+        """The next groups to train on, the oldest first; None if they are too few, or if some that run have to be among
+        them.
+
+        Args:
+            count: of the batch that is being collected [groups].
+        """
+        if len(self._valid) < count:
+            return None
+        taken = sorted(self._valid, key=self._began_under.__getitem__)[:count]
+        left = self._on_their_way - Counter(self._began_under[uid] for uid in taken)
+        if self._max_staleness is not None and not self._has_room(left, handed_over=self._handed_over + count):
+            return None
+        self._handed_over += count
+        for uid in taken:
+            del self._valid[uid]
+            self._remove(uid)
+        return taken
+
+    def _remove(self, uid: str) -> None:
+        version = self._began_under.pop(uid)
+        self._on_their_way[version] -= 1
+        if not self._on_their_way[version]:
+            del self._on_their_way[version]
+
+    def _has_room(self, groups: Counter[int], *, handed_over: int) -> bool:
+        """Whether all of them can be trained in time, if all turn out valid."""
+        assert self._max_staleness is not None
+        versions = sorted(groups)
+        last_steps = (version + 1 + self._max_staleness for version in versions)
+        so_far = accumulate(groups[version] for version in versions)
+        return all(count <= step * self._target - handed_over for count, step in zip(so_far, last_steps, strict=True))

@@ -1,0 +1,147 @@
+"""Which replica gets new weights when, if engines never stop together.
+
+    join -> UPDATING --updated--> SERVING --its turn--> UPDATING --updated--> SERVING ...
+                                     |                      ^
+                                     +-----> DRAINING ------+  nothing in flight; where a trajectory keeps its version
+
+A few replicas are out at a time, those with the oldest weights first, and of these the ones with the fewest requests;
+the others go on. One that has missed versions gets the newest. One that hangs is given up, as if it had died, and may
+join again.
+
+Pure state machine: events change it, `moves` says what is to be done then.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+OUT_SHARE = 1 / 8  # of the replicas that are alive, that take no requests at a time; at least one
+
+
+class Phase(StrEnum):
+    SERVING = "serving"  # takes requests
+    DRAINING = "draining"  # takes none; those that it has go on to their end
+    UPDATING = "updating"  # takes none; what it has is interrupted, and goes on under the new weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What a replica is to do next."""
+
+    replica_id: str
+    phase: Phase
+    version: int  # that it is to get, or that it has
+
+
+@dataclass(slots=True)
+class _Replica:
+    version: int  # of its weights
+    phase: Phase
+    target: int  # version that it is getting, or has got
+    has_joined: bool = False  # it has served, or does
+
+
+class RollingUpdate:
+    """The replicas of a run, their policy versions, and whose turn it is.
+
+    Args:
+        version: the newest so far.
+        drains: a trajectory ends under the version that began it: a replica is updated when nothing is in flight there.
+        max_lag: a replica that is more versions behind takes no further requests, however many are out; None = any.
+    """
+
+    def __init__(self, *, version: int, drains: bool, max_lag: int | None = None) -> None:
+        self._newest = version
+        self._drains = drains
+        self._max_lag = max_lag
+        self._replicas: dict[str, _Replica] = {}
+        self._oldest = version  # that a request may have been sampled with that starts from now on
+
+    @property
+    def newest_version(self) -> int:
+        return self._newest
+
+    @property
+    def oldest_version(self) -> int:
+        """Whatever starts now gets no token of an older version. Never falls."""
+        return self._oldest
+
+    def version_of(self, replica_id: str) -> int:
+        """Of its weights; -1 before it has any."""
+        return self._replicas[replica_id].version
+
+    def phase_of(self, replica_id: str) -> Phase | None:
+        """None = it is not there."""
+        replica = self._replicas.get(replica_id)
+        return None if replica is None else replica.phase
+
+    def publish(self, version: int) -> None:
+        """The trainer has newer weights."""
+        assert version > self._newest, f"version {version} after {self._newest}"
+        self._newest = version
+
+    def join(self, replica_id: str) -> Move:
+        """A replica without weights, which gets the newest before any request."""
+        assert replica_id not in self._replicas, f"{replica_id} is there already"
+        self._replicas[replica_id] = _Replica(version=-1, phase=Phase.UPDATING, target=self._newest)
+        return Move(replica_id=replica_id, phase=Phase.UPDATING, version=self._newest)
+
+    def leave(self, replica_id: str) -> None:
+        """It is dead, or is given up."""
+        self._replicas.pop(replica_id, None)
+        self._note_oldest()
+
+    def updated(self, replica_id: str) -> Move | None:
+        """It has the weights that it was to get. None if it has left.
+
+        It serves, unless all others have gone on to newer ones meanwhile: then it gets these first.
+        """
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return None
+        replica.version = replica.target
+        if replica.version < self._oldest or self._is_too_far_behind(replica):
+            return self._update(replica_id, replica)
+        replica.phase, replica.has_joined = Phase.SERVING, True
+        return Move(replica_id=replica_id, phase=Phase.SERVING, version=replica.version)
+
+    def moves(self, inflight: Mapping[str, int]) -> list[Move]:
+        """What is to be done now, each move once.
+
+        Args:
+            inflight: requests of each replica.
+        """
+        result = [
+            self._update(key, replica)
+            for key, replica in self._replicas.items()
+            if replica.phase is Phase.DRAINING and not inflight.get(key, 0)
+        ]
+        joined = [one for one in self._replicas.values() if one.has_joined]
+        left = max(1, int(OUT_SHARE * len(joined))) - sum(one.phase is not Phase.SERVING for one in joined)
+        for key in sorted(self._behind(), key=lambda key: (self._replicas[key].version, inflight.get(key, 0))):
+            replica = self._replicas[key]
+            if left <= 0 and not self._is_too_far_behind(replica):
+                continue
+            left -= 1
+            if self._drains and inflight.get(key, 0):
+                replica.phase = Phase.DRAINING
+                result.append(Move(replica_id=key, phase=Phase.DRAINING, version=replica.version))
+            else:
+                result.append(self._update(key, replica))
+        self._note_oldest()
+        return result
+
+    def _behind(self) -> list[str]:
+        return [key for key, one in self._replicas.items() if one.phase is Phase.SERVING and one.version < self._newest]
+
+    def _is_too_far_behind(self, replica: _Replica) -> bool:
+        return self._max_lag is not None and self._newest - replica.version > self._max_lag
+
+    def _update(self, replica_id: str, replica: _Replica) -> Move:
+        replica.phase, replica.target = Phase.UPDATING, self._newest
+        return Move(replica_id=replica_id, phase=Phase.UPDATING, version=self._newest)
+
+    def _note_oldest(self) -> None:
+        """Of the replicas that serve, or will without being updated again."""
+        coming = [one.target for one in self._replicas.values() if one.has_joined and one.phase is not Phase.DRAINING]
+        self._oldest = max(self._oldest, min(coming, default=self._oldest))
