@@ -148,8 +148,11 @@ def corrections_exact() -> pd.DataFrame:
 def corrections_learned() -> pd.DataFrame:
     table = corrections.learning_table(corrections.read_runs())
     shown = (table["learning_rate"] == LEARNED_AT) & table["strategy"].isin([corrections.ON_POLICY, "partial"])
-    table = table[shown].assign(pool=lambda rows: rows["pool"].astype(int))
-    titles = {"task": "Task", "pool": "Pool", "strategy": "Strategy", "correction": "Correction"}
+    table = table[shown].assign(
+        pool=lambda rows: rows["pool"].astype(int),
+        correction=lambda rows: rows["correction"].where(rows["strategy"] == "partial", corrections.ON_POLICY),
+    )
+    titles = {"task": "Task", "pool": "Pool", "correction": "Correction"}
     columns = [
         *titles.values(),
         "Seeds",

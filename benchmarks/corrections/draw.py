@@ -15,6 +15,7 @@ from benchmarks.support import learning_curve
 
 A_LINE = 3  # panels
 COLOURS = {"none": "#9a9a9a", "bypass": "#d9691e", "decoupled": "#9dc3e6", "balance": "#1f5fa8"}
+COLOURS |= {"clipped": "#2f7d3b", "sequence_mask": "#7d5ba6"}  # tried once
 
 
 def draw() -> None:
