@@ -43,7 +43,7 @@ WORDS = {  # at most, by page; with code and tables, without rules and bars
     "docs/cluster.md": 1000,
     "docs/off_policy.md": 1500,
     "docs/selection.md": 1000,
-    "docs/drafts.md": 1000,
+    "docs/drafts.md": 600,
     "docs/agents.md": 1800,
     "docs/plan_check_rehearse.md": 1800,
     "docs/reliability.md": 1300,
@@ -53,7 +53,7 @@ WORDS = {  # at most, by page; with code and tables, without rules and bars
     "docs/architecture.md": 1600,
 }
 EVIDENCE_WORDS = 720  # a page
-ALL_WORDS = 22_000  # of the pages under docs/
+ALL_WORDS = 21_700  # of the pages under docs/
 
 every_page = pytest.mark.parametrize("name", PAGES)
 
