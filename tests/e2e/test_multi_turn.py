@@ -163,6 +163,7 @@ def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_ano
     assert alive.isdisjoint(began_with)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["partial_stale_kv"], indirect=True)
 def test_given_stale_kv_when_requests_go_on_under_new_weights_then_nothing_is_prefilled_again(run: Run):
     assert set(run.metric("async_dapo/partial/reprefilled_tokens")) == {0.0}
