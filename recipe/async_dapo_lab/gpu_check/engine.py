@@ -57,6 +57,7 @@ class EngineSettings:
     ballast_bytes: int  # at most
     batches: tuple[int, ...] = ()  # of the speed's cells
     contexts_tok: tuple[int, ...] = ()
+    times: int = 1  # that each cell is measured: the least counts, as other work only adds
     load_format: str = "auto"
     gpu_memory_utilization: float = 0.5
     drafts: bool = False

@@ -40,7 +40,7 @@ from ...async_dapo.engines.load_meter import LoadMeter
 from ...async_dapo.weights.adapter import EngineWatch, WatchedSender
 from ...async_dapo.weights.stream import FOLDER_VARIABLE, NamedTensor, private_handle, stamped, use_for_engine
 from .receiver import BALLAST, BallastReceiver
-from .speed import LONG_TOK, SHORT_TOK, cells, record_line
+from .speed import LONG_TOK, SHORT_TOK, Cell, cells, record_line
 
 Asked = tuple[list[int], RunningRequest]  # a prompt, and its request
 
@@ -48,7 +48,6 @@ _FIRST_TOKEN = 4  # those before are special ones
 _QUIET_S = 0.5  # in which a paused engine must deliver nothing
 _TRANSFER_TIMEOUT_S = 120.0
 _SCALE = 1.5  # of the head, between two versions of the weights: log-probs differ far more than by rounding
-_TIMES = 3  # each generation: the least counts, as other work only adds
 
 
 class Probe:
@@ -240,13 +239,12 @@ class Probe:
         chosen = list(cells(kv_room_tok=room_tok, batches=settings.batches, contexts_tok=settings.contexts_tok))
         if chosen:
             await self._generate_s(chosen[0].batch, chosen[0].context_tok, LONG_TOK)  # warms up
-        lines, prefills = [], []
-        for cell in chosen:
-            short_s, long_s = [], []
-            for _ in range(_TIMES):
-                short_s.append(await self._generate_s(cell.batch, cell.context_tok, SHORT_TOK))
-                long_s.append(await self._generate_s(cell.batch, cell.context_tok, LONG_TOK))
-            lines.append(record_line(cell, short_s=min(short_s), long_s=min(long_s)))
+        prefills, least_s = [], dict[tuple[Cell, int], float]()
+        for _ in range(settings.times):  # all cells in turn, so that a slow minute is not one cell's
+            for cell, tokens in itertools.product(chosen, (SHORT_TOK, LONG_TOK)):
+                seconds = await self._generate_s(cell.batch, cell.context_tok, tokens)
+                least_s[cell, tokens] = min(seconds, least_s.get((cell, tokens), seconds))
+        lines = [record_line(cell, short_s=least_s[cell, SHORT_TOK], long_s=least_s[cell, LONG_TOK]) for cell in chosen]
         for context_tok in settings.contexts_tok:
             seconds = await self._generate_s(1, context_tok, 1)
             prefills.append({"context_tok": context_tok, "seconds": seconds})

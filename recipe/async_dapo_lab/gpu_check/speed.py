@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
     "length_median_tok": 60,
     "max_num_seqs": 96,
 }
-MOST_RMS = {"cuda": 0.25, "cpu": 1.0}  # of the fit, over the record's lines; a CPU is shared with other work
+MOST_RMS = 0.25  # of the fit, over the record's lines
 _STEPS = 2
 
 
@@ -93,13 +93,12 @@ def hardware(gpus: Sequence[Gpu], prefills: Sequence[Mapping[str, float]], model
 
 
 def judge_speed(
-    facts: Mapping[str, Any], *, record: Path, reference: Mapping[str, Any], most_rms: float
+    facts: Mapping[str, Any], *, record: Path, reference: Mapping[str, Any]
 ) -> tuple[Verdict, dict[str, float]]:
     """Fit the record as the planner does, and simulate a few of the reference's steps with it.
 
     Args:
         reference: inputs of the planner, by name.
-        most_rms: of the fit, relative, over the record's lines.
     """
     lines = facts["record"]
     if not lines:
@@ -129,9 +128,9 @@ def judge_speed(
         f"up to {measured['best_tokens_per_s']:,.0f} tokens/s; planned step {row.mean.step_s:.1f} s with "
         f"{scenario.num_servers} engines and B={scenario.train_batch_size}; record: {record.name}"
     )
-    if scenario.measured.relative_rms > most_rms:
+    if scenario.measured.relative_rms > MOST_RMS:
         return failed(
-            f"speeds are {scenario.measured.relative_rms:.0%} off the planner's formula, at most {most_rms:.0%}",
+            f"speeds are {scenario.measured.relative_rms:.0%} off the planner's formula, at most {MOST_RMS:.0%}",
             "end other work on this machine and measure again",
         ), measured
     return passed(said), measured
