@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from .core.balance import Balance
 from .core.over_sampling import OverSampling, RoundSize
 from .core.prompt_history import Selection
+from .core.rolling_round import RollingSpec
 from .core.round import RoundSpec
 from .core.screening import Screening
 from .core.staleness import StalenessLimit
@@ -24,6 +25,7 @@ from .option_values import (
     Drafts,
     ImportanceSampling,
     OnRewardError,
+    Placement,
     RolloutStrategy,
     parse_options,
     whole_number,
@@ -85,6 +87,7 @@ def check_together(options: "AsyncDAPOConfig") -> None:
         ConfigError: naming key, value and remedy.
     """
     _check_staleness(options)
+    _check_placement(options)
     _check_filter(options)
     _check_screening(options)
     _check_selection(options)
@@ -100,6 +103,33 @@ def _check_staleness(options: "AsyncDAPOConfig") -> None:
             "set aside loses its tokens or KV cache, or has to end under one policy; choose "
             "async_dapo.rollout_strategy=partial or leave it null",
         )
+
+
+def _check_placement(options: "AsyncDAPOConfig") -> None:
+    """Rounds of engines that have GPUs of their own go on while the trainer trains."""
+    if options.placement is Placement.COLOCATED:
+        return
+    refused: dict[str, tuple[bool, str]] = {
+        "rollout_strategy": (
+            options.keeps_tokens,
+            "throws away what a stop interrupts, and no step stops the engines; choose partial, partial_stale_kv or "
+            "consistent",
+        ),
+        "max_staleness": (
+            options.max_staleness != 0,
+            "engines would wait for every training step; set it to 1 or more",
+        ),
+        "stop_rule": (
+            options.stop_rule is StopRuleName.FIRST_COMPLETED,
+            "no step stops the engines, and the oldest groups are trained first; leave it null",
+        ),
+        "max_tokens_per_round": (options.max_tokens_per_round is None, "a round has no end; leave it null"),
+    }
+    for name, (is_right, remedy) in refused.items():
+        if not is_right:
+            raise ConfigError(
+                f"async_dapo.{name}", getattr(options, name), f"with async_dapo.placement=separate: {remedy}"
+            )
 
 
 def _check_filter(options: "AsyncDAPOConfig") -> None:
@@ -145,6 +175,20 @@ def _check_selection(options: "AsyncDAPOConfig") -> None:
         )
 
 
+def engine_gpus(config: DictConfig) -> int:
+    """GPUs that engines run on, all together."""
+    is_separate = config.async_dapo.placement == Placement.SEPARATE
+    owner = config.actor_rollout_ref.rollout if is_separate else config.trainer
+    gpus: int = owner.nnodes * owner.n_gpus_per_node
+    return gpus
+
+
+def gpus_per_engine(config: DictConfig) -> int:
+    rollout = config.actor_rollout_ref.rollout
+    gpus: int = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    return gpus
+
+
 def needs_bypass_loss(correction: DictConfig) -> bool:
     """Whether `algorithm.rollout_correction` asks, in bypass mode, for what only verl's own loss of that mode does."""
     return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
@@ -157,6 +201,7 @@ class AsyncDAPOConfig:
     target_valid_groups: int  # B = data.train_batch_size
     rollout_n: int
     num_workers: int
+    placement: Placement
     max_concurrent_prompts: Annotated[int, Meta(ge=1)]
     max_loads_per_server: Annotated[int | None, Meta(ge=1)]
     over_sampling_batch_size: Annotated[int | Auto, Meta(ge=1)]
@@ -314,6 +359,17 @@ class AsyncDAPOConfig:
             "engine_timeout_s": self.engine_timeout_s,
         }
 
+    def rolling_update(self) -> dict[str, Any]:
+        """What `RollingLoadBalancer` needs beside that. With `consistent` an engine that is behind by half of
+        `max_staleness` takes no further requests: what it has would grow too old."""
+        drains = self.rollout_strategy is RolloutStrategy.CONSISTENT
+        return {
+            "drains": drains,
+            "max_lag": self.max_staleness // 2 if drains and self.max_staleness is not None else None,
+            "pause_mode": "hold" if self.keeps_kv else "abort",
+            "update_timeout_s": self.weight_update_timeout_s,
+        }
+
     def over_sampling(self) -> OverSampling:
         """How many groups to hold, and to draw at a time."""
         batch_size = self.over_sampling_batch_size
@@ -357,6 +413,34 @@ class AsyncDAPOConfig:
             most_unfinished=most_unfinished,
             most_trainable=self.most_trainable,
             valid_share=valid_share,
+        )
+
+    def rolling_spec(
+        self,
+        *,
+        opened_at: int,
+        step: int,
+        carried: tuple[tuple[str, int], ...],
+        pool_size: int | None,
+        most_unfinished: int | None,
+        most_begun: int,
+        valid_share: float,
+    ) -> RollingSpec:
+        """The round that goes on from the step that it was opened at, as from this step on."""
+        return RollingSpec(
+            round_id=f"from-step-{opened_at}",
+            stop_rule=self.stop_rule,
+            target_valid_groups=self.target_valid_groups,
+            carried_valid_groups=len(carried),
+            num_workers=self.num_workers,
+            drains=self.drains,
+            pool_size=pool_size,
+            most_unfinished=most_unfinished,
+            valid_share=valid_share,
+            step=step,
+            max_staleness=self.max_staleness,
+            carried=carried,
+            most_begun=most_begun,
         )
 
 

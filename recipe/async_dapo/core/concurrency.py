@@ -195,6 +195,10 @@ class ConcurrencyController:
             for server_id, load in loads.items()
         }
 
+    def knows(self, server_id: str) -> bool:
+        """Whether it takes part in the round."""
+        return server_id in self._servers
+
     def join(self, server_id: str, load: EngineLoad) -> None:
         self._servers[server_id] = _Server(load.kv_room_tok, load.max_num_seqs)
 

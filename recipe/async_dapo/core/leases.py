@@ -227,10 +227,10 @@ class LeaseTable:
     def is_waiting(self, lease_id: str) -> bool:
         return lease_id in self._waiting
 
-    def add_servers(self, server_ids: Iterable[str]) -> list[Grant]:
+    def add_servers(self, server_ids: Iterable[str], *, is_closed: bool = False) -> list[Grant]:
         for server_id in server_ids:
             if server_id not in self._placement.servers:
-                self._placement.add(server_id, Server(places=self._max_per_server))
+                self._placement.add(server_id, Server(places=self._max_per_server, is_closed=is_closed))
         return self._grant_waiting()
 
     def remove_servers(self, server_ids: Iterable[str]) -> list[Grant]:

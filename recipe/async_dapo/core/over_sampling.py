@@ -92,6 +92,11 @@ class OverSampling:
         return self.missing(AtHand(certain=0, open=0))
 
     @property
+    def valid_to_hold(self) -> int:
+        """Groups that are to turn out valid of those at hand, at the start of a round [groups]."""
+        return self.target_valid_groups + self._surplus
+
+    @property
     def holds_less(self) -> bool:
         """Whether the cap on older versions has made the groups that are held fewer."""
         return self._surplus < self._max_surplus
@@ -103,7 +108,7 @@ class OverSampling:
 
     def missing(self, at_hand: AtHand) -> int:
         """Groups to draw before a round opens."""
-        needed = self.target_valid_groups + self._surplus - at_hand.certain
+        needed = self.valid_to_hold - at_hand.certain
         return max(0, ceil(needed / self.valid_share) - at_hand.open)
 
     def groups_to_draw(self, at_hand: AtHand) -> int:

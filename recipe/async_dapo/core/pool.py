@@ -10,10 +10,10 @@ their step.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
 
-from .ledger import Ledger
+from .ledger import Ledger, LedgerError
 from .outcome import GroupOutcome, Verdict
 from .over_sampling import AtHand, OverSampling
 from .round import RoundSummary
@@ -77,13 +77,25 @@ class Dispatch:
 class Settlement:
     """What a round came to. Counts are groups unless the name says otherwise."""
 
-    trained_uids: tuple[str, ...]  # exactly B
+    trained_uids: tuple[str, ...] = ()  # exactly B, if any
     filtered: int
     failed: dict[str, int]  # reason -> groups
-    requeued: int
-    redrawn_uids: tuple[str, ...]  # complete, and queued again from the start; not among `requeued`
-    discarded_tok: int
-    lost_reports: int  # groups a worker neither finished nor gave back; re-queued
+    requeued: int = 0
+    redrawn_uids: tuple[str, ...] = ()  # complete, and queued again from the start; not among `requeued`
+    discarded_tok: int = 0
+    lost_reports: int = 0  # groups a worker neither finished nor gave back; re-queued
+
+    def __add__(self, later: "Settlement") -> "Settlement":
+        """This and a later one as one."""
+        return Settlement(
+            trained_uids=self.trained_uids + later.trained_uids,
+            filtered=self.filtered + later.filtered,
+            failed=dict(Counter(self.failed) + Counter(later.failed)),
+            requeued=self.requeued + later.requeued,
+            redrawn_uids=self.redrawn_uids + later.redrawn_uids,
+            discarded_tok=self.discarded_tok + later.discarded_tok,
+            lost_reports=self.lost_reports + later.lost_reports,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +133,11 @@ class _CarriedGroups:
     def take(self, count: int) -> list[CarriedGroup]:
         """The first `count`."""
         taken, self._groups = self._groups[:count], self._groups[count:]
+        return taken
+
+    def take_these(self, uids: Collection[str]) -> list[CarriedGroup]:
+        taken = [carried for carried in self._groups if carried.uid in uids]
+        self._groups = [carried for carried in self._groups if carried.uid not in uids]
         return taken
 
     def too_stale(self, limit: StalenessLimit, step: int) -> list[PromptGroup]:
@@ -214,6 +231,11 @@ class PromptPool:
         return self._carried.uids
 
     @property
+    def carried_versions(self) -> tuple[tuple[str, int], ...]:
+        """(uid, oldest policy version) of every group that is valid and not trained."""
+        return tuple((carried.uid, carried.oldest_version) for carried in self._carried.groups)
+
+    @property
     def group_sizes(self) -> set[int]:
         """Trajectories of a group, over all groups that are held [count]."""
         unfinished = [*self._waiting, *self._deferred.groups, *self._buffered]
@@ -276,6 +298,13 @@ class PromptPool:
             summary: the coordinator's record of the round.
             unfinished: started groups that the workers gave back, with what they have generated.
         """
+        settlement = self.take_back(summary, unfinished)
+        assert len(self._carried) >= self._target, "settled a round that has not reached its target"
+        trained = self._train(self._carried.take(self._target))
+        return replace(settlement, trained_uids=trained)
+
+    def take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> Settlement:
+        """Account for a closed round, and choose nothing to train on. As `settle`."""
         self._carry_valid(summary)
         ended, failed = self._count_ended(summary)
         redrawn, redrawn_tok = self._take_redrawn(summary)
@@ -286,11 +315,7 @@ class PromptPool:
         for group in lost:
             discarded_tok += group.restart()
         self._waiting.extendleft(reversed(lost))
-        assert len(self._carried) >= self._target, "settled a round that has not reached its target"
-        trained = self._carried.take(self._target)
-        self.ledger.trained += len(trained)
         return Settlement(
-            trained_uids=tuple(carried.uid for carried in trained),
             filtered=ended[Verdict.FILTERED],
             failed=failed,
             requeued=requeued + len(lost),
@@ -298,6 +323,26 @@ class PromptPool:
             discarded_tok=discarded_tok,
             lost_reports=len(lost),
         )
+
+    def hand_over(self, summary: RoundSummary) -> Settlement:
+        """Account for what has ended in a round that goes on, and train on what it hands over.
+
+        Raises:
+            LedgerError: if the round has other groups than the pool believes.
+        """
+        self._carry_valid(summary)
+        ended, failed = self._count_ended(summary)
+        if len(self._in_round) != summary.under_way:
+            raise LedgerError(f"{summary.under_way} groups are in the round, {len(self._in_round)} were given to it")
+        return Settlement(
+            trained_uids=self._train(self._carried.take_these(set(summary.handed_over))),
+            filtered=ended[Verdict.FILTERED],
+            failed=failed,
+        )
+
+    def _train(self, groups: Sequence[CarriedGroup]) -> tuple[str, ...]:
+        self.ledger.trained += len(groups)
+        return tuple(carried.uid for carried in groups)
 
     def detach(self) -> list[Attachment]:
         """Let go of every request that is still in an engine. Returns them; their trajectories keep their tokens."""
@@ -307,10 +352,9 @@ class PromptPool:
         return attachments
 
     def check_ledger(self) -> dict[str, int]:
-        """All terms of the ledger; see `Ledger.check`."""
-        assert not self._in_round, "the ledger is checked between rounds"
+        """All terms of the ledger; see `Ledger.check`. Groups of a round that goes on count as waiting."""
         return self.ledger.check(
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._in_round),
             buffered=len(self._buffered) + len(self._carried),
             deferred=len(self._deferred.groups),
         )

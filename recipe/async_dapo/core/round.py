@@ -37,6 +37,7 @@ class WaitingGroup:
     is_certain: bool = False  # its finished trajectories differ: it will be valid
     has_begun: bool = False  # in an earlier round
     is_attached: bool = False  # requests of its that were frozen in their engines are still there
+    oldest_version: int | None = None  # of its tokens
     home: int | None = None  # the worker where agent loops of it rest
     is_bound: bool = False  # some of those can only go on there
 
@@ -84,6 +85,14 @@ class Unfinished:
         """So many more trajectories may generate."""
         if self._pool_size is not None:
             self._pool_size += count
+
+    def resize(self, *, pool_size: int | None, most: int | None) -> None:
+        self._pool_size, self._most = pool_size, most
+
+    def take_waiting_max(self) -> int:
+        """The most that waited at once since this was asked last."""
+        most, self.waiting_max = self.waiting_max, self._total_waiting
+        return most
 
     def add(self, uid: str, count: int) -> None:
         """So many trajectories of a group start."""
@@ -191,7 +200,7 @@ class WorkerQueues:
 
 
 class StopReason(StrEnum):
-    TARGET_REACHED = "target_reached"  # the stop rule is met
+    TARGET_REACHED = "target_reached"  # the stop rule is met, or has been told to be
     POOL_EXHAUSTED = "pool_exhausted"  # a round without a rule (validation): every group has ended
 
 
@@ -236,6 +245,19 @@ class RoundSummary:
     taken_unreported: tuple[str, ...]  # started, and neither ended nor set aside: interrupted
     ended_trajectories: int = 0
     waiting_for_calls_max: int = 0  # trajectories at once
+    handed_over: tuple[str, ...] = ()  # to be trained on, of a round that goes on
+    under_way: int = 0  # groups that wait and run there
+
+    def __add__(self, later: "RoundSummary") -> "RoundSummary":
+        """This and what came after it, as one."""
+        return replace(
+            later,
+            outcomes=self.outcomes + later.outcomes,
+            start_order=self.start_order + later.start_order,
+            taken_unreported=self.taken_unreported + later.taken_unreported,
+            ended_trajectories=self.ended_trajectories + later.ended_trajectories,
+            waiting_for_calls_max=max(self.waiting_for_calls_max, later.waiting_for_calls_max),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,22 @@ class StartOrder:
         return uid not in self._ended
 
 
+class WhenTold:
+    """Met when it is told to be: a round whose batches are handed over while it goes on."""
+
+    def __init__(self) -> None:
+        self.is_met = False
+
+    def on_start(self, uid: str) -> None:
+        pass
+
+    def on_end(self, uid: str, verdict: Verdict) -> None:
+        pass
+
+    def has_counted(self, uid: str) -> bool:
+        return True
+
+
 def make_stop_rule(name: StopRuleName, *, target_valid_groups: int, carried_valid_groups: int) -> StopRule:
     """The rule that says when a round has enough. `drain` needs the same as `first_completed`; it ends differently."""
     if name is StopRuleName.FIFO:

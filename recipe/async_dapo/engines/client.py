@@ -116,15 +116,25 @@ class AsyncDAPOLLMClient(LLMServerClient):
     Args:
         continues: interrupted requests are continued by new ones; else only those that are lost with their server.
         drafts: the engines verify drafts.
+        rolling: servers stop one at a time for new weights, and may have those of several policy versions.
+        one_version: a turn comes from one of them; one that is lost with its server begins anew.
     """
 
     def __init__(
-        self, *args: Any, cleanup_timeout_s: float, continues: bool = False, drafts: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        cleanup_timeout_s: float,
+        continues: bool = False,
+        drafts: bool = False,
+        rolling: bool = False,
+        one_version: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._continues = continues
         self._drafts = drafts
-        self._requests = EngineRequests(self._load_balancer, cleanup_timeout_s=cleanup_timeout_s)
+        self._one_version = one_version
+        self._requests = EngineRequests(self._load_balancer, cleanup_timeout_s=cleanup_timeout_s, rolling=rolling)
 
     @rollout_trace_op
     async def generate(
@@ -229,7 +239,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 "counts over the whole response, and an interrupted one is continued by a new request; choose "
                 "async_dapo.rollout_strategy=consistent, or leave it out",
             )
-        return bool(named)
+        return bool(named) or self._one_version
 
     async def _advance(self, recorder: Recorder, turn: Turn, asked: _Asked, limit_tok: int) -> str | None:
         """One request, counted. Returns the engine's finish reason; None if the request was lost."""

@@ -38,11 +38,13 @@ class EngineRequests:
     Args:
         balancer: the load balancer actor.
         cleanup_timeout_s: longest wait for an interrupted request to come back [s].
+        rolling: servers stop one at a time for new weights; a request that one sends back goes on elsewhere, or there.
     """
 
-    def __init__(self, balancer: ActorHandle, *, cleanup_timeout_s: float) -> None:
+    def __init__(self, balancer: ActorHandle, *, cleanup_timeout_s: float, rolling: bool = False) -> None:
         self._balancer = balancer
         self._cleanup_timeout_s = cleanup_timeout_s
+        self._rolling = rolling
         self._releases = TurnBatch[Returned](balancer.give_back.remote)
         self._servers: dict[str, ActorHandle] = {}
         self._told = RecentDict[tuple[str, str], None]()  # earlier answers of a group, to a server
@@ -68,8 +70,8 @@ class EngineRequests:
             earlier: answers to the prompt at its last visit, for an engine that has not been told them.
 
         Returns:
-            The engine's finish reason; None if the request was lost with its server, or with the connection to it: the
-            caller tries again.
+            The engine's finish reason; None if the request was lost with its server, or with the connection to it, or
+            sent back by a server that is updated: the caller tries again.
 
         Raises:
             TrajectoryInterrupted: when the engines stop. The tokens so far are in `turn`.
@@ -107,7 +109,9 @@ class EngineRequests:
                 self._releases.add(_returned(turn, lease_id, server_id, output))
         if is_kept:
             turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
-        return _finish_reason(output, turn)
+        if output.stop_reason == PAUSED or (output.stop_reason == ABORTED and not self._rolling):
+            raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")
+        return None if output.stop_reason in (UNKNOWN, ABORTED) else extra_of(output)["finish_reason"]
 
     def abandon(self, attachments: list[Attachment]) -> None:
         """Take requests that will not be continued out of their engines."""
@@ -173,12 +177,6 @@ async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: 
         if output.stop_reason != MORE:
             return output
         ref = server.reattach.remote(lease_id)
-
-
-def _finish_reason(output: TokenOutput, turn: Turn) -> str | None:
-    if output.stop_reason in (ABORTED, PAUSED):
-        raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")
-    return None if output.stop_reason == UNKNOWN else extra_of(output)["finish_reason"]
 
 
 def _returned(turn: Turn, lease_id: str, server_id: str, output: TokenOutput | None) -> Returned:

@@ -81,9 +81,9 @@ class _ServerCalls:
         self._timeout_s = timeout_s
         self._remove = remove
 
-    async def tell_all(self, method: str, *args: Any) -> dict[str, EngineLoad]:
-        """Tell every server. Returns what those that are still there say of their engines."""
-        server_ids = list(self.handles)
+    async def tell_all(self, method: str, *args: Any, but: Collection[str] = ()) -> dict[str, EngineLoad]:
+        """Tell every server, but some. Returns what those that are still there say of their engines."""
+        server_ids = [server_id for server_id in self.handles if server_id not in but]
         loads = await await_all(self.tell(server_id, method, *args) for server_id in server_ids)
         return {key: load for key, load in zip(server_ids, loads, strict=True) if load is not None}
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ..core.leases import server_calls
 from ..logs import log_phase
+from ..weights.sender import WeightTaker
 from .server import EngineProcesses
 from .server_actor import WATCH, ServerActor
 
@@ -54,6 +56,17 @@ class AsyncDAPOReplica(vLLMReplica):
     def max_concurrency(self) -> int:
         """verl's counts one data-parallel rank's sequences."""
         return server_calls(self.config.max_num_seqs * self.config.data_parallel_size)
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        """What stands beside an engine with GPUs of its own."""
+        if self.is_reward_model or self.is_teacher_model:
+            return super().get_ray_class_with_init_args()
+        return RayClassWithInitArgs(
+            cls=ray.remote(WeightTaker),
+            rollout_config=self.config,
+            model_config=self.model_config,
+            replica_rank=self.replica_rank,
+        )
 
     async def launch_servers(self) -> None:
         await super().launch_servers()

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # between two looks at what is left: a zombie that is not reaped would be waited for
 
-PAUSE_MODES = ("abort", "keep")
+PAUSE_MODES = ("abort", "keep", "hold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,8 @@ class AsyncDAPOServer(vLLMHttpServer):
         super().__init__(*args, **kwargs)
         show_logs()
         self._is_stopped = False
-        self._is_paused = asyncio.Event()
+        self._is_frozen = False  # requests are in the engine, which takes no step
+        self._is_paused = asyncio.Event()  # and their callers have been told
         self._delivers = asyncio.Event()
         self._delivers.set()
         self._requests = RequestTable()
@@ -176,7 +177,8 @@ class AsyncDAPOServer(vLLMHttpServer):
     @property
     def _needs_no_http(self) -> bool:
         """Trainer and agent loops ask through Ray; reward models and Prometheus are on other nodes as well."""
-        return self.rollout_mode is RolloutMode.HYBRID and not self.config.prometheus.enable
+        is_policy = self.rollout_mode is not RolloutMode.COLOCATED and CUSTOM_OPTIONS in (self.config.custom or {})
+        return is_policy and not self.config.prometheus.enable
 
     def _end_with(self, process: BaseProcess) -> None:
         """A server without its engine core cannot answer: its callers learn of its death instead."""
@@ -236,14 +238,17 @@ class AsyncDAPOServer(vLLMHttpServer):
         Args:
             mode: `abort` ends the requests; `keep` freezes those that have begun, with their KV cache, until
                 `allow_generation`. Others would begin under the next weights with what the prefix cache has of these.
+                `hold` does the same behind the backs of their callers, which go on waiting.
         """
         assert mode in PAUSE_MODES, f"mode={mode}: must be one of {PAUSE_MODES}"
         self._is_stopped = True
         try:
-            if mode == "keep":
+            if mode in ("keep", "hold"):
                 await self.engine.pause_generation(mode="keep", clear_cache=False)
+                self._is_frozen = True
                 await self._send_back_what_has_not_begun()
-                self._is_paused.set()
+                if mode == "keep":
+                    self._is_paused.set()
             elif self._requests.running():
                 await self._abort_all()
             return await self._load_of_round()
@@ -276,12 +281,24 @@ class AsyncDAPOServer(vLLMHttpServer):
         """Open the gate. Returns what is known of the engine, which counts from now on."""
         if self._meter is not None:
             self._meter.reset()
-        if self._is_paused.is_set():
-            self._is_paused.clear()
+        return await self.go_on()
+
+    async def go_on(self) -> EngineLoad | None:
+        """As `allow_generation`, after a stop in the middle of what is counted."""
+        self._is_paused.clear()
+        if self._is_frozen:
+            self._is_frozen = False
             await self.engine.resume_generation()
         self._requests.is_aborting = False
         self._is_stopped = False
         return self.load
+
+    async def turn_over(self) -> EngineLoad | None:
+        """What the engine has reported, which counts anew from now on, while it goes on."""
+        load = await self._load_of_round()
+        if self._meter is not None:
+            self._meter.reset()
+        return load
 
     async def learn_answers(self, group: str, places: list[ray.ObjectRef]) -> None:
         """Drafts for a group, of its prompt's last visit.

@@ -24,6 +24,7 @@ METHODS = (
     "get_master_address",
     "get_rollout_config",
     "get_server_address",
+    "go_on",
     "launch_server",
     "learn_answers",
     "open_submission_gate",
@@ -40,6 +41,7 @@ METHODS = (
     "start_profile",
     "stop_generation",
     "stop_profile",
+    "turn_over",
     "wait_for_requests_to_drain",
     "wake_up",
 )

@@ -24,6 +24,7 @@ from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from .agent_loops import KeptLoops
 from .call_runner import CallRunner
 from .packed_output import PackedOutput
+from .reports import WorkerReport
 from .reward import RewardFailed, RewardScorer, cause_of
 
 logger = logging.getLogger(__name__)
@@ -164,10 +165,13 @@ class GroupRollout:
         self.running = _RunningTrajectories()
         self._logged = KnownPlaces()
         self._left_out: dict[str, list[_TrajectoryFailed]] = {}  # of a validation, by group
-        self.calls: list[CallCounts] = []
-        self.turns: list[TurnCounts] = []
-        self.diverged_tok = 0
-        self.reprefilled_tok: list[int] = []
+        self._report = WorkerReport()
+
+    def take_report(self) -> WorkerReport:
+        """What has been counted since this was asked last; the groups that come back are not in it."""
+        report, self._report = self._report, WorkerReport()
+        report.killed_reward_processes = self._scorer.take_killed_processes()
+        return report
 
     async def run(self, group: PromptGroup) -> GroupOutcome | None:
         """Bring a group to its end. None if it was interrupted by the stop; what it has generated is in the group.
@@ -236,15 +240,16 @@ class GroupRollout:
                 self._fail(group, "generation_error", Cause("its agent loop has returned without a generated token"))
                 return
             sampled = SampledTokens(trajectory.turns)
-            self.turns.append(TurnCounts.of(trajectory.turns, recorder.calls_s))
+            turns = TurnCounts.of(trajectory.turns, recorder.calls_s)
+            self._report.turns = TurnCounts.total([self._report.turns, turns])
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
             self._note_certain(group, tasks)
         finally:
             await self._kept.settle(recorder)
             self._listeners.abandon(recorder.diverged_attachments)
-            self.calls.append(recorder.calls)
-            self.diverged_tok += recorder.diverged_tok
-            self.reprefilled_tok += recorder.reprefilled_tok
+            self._report.calls = CallCounts.total([self._report.calls, recorder.calls])
+            self._report.diverged_tok += recorder.diverged_tok
+            self._report.reprefilled_tok += recorder.reprefilled_tok
 
     async def _outputs_of(self, group: PromptGroup, recorder: Recorder) -> list[AgentLoopOutput]:
         """

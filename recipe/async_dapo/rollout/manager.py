@@ -25,6 +25,7 @@ from ..core.earlier_answers import EarlierAnswers
 from ..core.failures import EndedGroups
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.over_sampling import AtHand
+from ..core.rolling_round import RollingSpec
 from ..core.round import RoundProgress, RoundSpec, Standstill
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
@@ -144,7 +145,9 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """Start a training round on all workers, without waiting."""
         self._earlier = earlier
         suspended = frozenset(one.loop for group in groups for one in group.suspensions())
-        self._open(spec, groups, RoundOrder(round_id=spec.round_id, step=step, validate=False, suspended=suspended))
+        goes_on = isinstance(spec, RollingSpec)
+        order = RoundOrder(round_id=spec.round_id, step=step, validate=False, goes_on=goes_on, suspended=suspended)
+        self._open(spec, groups, order)
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
         self._frozen |= {group.uid: _leases(group) for group in groups}
@@ -202,6 +205,29 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
     def at_hand(self) -> AtHand:
         """Groups of the open round that are valid or can still become so."""
         return self._get(self._coordinator.at_hand.remote(self._round_id))
+
+    def hand_over(self) -> RoundResult:
+        """The next batch of a round that goes on, and all that has ended since the one before."""
+        summary = self._get(self._coordinator.hand_over.remote(self._round_id))
+        reports = self._get([worker.take_report.remote() for worker in self.agent_loop_workers])
+        balancer, self._places = self._get(self._balancer.turn_over.remote())
+        rollout_s = time.monotonic() - self._started
+        self._started += rollout_s
+        return RoundResult(
+            summary=summary,
+            workers=WorkerReport.merged(reports),
+            rollout_s=rollout_s,
+            stop_latency_s=0.0,
+            balancer=balancer,
+        )
+
+    def resize(self, spec: RollingSpec) -> None:
+        """How much a round that goes on may have under way from now on."""
+        self._get(self._coordinator.resize.remote(spec))
+
+    def stop_round(self) -> None:
+        """Stop a round that would go on."""
+        self._get(self._coordinator.stop_round.remote(self._round_id))
 
     def close_round(self) -> RoundResult:
         """Collect all workers' reports after the stop.

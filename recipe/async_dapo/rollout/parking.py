@@ -51,6 +51,7 @@ def ticket_of(group: PromptGroup, screening: Screening, earlier: ray.ObjectRef |
         ages=_ages(group) if is_parked else (),
         earlier=earlier,
         has_begun=group.has_started,
+        oldest_version=min(group.versions(), default=None),
         is_attached=bool(group.attachments()),
         home=next((suspension.worker for suspension in group.suspensions()), None),
         is_bound=any(one.suspension is not None and not one.is_replayable for one in group.trajectories),

@@ -1,7 +1,7 @@
 """A worker's report of a round, all workers' reports in one, and the closed round."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from ..core.journal import CallCounts
@@ -35,10 +35,26 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """A closed round."""
+    """A closed round, or a part of one that goes on."""
 
     summary: RoundSummary
     workers: WorkerReport  # of all of them
     rollout_s: float
     stop_latency_s: float
     balancer: LoadBalancerStats
+
+    def __add__(self, later: "RoundResult") -> "RoundResult":
+        """This and what came after it, as one."""
+        balancer = replace(
+            later.balancer,
+            acquired=self.balancer.acquired + later.balancer.acquired,
+            busy_s=self.balancer.busy_s + later.balancer.busy_s,
+            inflight_max=max(self.balancer.inflight_max, later.balancer.inflight_max),
+        )
+        return RoundResult(
+            summary=self.summary + later.summary,
+            workers=WorkerReport.merged([self.workers, later.workers]),
+            rollout_s=self.rollout_s + later.rollout_s,
+            stop_latency_s=self.stop_latency_s + later.stop_latency_s,
+            balancer=balancer,
+        )

@@ -59,7 +59,12 @@ class RewardScorer:
         self._options = options.reward
         self._metric = options.filter.metric
         self._logged = KnownPlaces()
-        self.killed_processes = 0
+        self._killed_processes = 0
+
+    def take_killed_processes(self) -> int:
+        """Since this was asked last."""
+        killed, self._killed_processes = self._killed_processes, 0
+        return killed
 
     async def score(self, outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
         """Score the last output, and give the others the same score.
@@ -130,7 +135,7 @@ class RewardScorer:
         return float(output.extra_fields["reward_extra_info"][self._metric])
 
     def _count(self, error: Exception) -> None:
-        self.killed_processes += isinstance(error, RewardProcessKilled | RewardProcessDied)
+        self._killed_processes += isinstance(error, RewardProcessKilled | RewardProcessDied)
 
     def _has_finite_score(self, output: AgentLoopOutput) -> bool:
         extra = output.extra_fields.setdefault("reward_extra_info", {})  # absent if the agent loop scored itself

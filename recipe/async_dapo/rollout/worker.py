@@ -14,9 +14,8 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from .. import store
 from ..aio import TurnBatch
 from ..config import AsyncDAPOConfig, ConfigError, Drafts
-from ..core.journal import CallCounts
 from ..core.outcome import Verdict
-from ..core.trajectory import PromptGroup, Trajectory, TurnCounts
+from ..core.trajectory import PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import show_logs
 from ..shipping import localise
@@ -43,6 +42,7 @@ class RoundOrder:
     round_id: str
     step: int
     validate: bool
+    goes_on: bool = False  # while its batches are trained
     suspended: frozenset[str] | None = None  # agent loops that rest in their workers and are wanted; None = all
 
 
@@ -101,29 +101,30 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             RuntimeError: when a part of the system died, or a reward failed for good under `reward.on_error=raise`.
             ConfigError: when the reward function does not return the metric that groups are filtered by.
         """
-        report = WorkerReport()
+        unfinished: list[PromptGroup] = []
         if order.suspended is not None:
             await self._kept_loops.end_others(order.suspended)
         scorer = RewardScorer(self._compute_score, options=self._options)
-        rollout = self._group_rollout(order, scorer)
+        self._rollout = rollout = self._group_rollout(order, scorer)
         try:
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(self._interrupt_on_stop(order, rollout), name="early-stop")
                 async with asyncio.TaskGroup() as groups:
                     for i in range(self._options.lanes_per_worker or TAKERS):
-                        groups.create_task(self._lane(order, rollout, report, groups), name=f"lane-{i}")
+                        groups.create_task(self._lane(order, rollout, unfinished, groups), name=f"lane-{i}")
                 watcher.cancel()
         except BaseExceptionGroup as errors:
             error = next(leaves(errors))
             if isinstance(error, ConfigError):
                 raise error from None
             raise RuntimeError(f"agent loop worker {self._worker}: {error}") from error
-        report.killed_reward_processes = scorer.killed_processes
-        report.calls = CallCounts.total(rollout.calls)
-        report.turns = TurnCounts.total(rollout.turns)
-        report.diverged_tok = rollout.diverged_tok
-        report.reprefilled_tok = rollout.reprefilled_tok
+        report = rollout.take_report()
+        report.unfinished = unfinished
         return report
+
+    async def take_report(self) -> WorkerReport:
+        """Of a round that goes on, since this was asked last."""
+        return self._rollout.take_report()
 
     def _group_rollout(self, order: RoundOrder, scorer: RewardScorer) -> GroupRollout:
         """What runs the groups of this round."""
@@ -151,16 +152,18 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         )
 
     async def _lane(
-        self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport, groups: asyncio.TaskGroup
+        self, order: RoundOrder, rollout: GroupRollout, unfinished: list[PromptGroup], groups: asyncio.TaskGroup
     ) -> None:
         while (ticket := await self._coordinator.take_group.remote(order.round_id, self._worker)) is not None:
-            run = self._run_group(order, rollout, report, ticket)
+            run = self._run_group(order, rollout, unfinished, ticket)
             if self._options.lanes_per_worker is None:
                 groups.create_task(run, name=f"group-{ticket.prompt_uid}")
             else:
                 await run
 
-    async def _run_group(self, order: RoundOrder, rollout: GroupRollout, report: WorkerReport, ticket: Ticket) -> None:
+    async def _run_group(
+        self, order: RoundOrder, rollout: GroupRollout, unfinished: list[PromptGroup], ticket: Ticket
+    ) -> None:
         group = await group_of(ticket)
         group.earlier = ticket.earlier
         outcome = await rollout.run(group)
@@ -168,15 +171,21 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
             if self._options.keeps_tokens:
                 park(group)
-            report.unfinished.append(group)
+            unfinished.append(group)
         if outcome is None:
             return
         if self._options.drafts is Drafts.HISTORY and not order.validate:
             outcome = with_answers(outcome, group)
+        is_valid = outcome.verdict is Verdict.VALID
+        if is_valid and order.goes_on:  # it may be trained on as soon as it is reported
+            await self._store(order, group)
         await self._coordinator.report_completion.remote(order.round_id, outcome)
-        if outcome.verdict is Verdict.VALID:
-            partition_id = store.VAL if order.validate else store.TRAIN
-            await store.put_group(group, partition_id=partition_id, dispatched_at_step=order.step)
+        if is_valid and not order.goes_on:  # the stop need not wait for it
+            await self._store(order, group)
+
+    async def _store(self, order: RoundOrder, group: PromptGroup) -> None:
+        partition_id = store.VAL if order.validate else store.TRAIN
+        await store.put_group(group, partition_id=partition_id, dispatched_at_step=order.step)
 
     async def _interrupt_on_stop(self, order: RoundOrder, rollout: GroupRollout) -> None:
         await self._coordinator.wait_stopped.remote(order.round_id)

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import AsyncDAPOConfig, Auto
+from ..config import AsyncDAPOConfig, Auto, Placement, engine_gpus, gpus_per_engine
 from ..core.leases import MAX_PENDING_CALLS, server_calls
 from ..core.speculation import OwnDrafts
 from ..option_values import ConfigError, ImportanceSampling, check_each, did_you_mean
 from .refusal import refused
-from .trainer_check import num_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +62,7 @@ def check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
             partial(_check_waiting, config, options),
             partial(_check_calls, config, options),
             partial(_check_gpus, config),
+            partial(_check_separate, config),
             partial(_check_cache, config, options),
             partial(_check_length, config),
             partial(_check_attention, config),
@@ -117,23 +117,56 @@ def _check_calls(config: DictConfig, options: AsyncDAPOConfig) -> None:
 
 
 def _check_gpus(config: DictConfig) -> None:
+    """Whichever GPUs engines run on, they are whole engines."""
     for key in ("trainer.nnodes", "trainer.n_gpus_per_node"):
         if OmegaConf.select(config, key) < 1:
             raise refused(config, key, "must be >= 1")
-    rollout = config.actor_rollout_ref.rollout
-    per_engine = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    if per_engine < 1 or num_gpus(config) % per_engine:
+    is_separate = config.async_dapo.placement == Placement.SEPARATE
+    owner = "actor_rollout_ref.rollout" if is_separate else "trainer"
+    if is_separate:
+        for name in ("nnodes", "n_gpus_per_node"):
+            if OmegaConf.select(config, _ROLLOUT + name) < 1:
+                raise refused(config, _ROLLOUT + name, "must be >= 1: async_dapo.placement=separate runs engines there")
+    elif config.actor_rollout_ref.rollout.nnodes:
+        raise refused(
+            config,
+            _ROLLOUT + "nnodes",
+            "with async_dapo.placement=colocated engines share the trainer's GPUs; set async_dapo.placement=separate, "
+            "or 0",
+        )
+    per_engine = gpus_per_engine(config)
+    if per_engine < 1 or engine_gpus(config) % per_engine:
         raise refused(
             config,
             _ROLLOUT + "tensor_model_parallel_size",
-            f"an engine takes {per_engine} GPUs, which does not divide the {num_gpus(config)} of trainer.nnodes x "
-            "trainer.n_gpus_per_node",
+            f"an engine takes {per_engine} GPUs, which does not divide the {engine_gpus(config)} of {owner}.nnodes x "
+            f"{owner}.n_gpus_per_node",
+        )
+
+
+def _check_separate(config: DictConfig) -> None:
+    """What stands in the way of engines on GPUs of their own."""
+    if config.async_dapo.placement != Placement.SEPARATE:
+        return
+    reward_model, lora = config.reward.reward_model, "actor_rollout_ref.model.lora"
+    if reward_model.enable and not reward_model.enable_resource_pool:
+        raise refused(
+            config,
+            "reward.reward_model.enable_resource_pool",
+            "with async_dapo.placement=separate engines never make room for a reward model; set True",
+        )
+    rank = OmegaConf.select(config, f"{lora}.rank") or OmegaConf.select(config, f"{lora}_rank") or 0
+    if rank > 0 and not OmegaConf.select(config, f"{lora}.merge"):
+        raise refused(
+            config,
+            f"{lora}.rank",
+            "with async_dapo.placement=separate engines get whole weights; set actor_rollout_ref.model.lora.merge=True",
         )
 
 
 def _check_cache(config: DictConfig, options: AsyncDAPOConfig) -> None:
     frees_cache = config.actor_rollout_ref.rollout.free_cache_engine
-    if options.keeps_kv and frees_cache:
+    if options.keeps_kv and frees_cache and options.placement is Placement.COLOCATED:
         raise refused(
             config,
             _ROLLOUT + "free_cache_engine",

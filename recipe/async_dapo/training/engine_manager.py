@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray import ObjectRef
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from verl.checkpoint_engine import CheckpointEngineManager
 
@@ -54,7 +55,15 @@ class EngineManager(CheckpointEngineManager):
             TimeoutError: when that has taken longer than `AsyncDAPOConfig.weight_update_timeout_s`.
         """
         self._remove_dead()
-        calls = self.actor_wg.update_weights(global_steps=global_steps, mode=self.backend)
+        self._await_ranks(self.actor_wg.update_weights(global_steps=global_steps, mode=self.backend), global_steps)
+        self._remove_dead()
+
+    def _await_ranks(self, calls: Sequence[ObjectRef], global_steps: int | None) -> None:
+        """Wait for the training workers' part in a weight update.
+
+        Raises:
+            TimeoutError: as `update_weights`.
+        """
         waiting = list(calls)
         deadline = time.monotonic() + self._options.weight_update_timeout_s
         while waiting:
@@ -67,7 +76,6 @@ class EngineManager(CheckpointEngineManager):
                     f"{', '.join(map(str, self.replicas))}"
                 )
             ray.get(ready)
-        self._remove_dead()
 
     @contextmanager
     def naming_lost_engines(self) -> Iterator[None]:
@@ -115,6 +123,8 @@ class EngineManager(CheckpointEngineManager):
         ]
         try:
             ray.get(endings, timeout=self._options.engine_timeout_s)
+        except RayActorError:
+            logger.warning("%s: a worker beside it is gone as well, with its node or before", replica)
         except GetTimeoutError:
             raise TimeoutError(
                 f"what is left of {replica} has not been ended within async_dapo.engine_timeout_s="

@@ -21,8 +21,9 @@ from ..core.failures import EndedGroups
 from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow
 from ..core.outcome import Verdict
-from ..core.pool import Dispatch, PromptPool
+from ..core.pool import Dispatch, PromptPool, Settlement
 from ..core.prompt_history import PromptHistory
+from ..core.round import RoundSpec
 from ..core.screening import Screened
 from ..core.staleness import StalenessLimit, VersionShares
 from ..core.trajectory import PromptGroup
@@ -142,6 +143,14 @@ class RoundReplayBuffer(ReplayBuffer):
         if not self._has_opened:  # the engines say what they have room for
             self.manager.open_engines(self._concurrency_state)
             self._has_opened = True
+        self._dispatched = self._top_up(step)
+        self.manager.open_round(self._spec(step), self._dispatched.groups, step=step, earlier=self.earlier)
+
+    def end_round(self) -> None:
+        """Stop a round that goes on while its batches are trained: there is none."""
+
+    def _top_up(self, step: int) -> Dispatch:
+        """All groups at hand, and as many new ones as are missing."""
         dispatch = self.pool.dispatch(step)
         store.forget_groups(dispatch.retired_uids, partition_id=store.TRAIN)
         self.manager.abandon(dispatch.retired_attachments)
@@ -149,9 +158,11 @@ class RoundReplayBuffer(ReplayBuffer):
         if missing:
             self._add_prompts(missing, step)
             self._num_gen_batches += 1
-        self._dispatched = dispatch.extended(self.pool.dispatch(step))
+        return dispatch.extended(self.pool.dispatch(step))
+
+    def _spec(self, step: int) -> RoundSpec:
         pool_size = self._pool_size()
-        spec = self._options.round_spec(
+        return self._options.round_spec(
             step=step,
             carried_valid_groups=self.pool.num_carried,
             must_finish=self._dispatched.must_finish,
@@ -159,7 +170,6 @@ class RoundReplayBuffer(ReplayBuffer):
             most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
             valid_share=self._over_sampling.valid_share,
         )
-        self.manager.open_round(spec, self._dispatched.groups, step=step, earlier=self.earlier)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Wait for the open round to stop.
@@ -172,13 +182,23 @@ class RoundReplayBuffer(ReplayBuffer):
         while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
             self._refill(global_steps)
         result = self.manager.close_round()
+        self._note_ended(result, global_steps)
+        settlement = self.pool.settle(result.summary, result.workers.unfinished)
+        store.forget_groups(settlement.redrawn_uids, partition_id=store.TRAIN)
+        return self._batch(result, settlement, global_steps)
+
+    def _note_ended(self, result: RoundResult, step: int) -> None:
+        """What is kept of each group that has ended, before the pool forgets it."""
         # What is drawn again whatever its length says nothing of a preference.
         interrupted = () if self._options.draws_again else result.workers.unfinished
         self._lengths.observe(result.summary.outcomes, interrupted)
         self._remember(result)
-        self._lengths_file.add(result.summary.outcomes, step=global_steps)
-        settlement = self.pool.settle(result.summary, result.workers.unfinished)
-        store.forget_groups(settlement.redrawn_uids, partition_id=store.TRAIN)
+        self._lengths_file.add(result.summary.outcomes, step=step)
+
+    def _batch(
+        self, result: RoundResult, settlement: Settlement, global_steps: int
+    ) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """The step's trajectories, and its metrics."""
         self._lengths.mark_trained(settlement.trained_uids)
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
         batch = store.batch_of(sorted(settlement.trained_uids), partition_id=store.TRAIN)

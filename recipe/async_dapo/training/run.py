@@ -10,10 +10,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
 from ..actor_watch import watched
-from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig
+from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Placement, engine_gpus, gpus_per_engine
 from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
+from ..engines.rolling_balancer import RollingLoadBalancer
 from ..logs import show_logs
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
@@ -21,16 +22,22 @@ from ..shipping import localise
 from ..store import end_queue, queue_watched
 from ..weights.stream import sockets_folder
 from .importance_sampling import wire_importance_sampling
-from .tracking import gpus_per_engine
+from .separate_trainer import SeparateTrainer
 from .trainer import AsyncDAPOTrainer
 
 MOST_THREADS = 16  # memory is the limit beyond that
 
+TRAINERS = {Placement.COLOCATED: AsyncDAPOTrainer, Placement.SEPARATE: SeparateTrainer}
+BALANCERS = {Placement.COLOCATED: GlobalLoadBalancer, Placement.SEPARATE: RollingLoadBalancer}
 
-def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTrainer) -> None:
+
+def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] | None = None) -> None:
     """Build everything, train to the end, and close the data plane, which has been started, whatever happens.
 
     Agent loop workers start first: they import, on any node, while the trainer starts training workers and engines.
+
+    Args:
+        trainer_cls: None = that of `async_dapo.placement`.
     """
     configure_verl_logging()
     show_logs()
@@ -43,7 +50,7 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] = AsyncDAPOTra
     succeeded = False
     try:
         with queue_watched(config.transfer_queue):
-            trainer = trainer_cls(config=config)
+            trainer = (trainer_cls or TRAINERS[options.placement])(config=config)
             manager = AsyncDAPOAgentLoopManager.start(config)
             with watched(manager.named_workers):  # they are not called while engines start
                 trainer.init()
@@ -63,9 +70,7 @@ def use_idle_cores() -> None:
 def _prepare(config: DictConfig, options: AsyncDAPOConfig) -> Path:
     """Make verl build this recipe's parts from the configuration. Returns the load balancer's options file."""
     wire_importance_sampling(config, options.importance_sampling)
-    trainer_gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    engines = trainer_gpus // gpus_per_engine(config.actor_rollout_ref.rollout)
-    register_replica(engine_timeout_s=options.engine_timeout_s, engines=engines)
+    register_replica(engine_timeout_s=options.engine_timeout_s, engines=engine_gpus(config) // gpus_per_engine(config))
     isolate_reward(config, options.reward)
     with open_dict(config):
         config.transfer_queue.enable = True
@@ -102,8 +107,10 @@ def _write_router_config(options: AsyncDAPOConfig, *, calls: int) -> Path:
     """
     session = sockets_folder().parent  # Ray's: nothing else is left of a run that was killed
     path = Path(tempfile.mkdtemp(prefix="async_dapo_", dir=session)) / "router.yaml"
+    balancer = BALANCERS[options.placement]
     router = {
-        "router_class": f"{GlobalLoadBalancer.__module__}.GlobalLoadBalancerActor",
+        "router_class": f"{balancer.__module__}.{balancer.__name__}Actor",
+        "rolling": options.rolling_update(),
         **options.load_balancer(most_per_server=calls - 1),
     }
     OmegaConf.save(router, path)

@@ -47,7 +47,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
 from ..actor_watch import watched
-from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling, RolloutStrategy
+from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling, Placement, RolloutStrategy
 from ..core.ledger import LedgerError
 from ..core.speculation import OwnDrafts
 from ..core.trajectory import PromptGroup
@@ -86,14 +86,15 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _init_resource_pool_mgr(self) -> None:
         log_phase("data loaded; training workers load the model")
         super()._init_resource_pool_mgr()
-        [role] = self.role_worker_mapping.keys() & {Role.ActorRollout, Role.ActorRolloutRef}
+        [role] = self.role_worker_mapping.keys() & {Role.ActorRollout, Role.ActorRolloutRef, Role.Actor}
         self.role_worker_mapping[role] = ray.remote(AsyncDAPOActorRolloutRefWorker)
 
     def _setup(self) -> None:
         super()._setup()
-        verls = self.checkpoint_manager
-        self._engines = EngineManager(verls.config, verls.actor_wg, verls.replicas, options=self.options)
-        self.checkpoint_manager = self._engines
+        self.checkpoint_manager = self._engines = self._manage_engines(self.checkpoint_manager)
+
+    def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
+        return EngineManager(verls.config, verls.actor_wg, verls.replicas, options=self.options)
 
     @property
     def logger(self) -> Tracking:
@@ -121,11 +122,14 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def get_llm_client(self) -> LLMServerClient:
         engine_kwargs = self.config.actor_rollout_ref.rollout.engine_kwargs.vllm
+        is_separate, strategy = self.options.placement is Placement.SEPARATE, self.options.rollout_strategy
         return self.llm_server_manager.get_client(
             client_cls=AsyncDAPOLLMClient,
             cleanup_timeout_s=self.options.stop_timeout_s,
-            continues=self.options.rollout_strategy is RolloutStrategy.PARTIAL,
+            continues=strategy is RolloutStrategy.PARTIAL,
             drafts=self.options.drafts is not None or OwnDrafts.of(engine_kwargs) is not None,
+            rolling=is_separate,
+            one_version=is_separate and strategy is RolloutStrategy.CONSISTENT,
         )
 
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
@@ -135,6 +139,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         watching = watched(agent_loop_manager.named_actors)  # they are not called while the trainer trains
         with watching, self._engines.naming_lost_engines():
             super().fit(agent_loop_manager)
+            self.replay_buffer.end_round()
 
     def on_init_end(self) -> None:
         if self.options.importance_sampling is ImportanceSampling.BALANCE:
@@ -155,10 +160,16 @@ class AsyncDAPOTrainer(PPOTrainer):
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
-        self.replay_buffer.news.spans.begin("weights", time.time())
-        with marked_timer("update_weights", self.timing_raw, color="red"):
+        with self._updating_weights():
             self.checkpoint_manager.update_weights(self.global_steps)
             self.replay_buffer.manager.open_engines()
+
+    @contextmanager
+    def _updating_weights(self) -> Iterator[None]:
+        """Its time is measured, and in the timeline."""
+        self.replay_buffer.news.spans.begin("weights", time.time())
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            yield
         self.replay_buffer.news.spans.end(time.time())
 
     def on_train_begin(self) -> None:

@@ -15,15 +15,15 @@ from functools import partial
 from typing import Any
 
 from ...async_dapo.config import Auto, ConfigError, RolloutStrategy
+from ...async_dapo.core.deadlines import Deadlines
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.over_sampling import AtHand
+from ...async_dapo.core.rolling_update import Phase, RollingUpdate
 from ...async_dapo.core.staleness import VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
-from .deadlines import Deadlines
 from .engine import Request
 from .group_simulation import GroupSimulation
 from .measures import StepMeasure
-from .rolling_update import Phase, RollingUpdate
 from .scenario import Scenario
 from .separate_training import SplitRun, version_tags
 from .systems import UNBOUNDED, System

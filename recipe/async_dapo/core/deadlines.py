@@ -4,7 +4,8 @@ end, and groups begin while the trainer trains.
 A group that begins under version v has to be in the batch of step v + 1 + max_staleness at the latest. Each step has
 room for B groups; so of those that begin up to any version, no more may be on their way than their steps have room for.
 That holds when a group begins, and is kept: a batch takes the oldest groups, and waits for one that runs if the steps
-after it would not have the room. Each of those comes to an end, so no batch waits for ever.
+after it would not have the room. Each of those comes to an end, so no batch waits for ever; what a checkpoint of a
+looser limit brings beyond that is handed over late, and its tokens are left out of the loss.
 """
 
 from collections import Counter, OrderedDict
@@ -17,15 +18,19 @@ class Deadlines:
     Args:
         target_valid_groups: B [groups].
         max_staleness: of any trained token [versions]; None = no limit.
+        step: whose batch is collected first.
     """
 
-    def __init__(self, *, target_valid_groups: int, max_staleness: int | None) -> None:
+    def __init__(self, *, target_valid_groups: int, max_staleness: int | None, step: int = 1) -> None:
         self._target = target_valid_groups
         self._max_staleness = max_staleness
         self._began_under: dict[str, int] = {}  # of groups on their way
         self._on_their_way: Counter[int] = Counter()  # the same, counted
         self._valid: OrderedDict[str, None] = OrderedDict()  # of these: may be trained; in the order they have ended
-        self._handed_over = 0
+        self._handed_over = (step - 1) * target_valid_groups
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._began_under
 
     @property
     def step(self) -> int:
@@ -39,6 +44,7 @@ class Deadlines:
 
     @property
     def num_running(self) -> int:
+        """Groups that have begun and not ended."""
         return len(self._began_under) - len(self._valid)
 
     def may_begin(self, version: int) -> bool:
@@ -61,7 +67,7 @@ class Deadlines:
         else:
             self._remove(uid)
 
-    def hand_over(self, count: int) -> list[str] | None:
+    def next_batch(self, count: int) -> list[str] | None:
         """The next groups to train on, the oldest first; None if they are too few, or if some that run have to be among
         them.
 
@@ -72,7 +78,14 @@ class Deadlines:
             return None
         taken = sorted(self._valid, key=self._began_under.__getitem__)[:count]
         left = self._on_their_way - Counter(self._began_under[uid] for uid in taken)
-        if self._max_staleness is not None and not self._has_room(left, handed_over=self._handed_over + count):
+        if self._max_staleness is None or not self.num_running:
+            return taken
+        return taken if self._has_room(left, handed_over=self._handed_over + count) else None
+
+    def hand_over(self, count: int) -> list[str] | None:
+        """Take `next_batch`."""
+        taken = self.next_batch(count)
+        if taken is None:
             return None
         self._handed_over += count
         for uid in taken:

@@ -1,0 +1,115 @@
+"""A round that goes on while the trainer trains: batches are handed over, and it stops only when it is told to.
+
+Engines have GPUs of their own then. A fresh group begins while those that have begun, and the batch that is trained
+just now, are fewer than the over-sampling target, and while it can be trained in time: see `Deadlines`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .deadlines import Deadlines
+from .outcome import GroupOutcome, Verdict
+from .over_sampling import AtHand
+from .round import Round, RoundSpec, RoundSummary, WaitingGroup
+from .stop_rules import WhenTold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollingSpec(RoundSpec):
+    """A round to open that hands batches over, or how much the open one may have under way from now on."""
+
+    step: int  # whose batch is collected first
+    max_staleness: int | None
+    carried: tuple[tuple[str, int], ...] = ()  # valid groups of earlier rounds: (uid, oldest policy version)
+    most_begun: int  # valid groups that are expected of those that have begun or are trained just now [groups]
+
+    def make_rule(self) -> WhenTold:
+        return WhenTold()
+
+
+class RollingRound(Round):
+    """
+    Args:
+        oldest_version: that a token sampled from now on may have.
+    """
+
+    _spec: RollingSpec
+    _rule: WhenTold
+
+    def __init__(self, spec: RollingSpec, *, oldest_version: int) -> None:
+        self._deadlines = Deadlines(
+            target_valid_groups=spec.target_valid_groups, max_staleness=spec.max_staleness, step=spec.step
+        )
+        for uid, version in spec.carried:
+            self._deadlines.begin(uid, version)
+            self._deadlines.end(uid, is_valid=True)
+        self._oldest_version = oldest_version
+        self._in_training = 0  # groups
+        super().__init__(spec)
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether a batch may be handed over now."""
+        return not self.is_halted and self._deadlines.next_batch(self._spec.target_valid_groups) is not None
+
+    @property
+    def _can_be_trained(self) -> bool:
+        begun, certain = self.num_running + len(self._begun), len(self._certain)
+        at_hand = AtHand(certain=self._valid + certain + self._in_training, open=max(0, begun - certain))
+        is_enough = at_hand.expected_valid(self._spec.valid_share) >= self._spec.most_begun
+        return not is_enough and self._deadlines.may_begin(self._oldest_version)
+
+    def note_versions(self, *, oldest: int, newest: int) -> None:
+        """The weights that engines have, and the trainer's newest: what was trained for these is trained no more."""
+        self._oldest_version = max(self._oldest_version, oldest)
+        if newest >= self._deadlines.step - 1:
+            self._in_training = 0
+
+    def resize(self, spec: RollingSpec) -> None:
+        """How much may be under way from now on."""
+        self._running.resize(pool_size=spec.pool_size, most=spec.most_unfinished)
+        self._spec = replace(self._spec, most_begun=spec.most_begun, valid_share=spec.valid_share)
+
+    def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
+        for group in groups:
+            if group.oldest_version is not None:
+                self._deadlines.begin(group.prompt_uid, group.oldest_version)
+        super().add_groups(groups)
+
+    def take(self, worker: int) -> str | None:
+        uid = super().take(worker)
+        if uid is not None and uid not in self._deadlines:
+            self._deadlines.begin(uid, self._oldest_version)
+        return uid
+
+    def report(self, outcome: GroupOutcome) -> None:
+        if outcome.prompt_uid in self._running:
+            self._deadlines.end(outcome.prompt_uid, is_valid=outcome.verdict is Verdict.VALID)
+        super().report(outcome)
+
+    def hand_over(self) -> RoundSummary:
+        """Hand the next batch over, with all that has ended since the one before."""
+        taken = self._deadlines.hand_over(self._spec.target_valid_groups)
+        assert taken is not None, "a batch is handed over when there is one"
+        self._in_training = len(taken)
+        self._valid -= len(taken)
+        part = RoundSummary(
+            round_id=self.round_id,
+            stop_reason=None,
+            outcomes=tuple(self._outcomes),
+            start_order=tuple(self._start_order),
+            never_started=(),
+            taken_unreported=(),
+            ended_trajectories=self._ended_trajectories,
+            waiting_for_calls_max=self._running.take_waiting_max(),
+            handed_over=tuple(taken),
+            under_way=self.num_waiting + self.num_running,
+        )
+        self._outcomes, self._start_order, self._ended_trajectories = [], [], 0
+        self._reported.clear()
+        return part
+
+    def stop(self) -> None:
+        """Nothing starts any more."""
+        self._rule.is_met = True
+        self._update()

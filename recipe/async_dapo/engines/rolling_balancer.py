@@ -1,0 +1,188 @@
+"""The load balancer of engines that have GPUs of their own: each gets new weights by itself, at its best moment, while
+the others generate. Who is next is decided by `RollingUpdate`.
+
+    trainer --publish--> an engine's turn: it gets no further requests
+                            consistent: what it runs ends
+                            stopped: its requests come back, or are held in it with their KV cache
+                            its workers take the weights from the object store
+                            it goes on, and gets requests again
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from ..aio import await_all
+from ..core.balance import Returned
+from ..core.concurrency import ConcurrencyState
+from ..core.leases import MAX_PENDING_CALLS
+from ..core.rolling_update import Phase, RollingUpdate
+from .load_balancer import GlobalLoadBalancer, LoadBalancerStats
+
+logger = logging.getLogger(__name__)
+
+
+class RollingLoadBalancer(GlobalLoadBalancer):
+    """
+    Args:
+        options: as of `GlobalLoadBalancer`, and `rolling`: `drains`, `max_lag` as of `RollingUpdate`; `pause_mode`,
+            what becomes of requests of an engine that is updated (`abort`, `hold`); `update_timeout_s`, longest time
+            that an engine's workers may take to bring it weights [s].
+    """
+
+    def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
+        super().__init__(servers, options)
+        self._rolling = options["rolling"]
+        self._updates = RollingUpdate(version=-1, drains=self._rolling["drains"], max_lag=self._rolling["max_lag"])
+        self._buckets: list[ObjectRef] = []  # of the newest version
+        self._workers: dict[str, list[ActorHandle]] = {}  # beside the engines
+        self._running: set[asyncio.Task[None]] = set()
+        self._updated = asyncio.Event()  # replaced whenever an engine has got weights, or has left
+
+    async def enroll(self, workers: dict[str, list[ActorHandle]]) -> None:
+        """Servers, each with the workers that bring its weights; they get the newest before any request."""
+        for server_id, beside in workers.items():
+            self._workers[server_id] = beside
+            if server_id in self._handles:
+                self._table.close(server_id)
+                self._begin_update(self._updates.join(server_id).replica_id)
+
+    async def join(self, server_id: str, handle: ActorHandle, workers: list[ActorHandle]) -> None:
+        """An engine that has started in mid-run."""
+        self._handles[server_id] = handle
+        self._meter.note(self._table.total_inflight)
+        self._table.add_servers([server_id], is_closed=True)
+        await self.enroll({server_id: workers})
+
+    async def publish(self, version: int, buckets: Sequence[ObjectRef]) -> None:
+        """The trainer has left newer weights in the object store. Engines take them one after another."""
+        self._buckets = list(buckets)
+        self._updates.publish(version)
+        self._move()
+
+    async def caught_up(self) -> None:
+        """Wait until every engine that is left has the newest weights."""
+        while self._handles and any(
+            self._updates.version_of(server_id) < self._updates.newest_version for server_id in self._handles
+        ):
+            await self._updated.wait()
+
+    async def versions(self) -> dict[str, int]:
+        """Server -> the policy version of its weights; -1 before it has any."""
+        return {server_id: self._updates.version_of(server_id) for server_id in self._handles}
+
+    async def report_growth_to(self, coordinator: ActorHandle) -> None:
+        await super().report_growth_to(coordinator)
+        self._tell_versions()
+
+    async def open(self, concurrency_state: ConcurrencyState | None = None) -> int:
+        """Engines that are being updated join when they have the weights."""
+        if concurrency_state is not None:
+            self._balance.controller.restore(concurrency_state)
+        away = [server_id for server_id in self._handles if self._updates.phase_of(server_id) is Phase.UPDATING]
+        self._deliver(self._balance.open(await self._calls.tell_all("allow_generation", but=away)))
+        self._meter.reset(self._table.total_inflight)
+        self._is_open = True
+        self._move()
+        return self._balance.places
+
+    async def turn_over(self) -> tuple[LoadBalancerStats, int]:
+        """A step's batch has been handed over: learn from it, and count anew, while engines go on.
+
+        Returns:
+            What was counted, and the requests that the servers have room for together.
+        """
+        self._loads = await self._calls.tell_all("turn_over")
+        self._balance.close(self._loads)
+        stats = await self.take_stats()
+        self._deliver(self._balance.open(self._loads))
+        return stats, self._balance.places
+
+    async def remove_servers(self, server_ids: list[str]) -> None:
+        await super().remove_servers(server_ids)
+        for server_id in server_ids:
+            self._updates.leave(server_id)
+            self._workers.pop(server_id, None)
+        self._note_update()
+
+    def _take_back(self, returned: Returned) -> None:
+        server_id = self._table.server_of(returned.lease_id)
+        super()._take_back(returned)
+        if server_id is None or self._table.inflight_on(server_id):
+            return
+        if self._updates.phase_of(server_id) is Phase.DRAINING:
+            self._move()
+
+    # ---- updates ----
+
+    def _move(self) -> None:
+        for move in self._updates.moves(self._table.inflight):
+            self._table.close(move.replica_id)
+            if move.phase is Phase.UPDATING:
+                self._begin_update(move.replica_id)
+        self._tell_versions()
+
+    def _begin_update(self, server_id: str) -> None:
+        task = asyncio.create_task(self._update(server_id), name=f"update {server_id}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _update(self, server_id: str) -> None:
+        """Bring an engine the newest weights, and those that have become so meanwhile."""
+        is_behind = True
+        while is_behind:
+            await self._calls.tell(server_id, "stop_generation", self._rolling["pause_mode"])
+            if server_id not in self._handles or not await self._bring_weights(server_id):
+                return
+            await self._let_go_on(server_id)
+            move = self._updates.updated(server_id)
+            if move is None:
+                return
+            is_behind = move.phase is Phase.UPDATING
+        self._deliver(self._table.reopen(server_id))
+        self._note_update()
+
+    async def _bring_weights(self, server_id: str) -> bool:
+        """False if the engine could not be given them: it is ended, and the others go on."""
+        version, buckets = self._updates.newest_version, self._buckets
+        try:
+            async with asyncio.timeout(self._rolling["update_timeout_s"]):
+                await await_all(worker.take_weights.remote(version, buckets) for worker in self._workers[server_id])
+            return True
+        except (TimeoutError, RayError) as error:
+            logger.critical("server %s has not taken policy version %d, and is ended: %r", server_id, version, error)
+            if (handle := self._handles.get(server_id)) is not None:
+                ray.kill(handle)
+            await self.remove_servers([server_id])
+            return False
+
+    async def _let_go_on(self, server_id: str) -> None:
+        """Unless generation has been stopped, for all."""
+        if not self._is_open:
+            return
+        knows = self._balance.controller.knows(server_id)
+        load = await self._calls.tell(server_id, "go_on" if knows else "allow_generation")
+        if not self._is_open:
+            await self._calls.tell(server_id, "stop_generation", self._pause_mode)
+        elif not knows and server_id in self._handles:
+            self._deliver(self._balance.join(server_id, load))
+
+    def _note_update(self) -> None:
+        self._updated.set()
+        self._updated = asyncio.Event()
+        self._move()
+
+    def _tell_versions(self) -> None:
+        if self._coordinator is not None:
+            oldest, newest = self._updates.oldest_version, self._updates.newest_version
+            self._coordinator.note_versions.remote(oldest, newest)
+
+
+# What `router_class` names: verl calls `.remote(servers, options)` on it.
+RollingLoadBalancerActor = ray.remote(num_cpus=0, max_concurrency=MAX_PENDING_CALLS)(RollingLoadBalancer)
