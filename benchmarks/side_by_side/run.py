@@ -13,12 +13,14 @@ project's own runs are in `assets/side_by_side`.
 
 import argparse
 import operator
+import os
 import statistics
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from benchmarks.full_engines.run import measure_all
+from benchmarks.side_by_side import verl_checkpoint_engine
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, RunLoad, train
@@ -87,6 +89,21 @@ class System:
         return [RECIPE, *LOSS, *options, *self.own]
 
 
+# One (logical) GPU for the trainer, and one for an engine.
+OWN_GPU = (
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "++ray_kwargs.ray_init.num_gpus=2",
+    "ray_kwargs.ray_init.num_cpus=24",
+)
+VERL_SEPARATE = (
+    "actor_rollout_ref.hybrid_engine=False",
+    f"actor_rollout_ref.rollout.checkpoint_engine.backend={verl_checkpoint_engine.NAME}",
+    f"actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module={verl_checkpoint_engine.__name__}",
+    *OWN_GPU,
+)
+SEPARATE = ("async_dapo.placement=separate", *OWN_GPU)
+
 SYSTEMS = {
     "verl sync": System(verl_mode=verl_mode("sync", poll_s=2.0)),
     "verl sync, 0.05 s poll": System(verl_mode=verl_mode("sync", poll_s=0.05)),
@@ -97,6 +114,10 @@ SYSTEMS = {
     "partial": System(strategy="partial"),
     "partial, drafts": System(strategy="partial", own=("async_dapo.drafts=siblings",)),
     "partial_stale_kv": System(strategy="partial_stale_kv"),
+    "verl separate_async, 0.05 s poll": System(verl_mode=(*verl_mode("separate_async", poll_s=0.05), *VERL_SEPARATE)),
+    "separate, partial": System(strategy="partial", own=SEPARATE),
+    "separate, partial_stale_kv": System(strategy="partial_stale_kv", own=SEPARATE),
+    "separate, consistent": System(strategy="consistent", own=SEPARATE),
 }
 
 
@@ -177,6 +198,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps < FEWEST_STEPS:
         parser.error(f"--steps {options.steps}: at least {FEWEST_STEPS}, or no two steps are left to count")
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # verl's separate_async fails at what it says at INFO
     logs = options.runs.absolute()
     runs = RunsFile(options.output / "runs.csv")
     for repetition in range(options.first_repetition, options.first_repetition + options.repetitions):

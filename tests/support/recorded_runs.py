@@ -53,7 +53,7 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
         keys.WASTE_RATIO: 0.0,
         keys.OFF_POLICY: 0.11,
         keys.STALENESS_MEAN: 0.12,
-        keys.AGE_MEAN: 0.1,
+        keys.AGE_MAX: 1.0,
         **{keys.STALENESS_TOKENS + bucket: share for bucket, share in zip(keys.STALENESS_BUCKETS, SHARES, strict=True)},
         keys.LENGTH_TRAINED: 900.0 + step,
         keys.LENGTH_DISPATCHED: 910.0 + step,

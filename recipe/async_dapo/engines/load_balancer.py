@@ -27,6 +27,14 @@ _NO_SERVERS = "No available servers in load balancer"  # verl's words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateStats:
+    """Of engines that get new weights one at a time."""
+
+    versions_behind: int  # the oldest weights of an engine, behind the trainer's
+    update_s: float  # that an engine takes no requests for them, mean since it was asked last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadBalancerStats:
     """What the load balancer has counted since the servers were opened, or since it was asked last; `servers` and
     `lost_servers` since the start."""
@@ -40,6 +48,7 @@ class LoadBalancerStats:
     concurrency: dict[str, float]  # see `Balance.figures`
     concurrency_reason: str
     concurrency_state: ConcurrencyState  # for the checkpoint
+    updates: UpdateStats | None = None  # where engines have GPUs of their own
 
 
 class _InflightMeter:

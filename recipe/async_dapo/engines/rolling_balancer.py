@@ -10,7 +10,10 @@ the others generate. Who is next is decided by `RollingUpdate`.
 
 import asyncio
 import logging
+import statistics
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -23,7 +26,7 @@ from ..core.balance import Returned
 from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.rolling_update import Phase, RollingUpdate
-from .load_balancer import GlobalLoadBalancer, LoadBalancerStats
+from .load_balancer import GlobalLoadBalancer, LoadBalancerStats, UpdateStats
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._buckets: list[ObjectRef] = []  # of the newest version
         self._workers: dict[str, list[ActorHandle]] = {}  # beside the engines
         self._running: set[asyncio.Task[None]] = set()
+        self._away_s: list[float] = []  # of each update since this was asked last
         self._updated = asyncio.Event()  # replaced whenever an engine has got weights, or has left
 
     async def enroll(self, workers: dict[str, list[ActorHandle]]) -> None:
@@ -104,6 +108,15 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._deliver(self._balance.open(self._loads))
         return stats, self._balance.places
 
+    async def take_stats(self) -> LoadBalancerStats:
+        away_s, self._away_s = self._away_s, []
+        versions = (await self.versions()).values()
+        updates = UpdateStats(
+            versions_behind=max((self._updates.newest_version - version for version in versions), default=0),
+            update_s=statistics.fmean(away_s) if away_s else 0.0,
+        )
+        return replace(await super().take_stats(), updates=updates)
+
     async def remove_servers(self, server_ids: list[str]) -> None:
         await super().remove_servers(server_ids)
         for server_id in server_ids:
@@ -135,7 +148,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
 
     async def _update(self, server_id: str) -> None:
         """Bring an engine the newest weights, and those that have become so meanwhile."""
-        is_behind = True
+        is_behind, began_s = True, time.monotonic()
         while is_behind:
             await self._calls.tell(server_id, "stop_generation", self._rolling["pause_mode"])
             if server_id not in self._handles or not await self._bring_weights(server_id):
@@ -145,6 +158,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             if move is None:
                 return
             is_behind = move.phase is Phase.UPDATING
+        self._away_s.append(time.monotonic() - began_s)
         self._deliver(self._table.reopen(server_id))
         self._note_update()
 

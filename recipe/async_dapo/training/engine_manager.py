@@ -36,9 +36,12 @@ class EngineManager(CheckpointEngineManager):
         super().__init__(config, actor_wg, replicas)
         self._options = options
         self._lost: list[str] = []
-        self._watches = {
-            replica.replica_rank: [server.until_death.remote() for server in replica.servers] for replica in replicas
-        }
+        self._watches: dict[int, list[ObjectRef]] = {}
+        for replica in replicas:
+            self._watch(replica)
+
+    def _watch(self, replica: AsyncDAPOReplica) -> None:
+        self._watches[replica.replica_rank] = [server.until_death.remote() for server in replica.servers]
 
     def sleep_replicas(self) -> None:
         self._remove_dead()

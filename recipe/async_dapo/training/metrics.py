@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,11 @@ METRICS: dict[str, str] = {
     "load_balancer/lost_servers": "servers that died, or were ended because they did not answer, since the start of "
     "the run [servers]",
     "load_balancer/inflight/max": "most requests in flight at once [requests]",
+    # With placement=separate only.
+    "load_balancer/versions_behind": "policy versions that the oldest weights of an engine are behind the trainer's, as "
+    "the batch is handed over [versions]",
+    "load_balancer/update_s": "time that an engine takes no requests for new weights, mean over this step's [s]",
+    # Always.
     "load_balancer/idle_ratio": "share of request places left empty over the round, of the most in flight at once "
     "[0-1]",
     "concurrency/slowest_speed": "speed of the slowest server, over that of servers that are not slow [0-1]",
@@ -78,7 +83,6 @@ METRICS: dict[str, str] = {
     "tokens/waste_ratio": "thrown-away tokens over thrown-away plus trained ones [0-1]",
     "partial/off_policy_token_ratio": "share of the batch's tokens from older policy versions [0-1]",
     "partial/resumed_groups": "groups continued from earlier steps [groups]",
-    "partial/retired_groups": "groups given up: too stale, or with agent loops that are gone [groups]",
     "partial/withheld_tokens": "too stale tokens taken out of the loss [tokens]",
     "partial/reprefilled_tokens": "context tokens computed again for continued requests [tokens]",
     "partial/diverged_tokens": "recorded tokens dropped because a resumed agent loop took another way [tokens]",
@@ -90,7 +94,6 @@ METRICS: dict[str, str] = {
         for name in STALENESS_BUCKETS
     },
     "age/max": "most rounds that one of the batch's trajectories was carried over unfinished [rounds]",
-    "age/mean": "rounds the batch's trajectories were carried over unfinished [rounds]",
     "length/trained/mean": "response length of trained groups over the sliding window [tokens]",
     "length/dispatched/mean": "response length of all groups that could have been trained, each with its longest "
     "attempt, same window [tokens]",
@@ -201,7 +204,9 @@ def _failures(record: RoundRecord) -> dict[str, float]:
 def _load(record: RoundRecord) -> dict[str, float]:
     balancer = record.result.balancer
     most_s = balancer.inflight_max * record.result.rollout_s
+    updates = balancer.updates
     return {
+        **({} if updates is None else {f"load_balancer/{name}": value for name, value in asdict(updates).items()}),
         "load_balancer/requests": balancer.acquired,
         "load_balancer/servers": balancer.servers,
         "load_balancer/lost_servers": balancer.lost_servers,
@@ -253,7 +258,6 @@ def _partial(record: RoundRecord) -> dict[str, float]:
     return {
         "partial/off_policy_token_ratio": record.versions.partial_share,
         "partial/resumed_groups": len(resumed.intersection(record.result.summary.start_order)),
-        "partial/retired_groups": len(record.dispatch.retired_uids),
         "partial/withheld_tokens": record.withheld_tok,
         "partial/reprefilled_tokens": sum(record.result.workers.reprefilled_tok),
         "partial/diverged_tokens": record.result.workers.diverged_tok,
@@ -266,7 +270,6 @@ def _versions(record: RoundRecord) -> dict[str, float]:
     return {
         "staleness/mean": _mean(shares.tokens),
         "staleness/max": max(shares.tokens, default=0),
-        "age/mean": _mean(shares.ages),
         "age/max": max(shares.ages, default=0),
         **_histogram("staleness/tokens", shares.tokens),
     }

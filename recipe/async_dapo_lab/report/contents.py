@@ -103,7 +103,7 @@ def _data(run: Run) -> Iterator[Chart]:
         ],
         note="policy versions between a token and the step that trains it",
     )
-    yield _one(run, "age", "Rounds a trajectory was carried over", "rounds", keys.AGE_MEAN, "mean of the batch")
+    yield _one(run, "age", "Rounds a trajectory was carried over", "rounds", keys.AGE_MAX, "most in the batch")
     yield Chart(
         name="lengths",
         title="Response lengths, trained and dispatched",

@@ -1,0 +1,65 @@
+"""A checkpoint engine for verl's separate_async without GPUs: weights through Ray's object store.
+
+verl loads it by `rollout.checkpoint_engine.custom_backend_module`, on its own terms: all engines wait for the trainer,
+and it for them. What verl brings needs NCCL, or RDMA.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import ray
+import torch
+from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
+from verl.workers.rollout.utils import ensure_async_iterator
+
+from recipe.async_dapo.weights.relay import leave_in_store, take_from_store
+
+NAME = "object_store"
+
+
+@ray.remote(num_cpus=0)
+class Place:
+    """Where receivers wait for what the sender has left."""
+
+    def __init__(self) -> None:
+        self._buckets: asyncio.Future[list[ray.ObjectRef]] = asyncio.get_running_loop().create_future()
+
+    async def put(self, buckets: list[ray.ObjectRef]) -> None:
+        self._buckets.set_result(buckets)
+
+    async def get(self) -> list[ray.ObjectRef]:
+        return await self._buckets
+
+
+@CheckpointEngineRegistry.register(NAME)
+class ObjectStoreEngine(CheckpointEngine):
+    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+        self._is_master = is_master
+
+    def prepare(self) -> Any:
+        return Place.remote() if self._is_master else None
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        place = metadata[0]
+        return {"place": [place] * actor_wg_world_size}, {"place": [place] * rollout_world_size}
+
+    def init_process_group(self, place: Any) -> None:
+        self._place = place
+
+    def finalize(self) -> None:
+        self._place = None
+
+    async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
+        if self._is_master:
+            await self._place.put.remote(await leave_in_store(ensure_async_iterator(weights)))
+            return
+        for _ in weights:  # every rank gathers with the others
+            pass
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        async for name, tensor in take_from_store(await self._place.get.remote()):
+            yield name, tensor

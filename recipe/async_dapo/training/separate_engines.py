@@ -1,0 +1,141 @@
+"""Engines on GPUs of their own, as the trainer has them: it leaves weights for them, and starts another one where one
+is lost and its GPUs, or those of a new node, are free.
+"""
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError
+from ray.util import remove_placement_group
+from verl.utils.device import get_resource_name
+from verl.workers.rollout.llm_server import LLMServerManager
+
+from ..config import AsyncDAPOConfig
+from ..engines.replica import AsyncDAPOReplica
+from .engine_manager import EngineManager
+
+logger = logging.getLogger(__name__)
+
+MOST_FAILED_STARTS = 3
+
+
+class Replacements:
+    """Starts engines in the place of lost ones, one at a time, while the trainer goes on.
+
+    Args:
+        manager: verl's, which has launched those that were there first.
+    """
+
+    def __init__(self, manager: LLMServerManager) -> None:
+        self._manager = manager
+        self._next_rank = len(manager.get_replicas())  # names are not used again
+        self._missing = self._failed = 0
+        self._start: threading.Thread | None = None
+        self._started: AsyncDAPOReplica | None = None
+
+    def note_lost(self, replica: AsyncDAPOReplica) -> None:
+        """Whatever is left of it goes, so that its GPUs are free."""
+        self._missing += 1
+        for worker in replica.workers:
+            ray.kill(worker)
+        for group in replica.resource_pool.pgs or ():
+            remove_placement_group(group)
+
+    def take_started(self) -> AsyncDAPOReplica | None:
+        """One that has started since this was asked last."""
+        started, self._started = self._started, None
+        return started
+
+    def begin(self) -> None:
+        """Start another one, if one is missing and there are GPUs for it."""
+        is_busy = self._start is not None and self._start.is_alive()
+        if not self._missing or is_busy or self._failed >= MOST_FAILED_STARTS:
+            return
+        replica: AsyncDAPOReplica = self._manager.rollout_replica_class(
+            replica_rank=self._next_rank,
+            config=self._manager.rollout_config,
+            model_config=self._manager.model_config,
+            gpus_per_node=self._manager.rollout_config.n_gpus_per_node,
+        )
+        free_gpus = ray.available_resources().get(get_resource_name(), 0.0)
+        if free_gpus < replica.world_size:
+            return
+        self._missing -= 1
+        self._next_rank += 1
+        self._start = threading.Thread(target=self._launch, args=[replica], name="start-engine", daemon=True)
+        self._start.start()
+
+    def _launch(self, replica: AsyncDAPOReplica) -> None:
+        try:
+            asyncio.run(replica.init_standalone())
+        except Exception:  # whatever vLLM, verl or Ray say: the run goes on with the others
+            self._failed += 1
+            self._missing += 1
+            logger.exception("an engine could not be started in the place of a lost one (%d times)", self._failed)
+            return
+        self._started = replica
+
+
+class SeparateEngines(EngineManager):
+    """
+    Args:
+        manager: verl's, with the engines and `RollingLoadBalancer`, which brings them the weights.
+    """
+
+    def __init__(self, config: Any, actor_wg: Any, *, manager: LLMServerManager, options: AsyncDAPOConfig) -> None:
+        super().__init__(config, actor_wg, manager.get_replicas(), options=options)
+        self._balancer: ActorHandle = manager.global_load_balancer
+        self._replacements = Replacements(manager)
+        self._have_enrolled = False
+
+    def sleep_replicas(self) -> None:
+        """They never do."""
+
+    def update_weights(self, global_steps: int | None = None) -> None:
+        """Leave the trainer's weights where engines can take them. Waits for the engines only the first time.
+
+        Raises:
+            TimeoutError: when that has taken longer than `AsyncDAPOConfig.weight_update_timeout_s`.
+        """
+        assert global_steps is not None, "weights have a policy version"
+        self._remove_dead()
+        self._take_in_started()
+        self._replacements.begin()
+        calls = self.actor_wg.leave_weights(version=global_steps)
+        self._await_ranks(calls, global_steps)
+        [buckets] = filter(None, ray.get(calls))  # of rank 0
+        self._ask(self._balancer.publish.remote(global_steps, buckets))
+        if not self._have_enrolled:
+            workers = {replica.server_address: replica.workers for replica in self.replicas}
+            self._ask(self._balancer.enroll.remote(workers))
+            self._have_enrolled = True
+            self.await_newest_weights()
+
+    def await_newest_weights(self) -> None:
+        """Until each engine that is left has them."""
+        self._ask(self._balancer.caught_up.remote(), timeout_s=2 * self._options.weight_update_timeout_s)
+        self._remove_dead()
+
+    def _take_in_started(self) -> None:
+        if (replica := self._replacements.take_started()) is None:
+            return
+        self.replicas.append(replica)
+        self._watch(replica)
+        self._ask(self._balancer.join.remote(replica.server_address, replica.server_handle, replica.workers))
+        logger.warning("%s has joined; engines: %d", replica, len(self.replicas))
+
+    def _remove(self, replica: AsyncDAPOReplica, failure: str) -> None:
+        self._ask(self._balancer.remove_servers.remote([replica.server_address]))
+        super()._remove(replica, failure)
+        self._replacements.note_lost(replica)
+
+    def _ask(self, answer: ray.ObjectRef, timeout_s: float | None = None) -> None:
+        limit_s = self._options.stop_timeout_s if timeout_s is None else timeout_s
+        try:
+            ray.get(answer, timeout=limit_s)
+        except GetTimeoutError:
+            raise TimeoutError(f"the load balancer has not answered within {limit_s:g} s") from None

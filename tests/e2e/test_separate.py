@@ -1,0 +1,116 @@
+"""Engines on GPUs of their own, on the real stack: they generate while the trainer trains, get weights one by one, die
+and are replaced, and a run that is killed goes on from its checkpoint.
+"""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
+
+from ..support.harness import Run, ledger_closes, train
+from ..support.weights_by_hand import WeighedRun
+
+ENGINES = 2
+SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 5, 8
+REJOIN_AT = SAVED_STEP + 2  # in the second life, whose second engine dies in its first step
+MAX_STALENESS = 4
+TOLERANCE = 1e-4  # nats, float32
+
+OVERRIDES = (
+    "async_dapo.placement=separate",
+    f"async_dapo.max_staleness={MAX_STALENESS}",
+    "async_dapo.importance_sampling=balance",  # the weights of each version are kept, to compute by hand with them
+    "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
+    "actor_rollout_ref.rollout.nnodes=1",
+    f"actor_rollout_ref.rollout.n_gpus_per_node={ENGINES}",
+    f"++ray_kwargs.ray_init.num_gpus={1 + ENGINES}",
+    f"ray_kwargs.ray_init.num_cpus={16 + 4 * ENGINES}",
+    f"trainer.save_freq={SAVED_STEP}",
+    "trainer.resume_mode=auto",
+)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "partial",
+        pytest.param("partial_stale_kv", marks=pytest.mark.nightly),
+        pytest.param("consistent", marks=pytest.mark.nightly),
+    ],
+)
+def strategy(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def run(assets, tmp_path_factory, strategy: str) -> Run:
+    life = partial(
+        train,
+        assets,
+        tmp_path_factory.mktemp(strategy),
+        steps=LAST_STEP,
+        strategy=strategy,
+        overrides=OVERRIDES,
+        module="tests.support.separate_run",
+    )
+    killed = life(environment={"DEATHS": "[]"}, kill_when=lambda run: len(run.steps) >= KILLED_STEP)
+    assert killed.exit_code == -9, "the run ended before it could be killed"
+    deaths = [(SAVED_STEP + 1, "training", "server", 1)]
+    return life(environment={"DEATHS": json.dumps(deaths), "REJOIN_AT": str(REJOIN_AT)})
+
+
+@pytest.fixture(scope="module")
+def steps(run: Run) -> list[dict[str, Any]]:
+    """What was written down of each step that counts: of those before the kill, the ones that the checkpoint has."""
+    notes = [note for note in run.inspections if "uids" in note]
+    resumed = next(i for i in range(1, len(notes)) if notes[i]["step"] <= notes[i - 1]["step"])
+    return [note for note in notes[:resumed] if note["step"] <= SAVED_STEP] + notes[resumed:]
+
+
+def test_given_engines_of_their_own_when_steps_train_then_each_has_b_groups_of_n_and_none_twice(run, steps):
+    assert [note["step"] for note in steps] == list(range(1, LAST_STEP + 1))
+    uids = [uid for note in steps for uid in note["uids"]]
+    assert len(uids) == len(set(uids)) == LAST_STEP * PROMPTS_PER_STEP
+    assert all(note["trajectories"] == PROMPTS_PER_STEP * RESPONSES_PER_PROMPT for note in steps)
+    assert all(ledger_closes(step) for step in run.steps)
+
+
+def test_given_a_trainer_that_trains_when_it_has_trained_then_engines_have_gone_on_generating(run):
+    inflight = [note["inflight_after_training"] for note in run.inspections if "inflight_after_training" in note]
+    assert all(inflight)
+
+
+def test_given_tokens_of_any_version_when_that_version_computes_them_then_log_probs_are_the_engines(run, steps):
+    """Each token's version is that of the weights which its engine had: the stamp of every transfer is true."""
+    weighed = WeighedRun(run.folder)
+    moved = []
+    for note in steps:
+        group = weighed.batch(note["step"])[0]
+        for row in group[:4]:
+            sampled = row["policy_versions"] >= 0
+            versions, recorded = row["policy_versions"][sampled].tolist(), row["rollout_log_probs"][sampled].tolist()
+            by_version = {version: weighed.log_probs(row, version) for version in set(versions)}
+            own = [by_version[version][t] for t, version in enumerate(versions)]
+            assert own == pytest.approx(recorded, abs=TOLERANCE)
+            newest = weighed.log_probs(row, note["step"] - 1)
+            moved += [abs(a - b) for a, b in zip(newest, own, strict=True)]
+    assert max(moved) > 10 * TOLERANCE, "versions hardly differ: the test shows nothing"
+
+
+def test_given_weights_that_reach_engines_one_by_one_when_they_train_then_no_token_is_too_old(steps, strategy):
+    for note in steps:
+        versions = [version for segments in note["segments"] for version, _ in segments]
+        assert note["step"] - 1 - min(versions) <= MAX_STALENESS
+        if strategy == "consistent":
+            assert all(len({version for version, _ in segments}) == 1 for segments in note["segments"])
+
+
+def test_given_an_engine_that_dies_when_its_gpu_is_free_then_another_one_joins_with_newer_weights(run):
+    [death] = [note for note in run.inspections if "killed" in note]
+    [rejoined] = [note["rejoined"] for note in run.inspections if "rejoined" in note]
+    assert len(rejoined) == ENGINES and min(rejoined.values()) >= death["step"]
+    assert run.metric("async_dapo/load_balancer/lost_servers")[-1] == 1
+    assert run.metric("async_dapo/load_balancer/servers")[-1] == ENGINES
