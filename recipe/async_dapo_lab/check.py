@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from ..async_dapo.check import main
-from ..async_dapo.config import AsyncDAPOConfig, ConfigError
+from ..async_dapo.config import AsyncDAPOConfig, ConfigError, engine_gpus, gpus_per_engine
 from ..async_dapo.core.concurrency import EngineLoad
 from ..async_dapo.core.leases import server_calls
 from ..async_dapo.startup.hardware import Accelerator, ModelShape, load_model
 from ..async_dapo.startup.memory_check import accelerator_of
 from ..async_dapo.startup.model_check import local_folder
-from ..async_dapo.startup.trainer_check import num_gpus
 from .plan.costs import ServerConstants, kv_room_tok
 
 BUFFERED_BYTES_PER_TOK = 9  # a token's id and log-prob, and its share of what is noted for a delivery
@@ -33,14 +32,13 @@ class Engines:
 
     @classmethod
     def of(cls, config: DictConfig) -> "Engines":
-        rollout = config.actor_rollout_ref.rollout
-        gpus_each = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+        rollout, gpus_each = config.actor_rollout_ref.rollout, gpus_per_engine(config)
         room_tok, hardware = None, "CPU"
         if config.trainer.device != "cpu":
             accelerator, hardware = accelerator_of(config)
             room_tok = _kv_room_tok(config, accelerator, gpus_each)
         return cls(
-            count=num_gpus(config) // gpus_each,
+            count=engine_gpus(config) // gpus_each,
             gpus_each=gpus_each,
             max_num_seqs=rollout.max_num_seqs * rollout.data_parallel_size,
             kv_room_tok=room_tok,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import ConfigError
+from ..config import ConfigError, Placement
 from ..core.trainer_memory import TrainerMemory
 from .hardware import DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
 from .model_check import local_folder
@@ -28,7 +28,8 @@ def check_memory(config: DictConfig) -> str:
         ConfigError: naming key, value and remedy.
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    if config.trainer.device == "cpu" or actor.strategy not in ("fsdp", "fsdp2"):
+    is_separate = config.async_dapo.placement == Placement.SEPARATE
+    if is_separate or config.trainer.device == "cpu" or actor.strategy not in ("fsdp", "fsdp2"):
         return ""
     try:
         model = load_model(local_folder(config.actor_rollout_ref.model, "path"))

@@ -63,8 +63,8 @@ METRICS: dict[str, str] = {
     "the run [servers]",
     "load_balancer/inflight/max": "most requests in flight at once [requests]",
     # With placement=separate only.
-    "load_balancer/versions_behind": "policy versions that the oldest weights of an engine are behind the trainer's, at "
-    "the end of the rollout [versions]",
+    "load_balancer/versions_behind": "policy versions that the oldest weights in an engine are behind the trainer's "
+    "[versions]",
     "load_balancer/update_s": "time that an engine takes no requests for new weights, mean over this step's [s]",
     # Always.
     "load_balancer/idle_ratio": "share of request places left empty over the round, of the most in flight at once "
