@@ -367,7 +367,7 @@ class AsyncDAPOConfig:
             "drains": drains,
             "max_lag": self.max_staleness // 2 if drains and self.max_staleness is not None else None,
             "pause_mode": "hold" if self.keeps_kv else "abort",
-            "update_timeout_s": self.weight_update_timeout_s,
+            "update_timeout_s": self.engine_timeout_s,
         }
 
     def over_sampling(self) -> OverSampling:

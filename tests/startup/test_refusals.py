@@ -87,6 +87,17 @@ overlong.enable=True overlong.len=0 -> : must be in 1..32; set overlong_buffer_c
 overlong.enable=True reward.reward_manager.name=naive -> : is ignored by reward.reward_manager.name=naive
 overlong.enable=True reward.reward_kwargs.max_resp_len=64 -> : must equal data.max_response_length=32
 rollout.tensor_model_parallel_size=2 -> : an engine takes 2 GPUs, which does not divide the 1
+async_dapo.placement=apart -> : must be one of colocated, separate
+async_dapo.placement=separate -> rollout.nnodes=0: must be >= 1: async_dapo.placement=separate runs engines there
+rollout.nnodes=1 -> : with async_dapo.placement=colocated engines share the trainer's GPUs; set
+async_dapo.placement=separate rollout.nnodes=1 rollout.n_gpus_per_node=3 rollout.tensor_model_parallel_size=2
+  -> : an engine takes 2 GPUs, which does not divide the 3 of actor_rollout_ref.rollout.nnodes
+async_dapo.placement=separate async_dapo.rollout_strategy=discard -> async_dapo.rollout_strategy=discard: with
+async_dapo.placement=separate async_dapo.max_staleness=0 -> async_dapo.max_staleness=0: with async_dapo.placement
+async_dapo.placement=separate async_dapo.stop_rule=fifo -> async_dapo.stop_rule=fifo: with async_dapo.placement
+async_dapo.placement=separate async_dapo.max_tokens_per_round=16 -> async_dapo.max_tokens_per_round=16: with
+async_dapo.placement=separate rollout.nnodes=1 rollout.n_gpus_per_node=1 ++actor_rollout_ref.model.lora.rank=8
+  -> ...lora.rank=8: with async_dapo.placement=separate engines get whole weights
 rollout.max_model_len=63 -> : must be >= 64
 rollout.max_model_len=1025 -> : the model has 1024 positions
 data.max_response_length=993 -> rollout.max_model_len=None: the model has 1024 positions

@@ -29,6 +29,10 @@ class WatchedTrainer(DyingTrainer, SeparateTrainer):
     `REJOIN_AT` names the step that ends only when as many engines are there as at the start.
     """
 
+    def prepare_step(self) -> dict[str, Any]:
+        self._unfinished = len(self.replay_buffer.pool.buffered)
+        return super().prepare_step()
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._note(
             {
@@ -36,16 +40,15 @@ class WatchedTrainer(DyingTrainer, SeparateTrainer):
                 "uids": sorted({key.split("_")[0] for key in batch.keys}),
                 "trajectories": len(batch.keys),
                 "segments": [[list(segment) for segment in tag["segments"]] for tag in batch.tags],
-                "restored": len(self.replay_buffer.pool.buffered),
+                "unfinished_at_start": self._unfinished,
             }
         )
         return super()._compute_advantage(batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        batch = super()._update_actor(batch, metrics)
         status = ray.get(self.replay_buffer.manager._balancer.get_status.remote())
-        self._note({"step": self.global_steps, "inflight_after_training": status["total_inflight"]})
-        return batch
+        self._note({"step": self.global_steps, "inflight_in_training": status["total_inflight"]})
+        return super()._update_actor(batch, metrics)
 
     def on_step_end(self) -> None:
         super().on_step_end()

@@ -148,13 +148,7 @@ def _check_separate(config: DictConfig) -> None:
     """What stands in the way of engines on GPUs of their own."""
     if config.async_dapo.placement != Placement.SEPARATE:
         return
-    reward_model, lora = config.reward.reward_model, "actor_rollout_ref.model.lora"
-    if reward_model.enable and not reward_model.enable_resource_pool:
-        raise refused(
-            config,
-            "reward.reward_model.enable_resource_pool",
-            "with async_dapo.placement=separate engines never make room for a reward model; set True",
-        )
+    lora = "actor_rollout_ref.model.lora"
     rank = OmegaConf.select(config, f"{lora}.rank") or OmegaConf.select(config, f"{lora}_rank") or 0
     if rank > 0 and not OmegaConf.select(config, f"{lora}.merge"):
         raise refused(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ...async_dapo.config import ConfigError
+from ...async_dapo.config import ConfigError, Placement
 from ...async_dapo.startup.agent_loop_check import loops_of_data
 from ...async_dapo.startup.hardware import MODEL_PRESETS as PRESETS
 from ...async_dapo.startup.preflight import check_all
@@ -94,6 +94,11 @@ def check_rehearsable(config: DictConfig) -> None:
             "actor_rollout_ref.hybrid_engine",
             config.trainer.v1.trainer_mode == SEPARATE and config.actor_rollout_ref.hybrid_engine,
             "engines on the GPUs of a separate trainer",
+        ),
+        (
+            "async_dapo.placement",
+            OmegaConf.select(config, "async_dapo.placement") == Placement.SEPARATE,
+            "this recipe's engines on GPUs of their own",
         ),
         ("algorithm.adv_estimator", config.algorithm.adv_estimator == "gae", "critics"),
     ):
