@@ -46,8 +46,9 @@ class RewardConfig:
 
     timeout_s: Seconds
     processes: Annotated[int | None, Meta(ge=0)]
-    max_retries: Annotated[int, Meta(ge=0)]
     on_error: OnRewardError
+    # Further attempts after a call that raised, timed out or returned no finite number [count].
+    max_retries: int = 1
 
     @property
     def call_limit_s(self) -> float | None:

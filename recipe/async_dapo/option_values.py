@@ -52,6 +52,7 @@ GONE_OPTIONS = {
     "stop_timeout_s": "it is 2.5 x async_dapo.engine_timeout_s",
     "weight_update_timeout_s": "it is 15 x async_dapo.engine_timeout_s",
     "reward.check_at_start": "the function is always tried, unless async_dapo.reward.processes=0",
+    "reward.max_retries": "it is 1",
     "calls.short_s": "it is 0.1 s",
     "calls.kept_loops": "it is 64",
     "calls.journal_limit_mb": "it is 16 MiB",
