@@ -20,6 +20,7 @@ from benchmarks.on_policy import run as on_policy
 from benchmarks.plan import summary as plan
 from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
+from benchmarks.separate import summary as separate
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.strategies import summary as strategies
 from benchmarks.support.tables import markdown
@@ -40,6 +41,7 @@ LIKELY = 0.9  # fewer accepted tokens of a step than this are shown
 TWO_H200 = "2 servers, B=16, n=8, 16K"
 ONE_H100 = "1 H100, B=32, n=8, 4K"
 DEFAULTS = "partial, defaults"
+SEPARATE_ROWS = ("separate", "consistent", "at separate_async's share", "at colocate_async's share")
 REFERENCE_ROWS = (
     "verl sync",
     "verl colocate_async",
@@ -52,6 +54,12 @@ REFERENCE_ROWS = (
     "default, stale KV",
     "discard drain 1024",
 )
+
+
+def separate_table() -> pd.DataFrame:
+    """Engines on GPUs of their own over other systems: a step, and the shares of older tokens."""
+    rows = separate.summary()
+    return rows[rows["Simulated: separate"].isin(SEPARATE_ROWS)].drop(columns=["Best", "Worst"])
 
 
 def grid() -> str:
