@@ -22,11 +22,11 @@ TOLERANCE = 1e-4  # nats, float32
 OVERRIDES = (
     "async_dapo.placement=separate",
     f"async_dapo.max_staleness={MAX_STALENESS}",
-    f"async_dapo.over_sampling_batch_size={6 * PROMPTS_PER_STEP}",  # so that engines always have something to do
     "async_dapo.importance_sampling=balance",  # the weights of each version are kept, to compute by hand with them
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
     "actor_rollout_ref.rollout.nnodes=1",
     f"actor_rollout_ref.rollout.n_gpus_per_node={ENGINES}",
+    "actor_rollout_ref.rollout.max_num_seqs=16",  # so that engines are slower than the trainer, and always at work
     f"++ray_kwargs.ray_init.num_gpus={1 + ENGINES}",
     f"ray_kwargs.ray_init.num_cpus={16 + 4 * ENGINES}",
     f"trainer.save_freq={SAVED_STEP}",
@@ -57,7 +57,8 @@ def run(assets, tmp_path_factory, strategy: str) -> Run:
         overrides=OVERRIDES,
         module="tests.support.separate_run",
     )
-    killed = life(environment={"DEATHS": "[]"}, kill_when=lambda run: len(run.steps) >= KILLED_STEP)
+    waits = {"DEATHS": "[]", "WAIT_AT": str(KILLED_STEP)}
+    killed = life(environment=waits, kill_when=lambda run: any("waits" in note for note in run.inspections))
     assert killed.exit_code == -9, "the run ended before it could be killed"
     deaths = [(SAVED_STEP + 1, "training", "server", 1)]
     return life(environment={"DEATHS": json.dumps(deaths), "REJOIN_AT": str(REJOIN_AT)})
@@ -79,10 +80,9 @@ def test_given_engines_of_their_own_when_steps_train_then_each_has_b_groups_of_n
     assert all(ledger_closes(step) for step in run.steps)
 
 
-def test_given_a_trainer_that_trains_when_engines_may_begin_more_then_they_generate_meanwhile(run):
-    """Not in every step: fast engines soon have all that may be under way."""
+def test_given_a_trainer_that_trains_then_engines_generate_meanwhile(run):
     inflight = [note["inflight_in_training"] for note in run.inspections if "inflight_in_training" in note]
-    assert any(inflight)
+    assert min(inflight) > 0
 
 
 def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_what_was_interrupted_goes_on(run, steps):

@@ -21,12 +21,14 @@ from recipe.async_dapo.training import run as training
 from recipe.async_dapo.training.separate_trainer import SeparateTrainer
 
 from .dying_run import PATIENCE_S, DyingTrainer
+from .harness import STALL_S
 
 
 class WatchedTrainer(DyingTrainer, SeparateTrainer):
     """Writes down each batch, the versions that engines have, and whether they generate while the trainer trains.
 
-    `REJOIN_AT` names the step that ends only when as many engines are there as at the start.
+    `REJOIN_AT` names the step that ends only when as many engines are there as at the start, `WAIT_AT` the one at whose
+    end the run waits to be killed.
     """
 
     def prepare_step(self) -> dict[str, Any]:
@@ -55,6 +57,9 @@ class WatchedTrainer(DyingTrainer, SeparateTrainer):
         self._note({"step": self.global_steps, "versions": self._versions()})
         if self.global_steps == int(os.environ.get("REJOIN_AT", "0")):
             self._await_replacement()
+        if self.global_steps == int(os.environ.get("WAIT_AT", "0")):
+            self._note({"waits": self.global_steps})
+            time.sleep(STALL_S)  # it is killed
 
     def _versions(self) -> dict[str, int]:
         return ray.get(self.replay_buffer.manager._balancer.versions.remote())
