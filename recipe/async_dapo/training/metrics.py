@@ -62,13 +62,13 @@ METRICS: dict[str, str] = {
     "load_balancer/lost_servers": "servers that died, or were ended because they did not answer, since the start of "
     "the run [servers]",
     "load_balancer/inflight/max": "most requests in flight at once [requests]",
-    # With placement=separate only.
-    "load_balancer/versions_behind": "policy versions that the oldest weights in an engine are behind the trainer's "
-    "[versions]",
-    "load_balancer/update_s": "time that an engine takes no requests for new weights, mean over this step's [s]",
-    # Always.
     "load_balancer/idle_ratio": "share of request places left empty over the round, of the most in flight at once "
     "[0-1]",
+    # With placement=separate only.
+    "load_balancer/versions_behind": "policy versions that the oldest weights in an engine are behind the trainer's, "
+    "where engines have GPUs of their own [versions]",
+    "load_balancer/update_s": "time that an engine takes no requests for new weights, mean, there [s]",
+    # Always.
     "concurrency/slowest_speed": "speed of the slowest server, over that of servers that are not slow [0-1]",
     "concurrency/kv_peak": "largest share of a server's KV cache in use [0-1]",
     "concurrency/preemptions": "requests that engines preempted because the KV cache was full [count]",
