@@ -361,12 +361,13 @@ class AsyncDAPOConfig:
         }
 
     def rolling_update(self) -> dict[str, Any]:
-        """What `RollingLoadBalancer` needs beside that. With `consistent` an engine that is behind by half of
-        `max_staleness` takes no further requests: what it has would grow too old."""
+        """What `RollingLoadBalancer` needs beside that. An engine that is behind by more than `max_staleness` takes no
+        further requests, with `consistent` by half of that: what it has would grow too old."""
         drains = self.rollout_strategy is RolloutStrategy.CONSISTENT
+        most = self.max_staleness
         return {
             "drains": drains,
-            "max_lag": self.max_staleness // 2 if drains and self.max_staleness is not None else None,
+            "max_lag": most // 2 if drains and most is not None else most,
             "pause_mode": "hold" if self.keeps_kv else "abort",
             "update_timeout_s": self.engine_timeout_s,
         }

@@ -1,12 +1,13 @@
 """The coordinator actor as a plain class: events reach everybody at once, old rounds touch nothing."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.rolling_round import RollingSpec
 from recipe.async_dapo.core.round import Round, RoundSpec, StopReason
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator, RoundEvent, Ticket
@@ -231,3 +232,66 @@ async def test_given_a_group_that_only_its_home_can_go_on_with_when_a_place_come
     assert not other.done()
     other.cancel()
     await asyncio.wait([other])
+
+
+def rolling_spec(**options: Any) -> RollingSpec:
+    about = {"step": 1, "max_staleness": 1, "most_begun": 2, "target_valid_groups": 1, "num_workers": 1}
+    return RollingSpec(**{f.name: getattr(spec(), f.name) for f in fields(RoundSpec)} | about | options)
+
+
+async def test_given_a_round_that_goes_on_then_a_batch_is_handed_over_without_a_stop_and_lanes_go_on() -> None:
+    balancer = FakeBalancer()
+    it = coordinator(balancer)
+    await it.open_round(rolling_spec(), tickets(*"abcd"))
+    assert [await take(it) for _ in range(2)] == ["a", "b"]
+    lane = asyncio.create_task(it.take_group("step-1", 0))
+    event = asyncio.create_task(it.next_event("step-1"))
+    await settle()
+    await it.report_completion("step-1", ended("a"))
+    assert await event is RoundEvent.HAS_BATCH and not lane.done()
+    part = await it.hand_over("step-1")
+    assert part is not None and part.handed_over == ("a",)
+    await settle()
+    assert not lane.done(), "b runs, and a is trained"
+    await it.note_versions(1, 1)
+    ticket = await lane
+    assert ticket is not None and ticket.prompt_uid == "c" and not balancer.stops_s
+    await it.stop_round("step-1")
+    assert await it.next_event("step-1") is RoundEvent.STOPPED and balancer.stops_s
+    summary, _ = await it.close_round("step-1")
+    assert summary.taken_unreported == ("b", "c") and summary.never_started == ("d",)
+
+
+async def test_given_versions_that_overtake_each_other_then_groups_begin_under_the_newest_that_is_known() -> None:
+    it = coordinator()
+    await it.note_versions(3, 3)
+    await it.note_versions(2, 2)
+    await it.open_round(rolling_spec(step=4, max_staleness=0, most_begun=9), tickets(*"ab"))
+    assert await take(it) == "a"
+    await it.close_round("step-1")
+
+
+async def test_given_a_group_that_begins_before_a_batch_is_taken_and_has_to_be_in_it_then_the_trainer_waits_again():
+    it = coordinator()
+    await it.note_versions(1, 1)
+    await it.open_round(
+        rolling_spec(step=3, carried=(("new", 2),), carried_valid_groups=1), tickets("a")
+    )  # newer than a
+    assert await it.next_event("step-1") is RoundEvent.HAS_BATCH
+    assert await take(it) == "a"
+    assert await it.hand_over("step-1") is None
+    await it.report_completion("step-1", ended("a"))
+    assert await it.next_event("step-1") is RoundEvent.HAS_BATCH
+    part = await it.hand_over("step-1")
+    assert part is not None and part.handed_over == ("a",)
+
+
+async def test_given_a_lane_that_waits_when_more_may_be_under_way_then_it_gets_a_group() -> None:
+    it = coordinator()
+    await it.open_round(rolling_spec(most_begun=1), tickets(*"ab"))
+    await take(it)
+    lane = asyncio.create_task(it.take_group("step-1", 0))
+    await settle()
+    assert not lane.done()
+    await it.resize(rolling_spec(most_begun=2))
+    assert await lane is not None

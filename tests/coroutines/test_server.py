@@ -128,6 +128,65 @@ async def test_given_a_pause_at_any_time_when_weights_change_then_requests_go_on
     assert (await server.reattach("request")).stop_reason == "unknown"
 
 
+@at_each(GRID_S)
+async def test_given_a_hold_at_any_time_when_weights_change_then_a_request_goes_on_and_its_caller_knows_nothing_of_it(
+    monkeypatch, hold_s: float
+) -> None:
+    engine = ScriptedEngine(LENGTH_TOK)
+    server = start_server(monkeypatch, engine)
+    call = generate(server)
+    await asyncio.sleep(hold_s)
+    await server.stop_generation("hold")
+    before_tok = len(engine.sampled.get("request", []))
+    late = await generate(server, "late")
+    assert late.stop_reason == "aborted"
+    await asyncio.sleep(100)
+    await server.set_global_steps(1)
+    await server.go_on()
+    output = await call
+    if not before_tok:
+        assert (output.stop_reason, output.token_ids) == ("aborted", [])
+        await asyncio.sleep(100)
+        assert not engine.core
+        return
+    assert output.token_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
+    stamps = [(0, before_tok), (1, LENGTH_TOK - before_tok)]
+    assert output.extra_fields["segments"] == [stamp for stamp in stamps if stamp[1]]
+
+
+async def test_given_a_hold_when_the_round_stops_meanwhile_then_callers_are_told_and_the_engine_stays_frozen(
+    monkeypatch,
+):
+    engine = ScriptedEngine(LENGTH_TOK)
+    server = start_server(monkeypatch, engine)
+    call = generate(server)
+    await asyncio.sleep(4)
+    await server.stop_generation("hold")
+    await server.stop_generation("keep")
+    first = await call
+    assert first.stop_reason == "paused"
+    await asyncio.sleep(100)
+    await server.go_on()
+    second = await server.reattach("request")
+    assert first.token_ids + second.token_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
+
+
+async def test_given_a_stop_while_an_engine_is_told_to_go_on_then_nothing_more_is_let_in(monkeypatch) -> None:
+    engine = ScriptedEngine(LENGTH_TOK)
+    server = start_server(monkeypatch, engine)
+    await server.stop_generation("hold")
+
+    async def resume_slowly() -> None:
+        await asyncio.sleep(1)
+
+    monkeypatch.setattr(engine, "resume_generation", resume_slowly)
+    going_on = asyncio.create_task(server.go_on())
+    await asyncio.sleep(0.5)
+    await server.stop_generation("hold")
+    await going_on
+    assert (await generate(server)).stop_reason == "aborted"
+
+
 async def test_given_an_abort_that_comes_before_its_request_then_the_request_never_reaches_the_engine(monkeypatch):
     engine = ScriptedEngine(LENGTH_TOK)
     server = start_server(monkeypatch, engine)
@@ -189,16 +248,17 @@ async def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_the
 
 
 @pytest.mark.parametrize(
-    ("mode", "scraped", "node", "listens_on"),
+    ("mode", "is_policy", "scraped", "node", "listens_on"),
     [
-        (RolloutMode.HYBRID, False, "10.0.0.7", "127.0.0.1"),
-        (RolloutMode.HYBRID, False, "fd00::7", "::1"),
-        (RolloutMode.HYBRID, True, "10.0.0.7", "10.0.0.7"),
-        (RolloutMode.STANDALONE, False, "10.0.0.7", "10.0.0.7"),  # a reward model: asked over HTTP
+        (RolloutMode.HYBRID, True, False, "10.0.0.7", "127.0.0.1"),
+        (RolloutMode.HYBRID, True, False, "fd00::7", "::1"),
+        (RolloutMode.HYBRID, True, True, "10.0.0.7", "10.0.0.7"),
+        (RolloutMode.STANDALONE, True, False, "10.0.0.7", "127.0.0.1"),
+        (RolloutMode.STANDALONE, False, False, "10.0.0.7", "10.0.0.7"),  # a reward model: asked over HTTP
     ],
 )
 def test_given_an_engine_when_it_starts_then_its_endpoint_is_on_loopback_unless_others_ask_it(
-    monkeypatch, mode, scraped, node, listens_on
+    monkeypatch, mode, is_policy, scraped, node, listens_on
 ) -> None:
     bound = []
 
@@ -210,6 +270,8 @@ def test_given_an_engine_when_it_starts_then_its_endpoint_is_on_loopback_unless_
         engine = ScriptedEngine(1)
         server = start_server(monkeypatch, engine)
         server.rollout_mode, server._server_address = mode, node
+        if not is_policy:
+            server.config.custom = None
         server.config.prometheus = SimpleNamespace(enable=scraped)
         await server.run_server(None)
         assert server.get_server_address() == (node, 8000), "the server has another name"

@@ -120,17 +120,33 @@ class ScriptedServer:
         if mode == "keep":
             self._decodes.clear()
             self._paused.set()
+        elif mode == "hold":
+            self._decodes.clear()
+            await self.abort_requests([key for key in stopped if not self.running[key].token_ids])
         else:
             await self.abort_requests(stopped)
             await self._idle.wait()
         return self.load
 
     async def allow_generation(self) -> EngineLoad:
+        self.generated_tok = 0
+        return await self.go_on()
+
+    async def go_on(self) -> EngineLoad:
         self.is_stopped = False
         self._paused.clear()
         self._decodes.set()
-        self.generated_tok = 0
         return self.load
+
+    async def turn_over(self) -> EngineLoad:
+        load = self.load
+        self.generated_tok = 0
+        return load
+
+    @property
+    def generates(self) -> bool:
+        """Whether a token may come."""
+        return not self.is_stopped or (bool(self.running) and self._decodes.is_set())
 
     @property
     def load(self) -> EngineLoad:

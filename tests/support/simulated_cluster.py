@@ -33,6 +33,8 @@ from .simulated_ray import SimulatedRay
 from .simulated_worker import FakeStore, SimulatedWorker, Task
 from .simulation import VirtualTimeLoop, end_all
 
+VERLS = SimpleNamespace(backend="naive", custom_backend_module=None)  # options of its checkpoint engines
+
 
 class Cluster:
     """Runs steps and checks, after each, what must be true after every step."""
@@ -61,20 +63,18 @@ class Cluster:
         self.server_handles = [FakeHandle(server, latency_s=latency_s) for server in self.servers]
         router = opts.load_balancer(most_per_server=999)
         named = {f"server-{k}": handle for k, handle in enumerate(self.server_handles)}
-        self.balancer = GlobalLoadBalancer(named, router)
+        self.balancer = self._make_balancer(named, router)
         self.balancer_handle = FakeHandle(self.balancer, latency_s=latency_s)
         coordinator = EarlyStoppingCoordinator(self.balancer_handle, opts.stop_timeout_s)
         self.coordinator_handle = FakeHandle(coordinator, latency_s=latency_s)
         self.worker_handles = [self._start_worker(latency_s) for _ in range(opts.num_workers)]
         self.workers: list[SimulatedWorker] = [handle.target for handle in self.worker_handles]
         self.manager = self._start_manager()
-        self.buffer = RoundReplayBuffer(opts, self._draw)
+        self.buffer = self._make_buffer()
         self.buffer.attach(self.manager)
         self._note_rounds()
         self.training_workers = SimulatedTrainingWorkers(self.loop, self.server_handles)
-        replicas = [SimulatedReplica(k, handle, opts) for k, handle in enumerate(self.server_handles)]
-        config = SimpleNamespace(backend="naive", custom_backend_module=None)
-        self.engines = EngineManager(config, self.training_workers, replicas, options=opts)
+        self.engines = self._make_engines()
 
     # ---- what verl's trainer does ----
 
@@ -173,14 +173,30 @@ class Cluster:
             for _ in range(count)
         ]
 
+    def _make_balancer(self, named: dict[str, FakeHandle], router: dict[str, Any]) -> GlobalLoadBalancer:
+        return GlobalLoadBalancer(named, router)
+
+    def _make_buffer(self) -> RoundReplayBuffer:
+        return RoundReplayBuffer(self.options, self._draw)
+
+    def _make_engines(self) -> EngineManager:
+        return EngineManager(VERLS, self.training_workers, self._make_replicas(), options=self.options)
+
+    def _make_replicas(self) -> list[SimulatedReplica]:
+        return [SimulatedReplica(k, handle, self.options) for k, handle in enumerate(self.server_handles)]
+
     def _start_worker(self, latency_s: float | Callable[[str], float]) -> FakeHandle:
         rollout = SimpleNamespace(response_length=MAX_LENGTH_TOK, prompt_length=2, max_model_len=None)
         client = AsyncDAPOLLMClient(
             config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)),
             load_balancer_handle=self.balancer_handle,
             cleanup_timeout_s=self.options.stop_timeout_s,
+            **self._client_options(),
         )
         return FakeHandle(SimulatedWorker(client, self.options, self.task), latency_s=latency_s)
+
+    def _client_options(self) -> dict[str, bool]:
+        return {}
 
     def _start_manager(self) -> AsyncDAPOAgentLoopManager:
         manager = object.__new__(AsyncDAPOAgentLoopManager)

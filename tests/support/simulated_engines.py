@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError
@@ -20,6 +21,9 @@ class SimulatedReplica:
         self.replica_rank = replica_rank
         self.servers = [handle]
         self.processes: list[Any] = []
+        self.server_address = f"server-{replica_rank}"
+        self.workers: list[FakeHandle] = []
+        self.resource_pool = SimpleNamespace(pgs=None)
         self._engine_timeout_s = options.engine_timeout_s
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.config import AsyncDAPOConfig, CallsConfig, FilterConfig, RolloutStrategy
+from recipe.async_dapo.config import AsyncDAPOConfig, CallsConfig, FilterConfig, Placement, RolloutStrategy
 from recipe.async_dapo.core.prompt_history import SelectBy, Selection
 from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
@@ -23,6 +23,7 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "target_valid_groups": 2,
         "rollout_n": 3,
         "num_workers": 2,
+        "placement": Placement.COLOCATED,
         "max_concurrent_prompts": 2,
         "max_loads_per_server": 3,
         "over_sampling_batch_size": 5,

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
-from recipe.async_dapo.engines import load_balancer
+from recipe.async_dapo.engines import load_balancer, rolling_balancer
 from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout import parking
 from recipe.async_dapo.training import engine_manager as engine_manager_module
+from recipe.async_dapo.training import separate_engines
 
 from .fake_handle import FakeHandle, RemoteCall
 from .object_store import StoredObject
@@ -32,7 +33,10 @@ class SimulatedRay:
         monkeypatch.setattr(
             engine_manager_module, "asyncio", SimpleNamespace(run=self._loop.run_until_complete, sleep=asyncio.sleep)
         )
-        monkeypatch.setattr(load_balancer, "ray", SimpleNamespace(kill=FakeHandle.kill))
+        for module in (load_balancer, rolling_balancer):
+            monkeypatch.setattr(module, "ray", SimpleNamespace(kill=FakeHandle.kill))
+        no_gpus = SimpleNamespace(**vars(remote), available_resources=dict)  # for an engine in the place of a lost one
+        monkeypatch.setattr(separate_engines, "ray", no_gpus)
         monkeypatch.setattr(time, "monotonic", self._loop.time)
 
     def get(self, refs: Any, timeout: float | None = None) -> Any:

@@ -53,8 +53,10 @@ class Deadlines:
         Args:
             version: the oldest that may sample a token of it.
         """
+        if self._max_staleness is None:
+            return True
         more = self._on_their_way + Counter([version])
-        return self._max_staleness is None or self._has_room(more, handed_over=self._handed_over)
+        return self._last_step(version) >= self.step and self._has_room(more, handed_over=self._handed_over)
 
     def begin(self, uid: str, version: int) -> None:
         self._began_under[uid] = version
@@ -100,9 +102,16 @@ class Deadlines:
             del self._on_their_way[version]
 
     def _has_room(self, groups: Counter[int], *, handed_over: int) -> bool:
-        """Whether all of them can be trained in time, if all turn out valid."""
-        assert self._max_staleness is not None
+        """Whether all of them can be trained in time, if all turn out valid, but those that are late already."""
         versions = sorted(groups)
-        last_steps = (version + 1 + self._max_staleness for version in versions)
         so_far = accumulate(groups[version] for version in versions)
-        return all(count <= step * self._target - handed_over for count, step in zip(so_far, last_steps, strict=True))
+        return all(
+            count <= last * self._target - handed_over
+            for count, last in zip(so_far, map(self._last_step, versions), strict=True)
+            if last >= self.step
+        )
+
+    def _last_step(self, version: int) -> int:
+        """That may train on tokens of this version."""
+        assert self._max_staleness is not None
+        return version + 1 + self._max_staleness

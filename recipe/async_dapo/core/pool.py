@@ -267,9 +267,13 @@ class PromptPool:
         """Of a group that is in the round."""
         return self._in_round[uid].key
 
-    def dispatch(self, step: int) -> Dispatch:
-        """All groups at hand in order of start: resumed ones first, oldest and then longest, then waiting ones."""
-        retired = self._to_retire(step)
+    def dispatch(self, step: int, *, goes_on: bool = False) -> Dispatch:
+        """All groups at hand in order of start: resumed ones first, oldest and then longest, then waiting ones.
+
+        Args:
+            goes_on: the round is open, and will hand over what is carried: nothing is retired.
+        """
+        retired = [] if goes_on else self._to_retire(step)
         lost_loops = sum(group.lost_loops for group in retired)
         attachments = tuple(attachment for group in retired for attachment in group.attachments())
         retired_tok = self._retire(retired, step)
@@ -423,8 +427,8 @@ class PromptPool:
             else:
                 discarded_tok += group.restart()
                 requeued.append(group)
-        position = {uid: i for i, uid in enumerate(summary.start_order)}
-        self._waiting.extend(sorted([*requeued, *redrawn], key=lambda group: position[group.uid]))
+        position = {uid: i for i, uid in enumerate(summary.start_order)}  # without those before the last batch
+        self._waiting.extend(sorted([*requeued, *redrawn], key=lambda group: position.get(group.uid, -1)))
         for uid in summary.never_started:
             group = self._in_round.pop(uid)
             if group.has_started:

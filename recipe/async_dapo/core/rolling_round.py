@@ -74,7 +74,8 @@ class RollingRound(Round):
         for group in groups:
             if group.oldest_version is not None:
                 self._deadlines.begin(group.prompt_uid, group.oldest_version)
-        super().add_groups(groups)
+        # One without tokens is as good as fresh, and has to find room as those do.
+        super().add_groups([replace(group, has_begun=group.oldest_version is not None) for group in groups])
 
     def take(self, worker: int) -> str | None:
         uid = super().take(worker)

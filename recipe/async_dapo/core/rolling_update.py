@@ -47,7 +47,8 @@ class RollingUpdate:
     Args:
         version: the newest so far.
         drains: a trajectory ends under the version that began it: a replica is updated when nothing is in flight there.
-        max_lag: a replica that is more versions behind takes no further requests, however many are out; None = any.
+        max_lag: a replica that is more versions behind takes no further requests, however many are out, nor does
+            anything wait for it; None = any.
     """
 
     def __init__(self, *, version: int, drains: bool, max_lag: int | None = None) -> None:
@@ -69,6 +70,12 @@ class RollingUpdate:
     def version_of(self, replica_id: str) -> int:
         """Of its weights; -1 before it has any."""
         return self._replicas[replica_id].version
+
+    def take_newest(self, replica_id: str) -> int:
+        """The version that it is to get, now that it begins to: there may be a newer one than when its turn came."""
+        replica = self._replicas[replica_id]
+        replica.target = self._newest
+        return replica.target
 
     def phase_of(self, replica_id: str) -> Phase | None:
         """None = it is not there."""
@@ -117,7 +124,8 @@ class RollingUpdate:
             if replica.phase is Phase.DRAINING and not inflight.get(key, 0)
         ]
         joined = [one for one in self._replicas.values() if one.has_joined]
-        left = max(1, int(OUT_SHARE * len(joined))) - sum(one.phase is not Phase.SERVING for one in joined)
+        out = [one for one in joined if one.phase is not Phase.SERVING and not self._is_too_late(one)]
+        left = max(1, int(OUT_SHARE * len(joined))) - len(out)
         for key in sorted(self._behind(), key=lambda key: (self._replicas[key].version, inflight.get(key, 0))):
             replica = self._replicas[key]
             if left <= 0 and not self._is_too_far_behind(replica):
@@ -137,11 +145,20 @@ class RollingUpdate:
     def _is_too_far_behind(self, replica: _Replica) -> bool:
         return self._max_lag is not None and self._newest - replica.version > self._max_lag
 
+    def _is_too_late(self, replica: _Replica) -> bool:
+        """What it is getting has become too old meanwhile: it will get newer ones before it serves."""
+        lag = self._newest - replica.target
+        return self._max_lag is not None and replica.phase is Phase.UPDATING and lag > self._max_lag
+
     def _update(self, replica_id: str, replica: _Replica) -> Move:
         replica.phase, replica.target = Phase.UPDATING, self._newest
         return Move(replica_id=replica_id, phase=Phase.UPDATING, version=self._newest)
 
     def _note_oldest(self) -> None:
         """Of the replicas that serve, or will without being updated again."""
-        coming = [one.target for one in self._replicas.values() if one.has_joined and one.phase is not Phase.DRAINING]
+        coming = [
+            one.target
+            for one in self._replicas.values()
+            if one.has_joined and one.phase is not Phase.DRAINING and not self._is_too_late(one)
+        ]
         self._oldest = max(self._oldest, min(coming, default=self._oldest))

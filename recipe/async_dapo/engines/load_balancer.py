@@ -94,7 +94,8 @@ class _ServerCalls:
         """Tell every server, but some. Returns what those that are still there say of their engines."""
         server_ids = [server_id for server_id in self.handles if server_id not in but]
         loads = await await_all(self.tell(server_id, method, *args) for server_id in server_ids)
-        return {key: load for key, load in zip(server_ids, loads, strict=True) if load is not None}
+        answers = zip(server_ids, loads, strict=True)
+        return {key: load for key, load in answers if load is not None and key in self.handles}
 
     async def tell(self, server_id: str, method: str, *args: Any) -> EngineLoad | None:
         """Tell a server, again if it cannot be reached: all of these calls may arrive twice. A dead one is removed, and

@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from ..aio import await_all
 from ..core.balance import Returned
-from ..core.concurrency import ConcurrencyState
+from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.rolling_update import Phase, RollingUpdate
 from .load_balancer import GlobalLoadBalancer, LoadBalancerStats, UpdateStats
@@ -45,15 +45,16 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._updates = RollingUpdate(version=-1, drains=self._rolling["drains"], max_lag=self._rolling["max_lag"])
         self._buckets: list[ObjectRef] = []  # of the newest version
         self._workers: dict[str, list[ActorHandle]] = {}  # beside the engines
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[str, asyncio.Task[None]] = {}  # updates
+        self._generating: set[str] = set()  # told to since the last stop, and not stopped for an update
         self._away_s: list[float] = []  # of each update since this was asked last
-        self._updated = asyncio.Event()  # replaced whenever an engine has got weights, or has left
+        self._changed = asyncio.Event()  # replaced whenever an engine has got weights or has left, and at a stop
 
     async def enroll(self, workers: dict[str, list[ActorHandle]]) -> None:
         """Servers, each with the workers that bring its weights; they get the newest before any request."""
         for server_id, beside in workers.items():
-            self._workers[server_id] = beside
             if server_id in self._handles:
+                self._workers[server_id] = beside
                 self._table.close(server_id)
                 self._begin_update(self._updates.join(server_id).replica_id)
 
@@ -72,29 +73,44 @@ class RollingLoadBalancer(GlobalLoadBalancer):
 
     async def caught_up(self) -> None:
         """Wait until every engine that is left has the newest weights."""
-        while self._handles and any(
-            self._updates.version_of(server_id) < self._updates.newest_version for server_id in self._handles
-        ):
-            await self._updated.wait()
+        while any(self._updates.version_of(server_id) < self._updates.newest_version for server_id in self._workers):
+            await self._changed.wait()
+
+    async def server_of(self, lease_id: str) -> str | None:
+        """When it has its weights, unless generation stops first: until then it says that the round has stopped."""
+        while self._is_open and self._updates.phase_of(self._table.server_of(lease_id) or "") is Phase.UPDATING:
+            await self._changed.wait()
+        return self._table.server_of(lease_id)
 
     async def versions(self) -> dict[str, int]:
         """Server -> the policy version of its weights; -1 before it has any."""
-        return {server_id: self._updates.version_of(server_id) for server_id in self._handles}
+        return {server_id: self._updates.version_of(server_id) for server_id in self._workers}
 
     async def report_growth_to(self, coordinator: ActorHandle) -> None:
         await super().report_growth_to(coordinator)
         self._tell_versions()
 
     async def open(self, concurrency_state: ConcurrencyState | None = None) -> int:
-        """Engines that are being updated join when they have the weights."""
+        """Engines that are being updated join when they have the weights, which may be while the others are told."""
         if concurrency_state is not None:
             self._balance.controller.restore(concurrency_state)
-        away = [server_id for server_id in self._handles if self._updates.phase_of(server_id) is Phase.UPDATING]
-        self._deliver(self._balance.open(await self._calls.tell_all("allow_generation", but=away)))
+        told: set[str] = set()
+        loads: dict[str, EngineLoad] = {}
+        while silent := self._serving() - (told & self._generating):
+            told |= silent
+            self._generating |= silent
+            loads |= await self._calls.tell_all("allow_generation", but=self._handles.keys() - silent)
+        self._deliver(self._balance.open({key: load for key, load in loads.items() if key in self._handles}))
         self._meter.reset(self._table.total_inflight)
         self._is_open = True
         self._move()
         return self._balance.places
+
+    async def stop(self) -> float:
+        self._is_open = False
+        self._generating.clear()
+        self._note_change()
+        return await super().stop()
 
     async def turn_over(self) -> tuple[LoadBalancerStats, int]:
         """A step's batch has been handed over: learn from it, and count anew, while engines go on.
@@ -122,6 +138,9 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         for server_id in server_ids:
             self._updates.leave(server_id)
             self._workers.pop(server_id, None)
+            update = self._running.pop(server_id, None)
+            if update is not None and update is not asyncio.current_task():
+                update.cancel()  # its workers may hang
         self._note_update()
 
     def _take_back(self, returned: Returned) -> None:
@@ -131,6 +150,10 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             return
         if self._updates.phase_of(server_id) is Phase.DRAINING:
             self._move()
+
+    def _serving(self) -> set[str]:
+        """Servers that are not being updated."""
+        return {key for key in self._handles if self._updates.phase_of(key) is not Phase.UPDATING}
 
     # ---- updates ----
 
@@ -142,9 +165,8 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._tell_versions()
 
     def _begin_update(self, server_id: str) -> None:
-        task = asyncio.create_task(self._update(server_id), name=f"update {server_id}")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._generating.discard(server_id)
+        self._running[server_id] = asyncio.create_task(self._update(server_id), name=f"update {server_id}")
 
     async def _update(self, server_id: str) -> None:
         """Bring an engine the newest weights, and those that have become so meanwhile."""
@@ -158,13 +180,16 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             if move is None:
                 return
             is_behind = move.phase is Phase.UPDATING
+            if is_behind:
+                self._generating.discard(server_id)
         self._away_s.append(time.monotonic() - began_s)
+        del self._running[server_id]
         self._deliver(self._table.reopen(server_id))
         self._note_update()
 
     async def _bring_weights(self, server_id: str) -> bool:
         """False if the engine could not be given them: it is ended, and the others go on."""
-        version, buckets = self._updates.newest_version, self._buckets
+        version, buckets = self._updates.take_newest(server_id), self._buckets
         try:
             async with asyncio.timeout(self._rolling["update_timeout_s"]):
                 await await_all(worker.take_weights.remote(version, buckets) for worker in self._workers[server_id])
@@ -177,20 +202,23 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             return False
 
     async def _let_go_on(self, server_id: str) -> None:
-        """Unless generation has been stopped, for all."""
-        if not self._is_open:
-            return
-        knows = self._balance.controller.knows(server_id)
-        load = await self._calls.tell(server_id, "go_on" if knows else "allow_generation")
-        if not self._is_open:
-            await self._calls.tell(server_id, "stop_generation", self._pause_mode)
-        elif not knows and server_id in self._handles:
-            self._deliver(self._balance.join(server_id, load))
+        """Unless generation has been stopped, for all; that may happen meanwhile, and end again."""
+        while self._is_open and server_id in self._handles and server_id not in self._generating:
+            self._generating.add(server_id)
+            knows = self._balance.controller.knows(server_id)
+            load = await self._calls.tell(server_id, "go_on" if knows else "allow_generation")
+            if server_id not in self._generating:
+                await self._calls.tell(server_id, "stop_generation", self._pause_mode)
+            elif not knows and server_id in self._handles:
+                self._deliver(self._balance.join(server_id, load))
 
     def _note_update(self) -> None:
-        self._updated.set()
-        self._updated = asyncio.Event()
+        self._note_change()
         self._move()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _tell_versions(self) -> None:
         if self._coordinator is not None:

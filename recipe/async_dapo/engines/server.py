@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
@@ -155,9 +156,13 @@ class AsyncDAPOServer(vLLMHttpServer):
         return 1 if own is not None and own.has_weights else super()._resolve_sleep_level()
 
     @property
+    def _own_options(self) -> Mapping[str, Any]:
+        """Empty where it is no engine of the policy, but a reward model."""
+        return (self.config.custom or {}).get(CUSTOM_OPTIONS) or {}
+
+    @property
     def _drafts(self) -> str | None:
-        drafts: str | None = self.config.custom[CUSTOM_OPTIONS]["drafts"]
-        return drafts
+        return self._own_options.get("drafts")
 
     async def run_server(self, args: Any) -> None:
         name = self._server_address
@@ -177,8 +182,8 @@ class AsyncDAPOServer(vLLMHttpServer):
     @property
     def _needs_no_http(self) -> bool:
         """Trainer and agent loops ask through Ray; reward models and Prometheus are on other nodes as well."""
-        is_policy = self.rollout_mode is not RolloutMode.COLOCATED and CUSTOM_OPTIONS in (self.config.custom or {})
-        return is_policy and not self.config.prometheus.enable
+        is_policy = self.rollout_mode is not RolloutMode.COLOCATED and self._own_options
+        return bool(is_policy) and not self.config.prometheus.enable
 
     def _end_with(self, process: BaseProcess) -> None:
         """A server without its engine core cannot answer: its callers learn of its death instead."""
@@ -206,7 +211,7 @@ class AsyncDAPOServer(vLLMHttpServer):
         if self._is_stopped or self._requests.was_aborted_before(request_id):
             return self._empty(ABORTED)
         task = asyncio.ensure_future(super().generate(prompt_ids, sampling_params, request_id, **kwargs))
-        self._requests.add(RunningRequest(request_id, task, self.config.custom[CUSTOM_OPTIONS]["delivery_tok"]))
+        self._requests.add(RunningRequest(request_id, task, self._own_options["delivery_tok"]))
         return await self.reattach(request_id)
 
     async def reattach(self, request_id: str) -> TokenOutput:
@@ -286,11 +291,11 @@ class AsyncDAPOServer(vLLMHttpServer):
     async def go_on(self) -> EngineLoad | None:
         """As `allow_generation`, after a stop in the middle of what is counted."""
         self._is_paused.clear()
+        self._requests.is_aborting = False
+        self._is_stopped = False  # before anything is awaited: a stop that comes meanwhile holds
         if self._is_frozen:
             self._is_frozen = False
             await self.engine.resume_generation()
-        self._requests.is_aborting = False
-        self._is_stopped = False
         return self.load
 
     async def turn_over(self) -> EngineLoad | None:

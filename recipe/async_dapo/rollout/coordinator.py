@@ -232,8 +232,11 @@ class EarlyStoppingCoordinator:
             await current.engines_idle
         return RoundEvent.STOPPED
 
-    async def hand_over(self, round_id: str) -> RoundSummary:
-        """The next batch of a round that goes on, and all that has ended since the one before."""
+    async def hand_over(self, round_id: str) -> RoundSummary | None:
+        """The next batch of a round that goes on, and all that has ended since the one before. None if there is no
+        batch any more: a group has begun meanwhile that has to be among them."""
+        if not self._get_rolling(round_id).has_batch:
+            return None
         part = self._get_rolling(round_id).hand_over()
         current = self._get(round_id)
         current.trajectories -= part.ended_trajectories
@@ -252,7 +255,7 @@ class EarlyStoppingCoordinator:
 
     async def note_versions(self, oldest: int, newest: int) -> None:
         """The load balancer: whatever is sampled from now on has no older version; the trainer's newest weights."""
-        self._oldest_version = oldest
+        self._oldest_version = max(self._oldest_version, oldest)
         if self._round is not None and isinstance(self._round.state, RollingRound):
             self._round.state.note_versions(oldest=oldest, newest=newest)
             self._round.notify()

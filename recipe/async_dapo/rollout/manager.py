@@ -97,6 +97,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._worker_refs: list[ObjectRef] = []
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
         self._places: int | None = None
+        self._deadline: float | None = None  # of what the trainer waits for; None = it has not begun to
         self._look_at = 0.0  # when servers are asked for a sign of life again
 
     @classmethod
@@ -150,7 +151,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._open(spec, groups, order)
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
-        self._frozen |= {group.uid: _leases(group) for group in groups}
+        self._frozen |= _frozen(groups)
         tickets = [ticket_of(group, self._options.screening, self._earlier.of(group.key)) for group in groups]
         self._get(self._coordinator.add_groups.remote(self._round_id, tickets))
 
@@ -161,7 +162,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             RolloutError: when a worker or an actor died, or `async_dapo.round_timeout_s` has passed.
         """
         event = self._coordinator.next_event.remote(self._round_id)
-        deadline = self._started + self._options.round_timeout_s
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._options.round_timeout_s
         waiting = list(self._worker_refs)
         while True:
             now_s = time.monotonic()
@@ -170,7 +172,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             if now_s >= self._look_at:  # a server that hangs would be waited for until the end of the round
                 self._balancer.look_after_servers.remote()
                 self._look_at = now_s + self._options.engine_timeout_s / 2
-            left_s = max(0.0, deadline - now_s)
+            left_s = max(0.0, self._deadline - now_s)
             ready, _ = ray.wait([event, *waiting], num_returns=1, timeout=self._patience_s(left_s, now_s))
             if not ready and left_s:
                 continue
@@ -206,13 +208,16 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """Groups of the open round that are valid or can still become so."""
         return self._get(self._coordinator.at_hand.remote(self._round_id))
 
-    def hand_over(self) -> RoundResult:
-        """The next batch of a round that goes on, and all that has ended since the one before."""
+    def hand_over(self) -> RoundResult | None:
+        """The next batch of a round that goes on, and all that has ended since the one before; None = wait again."""
         summary = self._get(self._coordinator.hand_over.remote(self._round_id))
+        if summary is None:
+            return None
         reports = self._get([worker.take_report.remote() for worker in self.agent_loop_workers])
         balancer, self._places = self._get(self._balancer.turn_over.remote())
         rollout_s = time.monotonic() - self._started
         self._started += rollout_s
+        self._deadline = None
         return RoundResult(
             summary=summary,
             workers=WorkerReport.merged(reports),
@@ -239,7 +244,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._worker_refs = []
         summary, stop_latency_s = self._get(self._coordinator.close_round.remote(self._round_id))
         kept_lease_ids = [lease_id for group in workers.unfinished for lease_id in _leases(group)]
-        kept_lease_ids += [lease_id for uid in summary.never_started for lease_id in self._frozen[uid]]
+        kept_lease_ids += [lease_id for uid in summary.never_started for lease_id in self._frozen.get(uid, ())]
         self._get(self._balancer.all_returned.remote(kept_lease_ids))
         return RoundResult(
             summary=summary,
@@ -290,9 +295,10 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         assert not self._worker_refs, f"round {self._round_id} is still open"
         self._round_id = spec.round_id
         self._started = time.monotonic()
+        self._deadline = None
         self._standstill = Standstill(first_s=QUIET_S, now_s=self._started)
         self._look_at = self._started + self._options.engine_timeout_s / 2
-        self._frozen = {group.uid: _leases(group) for group in groups}
+        self._frozen = _frozen(groups)
         screening = NO_SCREENING if order.validate else self._options.screening
         earlier = EarlierAnswers() if order.validate else self._earlier
         tickets = [ticket_of(group, screening, earlier.of(group.key)) for group in groups]
@@ -323,6 +329,10 @@ def _call_each(actor: ActorHandle, others: Sequence[ActorHandle]) -> ObjectRef:
             other.__ray_ready__.remote()
 
     return actor.__ray_call__.remote(call)
+
+
+def _frozen(groups: Sequence[PromptGroup]) -> dict[str, list[str]]:
+    return {group.uid: leases for group in groups if (leases := _leases(group))}
 
 
 def _leases(group: PromptGroup) -> list[str]:

@@ -73,6 +73,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         )
         most = self._options.calls.kept_loops if self._options.keeps_tokens else 0
         self._kept_loops = KeptLoops(worker=worker, most=most)
+        self._rollout: GroupRollout | None = None  # of the round
 
     async def result_of(self, call_id: str) -> bytes | None:
         """The result of a call whose trajectory was interrupted here; the worker that continues it waits for this."""
@@ -124,7 +125,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
     async def take_report(self) -> WorkerReport:
         """Of a round that goes on, since this was asked last."""
-        return self._rollout.take_report()
+        return WorkerReport() if self._rollout is None else self._rollout.take_report()
 
     def _group_rollout(self, order: RoundOrder, scorer: RewardScorer) -> GroupRollout:
         """What runs the groups of this round."""

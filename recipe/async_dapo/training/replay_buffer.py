@@ -149,16 +149,16 @@ class RoundReplayBuffer(ReplayBuffer):
     def end_round(self) -> None:
         """Stop a round that goes on while its batches are trained: there is none."""
 
-    def _top_up(self, step: int) -> Dispatch:
+    def _top_up(self, step: int, *, goes_on: bool = False) -> Dispatch:
         """All groups at hand, and as many new ones as are missing."""
-        dispatch = self.pool.dispatch(step)
+        dispatch = self.pool.dispatch(step, goes_on=goes_on)
         store.forget_groups(dispatch.retired_uids, partition_id=store.TRAIN)
         self.manager.abandon(dispatch.retired_attachments)
         missing = self.pool.missing_for_round()
         if missing:
             self._add_prompts(missing, step)
             self._num_gen_batches += 1
-        return dispatch.extended(self.pool.dispatch(step))
+        return dispatch.extended(self.pool.dispatch(step, goes_on=goes_on))
 
     def _spec(self, step: int) -> RoundSpec:
         pool_size = self._pool_size()
@@ -307,7 +307,7 @@ class RoundReplayBuffer(ReplayBuffer):
         count = self._over_sampling.groups_to_draw(self.manager.at_hand())
         self._add_prompts(count, step)
         self._num_gen_batches += Fraction(count, self._over_sampling.batch_unit)
-        self.manager.add_groups(self.pool.dispatch(step).groups)
+        self.manager.add_groups(self.pool.dispatch(step, goes_on=True).groups)
 
     def _add_prompts(self, count: int, step: int) -> None:
         """Draw so many prompts, and defer what is skipped on the way."""

@@ -52,9 +52,11 @@ class RollingReplayBuffer(RoundReplayBuffer):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         if partition_id == store.VAL:
             return self._sample_validation()
-        while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
-            self._refill(global_steps)
-        result = self.manager.hand_over()
+        result = None
+        while result is None:
+            while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
+                self._refill(global_steps)
+            result = self.manager.hand_over()
         self._note_ended(result, global_steps)
         result, settlement = self._with_what_was_before(result, self.pool.hand_over(result.summary))
         self._before = None
@@ -66,7 +68,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
         """Collect the next step's batch."""
         self._step = step
         self._num_gen_batches, self._skipped = Fraction(0), 0
-        self._dispatched = self._top_up(step)
+        self._dispatched = self._top_up(step, goes_on=True)
         self.manager.add_groups(self._dispatched.groups)
         self.manager.resize(self._spec(step))
 

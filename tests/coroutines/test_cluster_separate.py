@@ -1,0 +1,239 @@
+"""Whole runs on virtual time with engines on GPUs of their own, for every strategy and fault."""
+
+from random import Random
+
+import pytest
+
+from recipe.async_dapo.config import Auto, RolloutStrategy
+from recipe.async_dapo.core.rolling_update import Phase
+
+from ..support.separate_cluster import SEPARATE, SeparateCluster, separate_options, slow_by_half
+from ..support.simulated_cluster import resumed
+from ..support.simulated_worker import Task, random_task
+
+STRATEGIES = pytest.mark.parametrize("strategy", SEPARATE)
+MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(24, 400)]
+
+
+@STRATEGIES
+def test_given_a_steady_run_then_batches_are_exact_engines_work_and_are_updated_one_at_a_time(start, strategy) -> None:
+    """Lengths differ by ten times; a look that finds a place while requests wait fails the run."""
+    opts = separate_options(
+        strategy, max_staleness=4, max_concurrent_prompts=6, target_valid_groups=4, over_sampling_batch_size=12
+    )
+    task = Task(lambda ids: 4 + int(36 * Random(f"length {ids}").random()))
+    cluster = start(opts, SeparateCluster, task=task, num_servers=3)
+    for _ in range(5):
+        cluster.step()
+    cluster.watch()
+    for _ in range(15):
+        cluster.step()
+    assert cluster.withheld_tok == 0
+    assert cluster.seen.most_out == 1
+    out = 1.0 / cluster.loop_time_per_step()
+    assert all(busy > (0.97 - out) * cluster.seen.looks for busy in cluster.seen.busy.values()), cluster.seen
+    newest = cluster.step_number
+    assert all(version >= newest - 2 for version in cluster.versions().values())
+
+
+@STRATEGIES
+def test_given_a_steady_run_then_short_answers_are_not_preferred(start, strategy) -> None:
+    """Trained over natural length: what is trained has the mean length of what the model says."""
+    opts = separate_options(strategy, max_concurrent_prompts=6, target_valid_groups=4, over_sampling_batch_size=12)
+    task = random_task(5)
+    cluster = start(opts, SeparateCluster, task=task, num_servers=3, training_s=2.0)
+    for _ in range(40):
+        cluster.step()
+    begun = [[index, session] for index in range(cluster.num_drawn) for session in range(opts.rollout_n)]
+    valid = [
+        index
+        for index in range(cluster.num_drawn)
+        if len({task.metric_of([index, session]) for session in range(opts.rollout_n)}) > 1
+    ]
+    natural = [task.length_of(ids) for ids in begun if ids[0] in set(valid[: len(cluster.trained)])]
+    ratio = (sum(cluster.lengths) / len(cluster.lengths)) / (sum(natural) / len(natural))
+    assert 0.9 < ratio < 1.1
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2, 4, None])
+@STRATEGIES
+def test_given_a_limit_when_the_tail_is_long_then_no_token_is_left_out(start, strategy, max_staleness) -> None:
+    def length_of(prompt_ids: list[int]) -> int:
+        return max(1, min(300, int(20 * Random(f"length {prompt_ids}").lognormvariate(0, 1.2))))
+
+    opts = separate_options(strategy, max_staleness=max_staleness, rollout_pool_size=Auto.AUTO, target_valid_groups=3)
+    cluster = start(opts, SeparateCluster, task=Task(length_of), num_servers=3)
+    for _ in range(15):
+        cluster.step()
+    assert cluster.withheld_tok == 0
+
+
+@STRATEGIES
+def test_given_a_checkpoint_in_any_step_then_the_new_run_goes_on_and_loses_nothing(start, strategy) -> None:
+    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(1), num_servers=2)
+    for _ in range(6):
+        cluster.step()
+        cluster.end_round()
+        before = cluster.buffer.pool.check_ledger()
+        cluster = resumed(start, cluster)
+        assert cluster.buffer.pool.check_ledger() == before
+    assert before["trained"] == 12 and before["drawn"] == cluster.num_drawn
+
+
+@STRATEGIES
+def test_given_a_checkpoint_when_the_run_goes_on_then_so_do_its_groups(start, strategy) -> None:
+    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(2), num_servers=2)
+    for _ in range(6):
+        cluster.step()
+        cluster.end_round()
+    assert cluster.buffer.pool.ledger.trained == 12
+
+
+@pytest.mark.parametrize("looser", [None, 6])
+@STRATEGIES
+def test_given_a_checkpoint_of_a_looser_limit_then_what_is_too_stale_is_handed_over_late_and_steps_go_on(
+    start, strategy, looser
+) -> None:
+    opts = separate_options(strategy, max_staleness=looser, over_sampling_batch_size=20, max_concurrent_prompts=8)
+    cluster = start(opts, SeparateCluster, task=random_task(3), num_servers=2, training_s=30.0)
+    for _ in range(4):
+        cluster.step()
+    cluster.end_round()
+    cluster.options = separate_options(strategy, max_staleness=1)
+    cluster = resumed(start, cluster)
+    cluster.accepts_withheld = True
+    for _ in range(10):
+        cluster.step()
+    cluster.accepts_withheld = False
+    for _ in range(3):
+        cluster.step()
+
+
+@STRATEGIES
+def test_given_a_validation_then_it_runs_under_the_newest_weights_and_steps_go_on(start, strategy) -> None:
+    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(4), num_servers=3, transfer_s=7.0)
+    for _ in range(4):
+        cluster.step()
+        batch = cluster.validate(4)
+        versions = {version for tag in batch.tags for version, _ in tag["segments"]}
+        assert versions == {cluster.step_number}
+    assert set(cluster.versions().values()) == {cluster.step_number}
+
+
+@pytest.mark.parametrize("phase", [None, Phase.DRAINING, Phase.UPDATING])
+@STRATEGIES
+def test_given_an_engine_that_dies_in_any_phase_then_steps_go_on_without_it(start, strategy, phase) -> None:
+    cluster = start(separate_options(strategy), SeparateCluster, task=Task(lambda _: 12), num_servers=3, transfer_s=3.0)
+    cluster.step()
+    victim = "server-1"
+    for _ in range(400):
+        if phase is None or cluster.balancer._updates.phase_of(victim) is phase:
+            break
+        cluster.run_for(0.25)
+        if cluster.loop.time() > 30 * cluster.step_number:
+            cluster.step()
+    else:
+        assert strategy is not RolloutStrategy.CONSISTENT and phase is Phase.DRAINING, "it never was in this phase"
+    cluster.server_handles[1].kill()
+    for _ in range(4):
+        metrics = cluster.step()
+    assert metrics["async_dapo/load_balancer/servers"] == 2
+    assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
+    assert cluster.versions().keys() == {"server-0", "server-2"}
+    assert min(cluster.versions().values()) >= cluster.step_number - 2
+
+
+@pytest.mark.parametrize("fault", ["fails", "hangs"])
+@STRATEGIES
+def test_given_workers_that_cannot_bring_the_weights_then_their_engine_is_ended_and_the_trainer_does_not_wait(
+    start, strategy, fault
+) -> None:
+    cluster = start(separate_options(strategy), SeparateCluster, task=Task(lambda _: 12), num_servers=3)
+    cluster.step()
+    setattr(cluster.takers["server-1"], fault, RuntimeError("broken") if fault == "fails" else True)
+    before_s, limit_s = cluster.loop.time(), cluster.options.weight_update_timeout_s
+    for _ in range(4):
+        cluster.step()
+    keeps_requests = strategy is RolloutStrategy.PARTIAL_STALE_KV and fault == "hangs"
+    assert cluster.loop.time() - before_s < 4 * 60 + keeps_requests * limit_s
+    cluster.run_for(limit_s)
+    cluster.step()
+    assert cluster.versions().keys() == {"server-0", "server-2"} and cluster.server_handles[1].is_dead
+    assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
+
+
+@STRATEGIES
+def test_given_an_engine_that_joins_in_mid_run_then_it_has_the_newest_weights_before_any_request(start, strategy):
+    cluster = start(separate_options(strategy), SeparateCluster, task=Task(lambda _: 12), num_servers=1, transfer_s=4.0)
+    for _ in range(2):
+        cluster.step()
+    name = cluster.join()
+    server = cluster.servers[-1]
+    cluster.run_for(3.0)
+    assert not server.running and not server.generated
+    for _ in range(4):
+        metrics = cluster.step()
+    assert server.generated and cluster.takers[name].taken[0] >= 2
+    assert metrics["async_dapo/load_balancer/servers"] == 2
+
+
+@STRATEGIES
+def test_given_a_slow_engine_then_the_others_are_not_kept_by_it(start, strategy) -> None:
+    def seconds(is_slow: bool) -> float:
+        opts = separate_options(strategy, max_concurrent_prompts=8, target_valid_groups=4, over_sampling_batch_size=12)
+        cluster = start(opts, SeparateCluster, task=Task(lambda ids: 10 + ids[0] % 7), num_servers=4, training_s=2.0)
+        if is_slow:
+            slow_by_half(cluster, 0)
+        for _ in range(3):
+            cluster.step()
+        before_s = cluster.loop.time()
+        for _ in range(12):
+            cluster.step()
+        return cluster.loop.time() - before_s
+
+    assert seconds(True) < 1.3 * seconds(False)
+
+
+@pytest.mark.parametrize("seed", [*range(24), *MORE_SEEDS])
+def test_given_any_options_and_any_run_of_events_then_every_batch_is_whole_and_no_step_waits_for_ever(start, seed):
+    """Updates, deaths, new engines, broken connections, validations and restarts from a checkpoint, in any order."""
+    random = Random(seed)
+    strategy = SEPARATE[seed % len(SEPARATE)]
+    is_whole = strategy is RolloutStrategy.CONSISTENT
+    opts = separate_options(
+        strategy,
+        max_staleness=random.choice([None, 1, 2, 4]),
+        max_loads_per_server=random.choice([1, 2, 3, 8]),
+        max_concurrent_prompts=random.choice([1, 2, 4]),
+        num_workers=random.choice([1, 2, 3]),
+        rollout_pool_size=random.choice([None, Auto.AUTO, 2, 9]),
+        over_sampling_batch_size=random.choice([1, 2, 5, Auto.AUTO]),
+        target_valid_groups=random.choice([1, 2, 3]),
+    )
+    latency_s = random.choice([0.01, lambda method: random.choice([0.0, 0.01, 0.3, random.uniform(0, 3)])])
+    task = random_task(seed)
+    task.tool_s = random.choice([0.0, 0.5, 20.0])
+    task.turn_tok = None if is_whole else random.choice([None, 8])
+    task.call_s = lambda prompt_ids, done_tok: Random(f"{seed} {prompt_ids} {done_tok}").choice([0.0, 0.5, 30.0])
+    about = {"transfer_s": random.choice([0.0, 1.0, 40.0]), "training_s": random.choice([0.0, 3.0, 60.0])}
+    cluster = start(opts, SeparateCluster, task=task, num_servers=3, latency_s=latency_s, **about)
+    for _ in range(6):
+        cluster.step()
+        match random.choice(["", "", "die", "join", "cut", "validate", "end", "resume"]):
+            case "die" if len(cluster.engines.replicas) > 1:
+                victim = random.choice(cluster.engines.replicas)
+                cluster.loop.call_later(random.uniform(0, 20), victim.servers[0].kill)
+            case "join":
+                cluster.join()
+            case "cut":
+                handle = random.choice(cluster.server_handles)
+                cluster.loop.call_later(random.uniform(0, 20), handle.cut_off, 0.5)
+            case "validate":
+                cluster.validate(3)
+            case "end":
+                cluster.end_round()
+            case "resume":
+                cluster.end_round()
+                cluster = resumed(start, cluster)
+    assert cluster.withheld_tok == 0
+    assert cluster.buffer.pool.check_ledger()["trained"] == 6 * opts.target_valid_groups

@@ -1,0 +1,188 @@
+"""Engines that get weights one by one behind their load balancer, and requests that go to them."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.support.router import router_options
+from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.rolling_update import Phase
+from recipe.async_dapo.core.trajectory import Turn
+from recipe.async_dapo.engines import load_balancer, rolling_balancer
+from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
+from recipe.async_dapo.engines.rolling_balancer import RollingLoadBalancer
+
+from .fakes import FakeHandle, ScriptedServer, token_at
+from .simulation import settle
+
+LATENCY_S = 0.01
+PLACES = 4
+
+
+class WeightTaker:
+    """The worker beside an engine, which looks at what the engine does meanwhile.
+
+    Attributes:
+        transfer_s: of an update [s].
+        fails: what it raises instead; None = nothing.
+        hangs: it never ends.
+        taken: versions, in order.
+    """
+
+    def __init__(self, server: FakeHandle, *, transfer_s: float, strategy: RolloutStrategy) -> None:
+        self._server = server
+        self._strategy = strategy
+        self.transfer_s = transfer_s
+        self.fails: Exception | None = None
+        self.hangs = False
+        self.taken: list[int] = []
+
+    async def take_weights(self, version: int, buckets: list[str]) -> None:
+        server: ScriptedServer = self._server.target
+        assert buckets == [f"weights {version}"], "the engine would be told of another version"
+        assert not server.generates
+        assert self._strategy is not RolloutStrategy.CONSISTENT or not server.running
+        if self.fails is not None:
+            raise self.fails
+        if self.hangs:
+            await asyncio.Event().wait()
+        await asyncio.sleep(self.transfer_s)
+        assert not server.generates
+        server.global_steps = version
+        self.taken.append(version)
+
+
+class NotedVersions:
+    """The coordinator, as far as the load balancer knows it."""
+
+    def __init__(self) -> None:
+        self.versions: list[tuple[int, int]] = []
+
+    async def note_versions(self, oldest: int, newest: int) -> None:
+        self.versions.append((oldest, newest))
+
+
+class RollingWorld:
+    """
+    Args:
+        names: of the engines.
+        max_lag: as of `RollingUpdate`.
+        transfer_s: of weights to an engine [s].
+        latency_s: of calls.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        strategy: RolloutStrategy,
+        names: Iterable[str] = "abc",
+        *,
+        max_lag: int | None = None,
+        transfer_s: float = 2.0,
+        latency_s: float | Callable[[str], float] = LATENCY_S,
+        update_timeout_s: float = 600.0,
+    ) -> None:
+        for module in (load_balancer, rolling_balancer):
+            monkeypatch.setattr(module, "ray", SimpleNamespace(kill=FakeHandle.kill))
+        self.strategy = strategy
+        self._transfer_s, self._latency_s = transfer_s, latency_s
+        keeps_kv = strategy is RolloutStrategy.PARTIAL_STALE_KV
+        rolling = {
+            "drains": strategy is RolloutStrategy.CONSISTENT,
+            "max_lag": max_lag,
+            "pause_mode": "hold" if keeps_kv else "abort",
+            "update_timeout_s": update_timeout_s,
+        }
+        options = router_options(
+            PLACES, pause_mode="keep" if keeps_kv else "abort", engine_timeout_s=60.0, rolling=rolling
+        )
+        self.servers: dict[str, ScriptedServer] = {}
+        self.handles: dict[str, FakeHandle] = {}
+        self.takers: dict[str, WeightTaker] = {}
+        for name in names:
+            self._make(name)
+        self.balancer = RollingLoadBalancer(self.handles, options)
+        self.handle = FakeHandle(self.balancer, latency_s=latency_s)
+        self.coordinator = NotedVersions()
+        self.requests = EngineRequests(self.handle, cleanup_timeout_s=60.0, rolling=True)
+        self.most_out = 0
+
+    async def begin(self) -> None:
+        """All engines have version 0, and generate."""
+        await self.balancer.report_growth_to(FakeHandle(self.coordinator))
+        await self.publish(0)
+        await self.balancer.enroll({name: [FakeHandle(taker)] for name, taker in self.takers.items()})
+        await self.balancer.caught_up()
+        await self.balancer.open()
+
+    async def publish(self, version: int) -> None:
+        await self.balancer.publish(version, [f"weights {version}"])
+
+    async def join(self, name: str, **about: Any) -> None:
+        self._make(name, **about)
+        await self.balancer.join(name, self.handles[name], [FakeHandle(self.takers[name])])
+
+    def phase(self, name: str) -> Phase | None:
+        return self.balancer._updates.phase_of(name)
+
+    async def answer(self, number: int, *, length_tok: int = 6) -> Turn:
+        """One response, however many requests it takes."""
+        prompt = [number]
+        turn = Turn(prompt_digest=b"", prompt_len_tok=1)
+        while turn.finish_reason is None:
+            try:
+                turn.finish_reason = await self.requests.advance(
+                    turn,
+                    f"trajectory-{number}",
+                    prompt + turn.raw_response_ids,
+                    {"max_tokens": length_tok - turn.generated_tok, "logprobs": True},
+                    {},
+                )
+            except TrajectoryInterrupted:  # as in the next round
+                await asyncio.sleep(1.0)
+                continue
+            if turn.generated_tok and turn.finish_reason is None and self.strategy is RolloutStrategy.CONSISTENT:
+                turn.segments = []
+        assert turn.raw_response_ids == [token_at(prompt, k) for k in range(length_tok)]
+        return turn
+
+    async def answers(self, numbers: Iterable[int], **about: Any) -> list[Turn]:
+        return [await self.answer(number, **about) for number in numbers]
+
+    async def look(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(0.25)
+            table = self.balancer._table
+            placed = table._placement.servers
+            out = [name for name in placed if self.phase(name) is not Phase.SERVING]
+            self.most_out = max(self.most_out, len(out))
+            for name, server in placed.items():
+                assert not (table.num_waiting and server.has_place), f"{name} has a place, and requests wait"
+
+    async def is_well(self, newest: int) -> None:
+        """Everything has ended, and all engines that are left serve under the newest weights."""
+        await self.balancer.caught_up()
+        await asyncio.sleep(10)
+        names = list(await self.balancer.get_all_servers())
+        assert names, "no engine is left"
+        assert await self.balancer.versions() == dict.fromkeys(names, newest)
+        for name in names:
+            server = self.servers[name]
+            assert self.phase(name) is Phase.SERVING and server.global_steps == newest
+            assert not server.is_stopped and server._decodes.is_set() and not server._paused.is_set()
+            assert not self.balancer._table._placement.servers[name].is_closed
+        status = await self.balancer.get_status()
+        assert (status["total_inflight"], status["waiting"]) == (0, 0)
+        assert not self.balancer._running
+        assert self.coordinator.versions[-1] == (newest, newest)
+        await settle()
+
+    def _make(self, name: str, **about: Any) -> None:
+        length_of = about.pop("length_of", lambda prompt: 10_000)  # as long as is asked
+        self.servers[name] = ScriptedServer(length_of, delivery_tok=4, **about)
+        self.handles[name] = FakeHandle(self.servers[name], latency_s=self._latency_s)
+        self.takers[name] = WeightTaker(self.handles[name], transfer_s=self._transfer_s, strategy=self.strategy)

@@ -1,0 +1,225 @@
+"""A whole run with engines on GPUs of their own, on virtual time: batches are handed over, and weights travel, while
+engines generate. `Cluster` is the run on shared GPUs.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transfer_queue import KVBatchMeta
+
+from recipe.async_dapo import store
+from recipe.async_dapo.config import AsyncDAPOConfig, Placement, RolloutStrategy
+from recipe.async_dapo.core.rolling_update import Phase
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.engines.rolling_balancer import RollingLoadBalancer
+from recipe.async_dapo.training.rolling_buffer import RollingReplayBuffer
+from recipe.async_dapo.training.separate_engines import SeparateEngines
+
+from .fakes import FakeHandle, RemoteCall, ScriptedServer
+from .rolling_world import WeightTaker
+from .simulated_cluster import VERLS, Cluster
+from .simulated_options import options
+from .simulation import REMOTE
+
+SEPARATE = [one for one in RolloutStrategy if one is not RolloutStrategy.DISCARD]
+LOOK_S = 0.25  # between two looks at the engines
+
+
+def separate_options(strategy: RolloutStrategy, **changes: Any) -> AsyncDAPOConfig:
+    """As `options`; tokens may be two versions old."""
+    defaults = {"max_staleness": 2, "stop_rule": StopRuleName.FIRST_COMPLETED}
+    return options(placement=Placement.SEPARATE, rollout_strategy=strategy, **(defaults | changes))
+
+
+@dataclass(slots=True)
+class Seen:
+    """What looks at the engines have shown."""
+
+    looks: int = 0
+    steps: int = 0
+    busy: dict[str, int] = field(default_factory=dict)  # server -> looks at which it was generating
+    most_out: int = 0  # engines that took no requests, at once
+
+
+class SeparateCluster(Cluster):
+    """
+    Args:
+        training_s: between a batch and its weights [s].
+        transfer_s: of weights to an engine [s].
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        opts: AsyncDAPOConfig,
+        *,
+        training_s: float = 5.0,
+        transfer_s: float = 1.0,
+        **arguments: Any,
+    ) -> None:
+        self.training_s = training_s
+        self._transfer_s = transfer_s
+        self.takers: dict[str, WeightTaker] = {}
+        self.lengths: list[int] = []  # of trained responses [tokens]
+        self.withheld_tok = 0
+        self.accepts_withheld = False  # what came from a checkpoint may be too stale
+        super().__init__(monkeypatch, opts, **arguments)
+        self.watch()
+
+    # ---- what verl's trainer does ----
+
+    def step(self) -> dict[str, float]:
+        with self.engines.naming_lost_engines():
+            metrics = self.sample()
+            self.run_for(self.training_s)
+            self.update_weights()
+        self.seen.steps += 1
+        return metrics
+
+    def sample(self) -> dict[str, float]:
+        if not self.engines._have_enrolled:
+            self.update_weights()  # as `on_init_end` does
+        self.step_number += 1
+        self.buffer.open_round(self.step_number)
+        batch, metrics = self.buffer.sample(self.step_number, store.TRAIN, self.options.target_valid_groups)
+        self.check(batch)
+        self.withheld_tok += int(metrics["async_dapo/partial/withheld_tokens"])
+        for key in batch.keys:
+            del self.store.rows[store.TRAIN][key]
+        return metrics
+
+    def update_weights(self) -> None:
+        self.engines.update_weights(self.step_number)
+
+    def validate(self, num_prompts: int) -> KVBatchMeta:
+        """As `on_validate_begin`, at the end of a step."""
+        self.buffer.end_round()
+        self.check_at_rest()
+        self.engines.await_newest_weights()
+        self.manager.open_engines()
+        return super().validate(num_prompts)
+
+    def end_round(self) -> None:
+        """As before a checkpoint."""
+        self.buffer.end_round()
+        self.check_at_rest()
+
+    # ---- engines that come and go ----
+
+    def join(self, **about: Any) -> str:
+        """A new engine."""
+        number = len(self.server_handles)
+        server = ScriptedServer(
+            self.task.length_of, prompt_len_tok=2, token_s=1.0, delivery_tok=self.options.delivery_tok, **about
+        )
+        handle = FakeHandle(server, latency_s=0.01)
+        self.servers.append(server)
+        self.server_handles.append(handle)
+        name = f"server-{number}"
+        workers = [self._make_taker(name, handle)]
+        self.ray.get(self.balancer_handle.join.remote(name, handle, workers))
+        return name
+
+    def loop_time_per_step(self) -> float:
+        return self.seen.looks * LOOK_S / max(1, self.seen.steps)
+
+    def versions(self) -> dict[str, int]:
+        return self.loop.run_until_complete(self.balancer.versions())
+
+    def watch(self) -> None:
+        """Look at the engines from now on."""
+        self.seen = Seen()
+        self.loop.create_task(self._watch(self.seen), name=f"{REMOTE} watch")
+
+    async def _watch(self, seen: Seen) -> None:
+        table = self.balancer._table
+        while self.seen is seen:
+            await asyncio.sleep(LOOK_S)
+            placed = table._placement.servers
+            seen.looks += 1
+            out = [name for name in placed if self.balancer._updates.phase_of(name) is not Phase.SERVING]
+            seen.most_out = max(seen.most_out, len(out))
+            for name, server in placed.items():
+                assert not (table.num_waiting and server.has_place), f"{name} has a place, and requests wait"
+                if self._server_of(name).generates and self._server_of(name).running:
+                    seen.busy[name] = seen.busy.get(name, 0) + 1
+
+    def _server_of(self, name: str) -> ScriptedServer:
+        return self.servers[int(name.removeprefix("server-"))]
+
+    # ---- what must be true ----
+
+    def check(self, batch: KVBatchMeta) -> None:
+        uids = list(dict.fromkeys(key.split("_")[0] for key in batch.keys))
+        assert len(uids) == self.options.target_valid_groups and uids == sorted(uids)
+        assert len(batch.keys) == len(uids) * self.options.rollout_n
+        assert not set(uids) & set(self.trained), "a group was trained twice"
+        self.trained += uids
+        for key in batch.keys:
+            self.check_trajectory(*self.store.rows[store.TRAIN][key])
+        self.buffer.pool.check_ledger()
+        most = self.options.max_loads_per_server or 999
+        assert all(server.max_running <= most for server in self.servers)
+
+    def check_trajectory(self, fields: dict[str, Any], tag: dict[str, Any]) -> None:
+        super().check_trajectory(fields, tag)
+        self.lengths.append(len(fields["responses"]))
+        if self.options.max_staleness is not None and not self.accepts_withheld:
+            assert min(fields["policy_versions"]) >= self.step_number - 1 - self.options.max_staleness
+
+    def check_at_rest(self) -> None:
+        """No round is open: engines have what is frozen in them, and nothing else."""
+        self.run_for(0.1)
+        self.check_engines()
+        rows = {key.split("_")[0] for key in self.store.rows[store.TRAIN]}
+        assert rows == set(self.buffer.pool.carried_uids)
+        assert not any(worker.active for worker in self.workers)
+        self.buffer.pool.check_ledger()
+
+    # ---- how it is put together ----
+
+    def _make_balancer(self, named: dict[str, FakeHandle], router: dict[str, Any]) -> RollingLoadBalancer:
+        return RollingLoadBalancer(named, router | {"rolling": self.options.rolling_update()})
+
+    def _make_buffer(self) -> RollingReplayBuffer:
+        return RollingReplayBuffer(self.options, self._draw)
+
+    def _make_engines(self) -> SeparateEngines:
+        replicas = self._make_replicas()
+        for replica in replicas:
+            replica.workers.append(self._make_taker(replica.server_address, replica.servers[0]))
+        self.training_workers.leave_weights = self._leave_weights
+        manager = SimpleNamespace(
+            get_replicas=lambda: replicas,
+            global_load_balancer=self.balancer_handle,
+            rollout_replica_class=lambda **_: SimpleNamespace(world_size=1),
+            rollout_config=SimpleNamespace(n_gpus_per_node=1),
+            model_config=None,
+        )
+        return SeparateEngines(VERLS, self.training_workers, manager=manager, options=self.options)
+
+    def _make_taker(self, name: str, handle: FakeHandle) -> FakeHandle:
+        self.takers[name] = WeightTaker(handle, transfer_s=self._transfer_s, strategy=self.options.rollout_strategy)
+        return FakeHandle(self.takers[name], latency_s=0.01)
+
+    def _leave_weights(self, *, version: int) -> list[RemoteCall]:
+        async def leave(rank: int) -> list[str]:
+            await asyncio.sleep(0.1)
+            return [] if rank else [f"weights {version}"]
+
+        return [RemoteCall(self.loop.create_task(leave(rank), name=f"{REMOTE} leave")) for rank in range(2)]
+
+    def _client_options(self) -> dict[str, bool]:
+        strategy = self.options.rollout_strategy
+        return {
+            "continues": strategy is RolloutStrategy.PARTIAL,
+            "rolling": True,
+            "one_version": strategy is RolloutStrategy.CONSISTENT,
+        }
+
+
+def slow_by_half(cluster: SeparateCluster, number: int) -> None:
+    cluster.servers[number]._token_s = 2.0
