@@ -18,7 +18,6 @@ from recipe.async_dapo.weights.relay import leave_in_store, take_from_store
 NAME = "object_store"
 
 
-@ray.remote(num_cpus=0)
 class Place:
     """Where receivers wait for what the sender has left."""
 
@@ -38,7 +37,7 @@ class ObjectStoreEngine(CheckpointEngine):
         self._is_master = is_master
 
     def prepare(self) -> Any:
-        return Place.remote() if self._is_master else None
+        return ray.remote(num_cpus=0)(Place).remote() if self._is_master else None
 
     @classmethod
     def build_topology(
