@@ -5,9 +5,11 @@ is lost and its GPUs, or those of a new node, are free.
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
 from ray.util import remove_placement_group
@@ -105,15 +107,19 @@ class SeparateEngines(EngineManager):
         self._remove_dead()
         self._take_in_started()
         self._replacements.begin()
-        calls = self.actor_wg.leave_weights(version=global_steps)
-        self._await_ranks(calls, global_steps)
-        [buckets] = filter(None, ray.get(calls))  # of rank 0
-        self._ask(self._balancer.publish.remote(global_steps, buckets))
+        self._ask(self._balancer.publish.remote(global_steps, self._leave_weights(global_steps)))
         if not self._have_enrolled:
             workers = {replica.server_address: replica.workers for replica in self.replicas}
             self._ask(self._balancer.enroll.remote(workers))
             self._have_enrolled = True
             self.await_newest_weights()
+
+    def _leave_weights(self, version: int) -> Sequence[ObjectRef]:
+        """Where the trainer's weights are."""
+        calls = self.actor_wg.leave_weights(version=version)
+        self._await_ranks(calls, version)
+        [buckets] = filter(None, ray.get(calls))  # of rank 0
+        return buckets
 
     def await_newest_weights(self) -> None:
         """Until each engine that is left has them."""

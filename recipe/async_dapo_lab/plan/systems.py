@@ -128,8 +128,7 @@ def verl_separate_async(*, groups: int, trainer_servers: int, servers: int, part
 
 
 def recipe_separate(*, trainer_servers: int, servers: int, parts: int, **async_dapo: Any) -> System:
-    """This recipe's pool, leases and strategies on engines with GPUs of their own: see `rolling_training.py`. It is
-    planned, and cannot be run.
+    """This recipe with `async_dapo.placement=separate`: see `rolling_training.py`.
 
     Args:
         trainer_servers: of the servers, those whose GPUs train [count].

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ...async_dapo.config import ConfigError, Placement
+from ...async_dapo.config import ConfigError
 from ...async_dapo.startup.agent_loop_check import loops_of_data
 from ...async_dapo.startup.hardware import MODEL_PRESETS as PRESETS
 from ...async_dapo.startup.preflight import check_all
 from ..plan.workload import ToolCalls
 from ..quickstart.tiny_model import build_tokenizer
 from . import answers
-from .options import SEPARATE, RehearsalOptions, RewardSource
+from .options import SEPARATE, RehearsalOptions, RewardSource, have_own_gpus
 
 MODEL = "qwen3-8b"
 POSITIONS = 131_072
@@ -95,11 +95,6 @@ def check_rehearsable(config: DictConfig) -> None:
             config.trainer.v1.trainer_mode == SEPARATE and config.actor_rollout_ref.hybrid_engine,
             "engines on the GPUs of a separate trainer",
         ),
-        (
-            "async_dapo.placement",
-            OmegaConf.select(config, "async_dapo.placement") == Placement.SEPARATE,
-            "this recipe's engines on GPUs of their own",
-        ),
         ("algorithm.adv_estimator", config.algorithm.adv_estimator == "gae", "critics"),
     ):
         if is_used:
@@ -130,7 +125,7 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         trainer.resume_mode = "disable"
         config.async_dapo.report_dir = None  # seconds of its clock are not seconds
         trainer.total_training_steps = min(options.steps, trainer.total_training_steps or options.steps)
-        if trainer.v1.trainer_mode != SEPARATE:
+        if not have_own_gpus(config):
             rollout.nnodes, rollout.n_gpus_per_node = trainer.nnodes, trainer.n_gpus_per_node
         elif rollout.checkpoint_engine.backend != "naive":  # which verl refuses
             rollout.checkpoint_engine.backend = NO_TRANSFER

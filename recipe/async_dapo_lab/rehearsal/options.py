@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import ConfigError, parse_options
+from ...async_dapo.config import ConfigError, Placement, parse_options
 from ...async_dapo.core.speculation import OwnDrafts
 from ..plan.costs import StepCost
 from ..plan.inputs import Inputs
@@ -17,6 +17,7 @@ from ..plan.scenario import Scenario
 
 NODE = "rehearsal."
 KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
+RECIPE_MODE = "async_dapo"
 SEPARATE = "separate_async"  # verl's mode with GPUs of their own for trainer and engines
 
 
@@ -165,10 +166,16 @@ class RehearsalOptions:
             raise ConfigError(NODE + "warmup", self.warmup, f"must be below {NODE}steps={self.steps}")
 
 
+def have_own_gpus(config: DictConfig) -> bool:
+    """Whether engines do."""
+    mode = config.trainer.v1.trainer_mode
+    return mode == SEPARATE or (mode == RECIPE_MODE and config.async_dapo.placement == Placement.SEPARATE)
+
+
 def gpus_of(config: DictConfig) -> tuple[int, int]:
     """GPUs of the trainer, and those that only engines have."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    own = rollout.nnodes * rollout.n_gpus_per_node if trainer.v1.trainer_mode == SEPARATE else 0
+    own = rollout.nnodes * rollout.n_gpus_per_node if have_own_gpus(config) else 0
     return trainer.nnodes * trainer.n_gpus_per_node, own
 
 

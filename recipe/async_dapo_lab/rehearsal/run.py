@@ -14,9 +14,8 @@ from ...async_dapo.own_ray import collect_cycles_rarely
 from ...async_dapo.startup.overrides import check_overrides
 from ...async_dapo.verl_version import check_versions
 from .emulation import check_as_training, check_rehearsable, emulate, use_stand_in
-from .options import RehearsalOptions
+from .options import RECIPE_MODE, RehearsalOptions, have_own_gpus
 
-RECIPE_MODE = "async_dapo"
 LAB_DIR = Path(__file__).resolve().parents[1]
 
 
@@ -60,11 +59,11 @@ class RehearsalTaskRunner:
 
         with queue_starts(config):
             from ...async_dapo.training.run import train
-            from .training import RehearsedAsyncDAPO
+            from .training import RehearsedAsyncDAPO, RehearsedSeparate
             from .verl_modes import VERL_MODES
         mode = config.trainer.v1.trainer_mode
         if mode == RECIPE_MODE:
-            train(config, RehearsedAsyncDAPO)
+            train(config, RehearsedSeparate if have_own_gpus(config) else RehearsedAsyncDAPO)
         else:
             _train_in_verl_mode(config, VERL_MODES[mode])
 

@@ -7,6 +7,7 @@ of its own; what verl gets in place of an actor's handle names the server in eve
 import asyncio
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,21 @@ class EmulatedVerlServer(_Emulated):
 
 
 class EmulatedRecipeServer(_Emulated, AsyncDAPOServer):
-    """This recipe's server: its gate, stamps, aborts and kept requests are the production code."""
+    """This recipe's server: its gate, stamps, aborts and kept requests are the production code.
+
+    Args:
+        update_s: what an engine that has GPUs of its own takes for new weights [virtual s].
+    """
+
+    def __init__(self, *, clock: CompressedClock, update_s: float, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._clock, self._update_s = clock, update_s
+
+    async def take_weights(self, version: int, buckets: Sequence[ray.ObjectRef]) -> None:
+        """As the worker beside such an engine."""
+        await asyncio.sleep(self._clock.real_until(self._clock.now_s() + self._update_s))
+        await self.clear_kv_cache()
+        await self.set_global_steps(version)
 
     async def launch_server(self, *_: Any, **__: Any) -> None:
         await super().launch_server()
@@ -167,7 +182,8 @@ class ServerHost:
         engine = EmulatedEngine(model, self._book, self._clock, self._scenario.tools())
         arguments |= {"engine": engine, "model_config": self._model_config, "replica_rank": rank}
         if self._is_recipe:
-            self._servers[rank] = EmulatedRecipeServer(**arguments)
+            update_s = self._scenario.constants.stop_s + self._scenario.transfer_s
+            self._servers[rank] = EmulatedRecipeServer(clock=self._clock, update_s=update_s, **arguments)
         else:
             self._servers[rank] = EmulatedVerlServer(clock=self._clock, **arguments)
         await self._servers[rank].launch_server()
@@ -204,7 +220,7 @@ class EmulatedReplica(vLLMReplica):
             cuda_visible_devices="",
         )
         handle = ServerHandle(host, self.replica_rank)
-        self.servers = [handle]
+        self.servers = self.workers = [handle]
         self._server_handle = handle
         self._server_address = f"rehearsed-{self.replica_rank}"
 

@@ -20,11 +20,13 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from ...async_dapo import store
 from ...async_dapo.aio import await_all
+from ...async_dapo.training.separate_engines import SeparateEngines
+from ...async_dapo.training.separate_trainer import SeparateTrainer
 from ...async_dapo.training.tracking import CONSOLE, StepLines
 from ...async_dapo.training.trainer import AsyncDAPOTrainer
 from ..plan.costs import TrainingCost
 from .host_actor import start_host
-from .options import CompressedClock, RehearsalOptions, make_clock
+from .options import CompressedClock, RehearsalOptions, gpus_of, make_clock
 from .servers import EmulatedReplica
 from .worker import EmulatedRank
 
@@ -208,13 +210,56 @@ class EmulatedTraining(PPOTrainer):
         self._phases.write(json.dumps(line | more) + "\n")
 
 
-class RehearsedAsyncDAPO(EmulatedTraining, AsyncDAPOTrainer):
-    _is_recipe = True
+class _RecipesLines(AsyncDAPOTrainer):
+    _clock: CompressedClock
 
     def _extend(self, tracking: Tracking) -> None:
         """The line a step is in virtual seconds, as the result is."""
         super()._extend(tracking)
         tracking.logger[CONSOLE] = StepLines(self._clock.speedup)
+
+
+class RehearsedAsyncDAPO(EmulatedTraining, _RecipesLines):
+    _is_recipe = True
+
+
+class EmulatedSeparateEngines(SeparateEngines):
+    """Engines on GPUs of their own, which do not die, and weights that take their seconds to leave the trainer."""
+
+    schedule: TrainingSchedule
+    transfer_s: float
+
+    def _watch(self, replica: Any) -> None: ...
+
+    def _remove_dead(self) -> None: ...
+
+    def _death_of(self, replica: Any, *, wait_s: float = 0.0) -> str | None:
+        return None
+
+    def _leave_weights(self, version: int) -> list[ray.ObjectRef]:
+        self.schedule.spend(self.transfer_s)
+        return []
+
+
+class RehearsedSeparate(EmulatedTraining, _RecipesLines, SeparateTrainer):
+    """`async_dapo.placement=separate`."""
+
+    _is_recipe = True
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        self._training_cost = self._training_cost.at(gpus_of(config)[0] / self._scenario.num_gpus, parts=1)
+
+    def _manage_engines(self, verls: CheckpointEngineManager) -> EmulatedSeparateEngines:
+        self.llm_server_manager = LLMServerManager.create(config=self.config)
+        engines = EmulatedSeparateEngines(
+            verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options
+        )
+        engines.schedule, engines.transfer_s = self._schedule, self._scenario.transfer_s
+        return engines
+
+    def _start_engines(self) -> None:
+        """They have been."""
 
 
 def _emulated_replica() -> type[RolloutReplica]:
