@@ -64,7 +64,7 @@ async def test_given_a_call_when_rounds_stop_under_it_then_it_goes_on_and_its_lo
     assert (await outcome_of(last, held)).verdict is Verdict.VALID
     assert now_s() == pytest.approx(35.0)
     assert service.is_charged_once and service.answers == [2, 2, 2, 2]
-    assert sum(counts.replayed for counts in last.calls) == 4
+    assert last.take_report().calls.replayed == 4
 
 
 def free_function(service: Service) -> Any:
@@ -101,7 +101,7 @@ def test_given_a_kill_when_calls_were_under_way_then_the_tool_is_asked_for_what_
     running = rollout(loop)
     assert simulate(outcome_of(running, saved)).verdict is Verdict.VALID
     assert service.is_charged_once and len(service.charged) == 4 and service.answers == [2, 2, 2, 2]
-    assert sum(counts.unknown for counts in running.calls) == (4 if goes_on_s == 0 else 0)
+    assert running.take_report().calls.unknown == (4 if goes_on_s == 0 else 0)
 
 
 @pytest.mark.parametrize(("when_unknown", "verdict"), [("retry", Verdict.VALID), ("fail_trajectory", Verdict.FAILED)])
