@@ -3,8 +3,8 @@
 python -m benchmarks.separate.rehearse [--speedup 6] [--steps 10] [--strategies partial consistent]
 
 Adds a row a strategy to `rehearsed.csv`: the real trainer, load balancer, workers and Ray on emulated engines, in
-virtual seconds, over the planner's mean step of the same setting. Alone on its machine; a row says whether the rehearsal
-may be believed.
+virtual seconds, over the planner's mean step of the same setting. Needs a machine of its own; a row says whether the
+rehearsal may be believed.
 """
 
 import argparse
