@@ -30,8 +30,7 @@ def test_given_a_steady_run_then_batches_are_exact_engines_work_and_are_updated_
         cluster.step()
     assert cluster.withheld_tok == 0
     assert cluster.seen.most_out == 1
-    out = 1.0 / cluster.loop_time_per_step()
-    assert all(busy > (0.97 - out) * cluster.seen.looks for busy in cluster.seen.busy.values()), cluster.seen
+    assert all(busy > 0.9 * cluster.seen.looks for busy in cluster.seen.busy.values()), cluster.seen
     newest = cluster.step_number
     assert all(version >= newest - 2 for version in cluster.versions().values())
 
@@ -120,26 +119,40 @@ def test_given_a_validation_then_it_runs_under_the_newest_weights_and_steps_go_o
     assert set(cluster.versions().values()) == {cluster.step_number}
 
 
-@pytest.mark.parametrize("phase", [None, Phase.DRAINING, Phase.UPDATING])
+def test_given_training_that_takes_longer_than_a_round_may_then_the_next_batch_has_its_whole_time(start) -> None:
+    opts = separate_options(RolloutStrategy.PARTIAL, round_timeout_s=60.0)
+    cluster = start(opts, SeparateCluster, task=Task(lambda _: 12), training_s=200.0)
+    for _ in range(3):
+        cluster.step()
+
+
+def test_given_a_worker_that_has_not_begun_when_the_others_have_a_batch_then_it_has_nothing_to_report(start) -> None:
+    cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster)
+    cluster.worker_handles[1]._latency_s = lambda method: 200.0 if method == "run_round" else 0.01
+    cluster.step()
+    assert cluster.loop.time() < 200
+
+
+@pytest.mark.parametrize("phase", list(Phase))
 @STRATEGIES
 def test_given_an_engine_that_dies_in_any_phase_then_steps_go_on_without_it(start, strategy, phase) -> None:
+    if phase is Phase.DRAINING:
+        strategy = RolloutStrategy.CONSISTENT  # no other drains
     cluster = start(separate_options(strategy), SeparateCluster, task=Task(lambda _: 12), num_servers=3, transfer_s=3.0)
-    cluster.step()
-    victim = "server-1"
-    for _ in range(400):
-        if phase is None or cluster.balancer._updates.phase_of(victim) is phase:
-            break
+    for _ in range(3):
+        cluster.step()
+    numbers = range(3)
+    while not (there := [k for k in numbers if cluster.balancer._updates.phase_of(f"server-{k}") is phase]):
         cluster.run_for(0.25)
-        if cluster.loop.time() > 30 * cluster.step_number:
+        if cluster.loop.time() > 60 * cluster.step_number:
             cluster.step()
-    else:
-        assert strategy is not RolloutStrategy.CONSISTENT and phase is Phase.DRAINING, "it never was in this phase"
-    cluster.server_handles[1].kill()
+    victim = there[0]
+    cluster.server_handles[victim].kill()
     for _ in range(4):
         metrics = cluster.step()
     assert metrics["async_dapo/load_balancer/servers"] == 2
-    assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
-    assert cluster.versions().keys() == {"server-0", "server-2"}
+    assert [replica.replica_rank for replica in cluster.engines.replicas] == [k for k in numbers if k != victim]
+    assert cluster.versions().keys() == {f"server-{k}" for k in numbers if k != victim}
     assert min(cluster.versions().values()) >= cluster.step_number - 2
 
 

@@ -39,7 +39,6 @@ class Seen:
     """What looks at the engines have shown."""
 
     looks: int = 0
-    steps: int = 0
     busy: dict[str, int] = field(default_factory=dict)  # server -> looks at which it was generating
     most_out: int = 0  # engines that took no requests, at once
 
@@ -76,7 +75,6 @@ class SeparateCluster(Cluster):
             metrics = self.sample()
             self.run_for(self.training_s)
             self.update_weights()
-        self.seen.steps += 1
         return metrics
 
     def sample(self) -> dict[str, float]:
@@ -122,9 +120,6 @@ class SeparateCluster(Cluster):
         workers = [self._make_taker(name, handle)]
         self.ray.get(self.balancer_handle.join.remote(name, handle, workers))
         return name
-
-    def loop_time_per_step(self) -> float:
-        return self.seen.looks * LOOK_S / max(1, self.seen.steps)
 
     def versions(self) -> dict[str, int]:
         return self.loop.run_until_complete(self.balancer.versions())
