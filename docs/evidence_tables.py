@@ -87,8 +87,8 @@ def frontier() -> str:
     wide = wide.loc[shown["Setting"].unique(), list(shown["Variant"].unique())].reset_index()
     roomy = shown[~shown["Setting"].str.startswith(plan.REFERENCE_SETTING)].iloc[:, 2] - 1
     return (
-        f"{markdown(wide)}\n- **Engines with places to spare** (the first two): freshness costs {100 * roomy.min():.0f} to "
-        f"{100 * roomy.max():.0f} % of a step.\n"
+        f"{markdown(wide)}\n- **Engines with places to spare** (the first two): freshness costs "
+        f"{100 * roomy.min():.0f} to {100 * roomy.max():.0f} % of a step.\n"
     )
 
 
