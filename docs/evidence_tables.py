@@ -20,6 +20,7 @@ from benchmarks.on_policy import run as on_policy
 from benchmarks.plan import summary as plan
 from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
+from benchmarks.separate import summary as separate
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.strategies import summary as strategies
 from benchmarks.support.tables import markdown
@@ -70,6 +71,19 @@ def grid() -> str:
         f"- **Bound**, all engines full: {mean[defaults.TITLES['bound_of_colocate']]:.3f} of colocate_async's step. "
         "Only [cheaper tokens](drafts.md) pass it.\n"
         f"- **separate_async**, best split: the default takes {mean[defaults.TITLES['of_separate']]:.3f} of its step.\n"
+    )
+
+
+def separate_in_words() -> str:
+    """Engines on GPUs of their own: over verl's mode of that kind, and over this recipe's colocated rounds."""
+    steps = separate.summary().set_index(["Simulated: separate", "Over"])["Step"]
+    at_verls, at_colocate = (
+        name.removeprefix(f"{separate.OURS}, ") for name in (separate.AT_VERLS, separate.AT_COLOCATE)
+    )
+    return (
+        f"Over verl separate_async {steps[separate.OURS, separate.VERL]:.2f} with older tokens, "
+        f"{steps[at_verls, separate.VERL]:.2f} at its off-policy share; over colocated rounds at equal share "
+        f"{steps[at_colocate, separate.OTHERS[separate.EQUAL_SHARE]]:.2f}.\n"
     )
 
 

@@ -1,6 +1,5 @@
 """What benchmarks make of a run, and of runs, on figures made by hand."""
 
-import re
 from collections import Counter
 from math import comb
 from pathlib import Path
@@ -16,7 +15,6 @@ from benchmarks.defaults.draw import FOLDER, SEPARATE
 from benchmarks.defaults.settings import SETTINGS
 from benchmarks.null_test import summary as null_test
 from benchmarks.selection import summary as selection
-from benchmarks.separate import summary as separate
 from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
 from benchmarks.support import learning_curve
@@ -274,15 +272,3 @@ def test_no_rollout_of_the_grid_is_faster_than_the_bound() -> None:
     share = rows["setting"].map(bounds_s) / (rows["rollout_s"] / rows["length_bias"])
     assert share.notna().all()
     assert share.max() <= 1 + NOISE, rows.loc[share > 1 + NOISE, ["setting", "system"]]
-
-
-def test_what_pages_say_of_engines_on_gpus_of_their_own_is_in_the_file() -> None:
-    steps = separate.summary().set_index(["Simulated: separate", "Over"])["Step"].round(2)
-    said = re.search(
-        r"takes ([\d.]+) of its step with older tokens, ([\d.]+) at its share, and ([\d.]+) of colocated at",
-        " ".join((Path(__file__).parents[2] / "docs" / "evidence" / "grid.md").read_text().split()),
-    )
-    assert said is not None
-    shares = "at separate_async's share", "at colocate_async's share"
-    pairs = [("separate", separate.VERL), (shares[0], separate.VERL), (shares[1], f"{separate.COLOCATED}, equal share")]
-    assert [float(number) for number in said.groups()] == [steps[pair] for pair in pairs]
