@@ -152,7 +152,7 @@ def corrections_learned() -> pd.DataFrame:
         pool=lambda rows: rows["pool"].astype(int),
         correction=lambda rows: rows["correction"].where(rows["strategy"] == "partial", corrections.ON_POLICY),
     )
-    titles = {"task": "Task", "pool": "Pool", "correction": "Correction"}
+    titles = {"task": "Task", "machine": "Machine", "pool": "Pool", "correction": "Correction"}
     columns = [
         *titles.values(),
         "Seeds",
