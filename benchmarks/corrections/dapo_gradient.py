@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.corrections.softmax_sequence_model import World, scheduled_log_probs, trajectory_probs
-from recipe.async_dapo.training.importance_sampling import is_kept, mixture_token_log_probs
+from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs
 
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.28, 10.0  # the recipe's clip_ratio_low, clip_ratio_high, clip_ratio_c
 TRUNCATION = 2.0  # algorithm.rollout_correction.rollout_is_threshold
@@ -90,20 +90,9 @@ def corrected(world: World, rollout: Rollout) -> Mapping[str, GradientMoments]:
     own_CXT = rollout.sampled_log_probs(world)
     decoupled = (world.log_p_XT - own_CXT)[:, :, None, None]
     balance = world.log_p_XT[:, None, None] - _mixtures(world, rollout, own_CXT)
-    by_decoupled = DECOUPLED | {"sequence_mask": _sequence_mask(world)}
-    return {name: _moments(world, own_CXT, decoupled, coefficient) for name, coefficient in by_decoupled.items()} | {
+    return {name: _moments(world, own_CXT, decoupled, coefficient) for name, coefficient in DECOUPLED.items()} | {
         name: _moments(world, own_CXT, balance, coefficient) for name, coefficient in BALANCE.items()
     }
-
-
-def _sequence_mask(world: World) -> Coefficient:
-    def coefficient(ratio: Tensor, is_positive: bool) -> Tensor:
-        log_ratio_XT = ratio[:, 0, 0].log()
-        advantage_XT = torch.full_like(log_ratio_XT, 1.0 if is_positive else -1.0)
-        keep_XT = is_kept(log_ratio_XT, advantage_XT, world.model.mask_XT)
-        return torch.where(keep_XT[:, None, None], ratio.clamp(max=TRUNCATION), 0.0)
-
-    return coefficient
 
 
 def _mixtures(world: World, rollout: Rollout, own_CXT: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from recipe.async_dapo_lab.quickstart.overrides import (
 )
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
 
-CORRECTIONS = ("none", "bypass", "decoupled", "balance", "sequence_mask")
+CORRECTIONS = ("none", "bypass", "decoupled", "balance")
 STRATEGIES = (ON_POLICY, "partial", "partial_stale_kv", "consistent")
 MAX_STALENESS = 16  # so that the pool decides
 LATE = 3  # validations, of which an accuracy is the mean

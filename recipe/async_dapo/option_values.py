@@ -22,13 +22,7 @@ class ImportanceSampling(StrEnum):
     BYPASS = "bypass"
     DECOUPLED = "decoupled"
     BALANCE = "balance"
-    SEQUENCE_MASK = "sequence_mask"
     NONE = "none"
-
-    @property
-    def weighs(self) -> bool:
-        """Whether the loss has a truncated weight for what sampled each token."""
-        return self not in (ImportanceSampling.BYPASS, ImportanceSampling.NONE)
 
 
 class Drafts(StrEnum):

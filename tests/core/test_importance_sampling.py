@@ -18,12 +18,7 @@ from benchmarks.corrections.softmax_sequence_model import (
     uniform_weights,
 )
 from recipe.async_dapo.training import importance_sampling
-from recipe.async_dapo.training.importance_sampling import (
-    MOST_DRIFT,
-    is_kept,
-    mixture_token_log_probs,
-    version_statistics,
-)
+from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs, version_statistics
 
 torch.set_num_threads(1)  # of small tensors
 NAN, INF = math.nan, math.inf
@@ -184,21 +179,3 @@ def test_version_statistics_equal_a_loop_over_tokens(tokens: list[tuple[float, i
 def test_k3_keeps_its_digits_when_policies_almost_agree() -> None:
     statistics = version_statistics(torch.tensor([[1e-9]], dtype=torch.float64), torch.ones(1, 1), torch.ones(1, 1))
     assert statistics[1]["k3_kl"] == pytest.approx(0.5e-18, rel=0.1, abs=0.0)
-
-
-drifted_rows = st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(-1, 1), st.booleans()), min_size=4, max_size=4)
-
-
-@derandomized
-@given(st.lists(drifted_rows, min_size=1, max_size=6))
-def test_tokens_leave_the_loss_only_in_answers_worse_than_their_group_s_mean_that_the_policy_has_left(rows) -> None:
-    log_ratio_BT = torch.tensor([[log for log, _, _ in row] for row in rows], dtype=torch.float64)
-    advantage_BT = torch.tensor([[advantage for _, advantage, _ in row] for row in rows], dtype=torch.float64)
-    mask_BT = torch.tensor([[keep for _, _, keep in row] for row in rows])
-    kept_BT = is_kept(torch.where(mask_BT, log_ratio_BT, torch.nan), advantage_BT, mask_BT)
-    for kept_T, row in zip(kept_BT.tolist(), rows, strict=True):
-        logs = [log for log, _, keep in row if keep]
-        drift = -math.fsum(logs) / max(1, len(logs))
-        if not math.isclose(drift, MOST_DRIFT, abs_tol=1e-9):
-            assert kept_T == [advantage >= 0 or drift <= MOST_DRIFT for _, advantage, _ in row]
-    assert is_kept(torch.zeros_like(log_ratio_BT), advantage_BT, mask_BT).all(), "of the newest version: as decoupled"

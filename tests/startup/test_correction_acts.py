@@ -101,7 +101,7 @@ def loss(run, monkeypatch):
         monkeypatch.setattr(store, "tq", queue)
         batch = KVBatchMeta(partition_id="train", keys=KEYS, tags=[{}] * 4)
         trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
-        trainer.config, trainer.global_steps, trainer.tokenizer, trainer.options = config, 1, None, options
+        trainer.config, trainer.global_steps, trainer.tokenizer = config, 1, None
         trainer.replay_buffer = SimpleNamespace(news=SimpleNamespace(sample_responses=lambda *_: None))
         trainer._balance = Mixture() if options.importance_sampling is ImportanceSampling.BALANCE else None
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
@@ -140,7 +140,6 @@ NONE = "async_dapo.importance_sampling=none"
 BYPASS = "async_dapo.importance_sampling=bypass"
 DECOUPLED = "async_dapo.importance_sampling=decoupled"
 BALANCE = "async_dapo.importance_sampling=balance"
-OFF_POLICY_MASK = "async_dapo.importance_sampling=sequence_mask"
 SEQUENCE_MASK = "rollout_rs=seq_mean_k1 rollout_rs_threshold=0.3_1.1"
 OPTIONS = {
     BYPASS: [
@@ -188,12 +187,10 @@ def ratio_to_mixture(i: int, t: int) -> float:
         (NONE, current_minus_proximal, lambda i, t: 1.0),
         (DECOUPLED, current_minus_proximal, lambda i, t: min(ratio(i, t), 2.0)),
         (BALANCE, current_minus_proximal, lambda i, t: min(ratio_to_mixture(i, t), 2.0)),
-        # Trajectories 1 and 3 were right, and the policy has left 2.
-        (OFF_POLICY_MASK, current_minus_proximal, lambda i, t: min(ratio(i, t), 2.0) * (i != 2)),
         # CoPRIS (arXiv:2511.05589), eq. 8: the whole ratio to the behaviour policy is clipped.
         (BYPASS, lambda i, t: proximal_minus_behaviour(i, t) + current_minus_proximal(i, t), lambda i, t: 1.0),
     ],
-    ids=["none", "decoupled", "balance", "sequence_mask", "bypass"],
+    ids=["none", "decoupled", "balance", "bypass"],
 )
 def test_a_mode_s_loss_is_ppo_s_on_its_ratio_times_its_truncated_weight(loss, mode, log_ratio, weight) -> None:
     assert loss(mode) == pytest.approx(expected(log_ratio, weight), rel=1e-5)
@@ -218,7 +215,7 @@ def test_rejected_tokens_leave_the_number_that_the_loss_is_divided_by_as_well_as
     assert loss(*band) == pytest.approx(over_all * sum(RESPONSE_LENS) / kept, rel=1e-5)
 
 
-@pytest.mark.parametrize("mode", [NONE, DECOUPLED, BALANCE, OFF_POLICY_MASK])
+@pytest.mark.parametrize("mode", [NONE, DECOUPLED, BALANCE])
 def test_a_batch_whose_every_token_is_masked_is_counted_and_the_run_goes_on(loss, mode: str) -> None:
     masked = nested([torch.zeros(length, dtype=torch.int64) for length in RESPONSE_LENS])
     metrics: dict[str, Any] = {}

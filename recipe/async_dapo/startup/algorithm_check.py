@@ -95,7 +95,7 @@ def check_importance_sampling(config: DictConfig, options: AsyncDAPOConfig) -> N
     if correction.loss_type == "reinforce" and correction.rollout_is is None and correction.rollout_rs is None:
         remedy = "loss_type=reinforce has no ratio of its own; set it to token, or rollout_rs to a mask"
         raise refused(config, _CORRECTION + "rollout_is", remedy)
-    weighs = mode.weighs or correction.rollout_is is not None
+    weighs = mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.BALANCE) or correction.rollout_is is not None
     if weighs and correction.rollout_is_threshold is None:
         raise refused(
             config,
@@ -190,7 +190,7 @@ def _check_balance(config: DictConfig, options: AsyncDAPOConfig) -> None:
 
 
 def _check_proximal(config: DictConfig, mode: ImportanceSampling) -> None:
-    """PPO's ratio is pi_theta / pi_prox, weighted or not (none)."""
+    """PPO's ratio is pi_theta / pi_prox, weighted (decoupled, balance) or not (none)."""
     correction = config.algorithm.rollout_correction
     for name in ("rollout_is", "rollout_rs"):
         if mode is ImportanceSampling.NONE and correction[name] is not None:

@@ -241,7 +241,7 @@ def _truncates_tokens(config: DictConfig, mode: ImportanceSampling) -> bool:
     correction = config.algorithm.rollout_correction
     upper = str(correction.rollout_is_threshold).rpartition("_")[2]
     return (
-        mode.weighs
+        mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.BALANCE)
         and correction.rollout_is in (None, "token")
         and upper.replace(".", "", 1).isdecimal()
         and float(upper) <= _MOST_WEIGHT

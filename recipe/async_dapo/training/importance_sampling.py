@@ -41,7 +41,6 @@ from ..core.staleness import MixturePlan
 from .metrics import PREFIX, STALENESS_BUCKETS
 
 MAX_LOG = 600.0  # exp() saturates at e^600 = 4e260, so that sums over any batch stay finite in float64
-MOST_DRIFT = 0.01  # nats per token, of a trajectory with a negative advantage
 CHUNK = 2**20  # tokens whose statistics are taken at once: their copies in float64 stay small
 _LOG_PROB_TOLERANCE = 1e-3  # nats above 0 that engines produce by rounding
 
@@ -209,7 +208,6 @@ def wire_importance_sampling(config: DictConfig, mode: ImportanceSampling) -> No
     bypass     old_log_probs = rollout_log_probs: PPO's ratio is pi_theta / mu (CoPRIS, arXiv:2511.05589, eq. 8).
     decoupled  old_log_probs are those of the newest weights; the loss is weighted by the truncated pi_prox / mu.
     balance    the same; then the trainer puts weights with the mixture of a group's versions in their place.
-    sequence_mask  decoupled's weights; then the trainer zeroes those of `is_kept`'s others.
     none       old_log_probs are those of the newest weights, uncorrected.
 
     In bypass mode verl reads rejection masks from the loss's own options, and only with its own loss: they are copied
@@ -217,7 +215,7 @@ def wire_importance_sampling(config: DictConfig, mode: ImportanceSampling) -> No
     """
     correction = config.algorithm.rollout_correction
     correction.bypass_mode = mode is ImportanceSampling.BYPASS
-    if mode.weighs:
+    if mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.BALANCE):
         correction.rollout_is = correction.rollout_is or "token"
     if correction.bypass_mode and needs_bypass_loss(correction):
         policy_loss = config.actor_rollout_ref.actor.policy_loss
@@ -242,18 +240,3 @@ def truncated_weights(log_ratio_BT: Tensor, mask_BT: Tensor, correction: DictCon
         rollout_is_batch_normalize=correction.rollout_is_batch_normalize,
     )
     return weights_BT, {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}
-
-
-def is_kept(log_ratio_BT: Tensor, advantage_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Off-policy sequence masking (DeepSeek-V3.2, arXiv:2512.02556): which tokens stay in the loss, [B, T] bool.
-
-    A token goes if its advantage is negative and (1/T) sum_t (log mu - log pi_prox) over its trajectory's T tokens
-    exceeds `MOST_DRIFT`: the policy has left that wrong answer, and pushing it further down teaches nothing.
-
-    Args:
-        log_ratio_BT: [B, T] log pi_prox - log mu of each token, nats.
-        advantage_BT: [B, T] of each token.
-        mask_BT: [B, T] bool, tokens in the loss; the rest is never read.
-    """
-    drift_B = -torch.where(mask_BT, log_ratio_BT, 0.0).sum(-1) / mask_BT.sum(-1).clamp(min=1)
-    return (advantage_BT >= 0) | (drift_B <= MOST_DRIFT)[:, None]

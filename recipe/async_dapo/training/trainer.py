@@ -62,7 +62,7 @@ from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from .balance_heuristic import BalanceHeuristic
 from .checkpoints import KeptCheckpoints, from_frames, to_frames
 from .engine_manager import EngineManager
-from .importance_sampling import importance_metrics, is_kept, truncated_weights
+from .importance_sampling import importance_metrics, truncated_weights
 from .metrics import fields_to_average
 from .replay_buffer import RoundReplayBuffer
 from .tracking import extend, keep_metrics_file
@@ -206,10 +206,6 @@ class AsyncDAPOTrainer(PPOTrainer):
             rows = zip(weights_BT, sampled_by, strict=True)
             store.write_field(batch, "rollout_is_weights", [row_T[: len(own_T)] for row_T, own_T in rows])
             metrics.update(weight_metrics)
-        if self.options.importance_sampling is ImportanceSampling.SEQUENCE_MASK:
-            keep_BT = is_kept(log_ratio_BT, store.read_padded(batch, ["advantages"])["advantages"], mask_BT.bool())
-            rows = zip(store.read_fields(batch, ["rollout_is_weights"])["rollout_is_weights"], keep_BT, strict=True)
-            store.write_field(batch, "rollout_is_weights", [row_T * keep_T[: len(row_T)] for row_T, keep_T in rows])
         if correction.rollout_rs is not None:
             store.leave_rejected_out(batch)
         return batch
