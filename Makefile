@@ -14,14 +14,9 @@ test-gpu-versions:
 	bash requirements/install.sh .venv-gpu-versions requirements/gpu_versions.txt
 	.venv-gpu-versions/bin/pytest tests/contract tests/e2e/test_partial_rollout.py tests/e2e/test_two_nodes.py
 
-# The documents as a site in site/, every link and anchor followed.
-docs: .venv-docs
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
-
-.venv-docs: requirements/docs.txt
-	python3.11 -m venv .venv-docs
-	.venv-docs/bin/pip install -q --no-deps -r requirements/docs.txt
-	touch .venv-docs
+# The documents as a site in site/, every link and anchor followed; `run_tests.sh` builds it, too.
+docs:
+	bash docs/build.sh
 
 # What the recipe touches of vLLM's code for GPUs, read from the wheel that verl's extra installs: 280 MB.
 test-gpu-sources:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the locked packages, then runs linters, type checker and tests; ends with pytest's summary.
+# Installs the locked packages, runs linters and type checker, builds the documents' site, and tests; ends with pytest's
+# summary.
 # usage: run_tests.sh [--fast | --nightly] [PYTEST_ARGUMENT ...]
 #   --fast     decisions, coroutines, planner, report and contracts, in 100 s: nothing starts Ray
 #   --nightly  all tests, and those that are too slow for every change
@@ -16,6 +17,7 @@ mypy
 PYTHONPATH=. lint-imports
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 shellcheck "${scripts[@]}"
+bash docs/build.sh
 
 # What may run beside what: `ORDER` in tests/conftest.py, and the locks in tests/e2e/conftest.py.
 in_two_lanes=(--numprocesses 2 --dist loadfile --no-loadscope-reorder)

@@ -9,12 +9,6 @@ import pandas as pd
 
 from benchmarks.defaults import draw as defaults
 from benchmarks.drafts import grid as drafts
-from benchmarks.frontier import draw as frontier
-from benchmarks.null_test import summary as null_test
-from benchmarks.on_policy import run as on_policy
-from benchmarks.plan import summary as plan
-from benchmarks.published import summary as published
-from benchmarks.selection import summary as selection
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
 from docs import declared
@@ -111,43 +105,32 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
-    "docs/evidence/side_by_side.md": {
-        "ratios": table(evidence.side_by_side_ratios),
-        "measures": table(evidence.side_by_side_measures),
-        "strategies": table(evidence.strategies_measured),
-    },
-    "docs/evidence/grid.md": {
-        "defaults": table(evidence.grid),
-        "means of the defaults": table(defaults.means_table),
-    },
-    "docs/evidence/planner.md": {
-        "validation": evidence.published,
-        "calibration": table(plan.calibration_table),
-    },
+    "docs/selection.md": {"measured": evidence.selection_in_words},
+    "docs/evidence/side_by_side.md": {"side by side": evidence.side_by_side_table},
+    "docs/evidence/grid.md": {"defaults": evidence.grid},
     "docs/evidence/rehearsal.md": {
-        "engine bound": table(evidence.engines),
-        "null test": table_of(null_test.read_runs, null_test.null_table),
-        "published": table_of(published.read_runs, published.published_table),
-        "speed-ups": table(evidence.speedups),
+        "papers": evidence.against_papers,
+        "engine bound": evidence.engines,
+        "null test": evidence.null_rows,
     },
     "docs/evidence/faults.md": {"fault matrix": evidence.struck, "soak": evidence.soak},
     "docs/evidence/learning.md": {
-        "learned": table(evidence.corrections_learned),
+        "learned": evidence.corrections_learned,
         "exact": table(evidence.corrections_exact),
     },
-    "docs/evidence/drafts.md": {"drafts": table(drafts.summary), "frontier": table_of(frontier.read, frontier.table)},
-    "docs/evidence/selection.md": {
-        "long answers first": table(on_policy.order_table),
-        "tail rounds": table(on_policy.tail_table),
-        "measured": table(evidence.selection_measured),
-        "best": table(selection.best_table),
+    "docs/evidence/drafts.md": {
+        "drafts": table(evidence.drafts_table),
+        "frontier": table(evidence.frontier_of_all),
     },
-    "docs/evidence/machinery.md": {
+    "benchmarks/TARGETS.md": {
+        "quick start": table(evidence.quick_start),
         "stop latency": table(stop_latency),
         "control plane": table(evidence.actors),
         "between rounds": table(evidence.between),
         "front end": table(front_end),
-        "quick start": table(evidence.quick_start),
+        "strategies": table(evidence.strategies_measured),
+        "drafts": table(evidence.draft_targets),
+        "selection": table(evidence.selection_measured),
     },
 }
 

@@ -42,15 +42,20 @@ def read_runs() -> pd.DataFrame:
 def learning_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds of every task, machine, strategy, correction and pool; accuracies beside those of the same
     machine's and seeds' on-policy runs."""
-    runs = runs.assign(
-        # Over the batch: once for old log-probs, but for bypass; the rest by earlier weights.
-        passes=(runs["correction"] != "bypass") + runs["scored_again"].fillna(0) / TRAJECTORIES_PER_STEP,
-        off_after=runs["accuracy_after"] - _on_policy(runs, "accuracy_after"),
-        off_late=runs["accuracy_late"] - _on_policy(runs, "accuracy_late"),
-    )
+    # Over the batch: once for old log-probs, but for bypass; the rest by earlier weights.
+    passes = (runs["correction"] != "bypass") + runs["scored_again"].fillna(0) / TRAJECTORIES_PER_STEP
+    runs = beside_on_policy(runs).assign(passes=passes)
     groups = runs.groupby(["task", "machine", "learning_rate", "pool", "strategy", "correction"], sort=False)
     columns = {"Seeds": groups.size()} | {title: groups[column].mean() for column, title in MEASURES.items()}
     return pd.DataFrame(columns).reset_index()
+
+
+def beside_on_policy(runs: pd.DataFrame) -> pd.DataFrame:
+    """With accuracies less those of the same seed's on-policy run on the same machine."""
+    return runs.assign(
+        off_after=runs["accuracy_after"] - _on_policy(runs, "accuracy_after"),
+        off_late=runs["accuracy_late"] - _on_policy(runs, "accuracy_late"),
+    )
 
 
 def _on_policy(runs: pd.DataFrame, accuracy: str) -> pd.Series:

@@ -1,4 +1,4 @@
-"""The settings of published runs, as far as papers and scripts say; docs/evidence/planner.md lists what is assumed."""
+"""The settings of published runs, as far as papers and scripts say, and what is assumed where they do not."""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from recipe.async_dapo_lab.plan.systems import (
 )
 from recipe.async_dapo_lab.plan.workload import ValidShare
 
-R1_AND_BASE = LogNormalLengths(median_tok=4000, sigma=0.9, correlation=0.5)  # assumed, see docs/evidence/planner.md
+R1_AND_BASE = LogNormalLengths(median_tok=4000, sigma=0.9, correlation=0.5)  # assumed
 QWEN3_THINKING = LogNormalLengths(median_tok=9000, sigma=0.75, correlation=0.5)  # the same; cut at each limit
 
 

@@ -208,7 +208,7 @@ def headline(runs: pd.DataFrame, earlier: pd.DataFrame) -> str:
         )
         [one] = pause.itertuples()
         lines += [
-            f"verl sync pauses 2 s between two looks; with 0.05 s it took {one.ratio:.3f} of that",
+            f"verl sync looks every 2 s; every 0.05 s it took {one.ratio:.3f} of that",
             f"({one.repetitions} runs of earlier code).",
         ]
     lines += ["Python costs most here: it says little about GPUs."]
