@@ -1,7 +1,6 @@
 """Tables of what the recipe declares: its options, with the comments of its yaml file, and its metrics."""
 
 import re
-from collections import defaultdict
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,14 @@ FIRST_OPTIONS = {
     "async_dapo.importance_sampling": "`null` is `decoupled`; `bypass` saves a pass of log-probs a step",
     "async_dapo.screening.samples": "most groups are filtered: they end after so many samples (docs/selection.md)",
     "async_dapo.rollout_pool_size": "you know better than the controller how much should run at once",
+}
+
+# Areas of metrics, by what a reader wants to know.
+THEMES = {
+    "Prompt groups": ("ledger", "round", "early_stop", "filter", "screening", "selection", "failure"),
+    "Engines and calls": ("load_balancer", "concurrency", "drafts", "calls", "turns"),
+    "Tokens": ("tokens", "partial", "staleness", "age", "length"),
+    "Corrections": ("importance", "mixture"),
 }
 
 _KEY = re.compile(r"( *)([a-z_0-9]+):(.*)")
@@ -102,14 +109,16 @@ def _advice(rule: Rule) -> str:
 
 
 def metrics() -> str:
-    """Every metric, a table for each area; those that differ by a staleness only share a row."""
-    areas: dict[str, dict[str, str]] = defaultdict(dict)
+    """Every metric, a table for each theme; those that differ by a staleness only share a row."""
+    themes: dict[str, dict[str, str]] = {theme: {} for theme in THEMES}
+    theme_of = {area: theme for theme, areas in THEMES.items() for area in areas}
     for name, meaning in METRICS.items():
         family = re.sub(rf"/({_BUCKET})$", "/*", name)
-        areas[name.split("/")[0]].setdefault(family, re.sub(rf"staleness ({_BUCKET})\b", "staleness *", meaning))
-    return "\n".join(_area(area, families) for area, families in areas.items())
+        text = re.sub(rf"staleness ({_BUCKET})\b", "staleness *", meaning)
+        themes[theme_of[name.split("/")[0]]].setdefault(family, text)
+    return "\n".join(_theme(theme, families) for theme, families in themes.items())
 
 
-def _area(area: str, families: dict[str, str]) -> str:
+def _theme(theme: str, families: dict[str, str]) -> str:
     rows = [(f"`{PREFIX}{family}`", meaning) for family, meaning in families.items()]
-    return f"### {area}\n\n{markdown(pd.DataFrame(rows, columns=['Metric', 'Meaning']))}"
+    return f"### {theme}\n\n{markdown(pd.DataFrame(rows, columns=['Metric', 'Meaning']))}"

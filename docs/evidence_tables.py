@@ -189,7 +189,7 @@ def struck() -> str:
     """What became of a run: a row for each part, over all moments, with the longest time."""
     runs = faults.read_runs()
     runs["seconds"] = runs["seconds"].astype(float)
-    killed = runs[runs["how"] == faults.KILL].groupby("who", sort=False).apply(_row, include_groups=False)
+    killed = runs[runs["how"] == faults.KILL].groupby("who").apply(_row, include_groups=False)
     stopped, cut, shortly = (runs[runs["how"] == how] for how in (faults.STOP, faults.CUT, faults.CUT_FOR_A_WHILE))
     return (
         f"{markdown(killed.rename_axis('Killed').reset_index())}\n"
@@ -217,7 +217,7 @@ def soak() -> str:
         f"Over {one['Until the last kill [min]']} minutes {one['Kills']} kills at random moments of emulated engines: "
         f"{one['Ended, and started again']} times the run ended, after {one['Longest until the end [s]']} s at the "
         f"latest, and was started again; {one['Hung']} hung, {one['Prompts lost']} prompts lost, "
-        f"{one['Trained twice']} trained twice, {one['Left behind']} things left behind. "
+        f"{one['Trained twice']} trained twice, {one['Left behind']} left-overs. "
         f"{one['Starts that failed']} starts failed.\n"
     )
 
@@ -336,12 +336,12 @@ def selection_in_words() -> str:
     return (
         f"- Tokens of a trained group, over those without: {tokens.min():.2f} to {tokens.max():.2f}. CPU seconds until "
         f"half of the gain in accuracy: {seconds.min():.2f} to {seconds.max():.2f}.\n"
-        f"- Screening cannot save more there: with the tasks' pass rates, many of them between 0.1 and 0.6, the best k "
+        "- Screening can hardly save more there: with the pass rates of these tasks, many between 0.1 and 0.6, the best k "
         f"leaves {least} of the answers.\n"
         f"- Simulated: with a history, the longest answers first take {by_length[0.5]:.2f} of a step of `discard` with "
         f"`fifo` where lengths within a group correlate by 0.5; {by_length[0.8]:.2f} at 0.8, "
         f"{by_length[0.0]:.2f} at 0. Rounds of their own for long groups (RollPacker) take {tails.min():.2f} to "
-        f"{tails.max():.2f}.\n"
+        f"{tails.max():.2f} of it.\n"
     )
 
 

@@ -19,7 +19,6 @@ REFERENCE = {
     "idle": "Idle",
     "waste": "Waste",
     "off_policy": "Off-policy",
-    "length_bias": "Trained / natural length",
 }
 
 
