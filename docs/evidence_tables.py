@@ -78,13 +78,18 @@ def reference_setting() -> pd.DataFrame:
     return table[table["System"].isin(REFERENCE_ROWS)]
 
 
-def frontier() -> pd.DataFrame:
+def frontier() -> str:
     """A row a cluster: with each cap, the step over the defaults', and the off-policy share in brackets."""
     table = plan.frontier_table()
     shown = table[table["Variant"].str.startswith("at most") | (table["Variant"] == "nothing kept")]
     cells = [f"{row.iloc[2]:.2f} ({row['Off-policy']:.2f})" for _, row in shown.iterrows()]
     wide = shown.assign(cell=cells).pivot(index="Setting", columns="Variant", values="cell")
-    return wide.loc[shown["Setting"].unique(), list(shown["Variant"].unique())].reset_index()
+    wide = wide.loc[shown["Setting"].unique(), list(shown["Variant"].unique())].reset_index()
+    roomy = shown[~shown["Setting"].str.startswith(plan.REFERENCE_SETTING)].iloc[:, 2] - 1
+    return (
+        f"{markdown(wide)}\n- **Engines with places to spare** (the first two): freshness costs "
+        f"{100 * roomy.min():.0f} to {100 * roomy.max():.0f} % of a step.\n"
+    )
 
 
 def side_by_side_table() -> str:
@@ -336,7 +341,7 @@ def selection_in_words() -> str:
     return (
         f"- Tokens of a trained group, over those without: {tokens.min():.2f} to {tokens.max():.2f}. CPU seconds until "
         f"half of the gain in accuracy: {seconds.min():.2f} to {seconds.max():.2f}.\n"
-        "- Screening can hardly save more there: with the pass rates of these tasks, many between 0.1 and 0.6, the best k "
+        "- Screening can hardly save more there: of these pass rates, many are between 0.1 and 0.6, so the best k "
         f"leaves {least} of the answers.\n"
         f"- Simulated: with a history, the longest answers first take {by_length[0.5]:.2f} of a step of `discard` with "
         f"`fifo` where lengths within a group correlate by 0.5; {by_length[0.8]:.2f} at 0.8, "

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from benchmarks.defaults import draw as defaults
 from docs.generate import PARTS, up_to_date
 from recipe.async_dapo.training.metrics import METRICS, PREFIX
 
@@ -238,22 +237,6 @@ def test_a_ratio_belongs_to_the_seconds_beside_it() -> None:
         ratio, other_s = map(float, cell.removesuffix(")").split(" ("))
         pairs.append((float(step_s) / other_s, ratio))
     assert all(quotient == pytest.approx(ratio, rel=0.011) for quotient, ratio in pairs), pairs
-
-
-def test_a_target_of_the_grid_is_judged_by_the_mean_without_the_setting_whose_bound_says_nothing() -> None:
-    [mean] = defaults.means_table().query("Settings.str.startswith('without')").to_dict("records")
-    keys = ["of_sync", "of_colocate", "equal_of_colocate", "of_bound"]
-    rows = re.findall(
-        r"^\| [^|]*simulated, geometric mean of [^|]*\| ([\d.]+) \| ([\d.]+) \| (yes|no) \|",
-        page("benchmarks/TARGETS.md").text,
-        re.MULTILINE,
-    )
-    assert [float(measured) for _, measured, _ in rows] == [
-        pytest.approx(mean[defaults.TITLES[key]], abs=0.0006) for key in keys
-    ]
-    *over, bound = [(float(limit), float(measured), met) for limit, measured, met in rows]
-    assert all(met == ("yes" if measured <= limit else "no") for limit, measured, met in over)
-    assert bound[2] == ("yes" if bound[1] >= bound[0] else "no")
 
 
 def test_a_setting_has_one_value_on_all_pages() -> None:

@@ -1,0 +1,186 @@
+"""What the page of targets says was measured is what the files say, and what it calls met is met."""
+
+import re
+
+import pandas as pd
+import pytest
+
+from benchmarks.between_rounds import summary as between_rounds
+from benchmarks.control_plane import summary as control_plane
+from benchmarks.corrections import summary as corrections
+from benchmarks.defaults import draw as defaults
+from benchmarks.engine_bound import summary as engine_bound
+from benchmarks.faults import summary as faults
+from benchmarks.null_test import summary as null_test
+from benchmarks.plan import summary as plan
+from benchmarks.published import summary as published
+from benchmarks.selection import summary as selection
+from benchmarks.separate import summary as separate
+from benchmarks.side_by_side import summary as side_by_side
+from benchmarks.strategies import summary as strategies
+
+from ..support.documents import ROOT, page
+
+AT_LEAST = (
+    "Trained tokens/s",
+    "Share of the bound",
+    "Length trained",
+    "Rollout of the bound",
+    "Accuracy",
+    "At the end",
+)
+FASTEST = ("partial", "partial_stale_kv", "discard, fifo")
+
+
+def targets() -> dict[str, tuple[float, str, str]]:
+    """Text of a row, with that of the row it is the same as -> limit, measured, met; without generated tables."""
+    text = re.sub(r"<!-- (.*?) -->.*?<!-- end of \1 -->", "", page("benchmarks/TARGETS.md").text, flags=re.DOTALL)
+    rows: dict[str, tuple[float, str, str]] = {}
+    title = ""
+    for name, limit, measured, met in re.findall(
+        r"^\| (.*?) \| (-?[\d.]+) \| (-?[\d.]+) \| (yes|no) \|$", text, re.MULTILINE
+    ):
+        same = name.lower().startswith(("the same", "at the end"))
+        title = title if same else name
+        rows[f"{title} ... {name}" if same else name] = (float(limit), measured, met)
+    return rows
+
+
+TARGETS = targets()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_is_called_met_is_met(name: str) -> None:
+    limit, said, met = TARGETS[name]
+    is_met = float(said) >= limit if name.startswith(AT_LEAST) else float(said) <= limit
+    assert met == ("yes" if is_met else "no")
+
+
+def measured() -> dict[str, float]:
+    """Beginning and end of a row's text, ` ... ` between them -> what the files say."""
+    found: dict[str, float] = {}
+    latency = pd.read_csv(ROOT / "assets" / "stop_latency" / "runs.csv").set_index("requests")
+    found["From the B-th valid report to idle engines, 256"] = latency.loc[256, "idle_p99_ms"]
+    found["From the B-th ... 4,096 requests, median [ms]"] = latency.loc[4096, "idle_median_ms"]
+    growth = control_plane.growth_table(control_plane.read_runs()).set_index("Actor")["Largest over smallest"]
+    for actor in ("load balancer", "coordinator"):
+        found[f"CPU per trajectory of the {actor}"] = growth[actor]
+    passage = between_rounds.between_table(between_rounds.read_runs()).query("`Tokens travel by` == 'reference'")
+    found["Through the coordinator between rounds, 8,192"] = passage["Through the coordinator [MB]"].max()
+    found["Engines wait between"] = passage["Engines wait [s]"].max()
+
+    runs = side_by_side.read_runs()
+    ratios = side_by_side.ratios(runs).astype({"system": str, "base": str}).set_index(["tail", "system", "base"])
+    for base, over in ((side_by_side.SYNC, "verl sync"), (side_by_side.SHORT_POLL, "colocate_async with short pause")):
+        for tail in (8, 25):
+            of = {system: ratios.loc[(tail, system, base)] for system in FASTEST}
+            slowest = max(of, key=lambda system: of[system]["ratio"])
+            head = f"Step over {over}, tail {tail}, "
+            for system, row in of.items():
+                found[f"{head}`{system.partition(',')[0]}`"] = row["ratio"]
+            found[f"{head}slowest"] = found[f"{head}`partial` ... slowest"] = of[slowest]["ratio"]
+            found[f"Trained tokens/s over {over}, tail {tail}"] = of["partial"]["rate"]
+            if tail == 25:
+                found[f"Trained tokens/s over {over}, tail 8 ... tail 25"] = of["partial"]["rate"]
+    cpu = side_by_side.costs_table(runs).query("Tail == 8").astype({"System": str}).set_index("System")
+    cpu_ms = cpu["CPU per trained trajectory [ms]"]
+    found["CPU per trained trajectory over colocate_async"] = cpu_ms["partial"] / cpu_ms[side_by_side.SHORT_POLL]
+    bound = side_by_side.measures_table(runs).astype({"System": str}).query("System in @FASTEST")
+    for tail, share in bound.groupby("Tail")["Of the bound"].max().items():
+        found[f"Share of the bound, tail {tail}"] = share
+
+    table = strategies.strategies_table(strategies.read_runs()).set_index(["Steps", "Strategy, stop rule"])
+    rollout_s, length = table["Rollout, mean [s]"], table["Length trained / dispatched"]
+    found["Rollout of `partial`"] = rollout_s[30, "partial"] / rollout_s[30, "discard, drain, B prompts at a time"]
+    found["Length trained over dispatched, `partial`, quick"] = length[60, "partial"]
+    found["Length trained over dispatched, `partial`, tail"] = length[30, "partial"]
+    found["Length trained over dispatched, `consistent`"] = length[60, "consistent"]
+
+    lines = defaults.summary(defaults.FOLDER)
+    [mean] = defaults.means_table().query("Settings.str.startswith('without')").to_dict("records")
+    found["Step of the defaults over the best baseline"] = lines["of_baseline"].max()
+    found["Step of the defaults over the best hand-tuned"] = lines["of_tuned"].max()
+    found["Step of the defaults over verl sync, simulated"] = mean[defaults.TITLES["of_sync"]]
+    found["Step of the defaults over colocate_async, simulated"] = mean[defaults.TITLES["of_colocate"]]
+    found["Step of the defaults over colocate_async ... have such a row"] = mean[defaults.TITLES["equal_of_colocate"]]
+    found["Rollout of the bound"] = mean[defaults.TITLES["of_bound"]]
+    full = engine_bound.engine_bound_table(engine_bound.read_runs()).set_index(["Setting", "System"])
+    two = full.loc["2 servers, B=16, n=8, 16K"]
+    step_s = two["Step [s]"]
+    found["Step of the defaults over verl sync, engine-bound"] = step_s["partial, defaults"] / step_s[engine_bound.SYNC]
+    found["Step of the defaults over colocate_async with short pause, engine"] = two.loc[
+        "partial, defaults", "Of verl async"
+    ]
+    found["Rehearsed step over the planned one"] = full["Over planned"].str.rstrip("%").astype(float).abs().max() / 100
+    split = separate.summary().set_index(["Simulated: separate", "Over"])["Step"]
+    found["Engines on GPUs of their own, planned"] = split["at separate_async's share", separate.VERL]
+
+    found["Planner against published"] = (plan.published_table()["Target"] == "missed").sum()
+    calibration = plan.calibration_table()
+    found["Planner against the quick start"] = (calibration["Target"] == "missed").sum()
+    found["Planner, a step of 512"] = pd.read_csv(ROOT / "assets" / "plan" / "scale.csv")["cpu_s_per_step"].max()
+    null = null_test.null_table(null_test.read_runs())
+    errors = null.assign(error=null["Error, all"].str.rstrip("%").astype(float).abs() / 100)
+    errors = errors.set_index(["Tail", "System"])["error"]
+    head = "Rehearsed over measured ratio to verl sync, tail 8, `partial`"
+    found[f"{head} ["] = errors[8, "partial"]
+    found[f"{head} ... The same, `partial_stale_kv` (one"] = errors[8, "partial_stale_kv"]
+    found[f"{head} ... The same, colocate"] = errors[8, side_by_side.SHORT_POLL]
+    found[f"{head} ... The same, tail 25"] = errors[25, "partial"]
+    found[f"{head} ... The same, `partial_stale_kv` and"] = errors[25].drop("partial").max()
+    papers = published.published_table(published.read_runs())
+    errors = papers["Error"].str.rstrip("%").astype(float).abs() / 100
+    found["Rehearsed over published, APRIL"] = errors[papers["Source"] == "APRIL"].max()
+    found["Rehearsed over published ... CoPRIS"] = errors[papers["Source"] != "APRIL"].max()
+    speed = engine_bound.speedups_table(engine_bound.read_all()).query("Valid == 'yes'")["Changed"]
+    found["Rehearsed ratio to verl sync, change"] = speed.str.rstrip("%").astype(float).abs().max() / 100
+
+    struck = faults.read_runs()
+    ended_s = struck[struck["outcome"] == "ended"].assign(s=lambda rows: rows["seconds"].astype(float))
+    found["Fault matrix: cells"] = sum(bool(faults.faults_of(row)) for _, row in struck.iterrows())
+    found["From the death of a part"] = ended_s[ended_s["how"] == faults.KILL]["s"].max()
+    found["From the death of a part ... stays cut"] = ended_s[ended_s["how"] == faults.CUT]["s"].max()
+
+    learned = corrections.learning_table(corrections.read_runs())
+    learned = learned[(learned["learning_rate"] == 6e-4) & (learned["strategy"] == "partial") & (learned["Seeds"] == 3)]
+    learned = learned.set_index(["task", "pool", "correction"])
+    at_end, mean_off = learned["Less on-policy's at the end"], learned["Less on-policy's mean"]
+    head = "Accuracy after equal steps less on-policy's"
+    found[f"{head}, staleness 2.0"] = at_end["quick start", 512, "decoupled"]
+    found[f"{head} ... mean over"] = mean_off["quick start", 512, "decoupled"]
+    found[f"{head} ... staleness 2.5"] = at_end["quick start", 1024].max()
+    found[f"{head} ... tail 25"] = at_end["tail 25", 512].max()
+    return found
+
+
+def test_what_was_measured_is_what_the_files_say() -> None:
+    named: set[str] = set()
+    for key, value in measured().items():
+        head, _, tail = key.partition(" ... ")
+        if not tail:
+            rows = [name for name in TARGETS if name.startswith(head) and " ... " not in name]
+        else:
+            rows = [name for name in TARGETS if name.startswith(head) and tail in name.partition(" ... ")[2]]
+        for name in rows:
+            said = TARGETS[name][1]
+            last_digit = 10.0 ** -len(said.partition(".")[2])
+            assert abs(float(said) - value) < 0.51 * last_digit, (name, value)
+        named |= set(rows)
+    by_hand = {name for name in TARGETS if name.startswith(("Quick start of", "All tests", "Tests of `--fast`"))}
+    assert set(TARGETS) - named == by_hand
+
+
+def test_targets_of_selection_are_what_the_files_say() -> None:
+    table = selection.runs_table(selection.read_runs()).set_index(["task", "row"])
+    said = re.search(
+        r"^\| tokens a trained group, first 15 steps .*?(?=\n\n)", page("benchmarks/TARGETS.md").text, re.M | re.S
+    )
+    assert said is not None
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said[0].splitlines()]
+    columns = [(task, row) for task in ("quick start", "tail 25") for row in ("screening", "history")]
+    titles = ["tokens a trained group, first steps", "tokens a trained group", "CPU seconds to midway"]
+    for cells, title in zip(rows, titles, strict=False):
+        for column, cell in zip(columns, cells[2:], strict=True):
+            value = table.loc[column, f"{title}, over without"]
+            assert float(cell.strip("()")) == pytest.approx(value, rel=0.006)
+            assert cell.startswith("(") == (value > float(cells[1]))
