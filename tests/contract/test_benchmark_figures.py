@@ -177,11 +177,13 @@ def test_what_screening_can_save_needs_right_answers_alone(k: int, keep_share: f
     assert selection.answers_over_whole(right, (k, k), keep_share) == pytest.approx(expected)
 
 
-def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
-    def row(strategy: str, correction: str, seed: int, accuracy: float, scored: float | None) -> dict[str, object]:
+def test_a_correction_stands_beside_the_on_policy_run_of_its_seed_and_machine() -> None:
+    def row(
+        strategy: str, correction: str, seed: int, accuracy: float, scored: float | None, machine: int = 1
+    ) -> dict[str, object]:
         cell = {"task": "t", "steps": 9, "pool": 0, "strategy": strategy, "correction": correction, "seed": seed}
         accuracies = {"accuracy_late": accuracy, "accuracy_after": accuracy + 0.1 * seed}
-        return cell | accuracies | {"learning_rate": 1e-3, "scored_again": scored}
+        return cell | accuracies | {"learning_rate": 1e-3, "scored_again": scored, "machine": machine}
 
     runs = pd.DataFrame(
         [
@@ -190,6 +192,8 @@ def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
             row("partial", "bypass", 0, 0.6, None),
             row("on-policy", "none", 0, 0.8, None),
             row("on-policy", "none", 1, 0.9, None),
+            row("partial", "other machine", 0, 0.3, None, machine=2),
+            row("on-policy", "none there", 0, 0.2, None, machine=2),
         ]
     )
     made = {"passes", "off_after", "off_late"}
@@ -201,6 +205,7 @@ def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
     assert table.loc["balance", "Log-prob passes a step"] == 1 + 64 / corrections.TRAJECTORIES_PER_STEP
     assert table.loc["bypass", "Log-prob passes a step"] == 0
     assert table.loc["none", "Less on-policy's at the end"] == 0
+    assert table.loc["other machine", "Less on-policy's at the end"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("repetition", "same_machine"), [(0, 0.471), (99, None)])
