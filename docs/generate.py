@@ -130,6 +130,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "between rounds": table(evidence.between),
         "front end": table(front_end),
         "strategies": table(evidence.strategies_measured),
+        "separate": evidence.separate_in_words,
         "drafts": table(evidence.draft_targets),
         "selection": table(evidence.selection_measured),
     },

@@ -21,17 +21,18 @@ COLOURS |= {"clipped": "#2f7d3b", "sequence_mask": "#7d5ba6"}  # tried once
 def draw() -> None:
     runs = read_runs()
     stale = runs[runs["strategy"] != ON_POLICY]
-    panels = list(stale.groupby(["task", "learning_rate", "strategy", "pool"], sort=False))
+    panels = list(stale.groupby(["task", "machine", "learning_rate", "strategy", "pool"], sort=False))
     lines = math.ceil(len(panels) / A_LINE)
     size = (4 * A_LINE, 3.6 * lines)
     figure, axes = plt.subplots(lines, A_LINE, figsize=size, sharey=True, layout="constrained", squeeze=False)
-    for axis, ((task, rate, strategy, pool), rows) in zip(axes.flat, panels, strict=False):
-        same = (runs["strategy"] == ON_POLICY) & (runs["task"] == task) & (runs["learning_rate"] == rate)
+    for axis, ((task, machine, rate, strategy, pool), rows) in zip(axes.flat, panels, strict=False):
+        job = {"strategy": ON_POLICY, "task": task, "machine": machine, "learning_rate": rate}
+        same = (runs[list(job)] == pd.Series(job)).all(axis="columns")
         _draw_mean(axis, runs[same & runs["seed"].isin(rows["seed"])], ON_POLICY, "black")
         for correction, own in rows.groupby("correction", sort=False):
             _draw_mean(axis, own, str(correction), COLOURS[str(correction)])
         seeds = rows["seed"].nunique()
-        axis.set_title(f"{task}, {strategy}, pool {pool}, rate {rate:g}, seeds: {seeds}", fontsize=8)
+        axis.set_title(f"{task}, machine {machine}, {strategy}, pool {pool}, rate {rate:g}, seeds: {seeds}", fontsize=8)
         axis.set_xlabel("step")
         axis.legend(fontsize=7)
         axis.spines[["top", "right"]].set_visible(False)

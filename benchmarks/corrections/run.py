@@ -100,7 +100,7 @@ def learn(options: argparse.Namespace) -> None:
         for strategy, correction in cells:
             pool = 0 if strategy == ON_POLICY else options.pool
             cell = {"task": options.task, "strategy": strategy, "correction": correction, "pool": pool, "seed": seed}
-            setting = {"steps": options.steps, "learning_rate": options.learning_rate}
+            setting = {"steps": options.steps, "learning_rate": options.learning_rate, "machine": options.machine}
             entry = [RECIPE, *overrides(strategy, correction, pool), *every_row]
             folder = options.output.absolute() / runs.folder_name(cell)
             runs.measure(cell | setting, partial(run, entry, assets, folder, options.steps, seed))
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=QUICK_LEARNING_RATE)
     parser.add_argument("--test-freq", type=int, default=4, help="steps between two validations")
     parser.add_argument("--pool", type=int, default=192, help="trajectories unfinished at once")
+    parser.add_argument("--machine", type=int, default=1, help="which of the file's: a seed's model differs by machine")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--corrections", nargs="+", choices=CORRECTIONS, default=list(CORRECTIONS))
     parser.add_argument("--output", type=Path, default=Path("outputs", "corrections"))

@@ -40,18 +40,18 @@ def read_runs() -> pd.DataFrame:
 
 
 def learning_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds of every task, strategy, correction and pool; accuracies beside those of the same seeds'
-    on-policy runs."""
+    """Means over seeds of every task, machine, strategy, correction and pool; accuracies beside those of the same
+    machine's and seeds' on-policy runs."""
     # Over the batch: once for old log-probs, but for bypass; the rest by earlier weights.
     passes = (runs["correction"] != "bypass") + runs["scored_again"].fillna(0) / TRAJECTORIES_PER_STEP
     runs = beside_on_policy(runs).assign(passes=passes)
-    groups = runs.groupby(["task", "learning_rate", "pool", "strategy", "correction"], sort=False)
+    groups = runs.groupby(["task", "machine", "learning_rate", "pool", "strategy", "correction"], sort=False)
     columns = {"Seeds": groups.size()} | {title: groups[column].mean() for column, title in MEASURES.items()}
     return pd.DataFrame(columns).reset_index()
 
 
 def beside_on_policy(runs: pd.DataFrame) -> pd.DataFrame:
-    """With accuracies less those of the same seed's on-policy run."""
+    """With accuracies less those of the same seed's on-policy run on the same machine."""
     return runs.assign(
         off_after=runs["accuracy_after"] - _on_policy(runs, "accuracy_after"),
         off_late=runs["accuracy_late"] - _on_policy(runs, "accuracy_late"),
@@ -59,7 +59,7 @@ def beside_on_policy(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _on_policy(runs: pd.DataFrame, accuracy: str) -> pd.Series:
-    """That accuracy of the on-policy run with the same task, seed, steps and learning rate."""
-    job = ["task", "seed", "steps", "learning_rate"]
+    """That accuracy of the on-policy run with the same task, machine, seed, steps and learning rate."""
+    job = ["task", "machine", "seed", "steps", "learning_rate"]
     reference = runs[runs["strategy"] == ON_POLICY][[*job, accuracy]]
     return runs[job].merge(reference, how="left", on=job)[accuracy].set_axis(runs.index)

@@ -1,6 +1,5 @@
 """What benchmarks make of a run, and of runs, on figures made by hand."""
 
-import re
 from collections import Counter
 from math import comb
 from pathlib import Path
@@ -16,7 +15,6 @@ from benchmarks.defaults.draw import FOLDER, SEPARATE
 from benchmarks.defaults.settings import SETTINGS
 from benchmarks.null_test import summary as null_test
 from benchmarks.selection import summary as selection
-from benchmarks.separate import summary as separate
 from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
 from benchmarks.support import learning_curve
@@ -179,11 +177,13 @@ def test_what_screening_can_save_needs_right_answers_alone(k: int, keep_share: f
     assert selection.answers_over_whole(right, (k, k), keep_share) == pytest.approx(expected)
 
 
-def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
-    def row(strategy: str, correction: str, seed: int, accuracy: float, scored: float | None) -> dict[str, object]:
+def test_a_correction_stands_beside_the_on_policy_run_of_its_seed_and_machine() -> None:
+    def row(
+        strategy: str, correction: str, seed: int, accuracy: float, scored: float | None, machine: int = 1
+    ) -> dict[str, object]:
         cell = {"task": "t", "steps": 9, "pool": 0, "strategy": strategy, "correction": correction, "seed": seed}
         accuracies = {"accuracy_late": accuracy, "accuracy_after": accuracy + 0.1 * seed}
-        return cell | accuracies | {"learning_rate": 1e-3, "scored_again": scored}
+        return cell | accuracies | {"learning_rate": 1e-3, "scored_again": scored, "machine": machine}
 
     runs = pd.DataFrame(
         [
@@ -192,6 +192,8 @@ def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
             row("partial", "bypass", 0, 0.6, None),
             row("on-policy", "none", 0, 0.8, None),
             row("on-policy", "none", 1, 0.9, None),
+            row("partial", "other machine", 0, 0.3, None, machine=2),
+            row("on-policy", "none there", 0, 0.2, None, machine=2),
         ]
     )
     made = {"passes", "off_after", "off_late"}
@@ -203,6 +205,7 @@ def test_a_correction_stands_beside_the_on_policy_run_of_its_seed() -> None:
     assert table.loc["balance", "Log-prob passes a step"] == 1 + 64 / corrections.TRAJECTORIES_PER_STEP
     assert table.loc["bypass", "Log-prob passes a step"] == 0
     assert table.loc["none", "Less on-policy's at the end"] == 0
+    assert table.loc["other machine", "Less on-policy's at the end"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("repetition", "same_machine"), [(0, 0.471), (99, None)])
@@ -274,15 +277,3 @@ def test_no_rollout_of_the_grid_is_faster_than_the_bound() -> None:
     share = rows["setting"].map(bounds_s) / (rows["rollout_s"] / rows["length_bias"])
     assert share.notna().all()
     assert share.max() <= 1 + NOISE, rows.loc[share > 1 + NOISE, ["setting", "system"]]
-
-
-def test_what_pages_say_of_engines_on_gpus_of_their_own_is_in_the_file() -> None:
-    steps = separate.summary().set_index(["Simulated: separate", "Over"])["Step"].round(2)
-    said = re.search(
-        r"takes ([\d.]+) of its step with older tokens, ([\d.]+) at its share, and ([\d.]+) of colocated at",
-        " ".join((Path(__file__).parents[2] / "docs" / "evidence" / "grid.md").read_text().split()),
-    )
-    assert said is not None
-    shares = "at separate_async's share", "at colocate_async's share"
-    pairs = [("separate", separate.VERL), (shares[0], separate.VERL), (shares[1], f"{separate.COLOCATED}, equal share")]
-    assert [float(number) for number in said.groups()] == [steps[pair] for pair in pairs]
