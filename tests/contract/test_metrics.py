@@ -20,8 +20,7 @@ from recipe.async_dapo.training.importance_sampling import importance_metrics, m
 from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _drafts, _load, _tokens
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
-from ..support.simulated_cluster import Cluster
-from ..support.simulated_options import options
+from ..support.separate_cluster import SeparateCluster, separate_options
 from ..support.simulated_worker import random_task
 
 
@@ -36,7 +35,7 @@ def importance_keys() -> set[str]:
 
 
 def test_emitted_and_declared_metrics_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(monkeypatch, options(rollout_strategy=RolloutStrategy.PARTIAL), task=random_task(0))
+    cluster = SeparateCluster(monkeypatch, separate_options(RolloutStrategy.PARTIAL), task=random_task(0))
     emitted = set(cluster.step())
     monkeypatch.undo()
     cluster.close()
@@ -95,6 +94,7 @@ def test_a_round_without_requests_left_no_place_empty(inflight_max: int, idle_ra
         lost_servers=0,
         inflight_max=inflight_max,
         busy_s=3.0 * inflight_max,
+        updates=None,
     )
     record: Any = SimpleNamespace(result=SimpleNamespace(balancer=balancer, rollout_s=4.0))
     assert _load(record)["load_balancer/idle_ratio"] == idle_ratio
