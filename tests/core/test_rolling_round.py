@@ -364,6 +364,19 @@ def test_given_a_group_that_was_interrupted_before_its_first_token_then_it_finds
     assert begun(round_) == []
 
 
+def test_given_resumed_groups_in_other_queues_when_there_is_no_room_then_a_worker_takes_these_and_no_fresh_one() -> (
+    None
+):
+    round_ = RollingRound(spec_of(1, step=3, max_staleness=2, most_begun=9, num_workers=3), oldest_version=1)
+    resumed = [
+        WaitingGroup(prompt_uid=u, unfinished=1, has_begun=True, oldest_version=v) for u, v in (("x", 0), ("y", 1))
+    ]
+    round_.add_groups([*resumed, *fresh("a")])
+    assert round_.may_start_on(2)
+    assert [round_.take(2), round_.take(2), round_.take(2)] == ["x", "y", None]
+    assert not round_.may_start_on(2)
+
+
 def test_given_resumed_groups_then_they_start_first_whatever_has_begun_and_keep_their_places_in_line() -> None:
     round_ = RollingRound(spec_of(2, step=3, max_staleness=2, most_begun=2), oldest_version=2)
     resumed = [WaitingGroup(prompt_uid=uid, unfinished=1, has_begun=True, oldest_version=1) for uid in "xyz"]

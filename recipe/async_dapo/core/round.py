@@ -17,7 +17,7 @@ beyond that would become too stale, however soon it ended.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -146,12 +146,14 @@ class WorkerQueues:
     def num_waiting(self) -> int:
         return sum(len(queue) for queue in [*self._queues, *self._attached, self._attached_anywhere])
 
-    def has_for(self, worker: int, *, attached_only: bool = False) -> bool:
-        """Whether there is a group that this worker may take."""
+    def has_for(self, worker: int, *, attached_only: bool = False, among: Set[str] | None = None) -> bool:
+        """Whether there is a group that this worker may take, of these alone if they are named."""
         if self._attached[worker] or self._attached_anywhere:
             return True
         if attached_only:
             return False
+        if among is not None:
+            return self._first_of(among, worker) is not None
         return bool(self._queues[worker]) or sum(len(queue) for queue in self._queues) > len(self._bound)
 
     def extend(self, groups: Iterable[WaitingGroup]) -> None:
@@ -169,14 +171,20 @@ class WorkerQueues:
             queue.append((self._num_dealt, uid))
             self._num_dealt += 1
 
-    def pop(self, worker: int, *, attached_only: bool = False) -> str | None:
+    def pop(self, worker: int, *, attached_only: bool = False, among: Set[str] | None = None) -> str | None:
         """A group with frozen requests, of this worker or of none; else the oldest of this worker's queue; when that
-        is empty, of the fullest one, those at home last."""
+        is empty, of the fullest one, those at home last.
+
+        Args:
+            among: no other group, of those without frozen requests; None = any.
+        """
         for attached in (self._attached[worker], self._attached_anywhere):
             if attached:
                 return attached.popleft()[1]
         if attached_only:
             return None
+        if among is not None:
+            return None if (found := self._first_of(among, worker)) is None else self._take_out(*found)
         if self._queues[worker]:
             uid = self._queues[worker].popleft()[1]
             self._bound.discard(uid)
@@ -188,6 +196,21 @@ class WorkerQueues:
                         queue.remove(entry)
                         return entry[1]
         return None
+
+    def _first_of(self, uids: Set[str], worker: int) -> tuple[int, tuple[int, str]] | None:
+        """The queue and the entry of the first of these that this worker may take."""
+        entries = (
+            (index, entry)
+            for index, queue in enumerate(self._queues)
+            for entry in queue
+            if entry[1] in uids and (index == worker or entry[1] not in self._bound)
+        )
+        return min(entries, key=lambda found: (found[0] != worker, found[1]), default=None)
+
+    def _take_out(self, index: int, entry: tuple[int, str]) -> str:
+        self._queues[index].remove(entry)
+        self._bound.discard(entry[1])
+        return entry[1]
 
     def clear(self) -> list[str]:
         """Take every waiting group out, in the order they were dealt."""
@@ -342,12 +365,19 @@ class Round:
 
     def may_start_on(self, worker: int) -> bool:
         """Whether this worker may take one."""
-        return self.may_start and self._queues.has_for(worker, attached_only=not self._has_place)
+        return self.may_start and self._queues.has_for(
+            worker, attached_only=not self._has_place, among=self._only_these
+        )
 
     @property
     def _has_place(self) -> bool:
         """Whether the next group may start, one without frozen requests."""
         return self._running.has_place and (bool(self._begun) or self._can_be_trained)
+
+    @property
+    def _only_these(self) -> Set[str] | None:
+        """What may start, where that is only what has begun: the queues of other workers may have it."""
+        return self._begun if self._begun and not self._can_be_trained else None
 
     @property
     def _can_be_trained(self) -> bool:
@@ -378,7 +408,7 @@ class Round:
         """The next group for a lane of this worker; None when nothing may start now."""
         if not self.may_start:
             return None
-        uid = self._queues.pop(worker, attached_only=not self._has_place)
+        uid = self._queues.pop(worker, attached_only=not self._has_place, among=self._only_these)
         if uid is not None:
             group = self._waiting.pop(uid)
             self._begun.discard(uid)
