@@ -69,13 +69,14 @@ def grid() -> str:
     means = means.rename(columns={"Settings": "setting"} | {defaults.TITLES[key]: key for key in GRID})
     means["setting"] = "geometric mean, " + means["setting"]
     table = pd.concat([lines, means])[list(GRID)].rename(columns=GRID)
-    mean = defaults.means_table().set_index("Settings").loc["all"]
+    by_settings = defaults.means_table().set_index("Settings")
+    mean, bound = by_settings.loc["all"], by_settings.iloc[-1][defaults.TITLES["bound_of_colocate"]]
     ahead = lines["off_policy"] - lines["off_policy_colocate"]
     return (
         f"{markdown(table)}\n"
         f"- **Off-policy**: {lines['off_policy'].min():.2f} to {lines['off_policy'].max():.2f} of the tokens; above "
         f"colocate_async's share in {(ahead > 0).sum()} settings, by {ahead.max():.2f} at most.\n"
-        f"- **Bound**, all engines full: {mean[defaults.TITLES['bound_of_colocate']]:.3f} of colocate_async's step. "
+        f"- **Bound**, all engines full: {bound:.3f} of colocate_async's step, in the last row. "
         "Only [cheaper tokens](drafts.md) pass it.\n"
         f"- **separate_async**, best split: the default takes {mean[defaults.TITLES['of_separate']]:.3f} of its step.\n"
     )
@@ -167,9 +168,8 @@ def _speedups() -> str:
     changes = table["Changed"].str.rstrip("%").astype(float).abs()
     valid = table["Valid"] == "yes"
     return (
-        f"Between speed-ups of {table['Speed-up'].min():g} and {table['Speed-up'].max():g} these ratios move by "
-        f"{changes[valid].max():.0f} % at most, and by {changes[~valid].max():.0f} % in runs that call themselves "
-        "invalid.\n"
+        f"Speed-ups of {table['Speed-up'].min():g} to {table['Speed-up'].max():g} move them by "
+        f"{changes[valid].max():.0f} %, invalid runs by {changes[~valid].max():.0f} %.\n"
     )
 
 
@@ -180,7 +180,7 @@ def _calibrated() -> str:
         f"`{row.Strategy.replace(', ', '` with `')}` ({row.Error.replace(' ', '')})" for row in missed.itertuples()
     )
     return (
-        "\nOf the rollouts of the quick start's strategies, calibrated on one run "
+        "\nOf the rollouts of the quick start's strategies, calibrated on one of them "
         f"([file](../../assets/plan/quickstart_predicted.csv)), {len(table) - len(missed)} of {len(table)} are within "
         f"15 %. Missed: {said}.\n"
     )
@@ -242,7 +242,7 @@ def soak() -> str:
     return (
         f"Over {one['Until the last kill [min]']} minutes {one['Kills']} kills at random moments of emulated engines: "
         f"{one['Ended, and started again']} times the run ended, after {one['Longest until the end [s]']} s at the "
-        f"latest, and was started again; {one['Hung']} hung, {one['Prompts lost']} prompts lost, "
+        f"latest, and was started again at once; {one['Hung']} hung, {one['Prompts lost']} prompts lost, "
         f"{one['Trained twice']} trained twice, {one['Left behind']} left-overs. "
         f"{one['Starts that failed']} starts failed.\n"
     )
