@@ -25,7 +25,7 @@ from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK, RequestName
 from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG
 from recipe.async_dapo.engines.load_meter import LoadMeter
 from recipe.async_dapo.engines.protocol import ABORTED, PAUSED
-from recipe.async_dapo.engines.server import PAUSE_MODES, AsyncDAPOServer
+from recipe.async_dapo.engines.server import AsyncDAPOServer
 
 from .rescaled_receiver import RescaledReceiver
 from .scripted_engine import start_server
@@ -36,6 +36,7 @@ LIKELY = 2  # tokens to sample from: so few that answers of a model that knows n
 LIMIT_TOK = 96
 PART_TOK = 40  # under each of two policies
 FACTOR = 0.8  # from one to the other
+SENDS_BACK = ("abort", "keep")  # modes of a stop in which requests come back
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -113,7 +114,7 @@ async def interrupted(
     for number in range(count // 64):
         tokens: list[list[int]] = [[] for _ in range(64)]
         name = f"{group}-{number}"
-        mode = PAUSE_MODES[number % len(PAUSE_MODES)]
+        mode = SENDS_BACK[number % len(SENDS_BACK)]
         returns += await go_on(server, name, tokens, PART_TOK, params, mode)
         await update(server, FACTOR)
         await go_on(server, name, tokens, 2 * PART_TOK, params)

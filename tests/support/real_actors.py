@@ -57,7 +57,7 @@ def waiting_manager(balancer: ActorHandle, *, engine_timeout_s: float = PATIENCE
     manager._round_id, manager._started = "step-1", time.monotonic()
     manager._look_at = manager._started + engine_timeout_s / 2
     manager._standstill = Standstill(first_s=PATIENCE_S, now_s=manager._started)
-    manager._worker_refs = []
+    manager._worker_refs, manager._deadline = [], None
     spec = RoundSpec(
         round_id="step-1",
         stop_rule=None,
