@@ -31,10 +31,6 @@ class WatchedTrainer(DyingTrainer, SeparateTrainer):
     end the run waits to be killed.
     """
 
-    def prepare_step(self) -> dict[str, Any]:
-        self._unfinished = len(self.replay_buffer.pool.buffered)
-        return super().prepare_step()
-
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._note(
             {
@@ -42,7 +38,6 @@ class WatchedTrainer(DyingTrainer, SeparateTrainer):
                 "uids": sorted({key.split("_")[0] for key in batch.keys}),
                 "trajectories": len(batch.keys),
                 "segments": [[list(segment) for segment in tag["segments"]] for tag in batch.tags],
-                "unfinished_at_start": self._unfinished,
             }
         )
         return super()._compute_advantage(batch, metrics)
