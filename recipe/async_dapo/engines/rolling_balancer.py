@@ -169,12 +169,25 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._running[server_id] = asyncio.create_task(self._update(server_id), name=f"update {server_id}")
 
     async def _update(self, server_id: str) -> None:
+        """An engine that cannot be updated is ended, and the others go on."""
+        try:
+            await self._bring_up_to_date(server_id)
+        except (TimeoutError, RayError) as error:
+            logger.critical("server %s has not taken new weights, and is ended: %r", server_id, error)
+            if (handle := self._handles.get(server_id)) is not None:
+                ray.kill(handle)
+            await self.remove_servers([server_id])
+
+    async def _bring_up_to_date(self, server_id: str) -> None:
         """Bring an engine the newest weights, and those that have become so meanwhile."""
         is_behind, began_s = True, time.monotonic()
         while is_behind:
             await self._calls.tell(server_id, "stop_generation", self._rolling["pause_mode"])
-            if server_id not in self._handles or not await self._bring_weights(server_id):
+            if server_id not in self._handles:
                 return
+            version, buckets = self._updates.take_newest(server_id), self._buckets
+            async with asyncio.timeout(self._rolling["update_timeout_s"]):
+                await await_all(worker.take_weights.remote(version, buckets) for worker in self._workers[server_id])
             await self._let_go_on(server_id)
             move = self._updates.updated(server_id)
             if move is None:
@@ -186,20 +199,6 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         del self._running[server_id]
         self._deliver(self._table.reopen(server_id))
         self._note_update()
-
-    async def _bring_weights(self, server_id: str) -> bool:
-        """False if the engine could not be given them: it is ended, and the others go on."""
-        version, buckets = self._updates.take_newest(server_id), self._buckets
-        try:
-            async with asyncio.timeout(self._rolling["update_timeout_s"]):
-                await await_all(worker.take_weights.remote(version, buckets) for worker in self._workers[server_id])
-            return True
-        except (TimeoutError, RayError) as error:
-            logger.critical("server %s has not taken policy version %d, and is ended: %r", server_id, version, error)
-            if (handle := self._handles.get(server_id)) is not None:
-                ray.kill(handle)
-            await self.remove_servers([server_id])
-            return False
 
     async def _let_go_on(self, server_id: str) -> None:
         """Unless generation has been stopped, for all; that may happen meanwhile, and end again."""

@@ -42,9 +42,10 @@ class Replacements:
     def note_lost(self, replica: AsyncDAPOReplica) -> None:
         """Whatever is left of it goes, so that its GPUs are free."""
         self._missing += 1
-        for worker in replica.workers:
-            ray.kill(worker)
-        for group in replica.resource_pool.pgs or ():
+        for actor in (*replica.servers, *replica.workers):
+            ray.kill(actor)
+        pool = replica.resource_pool
+        for group in (pool.pgs if pool else None) or ():
             remove_placement_group(group)
 
     def take_started(self) -> AsyncDAPOReplica | None:
@@ -76,7 +77,7 @@ class Replacements:
             asyncio.run(replica.init_standalone())
         except Exception:  # whatever vLLM, verl or Ray say: the run goes on with the others
             self._failed += 1
-            self._missing += 1
+            self.note_lost(replica)
             logger.exception("an engine could not be started in the place of a lost one (%d times)", self._failed)
             return
         self._started = replica
