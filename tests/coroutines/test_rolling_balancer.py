@@ -129,14 +129,21 @@ async def test_given_an_engine_that_dies_or_is_silent_at_any_moment_then_the_oth
     assert out not in await it.balancer.get_all_servers()
 
 
-@pytest.mark.parametrize("fault", ["fails", "hangs"])
+async def broken(*_: object) -> None:
+    raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("fault", ["fails", "hangs", "stop_generation"])
 @STRATEGIES
-async def test_given_workers_that_do_not_bring_the_weights_then_their_engine_is_ended_and_the_others_do_not_wait(
+async def test_given_an_engine_that_cannot_be_updated_then_it_is_ended_and_the_others_do_not_wait(
     monkeypatch, strategy, fault
 ) -> None:
     it = RollingWorld(monkeypatch, strategy, "abc", max_lag=1)
     await it.begin()
-    setattr(it.takers["a"], fault, RuntimeError("broken") if fault == "fails" else True)
+    if fault == "stop_generation":
+        it.servers["a"].stop_generation = broken
+    else:
+        setattr(it.takers["a"], fault, RuntimeError("broken") if fault == "fails" else True)
     for version in range(1, 6):
         await it.publish(version)
         await asyncio.sleep(20)
