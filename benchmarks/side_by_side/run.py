@@ -100,6 +100,7 @@ VERL_SEPARATE = (
     "actor_rollout_ref.hybrid_engine=False",
     f"actor_rollout_ref.rollout.checkpoint_engine.backend={verl_checkpoint_engine.NAME}",
     f"actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module={verl_checkpoint_engine.__name__}",
+    "trainer.v1.separate_async.parameter_sync_step=1",  # one update of the weights a step, as in every other row
     *OWN_GPU,
 )
 SEPARATE = ("async_dapo.placement=separate", *OWN_GPU)

@@ -1,5 +1,7 @@
 """What benchmarks make of a run, and of runs, on figures made by hand."""
 
+import subprocess
+import sys
 from collections import Counter
 from math import comb
 from pathlib import Path
@@ -23,6 +25,7 @@ from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo_lab.plan.candidates import bound_of
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics
+from tests.support.documents import ROOT
 
 
 def run_of(steps: dict[int, dict[str, float]]) -> RunMetrics:
@@ -277,3 +280,10 @@ def test_no_rollout_of_the_grid_is_faster_than_the_bound() -> None:
     share = rows["setting"].map(bounds_s) / (rows["rollout_s"] / rows["length_bias"])
     assert share.notna().all()
     assert share.max() <= 1 + NOISE, rows.loc[share > 1 + NOISE, ["setting", "system"]]
+
+
+def test_side_by_side_starts_in_a_process_that_has_loaded_nothing() -> None:
+    """verl's modules can be imported on CPUs only after the platform plugin, which comes with vLLM."""
+    command = [sys.executable, "-m", "benchmarks.side_by_side", "--help"]
+    started = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert started.returncode == 0, started.stderr

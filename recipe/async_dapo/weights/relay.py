@@ -12,8 +12,7 @@ import ray
 import torch
 from ray import ObjectRef
 
-from .stream import NamedTensor
-
+NamedTensor = tuple[str, torch.Tensor]
 BUCKET_BYTES = 256 * 2**20  # at least a tensor; several travel at once
 
 

@@ -14,9 +14,9 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ..own_ray import collect_cycles_as_usual
 from .adapter import BoundedServerAdapter
-from .relay import leave_in_store, take_from_store
+from .relay import NamedTensor, leave_in_store, take_from_store
 from .snapshots import SnapshotRoom, WeightSnapshots
-from .stream import NamedTensor, private_handle, run_name, sockets_folder, stamped
+from .stream import private_handle, run_name, sockets_folder, stamped
 
 
 class WeightSender(BoundedServerAdapter):

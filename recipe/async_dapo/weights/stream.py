@@ -24,7 +24,7 @@ import torch
 from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-NamedTensor = tuple[str, torch.Tensor]
+from .relay import NamedTensor
 
 STAMP = "async_dapo.weight_stamp"  # travels as a tensor of this name
 
