@@ -76,6 +76,16 @@ class ConfigError(ValueError):
         return f"{key}={value}: {remedy}"
 
 
+def refused(config: DictConfig, key: str, remedy: str) -> ConfigError:
+    """The error for an option, with the value that the configuration has for it; to be raised.
+
+    Args:
+        key: of the option, from the top.
+        remedy: what is wrong with its value, and what to set.
+    """
+    return ConfigError(key, OmegaConf.select(config, key), remedy)
+
+
 class ConfigErrors(ConfigError):
     """Several bad options; reads as the first one."""
 

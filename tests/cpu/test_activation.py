@@ -17,7 +17,7 @@ try:
     vllm_version = importlib.metadata.version("vllm")
 except importlib.metadata.PackageNotFoundError:
     vllm_version = None
-from async_dapo_cpu.vllm_weights import register
+from async_dapo_cpu.vllm_mends import register
 from vllm.model_executor.layers import utils
 before = utils.dispatch_cpu_unquantized_gemm
 register()

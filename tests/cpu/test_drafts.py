@@ -119,7 +119,7 @@ def test_given_drafts_when_a_token_is_sampled_then_its_log_prob_is_the_one_it_ha
 @pytest.mark.parametrize("values", [[0.0, 0.5, 0.9], [3, 0, 7]])
 def test_given_values_of_requests_when_repeated_for_drafts_then_they_are_those_that_vllm_asks_for(values, monkeypatch):
     monkeypatch.syspath_prepend(PLUGIN_PATH)
-    from async_dapo_cpu.vllm_drafts import RepeatForDrafts
+    from async_dapo_cpu.vllm_mends import RepeatForDrafts
 
     given = torch.tensor(values)
     output = given.new_full((5,), 99)

@@ -6,9 +6,8 @@ from functools import partial
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ImportanceSampling, needs_bypass_loss
-from ..option_values import ConfigError, check_choice, check_each
+from ..option_values import ConfigError, check_choice, check_each, refused
 from .option_check import UNSUPPORTED_ESTIMATORS, check_choices
-from .refusal import refused
 
 _CORRECTION = "algorithm.rollout_correction."
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"

@@ -15,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from ..config import AsyncDAPOConfig, Auto, Placement, engine_gpus, gpus_per_engine
 from ..core.leases import MAX_PENDING_CALLS, server_calls
 from ..core.speculation import OwnDrafts
-from ..option_values import ConfigError, ImportanceSampling, check_each, did_you_mean
-from .refusal import refused
+from ..option_values import ConfigError, ImportanceSampling, check_each, did_you_mean, refused
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
-from ..option_values import check_each
+from ..option_values import check_each, refused
 from ..record.plain_values import to_plain
 from ..rollout.reward_isolation import RewardPool, function_of
 from ..rollout.started_process import RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised
-from .refusal import refused
 
 MAX_SOURCES = 64
 VERLS_FIELD = "reward"  # validation lists scores under it: another field of that name would shift them all

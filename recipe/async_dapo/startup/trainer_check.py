@@ -10,8 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig
-from ..option_values import ConfigError, check_each
-from .refusal import refused
+from ..option_values import ConfigError, check_each, refused
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.ref."
 _CRITIC = "critic."

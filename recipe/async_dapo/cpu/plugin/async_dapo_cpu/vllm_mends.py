@@ -1,0 +1,67 @@
+"""vLLM plugin: two places where the CPU build loses what a training run needs; each is mended once per process."""
+
+import os
+from functools import wraps
+
+import torch
+
+
+def register() -> None:
+    """Called by vLLM in every process before a model is built, and before its model runner takes the kernels of the CPU
+    build; may be called more than once.
+    """
+    if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+        _keep_weights_loadable()
+        _hand_temperatures_to_drafts()
+
+
+def _keep_weights_loadable() -> None:
+    """vLLM's CPU build frees a layer's weight once it is packed for oneDNN. The next weight sync from the trainer would
+    then find no parameter to load into, and the trainer would wait forever.
+    """
+    from vllm.model_executor.layers import utils
+
+    original = utils.dispatch_cpu_unquantized_gemm
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def keep_weight(layer: object, remove_weight: bool) -> None:
+        original(layer, remove_weight=False)
+
+    utils.dispatch_cpu_unquantized_gemm = keep_weight
+
+
+def _hand_temperatures_to_drafts() -> None:
+    """Where drafts are verified, each request's temperature, top-k and top-p are repeated for its drafted tokens. The
+    CPU build's kernel takes whole numbers: it is handed a converted copy, fills that, and leaves the caller's memory as
+    it was found, so that drafts are verified at whatever temperatures lay there.
+    """
+    from vllm.utils import cpu_triton_utils
+
+    cpu_triton_utils.expand_kernel = RepeatForDrafts()
+
+
+class RepeatForDrafts:
+    """A kernel as vLLM calls them, `kernel[grid](...)`, that repeats a value of each request for its drafted tokens."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> "RepeatForDrafts":
+        return self
+
+    def __call__(
+        self,
+        output: torch.Tensor,
+        values: torch.Tensor,
+        last_tokens: torch.Tensor,
+        replace_from: float,
+        replace_to: float,
+        **_: int,
+    ) -> None:
+        """Args:
+        output: of each drafted token.
+        values: of each request; those that are `replace_from` count as `replace_to`.
+        last_tokens: number of drafted tokens up to the end of each request.
+        """
+        drafted = torch.diff(last_tokens, prepend=last_tokens.new_zeros(1))
+        values = values.masked_fill(values == replace_from, replace_to)
+        output.copy_(values.repeat_interleave(drafted.long()))
