@@ -22,22 +22,30 @@ class Place:
     """Where receivers wait for what the sender has left."""
 
     def __init__(self) -> None:
-        self._buckets: asyncio.Future[list[ray.ObjectRef]] = asyncio.get_running_loop().create_future()
+        # By version: the newest, as soon as it is left.
+        self._buckets: dict[int, asyncio.Future[list[ray.ObjectRef]]] = {}
 
-    async def put(self, buckets: list[ray.ObjectRef]) -> None:
-        self._buckets.set_result(buckets)
+    async def put(self, version: int, buckets: list[ray.ObjectRef]) -> None:
+        waited_for = self._of(version)
+        self._buckets = {version: waited_for}
+        waited_for.set_result(buckets)
 
-    async def get(self) -> list[ray.ObjectRef]:
-        return await self._buckets
+    async def get(self, version: int) -> list[ray.ObjectRef]:
+        return await self._of(version)
+
+    def _of(self, version: int) -> asyncio.Future[list[ray.ObjectRef]]:
+        return self._buckets.setdefault(version, asyncio.get_running_loop().create_future())
 
 
 @CheckpointEngineRegistry.register(NAME)
 class ObjectStoreEngine(CheckpointEngine):
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self._is_master = is_master
+        # It stays from one update to the next: to start it takes longer than to send these weights.
+        self._place: Any = ray.remote(num_cpus=0)(Place).remote() if is_master else None
 
     def prepare(self) -> Any:
-        return ray.remote(num_cpus=0)(Place).remote() if self._is_master else None
+        return self._place
 
     @classmethod
     def build_topology(
@@ -50,15 +58,15 @@ class ObjectStoreEngine(CheckpointEngine):
         self._place = place
 
     def finalize(self) -> None:
-        self._place = None
+        pass  # nothing is held but the place
 
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
         if self._is_master:
-            await self._place.put.remote(await leave_in_store(ensure_async_iterator(weights)))
+            await self._place.put.remote(global_steps, await leave_in_store(ensure_async_iterator(weights)))
             return
         for _ in weights:  # every rank gathers with the others
             pass
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        async for name, tensor in take_from_store(await self._place.get.remote()):
+        async for name, tensor in take_from_store(await self._place.get.remote(global_steps)):
             yield name, tensor
