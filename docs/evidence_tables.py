@@ -41,6 +41,7 @@ LIKELY = 0.9  # fewer accepted tokens of a step than this are shown
 TWO_H200 = "2 servers, B=16, n=8, 16K"
 ONE_H100 = "1 H100, B=32, n=8, 4K"
 DEFAULTS = "partial, defaults"
+SEPARATE_PARTIAL = "separate, partial"  # of `side_by_side`
 SEPARATE_ROWS = ("separate", "consistent", "at separate_async's share", "at colocate_async's share")
 REFERENCE_ROWS = (
     "verl sync",
@@ -82,6 +83,25 @@ def grid() -> str:
     )
 
 
+def separate_page() -> str:
+    """The planner's table, and what was measured on CPUs."""
+    return f"{markdown(separate_table())}\n{separate_measured()}"
+
+
+def separate_measured() -> str:
+    """Engines on GPUs of their own, on the real stack (one each for engine and trainer): over verl's such mode."""
+    runs = side_by_side.read_runs()
+    runs = runs[runs["tail"] == side_by_side.HEADLINE_TAIL].astype({"system": str})
+    ratios = side_by_side.ratios(runs).astype({"system": str, "base": str}).set_index(["system", "base"])
+    ours = ratios.loc[(SEPARATE_PARTIAL, side_by_side.SEPARATE)]
+    staleness = runs.groupby("system")["staleness"].median()
+    return (
+        f"Measured on two CPU cores, {ours['repetitions']} repetitions: {ours['step_s']:.2f} s a step, "
+        f"{ours['ratio']:.3f} of verl separate_async's ({ours['lowest']:.3f} to {ours['highest']:.3f}); staleness "
+        f"{staleness[SEPARATE_PARTIAL]:.2f}, verl's {staleness[side_by_side.SEPARATE]:.2f}.\n"
+    )
+
+
 def separate_in_words() -> str:
     """Engines on GPUs of their own: over verl's mode of that kind, and over this recipe's colocated rounds."""
     steps = separate.summary().set_index(["Simulated: separate", "Over"])["Step"]
@@ -91,7 +111,7 @@ def separate_in_words() -> str:
     return (
         f"Over verl separate_async {steps[separate.OURS, separate.VERL]:.2f} with older tokens, "
         f"{steps[at_verls, separate.VERL]:.2f} at its off-policy share; over colocated rounds at equal share "
-        f"{steps[at_colocate, separate.OTHERS[separate.EQUAL_SHARE]]:.2f}.\n"
+        f"{steps[at_colocate, separate.OTHERS[separate.EQUAL_SHARE]]:.2f}.\n\n{separate_measured()}"
     )
 
 
@@ -115,8 +135,11 @@ def frontier() -> str:
 
 
 def side_by_side_table() -> str:
-    """On one engine: the step over those of verl's two modes, in brackets; then how runs of the default differ."""
+    """On one engine, in turns with the trainer: the step over those of verl's two modes, in brackets; then how runs of
+    the default differ.
+    """
     runs = side_by_side.read_runs()
+    runs = runs[~runs["system"].str.contains("separate")]
     cell = ["Tail", "Engines", "System"]
     steps = side_by_side.seconds_table(runs)[[*cell, "Runs", "Step [s]"]]
     table = steps.merge(side_by_side.measures_table(runs)[[*cell, "Waste", "Staleness", "Accuracy after"]], on=cell)

@@ -21,7 +21,8 @@ MOST_DRIFT = 0.1  # of the largest of the bounds around two runs
 SYNC = "verl sync"
 SYNC_SHORT_POLL = "verl sync, 0.05 s poll"
 SHORT_POLL = "verl colocate_async, 0.05 s poll"
-BASES = (SYNC, SYNC_SHORT_POLL, "verl colocate_async", SHORT_POLL)
+SEPARATE = "verl separate_async, 0.05 s poll"  # the base of this recipe's rows with engines on GPUs of their own
+BASES = (SYNC, SYNC_SHORT_POLL, "verl colocate_async", SHORT_POLL, SEPARATE)
 HEADLINE = (SYNC, SYNC_SHORT_POLL, SHORT_POLL, "partial")
 HEADLINE_TAIL = 8  # on one engine
 
@@ -46,8 +47,8 @@ def read_earlier(folder: Path = FOLDER) -> pd.DataFrame:
 
 
 def order_of(system: str) -> tuple[bool, str]:
-    """Its place: verl's first, the synchronous mode before the asynchronous one."""
-    return not system.startswith("verl"), system.replace("colocate_async", "z")
+    """Its place: verl's first, its modes in the order sync, colocate_async, separate_async."""
+    return not system.startswith("verl"), system.replace("colocate_async", "y").replace("separate_async", "z")
 
 
 def share_of_bound(runs: pd.DataFrame) -> pd.Series:

@@ -125,6 +125,12 @@ def _check_placement(options: "AsyncDAPOConfig") -> None:
             "no step stops the engines, and the oldest groups are trained first; leave it null",
         ),
         "max_tokens_per_round": (options.max_tokens_per_round is None, "a round has no end; leave it null"),
+        "over_sampling_batch_size": (
+            options.over_sampling_batch_size == Auto.AUTO
+            or options.over_sampling_batch_size > options.target_valid_groups,
+            "the batch in training counts, so that engines would begin nothing meanwhile; leave it at auto, or set it "
+            f"above data.train_batch_size={options.target_valid_groups}",
+        ),
     }
     for name, (is_right, remedy) in refused.items():
         if not is_right:

@@ -113,6 +113,9 @@ def measured() -> dict[str, float]:
     ]
     found["Rehearsed step over the planned one"] = full["Over planned"].str.rstrip("%").astype(float).abs().max() / 100
     split = separate.summary().set_index(["Simulated: separate", "Over"])["Step"]
+    found["Engines on GPUs of their own, two CPU cores"] = ratios.loc[
+        (8, "separate, partial", side_by_side.SEPARATE), "ratio"
+    ]
     found["Engines on GPUs of their own, planned"] = split["at separate_async's share", separate.VERL]
 
     found["Planner against published"] = (plan.published_table()["Target"] == "missed").sum()

@@ -96,6 +96,7 @@ async_dapo.placement=separate async_dapo.rollout_strategy=discard -> async_dapo.
 async_dapo.placement=separate async_dapo.max_staleness=0 -> async_dapo.max_staleness=0: with async_dapo.placement
 async_dapo.placement=separate async_dapo.stop_rule=fifo -> async_dapo.stop_rule=fifo: with async_dapo.placement
 async_dapo.placement=separate async_dapo.max_tokens_per_round=16 -> async_dapo.max_tokens_per_round=16: with
+async_dapo.placement=separate async_dapo.over_sampling_batch_size=2 -> async_dapo.over_sampling_batch_size=2: with
 async_dapo.placement=separate rollout.nnodes=1 rollout.n_gpus_per_node=1 ++actor_rollout_ref.model.lora.rank=8
   -> ...lora.rank=8: with async_dapo.placement=separate engines get whole weights
 rollout.max_model_len=63 -> : must be >= 64
