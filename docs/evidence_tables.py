@@ -96,10 +96,21 @@ def separate_measured() -> str:
     ours = ratios.loc[(SEPARATE_PARTIAL, side_by_side.SEPARATE)]
     staleness = runs.groupby("system")["staleness"].median()
     return (
-        f"Measured on two CPU cores, {ours['repetitions']} repetitions: {ours['step_s']:.2f} s a step, "
+        f"Measured on two CPU cores, {ours['repetitions']:.0f} repetitions: {ours['step_s']:.2f} s a step, "
         f"{ours['ratio']:.3f} of verl separate_async's ({ours['lowest']:.3f} to {ours['highest']:.3f}); staleness "
         f"{staleness[SEPARATE_PARTIAL]:.2f}, verl's {staleness[side_by_side.SEPARATE]:.2f}.\n"
     )
+
+
+def separate_rehearsed() -> str:
+    """Rehearsals over the planner's step, with their own verdict on whether they may be believed."""
+    rows = separate.read_rehearsed()
+    said = "; ".join(
+        f"`{row.strategy}` takes {row.ratio:.3f} of the planned step, off-policy {row.off_policy:.2f}, and "
+        + ("may be believed" if row.is_valid else f"ran late ({row.trainer_late_share:.1%}): not to be believed")
+        for row in rows.itertuples()
+    )
+    return f"Rehearsed ([rehearsed.csv](../assets/separate/rehearsed.csv), {rows['setting'].iloc[0]}): {said}.\n"
 
 
 def separate_in_words() -> str:
@@ -111,7 +122,8 @@ def separate_in_words() -> str:
     return (
         f"Over verl separate_async {steps[separate.OURS, separate.VERL]:.2f} with older tokens, "
         f"{steps[at_verls, separate.VERL]:.2f} at its off-policy share; over colocated rounds at equal share "
-        f"{steps[at_colocate, separate.OTHERS[separate.EQUAL_SHARE]]:.2f}.\n\n{separate_measured()}"
+        f"{steps[at_colocate, separate.OTHERS[separate.EQUAL_SHARE]]:.2f}.\n\n"
+        f"{separate_measured()}\n{separate_rehearsed()}"
     )
 
 

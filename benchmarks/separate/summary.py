@@ -40,6 +40,11 @@ def read(folder: Path = FOLDER) -> pd.DataFrame:
     return both.set_index(["system", "setting"])[["per_batch_s", "off_policy"]]
 
 
+def read_rehearsed(folder: Path = FOLDER) -> pd.DataFrame:
+    """A row a strategy, and whether its rehearsal may be believed."""
+    return pd.read_csv(folder / "rehearsed.csv")
+
+
 def summary(folder: Path = FOLDER) -> pd.DataFrame:
     """A row a comparison: the geometric mean over settings that have both, and the extremes."""
     rows, lines = read(folder), []
