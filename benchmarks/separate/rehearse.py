@@ -1,6 +1,6 @@
 """A rehearsal of engines on GPUs of their own beside what the planner says of it.
 
-python -m benchmarks.separate.rehearse [--speedup 6] [--steps 10] [--strategies partial consistent]
+python -m benchmarks.separate.rehearse [--speedup 4] [--steps 12] [--strategies partial consistent]
 
 Adds a row a strategy to `rehearsed.csv`: the real trainer, load balancer, workers and Ray on emulated engines, in
 virtual seconds, over the planner's mean step of the same setting. Needs a machine of its own; a row says whether the
@@ -60,7 +60,7 @@ def overrides(strategy: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", nargs="+", default=["partial", "consistent"])
-    parser.add_argument("--speedup", type=float, default=6.0)
+    parser.add_argument("--speedup", type=float, default=4.0)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--warmup", type=int, default=4)
     parser.add_argument("--output", type=Path, default=Path("outputs", "separate"))

@@ -4,11 +4,13 @@ at any moment.
 
 import asyncio
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.rolling_update import Phase
+from recipe.async_dapo.engines import rolling_balancer
 
 from ..support.rolling_world import RollingWorld
 from ..support.simulation import at_each, now_s, settle
@@ -58,6 +60,26 @@ async def test_given_an_engine_that_is_updated_then_requests_go_to_the_others_an
     turn = await it.answer(1)
     assert now_s() - begun_s < 7 and [segment.policy_version for segment in turn.segments] == [0]
     await it.is_well(newest=1)
+
+
+@STRATEGIES
+async def test_given_updates_when_asked_then_each_engine_s_are_told_once_with_their_times(
+    monkeypatch, strategy
+) -> None:
+    it = RollingWorld(monkeypatch, strategy, "ab")
+    monkeypatch.setattr(rolling_balancer, "time", SimpleNamespace(time=now_s))
+    await it.begin()
+    await it.balancer.take_stats()
+    for version in (1, 2):
+        began_s = now_s()
+        await it.publish(version)
+        await it.balancer.caught_up()
+        updates = (await it.balancer.take_stats()).updates
+        assert {(one.replica_id, one.version) for one in updates.ended} == {("a", version), ("b", version)}
+        first, second = sorted(updates.ended, key=lambda one: one.began_s)
+        assert began_s <= first.began_s < first.ended_s <= second.began_s < second.ended_s <= now_s()
+        assert 2.0 <= updates.mean_s < 4.0 and updates.versions_behind == 0
+    assert (await it.balancer.take_stats()).updates.ended == ()
 
 
 async def test_given_a_long_answer_when_its_engine_drains_then_it_ends_under_its_version(

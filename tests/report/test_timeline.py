@@ -73,7 +73,7 @@ def test_the_trace_has_what_the_format_asks_for(folder: Path) -> None:
     for event in events:
         assert needed[event["ph"]] <= event.keys()
         assert all(isinstance(event[key], int) and event[key] >= 0 for key in ("ts", "dur", "pid") if key in event)
-    spans = [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    spans = [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X" and not event["pid"]]
     assert spans[:4] == [
         ("rollout", 0, 28_000_000),
         ("training", 28_000_000, 10_000_000),
@@ -83,6 +83,15 @@ def test_the_trace_has_what_the_format_asks_for(folder: Path) -> None:
     counters = [event for event in events if event["ph"] == "C" and event["pid"] == 1 and event["name"] == "requests"]
     assert counters[3]["args"] == {"running": 58, "waiting": 6} and counters[3]["ts"] == 3_000_000
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} >= {"trainer", "engine server-1"}
+    updates = [event for event in events if event["ph"] == "X" and event["pid"] == 2]
+    assert (updates[0]["name"], updates[0]["ts"], updates[0]["dur"]) == ("weights 1", 38_500_000, 1_000_000)
+    versions = [event for event in events if event["name"] == "policy version"]
+    assert versions[0]["args"] == {"version": 1} and versions[0]["ts"] == 39_500_000 and versions[0]["pid"] == 2
+
+
+def test_the_record_of_an_older_recipe_has_no_updates(tmp_path: Path) -> None:
+    (tmp_path / "timeline.jsonl").write_text('{"step": 1, "spans": [], "engines": {}}\n')
+    assert read_timeline(tmp_path / "timeline.jsonl") == [StepTimeline(spans=[], updates=[])]
 
 
 def test_the_report_shows_engines_in_both_widths(folder: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.async_dapo.core.concurrency import LoadSample
+from recipe.async_dapo.core.rolling_update import EngineUpdate
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.responses import SampledResponse, pieces_of
 from recipe.async_dapo.record.run_record import RunDescription, RunRecorder
@@ -84,7 +85,8 @@ class ScriptedSource:
         spans = [Span("rollout", began_s, began_s + 28), Span("training", began_s + 28, began_s + 38)]
         spans.append(Span("weights", began_s + 38, began_s + 40))
         samples = [LoadSample(began_s + second, 64 - 2 * second, max(0, 9 - second), 0.5) for second in range(28)]
-        return StepTimeline(spans=spans, engines={"server-0": samples, "server-1": samples[:20]})
+        updates = [EngineUpdate("server-1", 1, began_s + 38.5, began_s + 39.5)]
+        return StepTimeline(spans=spans, engines={"server-0": samples, "server-1": samples[:20]}, updates=updates)
 
 
 SHARES = (0.89, 0.1, 0.01, 0.0, 0.0)

@@ -33,6 +33,16 @@ class Move:
     version: int  # that it is to get, or that it has
 
 
+@dataclass(frozen=True, slots=True)
+class EngineUpdate:
+    """Of a replica that has got new weights. Seconds since the epoch while it is recorded."""
+
+    replica_id: str
+    version: int  # that it has from then on
+    began_s: float  # of the time in which it takes no requests
+    ended_s: float
+
+
 @dataclass(slots=True)
 class _Replica:
     version: int  # of its weights

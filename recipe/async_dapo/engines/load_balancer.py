@@ -5,6 +5,7 @@ verl creates it through `rollout.router_config_path`.
 
 import asyncio
 import logging
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..aio import RECONNECT_S, await_all
 from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS, Grant, LeaseTable
+from ..core.rolling_update import EngineUpdate
 from ..core.trajectory import Attachment
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,15 @@ class UpdateStats:
     """Of engines that get new weights one at a time."""
 
     versions_behind: int  # the oldest weights of an engine, behind the trainer's
-    update_s: float  # that an engine takes no requests for them, mean since it was asked last
+    ended: tuple[EngineUpdate, ...]  # since it was asked last
+
+    def __add__(self, later: "UpdateStats") -> "UpdateStats":
+        return UpdateStats(versions_behind=later.versions_behind, ended=self.ended + later.ended)
+
+    @property
+    def mean_s(self) -> float:
+        """That an engine takes no requests; 0 where none has been updated."""
+        return statistics.fmean(one.ended_s - one.began_s for one in self.ended) if self.ended else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

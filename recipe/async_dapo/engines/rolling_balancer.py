@@ -10,7 +10,6 @@ the others generate. Who is next is decided by `RollingUpdate`.
 
 import asyncio
 import logging
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from ..aio import await_all
 from ..core.balance import Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS
-from ..core.rolling_update import Phase, RollingUpdate
+from ..core.rolling_update import EngineUpdate, Phase, RollingUpdate
 from .load_balancer import GlobalLoadBalancer, LoadBalancerStats, UpdateStats
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._workers: dict[str, list[ActorHandle]] = {}  # beside the engines
         self._running: dict[str, asyncio.Task[None]] = {}  # updates
         self._generating: set[str] = set()  # told to since the last stop, and not stopped for an update
-        self._away_s: list[float] = []  # of each update since this was asked last
+        self._ended: list[EngineUpdate] = []  # since this was asked last
         self._changed = asyncio.Event()  # replaced whenever an engine has got weights or has left, and at a stop
 
     async def enroll(self, workers: dict[str, list[ActorHandle]]) -> None:
@@ -125,11 +124,11 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         return stats, self._balance.places
 
     async def take_stats(self) -> LoadBalancerStats:
-        away_s, self._away_s = self._away_s, []
+        ended, self._ended = tuple(self._ended), []
         versions = (await self.versions()).values()
         updates = UpdateStats(
             versions_behind=max((self._updates.newest_version - version for version in versions), default=0),
-            update_s=statistics.fmean(away_s) if away_s else 0.0,
+            ended=ended,
         )
         return replace(await super().take_stats(), updates=updates)
 
@@ -180,7 +179,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
 
     async def _bring_up_to_date(self, server_id: str) -> None:
         """Bring an engine the newest weights, and those that have become so meanwhile."""
-        is_behind, began_s = True, time.monotonic()
+        is_behind, began_s = True, time.time()
         while is_behind:
             await self._calls.tell(server_id, "stop_generation", self._rolling["pause_mode"])
             if server_id not in self._handles:
@@ -195,7 +194,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             is_behind = move.phase is Phase.UPDATING
             if is_behind:
                 self._generating.discard(server_id)
-        self._away_s.append(time.monotonic() - began_s)
+        self._ended.append(EngineUpdate(server_id, version, began_s, time.time()))
         del self._running[server_id]
         self._deliver(self._table.reopen(server_id))
         self._note_update()

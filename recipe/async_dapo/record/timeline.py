@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.concurrency import LoadSample
+from ..core.rolling_update import EngineUpdate
 from .run_files import read_lines
 
 _DIGITS = 3
@@ -45,11 +46,11 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeline:
-    """Of one step. `LoadSample` and `Span` in seconds since the epoch while it is recorded, since the start of the run
-    when it is read."""
+    """Of one step. Times: since the epoch while it is recorded, since the start of the run when it is read [s]."""
 
     spans: Sequence[Span] = ()
     engines: Mapping[str, Sequence[LoadSample]] = field(default_factory=dict)
+    updates: Sequence[EngineUpdate] = ()  # of engines that get weights one by one
 
 
 def line_of(step: int, timeline: StepTimeline, *, origin_s: float) -> Mapping[str, Any]:
@@ -66,7 +67,8 @@ def line_of(step: int, timeline: StepTimeline, *, origin_s: float) -> Mapping[st
         for server, samples in timeline.engines.items()
     }
     spans = [[span.name, since(span.began_s), since(span.ended_s)] for span in timeline.spans]
-    return {"step": step, "spans": spans, "engines": engines}
+    updates = [[one.replica_id, one.version, since(one.began_s), since(one.ended_s)] for one in timeline.updates]
+    return {"step": step, "spans": spans, "engines": engines, "updates": updates}
 
 
 def read_timeline(path: Path) -> list[StepTimeline]:
@@ -77,6 +79,7 @@ def read_timeline(path: Path) -> list[StepTimeline]:
             engines={
                 server: [LoadSample(*sample) for sample in samples] for server, samples in line["engines"].items()
             },
+            updates=[EngineUpdate(*update) for update in line.get("updates", ())],
         )
         for line in read_lines(path)
     ]

@@ -45,11 +45,13 @@ class RoundResult:
 
     def __add__(self, later: "RoundResult") -> "RoundResult":
         """This and what came after it, as one."""
+        earlier_updates, updates = self.balancer.updates, later.balancer.updates
         balancer = replace(
             later.balancer,
             acquired=self.balancer.acquired + later.balancer.acquired,
             busy_s=self.balancer.busy_s + later.balancer.busy_s,
             inflight_max=max(self.balancer.inflight_max, later.balancer.inflight_max),
+            updates=updates if earlier_updates is None or updates is None else earlier_updates + updates,
         )
         return RoundResult(
             summary=self.summary + later.summary,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -204,9 +204,10 @@ def _failures(record: RoundRecord) -> dict[str, float]:
 def _load(record: RoundRecord) -> dict[str, float]:
     balancer = record.result.balancer
     most_s = balancer.inflight_max * record.result.rollout_s
-    updates = balancer.updates
-    return {
-        **({} if updates is None else {f"load_balancer/{name}": value for name, value in asdict(updates).items()}),
+    updates = {}
+    if (ours := balancer.updates) is not None:
+        updates = {"load_balancer/versions_behind": ours.versions_behind, "load_balancer/update_s": ours.mean_s}
+    return updates | {
         "load_balancer/requests": balancer.acquired,
         "load_balancer/servers": balancer.servers,
         "load_balancer/lost_servers": balancer.lost_servers,

@@ -18,6 +18,7 @@ from .. import store
 from ..config import AsyncDAPOConfig, Placement, engine_gpus, gpus_per_engine
 from ..core.concurrency import PackedSamples
 from ..core.outcome import CauseCounts, GroupOutcome
+from ..core.rolling_update import EngineUpdate
 from ..logs import log_phase, started_s
 from ..record import keys
 from ..record.console import Hints, Pace, step_line
@@ -221,6 +222,7 @@ class RunNews:
         self.spans = Spans()
         self.responses: Sequence[SampledResponse] = ()
         self._samples: dict[str, PackedSamples] = {}
+        self._updates: tuple[EngineUpdate, ...] = ()
         self._cause_counts = CauseCounts()
         self._causes: Counter[tuple[str, str]] = Counter()
 
@@ -229,6 +231,8 @@ class RunNews:
         logger.info(_concurrency_line(step, record, options))
         loads = record.result.balancer.loads
         self._samples = {server: load.samples for server, load in loads.items() if load.samples}
+        if (updates := record.result.balancer.updates) is not None:
+            self._updates += updates.ended
         self._causes.update(self._cause_counts.count(record.result.summary.outcomes))
 
     def observe_validation(self, outcomes: Iterable[GroupOutcome]) -> None:
@@ -256,7 +260,8 @@ class RunNews:
     def take_timeline(self) -> StepTimeline:
         samples, self._samples = self._samples, {}
         engines = {server: packed.unpack() for server, packed in samples.items()}
-        return StepTimeline(spans=self.spans.take(), engines=engines)
+        updates, self._updates = self._updates, ()
+        return StepTimeline(spans=self.spans.take(), engines=engines, updates=updates)
 
 
 def _concurrency_line(step: int, record: RoundRecord, options: AsyncDAPOConfig) -> str:

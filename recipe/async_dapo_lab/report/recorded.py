@@ -1,7 +1,8 @@
 """What a run has recorded beside its metrics, as the report shows it: sampled responses as HTML, and `timeline.json`.
 
 `timeline.json` is in the Trace Event format, which Perfetto opens: a process for the trainer with its spans, and one
-for each engine with counters of its requests and of its KV cache.
+for each engine with counters of its requests and of its KV cache, and with its weight updates where it gets them by
+itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +38,9 @@ def trace(steps: Sequence[StepTimeline]) -> dict[str, Any]:
 
 
 def _events(steps: Sequence[StepTimeline]) -> Iterator[dict[str, Any]]:
-    servers = sorted({server for step in steps for server in step.engines})
+    servers = sorted(
+        {server for step in steps for server in (*step.engines, *(one.replica_id for one in step.updates))}
+    )
     process = {server: 1 + index for index, server in enumerate(servers)}
     yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "trainer"}}
     for server in servers:
@@ -53,6 +56,11 @@ def _events(steps: Sequence[StepTimeline]) -> Iterator[dict[str, Any]]:
                 counter = {"ph": "C", "pid": process[server], "ts": _us(sample.time_s)}
                 yield counter | {"name": "requests", "args": {"running": sample.running, "waiting": sample.waiting}}
                 yield counter | {"name": "KV cache", "args": {"used": sample.kv}}
+        for one in step.updates:
+            pid, began_us, ended_us = process[one.replica_id], _us(one.began_s), _us(one.ended_s)
+            name, length_us = f"weights {one.version}", ended_us - began_us
+            yield {"ph": "X", "name": name, "pid": pid, "tid": 0, "ts": began_us, "dur": length_us}
+            yield {"ph": "C", "name": "policy version", "pid": pid, "ts": ended_us, "args": {"version": one.version}}
 
 
 def _us(seconds: float) -> int:
