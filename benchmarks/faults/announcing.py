@@ -16,11 +16,13 @@ from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.rollout.reports import RoundResult
 from recipe.async_dapo.training.checkpoints import RolloutState
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
+from recipe.async_dapo.training.rolling_buffer import RollingReplayBuffer
+from recipe.async_dapo.training.separate_trainer import SeparateTrainer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.rehearsal.training import RehearsedAsyncDAPO
 
 from .audit import Note
-from .cells import Moment
+from .cells import Moment, Stack
 from .variables import LIFE, NOTES, SOCKET
 
 _LOOK_S = 0.02
@@ -53,7 +55,7 @@ class NotingReplayBuffer(RoundReplayBuffer):
         super().restore(state)
         self._keys |= {one.uid: one.group.key for one in state.pool.carried}
 
-    def take_note(self, step: int, trained_uids: set[str]) -> Note:
+    def take_note(self, step: int, trained_uids: frozenset[str]) -> Note:
         state = self.pool.state()
         held: list[PromptGroup] = [*state.waiting, *state.deferred, *state.buffered]
         carried = [one.group for one in state.carried]
@@ -69,11 +71,15 @@ class NotingReplayBuffer(RoundReplayBuffer):
         return note
 
 
+class NotingRollingBuffer(NotingReplayBuffer, RollingReplayBuffer):
+    """Of engines on GPUs of their own."""
+
+
 class Announcing(AsyncDAPOTrainer):
     """Mixed into a trainer."""
 
     replay_buffer: NotingReplayBuffer
-    _trained: set[str]
+    _trained: frozenset[str] = frozenset()  # since the last checkpoint
 
     def _build_replay_buffer(self) -> NotingReplayBuffer:
         return NotingReplayBuffer(self.options, self._draw)
@@ -101,11 +107,12 @@ class Announcing(AsyncDAPOTrainer):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         announce(Moment.TRAINING)
-        self._trained = {key.split("_")[0] for key in batch.keys}
+        self._trained |= {key.split("_")[0] for key in batch.keys}
         return super()._update_actor(batch, metrics)
 
     def _save_checkpoint(self) -> None:
-        note = self.replay_buffer.take_note(self.global_steps, self._trained)
+        trained, self._trained = self._trained, frozenset()
+        note = self.replay_buffer.take_note(self.global_steps, trained)
         with open(os.environ[NOTES], "ab") as file:
             file.write(msgspec.json.encode(note) + b"\n")
         announce(Moment.SAVE)
@@ -137,3 +144,20 @@ class StruckRehearsal(Announcing, RehearsedAsyncDAPO):
 
 class StruckTraining(Announcing, AsyncDAPOTrainer):
     """On vLLM."""
+
+
+class StruckSeparate(Announcing, SeparateTrainer):
+    """On vLLM, with engines on GPUs of their own."""
+
+    def _build_replay_buffer(self) -> NotingRollingBuffer:
+        return NotingRollingBuffer(self.options, self._draw)
+
+    def _save_checkpoint(self) -> None:
+        self.replay_buffer.end_round()  # what is under way is noted as held
+        super()._save_checkpoint()
+
+
+def struck_trainer(stack: Stack) -> type[AsyncDAPOTrainer]:
+    if stack.is_separate:
+        return StruckSeparate
+    return StruckRehearsal if stack.is_rehearsed else StruckTraining

@@ -14,6 +14,20 @@ class Stack(StrEnum):
     EMULATED = "emulated"  # the rehearsal: all real but engines and training, on two servers
     VLLM = "vllm"  # the CPU stack, two engines
     NODES = "two nodes"  # the rehearsal, on two Ray nodes with a cable between them
+    SEPARATE = "separate"  # the CPU stack, two engines on GPUs of their own
+    SEPARATE_NODES = "separate on two nodes"  # the same, one of the engines on the second node
+
+    @property
+    def is_rehearsed(self) -> bool:
+        return self in (Stack.EMULATED, Stack.NODES)
+
+    @property
+    def is_separate(self) -> bool:
+        return self in (Stack.SEPARATE, Stack.SEPARATE_NODES)
+
+    @property
+    def has_two_nodes(self) -> bool:
+        return self in (Stack.NODES, Stack.SEPARATE_NODES)
 
 
 class Moment(StrEnum):
@@ -113,6 +127,15 @@ _ENGINES_KILLED = {
     "engine core": (_M.TRAINING, _M.ROUND, _M.START, _M.STOPPING, _M.SAVE, _M.VALIDATION),
     "training worker": (_M.UPDATE,),
 }
+# Engines on GPUs of their own: a trainer that dies in an update, an engine that does, and what is between them.
+_SEPARATE_STOPPED = {"server": (_M.UPDATE,), "training worker": (_M.UPDATE,), "load balancer": (_M.UPDATE,)}
+_SEPARATE_KILLED = {
+    "training worker": (_M.UPDATE, _M.TRAINING),
+    "server": (_M.UPDATE, _M.TRAINING),
+    "engine core": (_M.UPDATE,),
+    "task runner": (_M.UPDATE,),
+    "load balancer": (_M.UPDATE,),
+}
 
 MATRIX = {
     Stack.EMULATED: _cells(Stack.EMULATED, STOP, _STOPPED) + _cells(Stack.EMULATED, KILL, _KILLED),
@@ -122,6 +145,11 @@ MATRIX = {
         Cell(stack=Stack.NODES, who="network", when=_M.ROUND, how=CUT_FOR_A_WHILE, stop_s=10.0),
         Cell(stack=Stack.NODES, who="network", when=_M.ROUND, how=CUT),
         Cell(stack=Stack.NODES, who="Ray node", when=_M.ROUND),
+    ],
+    Stack.SEPARATE: _cells(Stack.SEPARATE, STOP, _SEPARATE_STOPPED) + _cells(Stack.SEPARATE, KILL, _SEPARATE_KILLED),
+    Stack.SEPARATE_NODES: [
+        Cell(stack=Stack.SEPARATE_NODES, who="network", when=_M.UPDATE, how=CUT_FOR_A_WHILE, stop_s=10.0),
+        Cell(stack=Stack.SEPARATE_NODES, who="network", when=_M.UPDATE, how=CUT),
     ],
 }
 # What the tests play: a start, one after each of the two kills, and no pause to speak of.

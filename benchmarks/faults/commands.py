@@ -42,23 +42,40 @@ _EMULATED = (
     "rehearsal.training_s=6",
 )
 _ENGINES = 2
+_ON_BOTH_NODES = "actor_rollout_ref.rollout.agent.num_workers=2"
+# Engines that are slower than the trainer, so that they are always at work. A checkpoint stops them: not every step.
+_SEPARATE = (
+    "async_dapo.placement=separate",
+    "actor_rollout_ref.rollout.nnodes=1",
+    f"actor_rollout_ref.rollout.n_gpus_per_node={_ENGINES}",
+    "actor_rollout_ref.rollout.max_num_seqs=4",
+    f"++ray_kwargs.ray_init.num_gpus={1 + _ENGINES}",
+    f"ray_kwargs.ray_init.num_cpus={16 + 4 * _ENGINES}",
+    "trainer.save_freq=2",
+)
 
 
 def emulated(folder: Path) -> list[str]:
     return [*_EMULATED, *_LIMITS, *_EVERY_STEP, *_kept_in(folder), f"rehearsal.output={folder / 'rehearsal'}"]
 
 
-def vllm(assets: Assets, folder: Path) -> list[str]:
-    settings = RunSettings(assets=assets, output=folder, ray_folder=folder, steps=ENDLESS, seed=0, engines=_ENGINES)
+def vllm(assets: Assets, folder: Path, *, engines: int = _ENGINES) -> list[str]:
+    settings = RunSettings(assets=assets, output=folder, ray_folder=folder, steps=ENDLESS, seed=0, engines=engines)
     own = recipe_overrides(strategy="partial", stop_rule=None)
     return [*verl_overrides(settings), *own, *_LIMITS, *_EVERY_STEP, *_kept_in(folder)]
 
 
+def separate(assets: Assets, folder: Path) -> list[str]:
+    return [*vllm(assets, folder, engines=1), *_SEPARATE]
+
+
 def command_of(stack: Stack, output: Path) -> Callable[[Path], list[str]]:
     """Makes the overrides of a life, given the folder that all lives of a run share; model and data lie in `output`."""
-    if stack is not Stack.VLLM:
-        return emulated
-    return partial(vllm, prepare_assets(output / "assets", seed=0, beside=vllm_inspects("Qwen3ForCausalLM")))
+    if stack.is_rehearsed:
+        spread = [_ON_BOTH_NODES] if stack.has_two_nodes else []
+        return lambda folder: emulated(folder) + spread
+    assets = prepare_assets(output / "assets", seed=0, beside=vllm_inspects("Qwen3ForCausalLM"))
+    return partial(separate if stack.is_separate else vllm, assets)
 
 
 def _kept_in(folder: Path) -> list[str]:

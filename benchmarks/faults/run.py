@@ -6,7 +6,7 @@ python -m benchmarks.faults --soak 60
 
 A run is struck, ends with the cause named or goes on, is started again, and is struck again; every prompt is accounted
 for over all of it. A row is written as soon as the run has finished a step after its strike; the command goes on where
-the file ends. All stacks run at a time; that of two nodes needs root, as it cuts a network between two namespaces.
+the file ends. Three stacks run at a time; those of two nodes need root, as they cut a network between two namespaces.
 Writes `runs.csv`; the project's own runs are in `assets/faults`.
 """
 
@@ -32,6 +32,8 @@ from .life import Life
 from .soak import soak
 from .two_nodes import TwoNodeLife, may_cut
 
+AT_A_TIME = 3  # stacks
+
 
 def play(stack: Stack, cells: list[Cell], runs: Path, logs: Path, *, seed: int) -> None:
     """Those cells that have no row yet."""
@@ -41,7 +43,7 @@ def play(stack: Stack, cells: list[Cell], runs: Path, logs: Path, *, seed: int) 
         left = [cell for cell in cells if not RunsFile(runs).has(**cell.name, seed=seed)]
     if left:
         own = Path(tempfile.mkdtemp(prefix=f"{stack}-", dir=logs))
-        kind = TwoNodeLife if stack is Stack.NODES else Life
+        kind = TwoNodeLife if stack.has_two_nodes else Life
         Chain(stack, command_of(stack, logs), own, seed=seed, add=partial(_add, runs, lock, seed), life=kind).play(left)
         shutil.rmtree(own / "checkpoints", ignore_errors=True)
 
@@ -55,7 +57,7 @@ def _add(runs: Path, lock: FileLock, seed: int, row: Mapping[str, Any]) -> None:
 def main() -> None:
     exit_on_signals()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=Stack, choices=list(Stack), help="one stack; default: all, at a time")
+    parser.add_argument("--only", type=Stack, choices=list(Stack), help="one stack; default: all")
     parser.add_argument("--limit", type=int, help="so many cells of each stack; default: all")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="a random schedule of kills instead")
     parser.add_argument("--kills", type=int, default=20, help="of the soak")
@@ -69,10 +71,10 @@ def main() -> None:
     if options.soak:
         soak(output, logs, minutes=options.soak, kills=options.kills, seed=options.seed)
         return
-    stacks = [options.only] if options.only else [stack for stack in Stack if stack is not Stack.NODES or may_cut()]
+    stacks = [options.only] if options.only else [stack for stack in Stack if not stack.has_two_nodes or may_cut()]
     if len(stacks) < len(Stack) and not options.only:
-        print(f"No namespaces here, which need root: {len(MATRIX[Stack.NODES])} cells of two nodes are left out.")
-    with ProcessPoolExecutor(len(stacks), mp_context=get_context("spawn")) as pool:  # each adopts its own orphans
+        print("No namespaces here, which need root: the cells of two nodes are left out.")
+    with ProcessPoolExecutor(AT_A_TIME, mp_context=get_context("spawn")) as pool:  # each adopts its own orphans
         played = [
             pool.submit(play, stack, MATRIX[stack][: options.limit], output / "runs.csv", logs, seed=options.seed)
             for stack in stacks

@@ -13,24 +13,29 @@ from recipe.async_dapo.main_async_dapo import explained
 from recipe.async_dapo.own_ray import collect_cycles_rarely
 from recipe.async_dapo.startup.preflight import check_all
 
+_OF_A_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "_temp_dir")
+
 
 class StruckTaskRunner:
     def run(self, config: DictConfig) -> None:
         from recipe.async_dapo.store import queue_starts
 
         with queue_starts(config):
-            from benchmarks.faults.announcing import StruckRehearsal, StruckTraining
+            from benchmarks.faults.announcing import struck_trainer
             from recipe.async_dapo.training.run import train
-        train(config, StruckRehearsal if os.environ[STACK] != Stack.VLLM else StruckTraining)
+        train(config, struck_trainer(Stack(os.environ[STACK])))
 
 
 @hydra.main(config_path="../../recipe/async_dapo/config", config_name="async_dapo_trainer", version_base=None)
 def _run(config: DictConfig) -> None:
     with explained():
-        if os.environ[STACK] != Stack.VLLM:
+        if Stack(os.environ[STACK]).is_rehearsed:
             _rehearse(config)
         else:
             check_all(config)
+        if "RAY_ADDRESS" in os.environ:  # the cluster has been given these
+            with open_dict(config):
+                config.ray_kwargs.ray_init.update(dict.fromkeys(_OF_A_CLUSTER))
         from verl.trainer.main_ppo import run_ppo
 
         from recipe.async_dapo.shipping import shipped
@@ -52,8 +57,6 @@ def _rehearse(config: DictConfig) -> None:
     with open_dict(config):  # unlike other rehearsals it goes on where the last life ended
         config.trainer.default_local_dir = str(folder)
         config.trainer.resume_mode = "auto"
-        if "RAY_ADDRESS" in os.environ:  # the cluster has been given these
-            config.ray_kwargs.ray_init.update(num_cpus=None, num_gpus=None, object_store_memory=None)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import psutil
 from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
 from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
-from .cells import CUT, CUT_FOR_A_WHILE, Cell
+from .cells import CUT, CUT_FOR_A_WHILE, Cell, Stack
 from .life import ROOT, LeftOver, Life, Strike
 from .victims import find, title_of
 
@@ -24,6 +24,11 @@ START_S = 240.0  # of a Ray node, on a busy machine; Ray gives up after 30 s to 
 # A node is dead that fails five checks in a row, 3 s apart: after 15 to 25 s. With Ray's own limit of 10 s for a check
 # it takes up to 65 s until a node that cannot be reached is given up.
 HEALTH = {"RAY_health_check_timeout_ms": "2000"}
+# What head and second node have. Ray puts a bundle where the largest share is left: with one engine apart the trainer
+# goes to the head.
+_TRAINER_AND_ENGINES = ("--num-gpus=2", "--num-cpus=64"), ("--num-gpus=0", "--num-cpus=64")
+_ONE_ENGINE_APART = ("--num-gpus=2", "--num-cpus=64"), ("--num-gpus=1", "--num-cpus=64")
+_NODE = ("--object-store-memory=300000000",)
 _RAY = Path(sys.executable).with_name("ray")
 _OF_RAY = re.compile(r"ray::(IDLE|\w+Agent)\b")
 
@@ -72,12 +77,13 @@ class Cable:
 class TwoNodeLife(Life):
     """Its driver is on the head's node; Ray spreads the actors over both."""
 
-    def __init__(self, command: list[str], folder: Path, **kwargs: Any) -> None:
+    def __init__(self, command: list[str], folder: Path, *, stack: Stack, **kwargs: Any) -> None:
         self._cable = Cable()
-        super().__init__(command, folder, **kwargs)
+        self._nodes = _ONE_ENGINE_APART if stack.is_separate else _TRAINER_AND_ENGINES
+        super().__init__(command, folder, stack=stack, **kwargs)
 
     def _own_overrides(self, folder: Path) -> list[str]:
-        return [f"hydra.run.dir={folder / 'hydra'}", "actor_rollout_ref.rollout.agent.num_workers=2"]
+        return [f"hydra.run.dir={folder / 'hydra'}"]
 
     def _driver(self, command: list[str], environment: dict[str, str], log: Path) -> TrainingProcess:
         others = {name: value for name, value in environment.items() if name not in OWN_RAY_ENVIRONMENT}
@@ -95,11 +101,10 @@ class TwoNodeLife(Life):
 
     def _start_nodes(self, stack: ExitStack) -> None:
         stack.enter_context(self._cable)
-        both = ("--object-store-memory=300000000", "--num-cpus=64")
-        head = ("--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._ray}", "--num-gpus=2")
-        self._head = self._start_node(stack, 0, f"--node-ip-address={HEAD}", *head, *both)
-        joins = (f"--address={HEAD}:{PORT}", "--num-gpus=0")
-        self._second = self._start_node(stack, 1, f"--node-ip-address={SECOND}", *joins, *both)
+        head = ("--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._ray}")
+        self._head = self._start_node(stack, 0, f"--node-ip-address={HEAD}", *head, *self._nodes[0])
+        joins = (f"--address={HEAD}:{PORT}",)
+        self._second = self._start_node(stack, 1, f"--node-ip-address={SECOND}", *joins, *self._nodes[1])
 
     def __exit__(self, *error: Any) -> None:
         with self._stack:
@@ -128,7 +133,7 @@ class TwoNodeLife(Life):
 
     def _start_node(self, stack: ExitStack, side: int, *arguments: str) -> TrainingProcess:
         log = self.log.with_name(f"node-{side}.log")
-        command = self._cable.within(side, [str(_RAY), "start", "--block", *arguments])
+        command = self._cable.within(side, [str(_RAY), "start", "--block", *_NODE, *arguments])
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             node = stack.enter_context(TrainingProcess(command, environment=self._environment, log_file=log))

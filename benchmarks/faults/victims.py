@@ -9,7 +9,7 @@ import psutil
 TITLES = {
     "agent loop worker": r"ray::(\S+:)?AsyncDAPOAgentLoopWorker\b",
     "coordinator": r"ray::(\S+:)?CoordinatorProcess\b",
-    "load balancer": r"ray::(\S+:)?GlobalLoadBalancer\b",
+    "load balancer": r"ray::(\S+:)?(Global|Rolling)LoadBalancer\b",
     "reward worker": r"ray::(\S+:)?RewardLoopWorker\b",
     "TransferQueue controller": r"ray::(\S+:)?TransferQueueController\b",
     "TransferQueue storage": r"ray::(\S+:)?SimpleStorageUnit\b",
