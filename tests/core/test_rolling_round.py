@@ -13,10 +13,11 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.rolling_round import RollingRound, RollingSpec
-from recipe.async_dapo.core.round import StopReason, WaitingGroup
+from recipe.async_dapo.core.round import StopReason
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.core.worker_queues import WaitingGroup
 
 from ..support.pool_run import N, generate
 

@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
-from recipe.async_dapo.core.round import (
-    Milestones,
-    Round,
-    RoundSpec,
-    RoundSummary,
-    Standstill,
-    StopReason,
-    WaitingGroup,
-)
+from recipe.async_dapo.core.round import Milestones, Round, RoundSpec, RoundSummary, Standstill, StopReason
 from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
+from recipe.async_dapo.core.worker_queues import WaitingGroup
 
 VERDICTS = st.sampled_from([*Verdict, *[Verdict.VALID] * 5])
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.round import WaitingGroup, WorkerQueues
+from recipe.async_dapo.core.worker_queues import WaitingGroup, WorkerQueues
 
 
 def waiting(*uids: str, **about) -> list[WaitingGroup]:

@@ -9,10 +9,11 @@ from random import Random
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.pool import Dispatch, PromptPool, Settlement
-from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, WaitingGroup
+from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
+from recipe.async_dapo.core.worker_queues import WaitingGroup
 
 N = 2
 DEFER_STEPS = 2

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from .deadlines import Deadlines
 from .outcome import GroupOutcome, Verdict
 from .over_sampling import AtHand
-from .round import Round, RoundSpec, RoundSummary, WaitingGroup
+from .round import Round, RoundSpec, RoundSummary
 from .stop_rules import WhenTold
+from .worker_queues import WaitingGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

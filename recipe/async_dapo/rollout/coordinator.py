@@ -26,7 +26,8 @@ from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import GroupOutcome, Verdict
 from ..core.over_sampling import AtHand
 from ..core.rolling_round import RollingRound, RollingSpec
-from ..core.round import Milestones, Round, RoundProgress, RoundSpec, RoundSummary, WaitingGroup
+from ..core.round import Milestones, Round, RoundProgress, RoundSpec, RoundSummary
+from ..core.worker_queues import WaitingGroup
 from ..logs import log_phase, show_logs
 
 logger = logging.getLogger(__name__)
