@@ -67,19 +67,36 @@ async def test_given_updates_when_asked_then_each_engine_s_are_told_once_with_th
     monkeypatch, strategy
 ) -> None:
     it = RollingWorld(monkeypatch, strategy, "ab")
-    monkeypatch.setattr(rolling_balancer, "time", SimpleNamespace(time=now_s))
+    monkeypatch.setattr(rolling_balancer, "time", SimpleNamespace(time=lambda: now_s() + 1000.0, monotonic=now_s))
     await it.begin()
     await it.balancer.take_stats()
     for version in (1, 2):
-        began_s = now_s()
+        began_s = 1000.0 + now_s()
         await it.publish(version)
         await it.balancer.caught_up()
         updates = (await it.balancer.take_stats()).updates
         assert {(one.replica_id, one.version) for one in updates.ended} == {("a", version), ("b", version)}
         first, second = sorted(updates.ended, key=lambda one: one.began_s)
-        assert began_s <= first.began_s < first.ended_s <= second.began_s < second.ended_s <= now_s()
+        assert began_s <= first.began_s < first.ended_s <= second.began_s < second.ended_s <= 1000.0 + now_s()
         assert 2.0 <= updates.mean_s < 4.0 and updates.versions_behind == 0
     assert (await it.balancer.take_stats()).updates.ended == ()
+
+
+async def test_given_an_engine_that_drains_when_it_has_its_weights_then_its_update_began_with_the_drain(monkeypatch):
+    it = RollingWorld(monkeypatch, RolloutStrategy.CONSISTENT, "a", transfer_s=2.0)
+    monkeypatch.setattr(rolling_balancer, "time", SimpleNamespace(time=now_s, monotonic=now_s))
+    await it.begin()
+    await it.balancer.take_stats()
+    answer = asyncio.create_task(it.answer(1, length_tok=50))
+    await asyncio.sleep(1)
+    closed_s = now_s()
+    await it.publish(1)
+    assert it.phase("a") is Phase.DRAINING
+    await answer
+    drained_s = now_s()
+    await it.balancer.caught_up()
+    [update] = (await it.balancer.take_stats()).updates.ended
+    assert closed_s <= update.began_s < closed_s + 1 < drained_s < update.ended_s
 
 
 async def test_given_a_long_answer_when_its_engine_drains_then_it_ends_under_its_version(

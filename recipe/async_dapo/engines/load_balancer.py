@@ -40,8 +40,8 @@ class UpdateStats:
 
     @property
     def mean_s(self) -> float:
-        """That an engine takes no requests; 0 where none has been updated."""
-        return statistics.fmean(one.ended_s - one.began_s for one in self.ended) if self.ended else 0.0
+        """That an engine takes no requests, of those that ended; there is one at least."""
+        return statistics.fmean(one.ended_s - one.began_s for one in self.ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

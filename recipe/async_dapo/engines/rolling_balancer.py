@@ -46,7 +46,8 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._workers: dict[str, list[ActorHandle]] = {}  # beside the engines
         self._running: dict[str, asyncio.Task[None]] = {}  # updates
         self._generating: set[str] = set()  # told to since the last stop, and not stopped for an update
-        self._ended: list[EngineUpdate] = []  # since this was asked last
+        self._closed_s: dict[str, float] = {}  # servers that take no requests -> since when, monotonic
+        self._ended: list[EngineUpdate] = []  # since this was asked last; monotonic
         self._changed = asyncio.Event()  # replaced whenever an engine has got weights or has left, and at a stop
 
     async def enroll(self, workers: dict[str, list[ActorHandle]]) -> None:
@@ -54,7 +55,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         for server_id, beside in workers.items():
             if server_id in self._handles:
                 self._workers[server_id] = beside
-                self._table.close(server_id)
+                self._close(server_id)
                 self._begin_update(self._updates.join(server_id).replica_id)
 
     async def join(self, server_id: str, handle: ActorHandle, workers: list[ActorHandle]) -> None:
@@ -124,7 +125,8 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         return stats, self._balance.places
 
     async def take_stats(self) -> LoadBalancerStats:
-        ended, self._ended = tuple(self._ended), []
+        to_epoch_s = time.time() - time.monotonic()
+        ended, self._ended = tuple(one.shifted(to_epoch_s) for one in self._ended), []
         versions = (await self.versions()).values()
         updates = UpdateStats(
             versions_behind=max((self._updates.newest_version - version for version in versions), default=0),
@@ -137,6 +139,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         for server_id in server_ids:
             self._updates.leave(server_id)
             self._workers.pop(server_id, None)
+            self._closed_s.pop(server_id, None)
             update = self._running.pop(server_id, None)
             if update is not None and update is not asyncio.current_task():
                 update.cancel()  # its workers may hang
@@ -158,10 +161,14 @@ class RollingLoadBalancer(GlobalLoadBalancer):
 
     def _move(self) -> None:
         for move in self._updates.moves(self._table.inflight):
-            self._table.close(move.replica_id)
+            self._close(move.replica_id)
             if move.phase is Phase.UPDATING:
                 self._begin_update(move.replica_id)
         self._tell_versions()
+
+    def _close(self, server_id: str) -> None:
+        self._table.close(server_id)
+        self._closed_s.setdefault(server_id, time.monotonic())
 
     def _begin_update(self, server_id: str) -> None:
         self._generating.discard(server_id)
@@ -179,7 +186,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
 
     async def _bring_up_to_date(self, server_id: str) -> None:
         """Bring an engine the newest weights, and those that have become so meanwhile."""
-        is_behind, began_s = True, time.time()
+        is_behind = True
         while is_behind:
             await self._calls.tell(server_id, "stop_generation", self._rolling["pause_mode"])
             if server_id not in self._handles:
@@ -194,7 +201,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             is_behind = move.phase is Phase.UPDATING
             if is_behind:
                 self._generating.discard(server_id)
-        self._ended.append(EngineUpdate(server_id, version, began_s, time.time()))
+        self._ended.append(EngineUpdate(server_id, version, self._closed_s.pop(server_id), time.monotonic()))
         del self._running[server_id]
         self._deliver(self._table.reopen(server_id))
         self._note_update()

@@ -204,9 +204,11 @@ def _failures(record: RoundRecord) -> dict[str, float]:
 def _load(record: RoundRecord) -> dict[str, float]:
     balancer = record.result.balancer
     most_s = balancer.inflight_max * record.result.rollout_s
-    updates = {}
+    updates: dict[str, float] = {}
     if (ours := balancer.updates) is not None:
-        updates = {"load_balancer/versions_behind": ours.versions_behind, "load_balancer/update_s": ours.mean_s}
+        updates["load_balancer/versions_behind"] = ours.versions_behind
+        if ours.ended:
+            updates["load_balancer/update_s"] = ours.mean_s
     return updates | {
         "load_balancer/requests": balancer.acquired,
         "load_balancer/servers": balancer.servers,

@@ -320,11 +320,12 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:
         self.manager.next_event()
-        summary = self.manager.close_round().summary
-        self.left_out += sum(outcome.failed for outcome in summary.outcomes)
-        self.news.observe_validation(summary.outcomes)
+        result = self.manager.close_round()
+        outcomes = result.summary.outcomes
+        self.left_out += sum(outcome.failed for outcome in outcomes)
+        self.news.observe_validation(result)
         self.manager.learn_from_validation()
-        uids = [outcome.prompt_uid for outcome in summary.outcomes]
+        uids = [outcome.prompt_uid for outcome in outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)
         batch = store.batch_of(uids, partition_id=store.VAL)
         if not batch.keys:

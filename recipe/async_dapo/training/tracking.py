@@ -4,7 +4,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from verl.utils.tracking import Tracking
 from .. import store
 from ..config import AsyncDAPOConfig, Placement, engine_gpus, gpus_per_engine
 from ..core.concurrency import PackedSamples
-from ..core.outcome import CauseCounts, GroupOutcome
+from ..core.outcome import CauseCounts
 from ..core.rolling_update import EngineUpdate
 from ..logs import log_phase, started_s
 from ..record import keys
@@ -26,6 +26,7 @@ from ..record.responses import SAMPLED, SampledResponse, as_markdown, pieces_of
 from ..record.run_files import last_set_aside, set_aside
 from ..record.run_record import RunDescription, RunRecorder, RunSource
 from ..record.timeline import Spans, StepTimeline
+from ..rollout.reports import RoundResult
 from .metrics import RoundRecord
 
 logger = logging.getLogger(__name__)
@@ -231,14 +232,18 @@ class RunNews:
         logger.info(_concurrency_line(step, record, options))
         loads = record.result.balancer.loads
         self._samples = {server: load.samples for server, load in loads.items() if load.samples}
-        if (updates := record.result.balancer.updates) is not None:
-            self._updates += updates.ended
+        self._note_updates(record.result)
         self._causes.update(self._cause_counts.count(record.result.summary.outcomes))
 
-    def observe_validation(self, outcomes: Iterable[GroupOutcome]) -> None:
+    def observe_validation(self, result: RoundResult) -> None:
         """A validation's round has closed."""
-        for (reason, what), count in self._cause_counts.count(outcomes).items():
+        self._note_updates(result)
+        for (reason, what), count in self._cause_counts.count(result.summary.outcomes).items():
             self._causes[f"in validation, {reason}", what] += count
+
+    def _note_updates(self, result: RoundResult) -> None:
+        if result.balancer.updates is not None:
+            self._updates += result.balancer.updates.ended
 
     def sample_responses(self, batch: KVBatchMeta, tokenizer: PreTrainedTokenizerBase) -> None:
         """Take a few of a batch that has its rewards; its order says nothing of them."""
