@@ -4,12 +4,16 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import ray
 from ray.exceptions import RayError
 from transfer_queue import KVBatchMeta
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.workers.rollout.llm_server import LLMServerManager
 
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup
@@ -17,6 +21,7 @@ from recipe.async_dapo.rollout.reports import RoundResult
 from recipe.async_dapo.training.checkpoints import RolloutState
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 from recipe.async_dapo.training.rolling_buffer import RollingReplayBuffer
+from recipe.async_dapo.training.separate_engines import SeparateEngines
 from recipe.async_dapo.training.separate_trainer import SeparateTrainer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.rehearsal.training import RehearsedAsyncDAPO
@@ -28,9 +33,19 @@ from .variables import LIFE, NOTES, SOCKET
 _LOOK_S = 0.02
 
 
-def announce(moment: Moment) -> None:
+def announce(moment: Moment, *, waits: bool = False) -> None:
+    """
+    Args:
+        waits: for an answer, which comes when who listens has struck, or has nothing to strike.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        if waits:
+            own = Path(f"{os.environ[SOCKET]}a")
+            own.unlink(missing_ok=True)
+            sender.bind(str(own))
         sender.sendto(moment.encode(), os.environ[SOCKET])
+        if waits:
+            sender.recv(1)
 
 
 class NotingReplayBuffer(RoundReplayBuffer):
@@ -72,7 +87,7 @@ class NotingReplayBuffer(RoundReplayBuffer):
 
 
 class NotingRollingBuffer(NotingReplayBuffer, RollingReplayBuffer):
-    """Of engines on GPUs of their own."""
+    """The same of engines on GPUs of their own."""
 
 
 class Announcing(AsyncDAPOTrainer):
@@ -119,8 +134,11 @@ class Announcing(AsyncDAPOTrainer):
         super()._save_checkpoint()
 
     def on_step_end(self) -> None:
-        announce(Moment.UPDATE)
+        self._announce_update()
         super().on_step_end()
+
+    def _announce_update(self) -> None:
+        announce(Moment.UPDATE)
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()
@@ -146,11 +164,31 @@ class StruckTraining(Announcing, AsyncDAPOTrainer):
     """On vLLM."""
 
 
+class StruckEngines(SeparateEngines):
+    """Engines of their own that announce an update when the trainer's ranks have been asked for its weights."""
+
+    announces = False
+
+    def _await_ranks(self, calls: Sequence[ray.ObjectRef], version: int | None) -> None:
+        if self.announces:
+            announce(Moment.UPDATE, waits=True)
+        super()._await_ranks(calls, version)
+
+
 class StruckSeparate(Announcing, SeparateTrainer):
     """On vLLM, with engines on GPUs of their own."""
 
     def _build_replay_buffer(self) -> NotingRollingBuffer:
         return NotingRollingBuffer(self.options, self._draw)
+
+    def _manage_engines(self, verls: CheckpointEngineManager) -> StruckEngines:
+        self.llm_server_manager = LLMServerManager.create(config=self.config)
+        return StruckEngines(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
+
+    def _announce_update(self) -> None:
+        """Not in a step whose checkpoint has just stopped the engines."""
+        assert isinstance(self._engines, StruckEngines)
+        self._engines.announces = self.global_steps % self.config.trainer.save_freq > 0
 
     def _save_checkpoint(self) -> None:
         self.replay_buffer.end_round()  # what is under way is noted as held

@@ -12,10 +12,10 @@ import msgspec
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one step; prompts by their keys."""
+    """Of the steps since the checkpoint before; prompts by their keys."""
 
     life: int
-    step: int
+    step: int  # the last one
     drawn: tuple[str, ...]
     trained: tuple[str, ...]
     ended: tuple[str, ...]  # filtered, screened or failed
@@ -44,7 +44,7 @@ def audit(notes: Iterable[Note]) -> Audit:
     left = Counter(kept[-1].held) if kept else Counter()
     accounted = trained + ended + left
     return Audit(
-        steps=len(kept),
+        steps=kept[-1].step if kept else 0,
         trained=trained.total(),
         lost=lost + (drawn - accounted).total(),
         twice=(accounted - drawn).total(),
@@ -55,7 +55,7 @@ _KINDS = ("drawn", "trained", "ended")
 
 
 def _differ(first: Sequence[str], second: Sequence[str]) -> int:
-    """Prompts of a step that was done twice which were not drawn in the same order."""
+    """Prompts of steps that were done twice which were not drawn in the same order."""
     return sum(one != other for one, other in zip(first, second, strict=False))
 
 

@@ -68,6 +68,11 @@ class Cell:
     stop_s: float = STOP_S
 
     @property
+    def holds_trainer(self) -> bool:
+        """The trainer waits for the strike: its part of an update is over in hundredths of a second."""
+        return self.stack.is_separate and self.when is Moment.UPDATE and self.who in ("training worker", "task runner")
+
+    @property
     def name(self) -> dict[str, str]:
         """Its columns."""
         return {"stack": self.stack, "who": self.who, "when": self.when, "how": self.how}

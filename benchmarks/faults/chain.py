@@ -1,6 +1,7 @@
 """A chain of lives: a run is struck, ends or goes on, is started again, and is struck again.
 
-A cell's row is complete when the run has finished a step after it: in the same life, or in the next one.
+A cell's row is complete when the run has finished a step after it, in the same life or in the next one, and a note at a
+checkpoint has told what became of its prompts.
 """
 
 import re
@@ -14,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .audit import Audit, audit, read
+from .audit import Audit, Note, audit, read
 from .cells import KILL, Cell
 from .life import GRACE_S, Life
 from .victims import DRIVER, named_in
@@ -99,15 +100,18 @@ class Chain:
         """Until a step of this life is finished, or it is the next cell's turn, which comes once in a life."""
         if left and not life.has_passed(left[0].when) and left[0].when.is_once:
             return True
-        while not life.metrics.trained_steps:
+        resumed_s: float | None = None
+        while resumed_s is None or not self._has_note_of(self._number):
             life.look()
+            if resumed_s is None and life.metrics.trained_steps:
+                resumed_s = time.monotonic() - life.started
             if life.has_ended or time.monotonic() - life.started > START_LIMIT_S:
                 for row in self._unresumed:
                     self._complete(row | {"resumed_s": "never", "cause": f"{row['cause']} | {life.last_line()}"})
                 self._unresumed.clear()
                 return False
         for row in self._unresumed:
-            self._complete(row | {"resumed_s": round(time.monotonic() - life.started, 1)})
+            self._complete(row | {"resumed_s": round(resumed_s, 1)})
         self._unresumed.clear()
         return True
 
@@ -120,6 +124,7 @@ class Chain:
             if has_ended or (not life.metrics.trained_steps and time.monotonic() - life.started > START_LIMIT_S):
                 return self._row(cell, outcome="not struck", seconds=0.0, life=life)
         first_step: float | None = None
+        notes_before = len(self._notes_so_far())
         while True:
             life.look()
             now = time.monotonic()
@@ -130,10 +135,11 @@ class Chain:
             finished = life.metrics.trained_steps - strike.steps_before
             if not strike.done.is_set():
                 strike.steps_before = life.metrics.trained_steps
+                notes_before = len(self._notes_so_far())
                 continue
             if finished and first_step is None:
                 first_step = now
-            if finished >= 2 and first_step is not None:
+            if finished >= 2 and first_step is not None and len(self._notes_so_far()) > notes_before:
                 return self._row(cell, outcome="continued", seconds=first_step - strike.at)
             if now - strike.at > LIMIT_S:
                 return self._row(cell, outcome="hung", seconds=now - strike.at, life=life)
@@ -158,9 +164,16 @@ class Chain:
                 row["named"] = "yes" if named_in(cell.who, line) else "no"
         return row | left
 
+    def _notes_so_far(self) -> list[Note]:
+        return read(self._notes.read_text().split("\n")[:-1]) if self._notes.exists() else []
+
+    def _has_note_of(self, life: int) -> bool:
+        return any(note.life == life for note in self._notes_so_far())
+
     def _complete(self, row: Row) -> None:
         """With what the notes say by now."""
-        now = audit(read(self._notes.read_text().split("\n")[:-1])) if self._notes.exists() else self._known
+        notes = self._notes_so_far()
+        now = audit(notes) if notes else self._known
         row |= {"steps": now.steps, "lost": now.lost - self._known.lost, "twice": now.twice - self._known.twice}
         self._known = now
         self._add(row)

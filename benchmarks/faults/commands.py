@@ -51,7 +51,8 @@ _SEPARATE = (
     "actor_rollout_ref.rollout.max_num_seqs=4",
     f"++ray_kwargs.ray_init.num_gpus={1 + _ENGINES}",
     f"ray_kwargs.ray_init.num_cpus={16 + 4 * _ENGINES}",
-    "trainer.save_freq=2",
+    "trainer.save_freq=3",
+    "trainer.test_freq=-1",
 )
 
 

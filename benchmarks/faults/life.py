@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -153,14 +154,26 @@ class Life:
     def _listen(self) -> None:
         while True:
             try:
-                moment = Moment(self._socket.recv(_BUFFER_BYTES).decode())
+                said, waiting = self._socket.recvfrom(_BUFFER_BYTES)
             except OSError:  # closed
                 return
+            moment = Moment(said.decode())
             self._seen.add(moment)
+            struck = None
             if self._armed is not None and self._armed[0].when is moment:
-                (cell, delay_s), self._armed = self._armed, None
+                (struck, delay_s), self._armed = self._armed, None
+            if struck is None or not struck.holds_trainer:
+                self._let_go_on(waiting)
+            if struck is not None:
                 time.sleep(delay_s)
-                self._strike(cell)
+                self._strike(struck)
+                self._let_go_on(waiting)
+
+    def _let_go_on(self, waiting: str | None) -> None:
+        """Who waits for an answer, if anybody; it may have been killed."""
+        if waiting:
+            with suppress(OSError):
+                self._socket.sendto(b".", waiting)
 
     def _strike(self, cell: Cell) -> None:
         deadline = time.monotonic() + APPEARS_S

@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import psutil
 
 from benchmarks.faults.audit import Note, audit
@@ -130,10 +131,11 @@ def start(code: str) -> psutil.Popen:
 
 
 class StruckLife(EndingLife):
-    """Goes on after a strike."""
+    """Goes on after a strike, and has a checkpoint every third step."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: Path) -> None:
         super().__init__(None)
+        self._notes = notes
         self.started = time.monotonic()
         self.armed: list[Cell] = []
 
@@ -147,6 +149,9 @@ class StruckLife(EndingLife):
 
     def look(self) -> None:
         self.metrics.trained_steps += 1
+        if self.metrics.trained_steps % 3 == 0:
+            with self._notes.open("ab") as file:
+                file.write(msgspec.json.encode(note(self.metrics.trained_steps, "a", "a")) + b"\n")
 
 
 def test_given_an_engine_that_is_killed_and_not_missed_then_the_next_one_is_killed_in_another_life(tmp_path) -> None:
@@ -155,7 +160,8 @@ def test_given_an_engine_that_is_killed_and_not_missed_then_the_next_one_is_kill
     rows: list[dict] = []
     chain = Chain(Stack.VLLM, lambda _: [], tmp_path, seed=0, add=rows.append)
     left = deque([stopped, killed, CELL])
-    life = StruckLife()
+    life = StruckLife(tmp_path / "notes.jsonl")
     chain._live(life, left)
     assert [row["outcome"] for row in rows] == ["continued", "continued"]
+    assert [row["steps"] for row in rows] == [6, 9], "a checkpoint has told what became of the prompts"
     assert life.armed == [stopped, killed] and list(left) == [CELL]
