@@ -24,9 +24,11 @@ from benchmarks.side_by_side import verl_checkpoint_engine
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, RunLoad, train
+from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT, recipe_overrides
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics
+from recipe.async_dapo_lab.quickstart.task import MAX_PROMPT_TOK
 
 TRAJECTORIES_PER_STEP = PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
 TRAINED_TOK = "async_dapo/tokens/trained"
@@ -104,6 +106,14 @@ VERL_SEPARATE = (
     *OWN_GPU,
 )
 SEPARATE = ("async_dapo.placement=separate", *OWN_GPU)
+# This recipe's proposer of drafts, which finds siblings by their prompts; vLLM drafts nothing near its own limit.
+VLLM = "++actor_rollout_ref.rollout.engine_kwargs.vllm"
+VERL_DRAFTS = (
+    f"{VLLM}.speculative_config.method=custom_class",
+    f"{VLLM}.speculative_config.model=benchmarks.side_by_side.verl_drafts.VerlDrafts",
+    f"{VLLM}.speculative_config.num_speculative_tokens={MOST_DRAFT_TOK}",
+    f"{VLLM}.max_model_len={MAX_PROMPT_TOK + max(shape.max_response_tok for shape in TAILS.values()) + MOST_DRAFT_TOK}",
+)
 
 SYSTEMS = {
     "verl sync": System(verl_mode=verl_mode("sync", poll_s=2.0)),
@@ -111,6 +121,9 @@ SYSTEMS = {
     "verl sync, 0.05 s poll, 2 batches": System(verl_mode=verl_mode("sync", poll_s=0.05, batches_in_flight=2)),
     "verl colocate_async": System(verl_mode=verl_mode("colocate_async", poll_s=2.0)),
     "verl colocate_async, 0.05 s poll": System(verl_mode=verl_mode("colocate_async", poll_s=0.05)),
+    "verl colocate_async, 0.05 s poll, drafts": System(
+        verl_mode=(*verl_mode("colocate_async", poll_s=0.05), *VERL_DRAFTS)
+    ),
     "discard, fifo": System(strategy="discard", stop_rule="fifo"),
     "partial": System(strategy="partial"),
     "partial, drafts": System(strategy="partial", own=("async_dapo.drafts=siblings",)),

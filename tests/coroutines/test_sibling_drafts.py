@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from vllm.sampling_params import SamplingParams
 
+from benchmarks.side_by_side.verl_drafts import VerlDrafts
 from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK, Drafter
 from recipe.async_dapo.engines import drafts
 from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG, SiblingDrafts, room_for_drafts
@@ -140,3 +141,17 @@ def test_an_engine_gets_room_for_drafts_behind_the_longest_response_where_its_mo
     longest = [room_for_drafts(7, max_model_len=100, most_context_tok=most) for most in (1000, 103, 100, 90)]
     assert longest == [107, 103, 100, 100]
     assert SPECULATIVE_CONFIG["model"] == "recipe.async_dapo.engines.drafts.SiblingDrafts"
+
+
+def test_given_verls_requests_without_names_then_they_are_answers_to_what_their_context_begins_with(monkeypatch):
+    batch = Batch(monkeypatch)
+    batch.proposer = VerlDrafts(SimpleNamespace())  # bound to what calls it
+    batch.add("a", [])
+    batch.step()
+    batch.add("b", TEXT[:80])  # continues an answer
+    batch.add("c", [])
+    batch.tokens["c"] = [8, 9]
+    for _ in range(12):
+        batch.step()
+    assert 0 < len(batch.drafts["a"]) <= MOST_DRAFT_TOK
+    assert batch.drafts["c"] == [], "another prompt's answers are none of its siblings"
