@@ -80,6 +80,27 @@ def test_given_a_checkpoint_in_any_step_then_the_new_run_goes_on_and_loses_nothi
 
 
 @STRATEGIES
+def test_given_checkpoints_and_validations_between_steps_then_every_update_is_told_once(start, strategy) -> None:
+    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(4), num_servers=2)
+    told = []
+    for step in range(1, 9):
+        cluster.step()
+        if step % 2 == 0:
+            cluster.end_round()
+        if step % 3 == 0:
+            cluster.validate(2)
+        told += cluster.buffer.news.take_timeline().updates
+    cluster.engines.await_newest_weights()
+    cluster.step()
+    told += cluster.buffer.news.take_timeline().updates
+    by_engine = {name: [one.version for one in told if one.replica_id == name] for name in cluster.takers}
+    for name, taker in cluster.takers.items():
+        newer = [version for version in taker.taken if version > by_engine[name][-1]]
+        assert len(newer) <= 1, "only what ended after the last batch is still to be told"
+        assert by_engine[name] == [version for version in taker.taken if version not in newer]
+
+
+@STRATEGIES
 def test_given_a_checkpoint_when_the_run_goes_on_then_so_do_its_groups(start, strategy) -> None:
     cluster = start(separate_options(strategy), SeparateCluster, task=random_task(2), num_servers=2)
     for _ in range(6):
