@@ -165,14 +165,14 @@ class StruckTraining(Announcing, AsyncDAPOTrainer):
 
 
 class StruckEngines(SeparateEngines):
-    """Engines of their own that announce an update when the trainer's ranks have been asked for its weights."""
+    """Engines of their own that announce an update before the trainer's ranks are asked for its weights."""
 
     announces = False
 
-    def _await_ranks(self, calls: Sequence[ray.ObjectRef], version: int | None) -> None:
+    def _leave_weights(self, version: int) -> Sequence[ray.ObjectRef]:
         if self.announces:
             announce(Moment.UPDATE, waits=True)
-        super()._await_ranks(calls, version)
+        return super()._leave_weights(version)
 
 
 class StruckSeparate(Announcing, SeparateTrainer):
