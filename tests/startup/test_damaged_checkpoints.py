@@ -91,10 +91,12 @@ def warnings_of_the_check(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.L
         yield caplog
 
 
-def resume(mode: str, root: Path, path: Path | str | None = None) -> DictConfig:
+def resumed(mode: str, root: Path, path: Path | str | None = None) -> DictConfig:
+    """The trainer's options after the check."""
     named = None if path is None else str(path)
     trainer = {"resume_mode": mode, "default_local_dir": str(root), "resume_from_path": named}
-    return OmegaConf.create({"trainer": trainer})
+    check_resume(config := OmegaConf.create({"trainer": trainer}))
+    return config.trainer
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -102,7 +104,7 @@ def test_given_a_damage_when_the_checkpoint_is_named_then_the_start_is_refused_w
     make, message = DAMAGES[damage]
     make(folder := write_checkpoint(tmp_path, 8))
     with pytest.raises(ConfigError, match=rf"^trainer\.resume_from_path={folder}: .*{message}.*; name a complete"):
-        check_resume(resume("resume_path", tmp_path, folder))
+        resumed("resume_path", tmp_path, folder)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -114,9 +116,7 @@ def test_given_a_damage_when_an_older_one_is_complete_then_it_is_resumed_from_an
         write_checkpoint(tmp_path, step)
     flip_a_byte(tmp_path / "global_step_6")
     make(newest := write_checkpoint(tmp_path, 8))
-    config = resume("auto", tmp_path)
-    check_resume(config)
-    assert config.trainer.resume_from_path == str(older := tmp_path / "global_step_4")
+    assert resumed("auto", tmp_path).resume_from_path == str(older := tmp_path / "global_step_4")
     (record,) = warnings_of_the_check.records
     assert record.levelno == logging.WARNING
     assert str(newest) in record.message and f"resuming from {older}, the newest complete one" in record.message
@@ -133,46 +133,31 @@ def test_given_only_damaged_checkpoints_when_the_newest_is_asked_for_then_nothin
     check_resume(run(f"trainer.default_local_dir={tmp_path}", "trainer.resume_mode=disable"))
 
 
-@pytest.mark.parametrize("content", [b"", b"eight", b"8" * 100, b"-8"])
-def test_given_a_damaged_note_of_the_newest_step_when_resumed_then_the_newest_complete_one_is_taken(
+@pytest.mark.parametrize("content", [None, b"", b"eight", b"8" * 100, b"-8"])
+def test_given_a_damaged_note_of_the_newest_step_or_none_when_resumed_then_the_newest_complete_one_is_taken(
     tmp_path, warnings_of_the_check, content
 ):
     write_checkpoint(tmp_path, 4)
     write_checkpoint(tmp_path, 8)
-    (tmp_path / NEWEST_FILE).write_bytes(content)
-    config = resume("auto", tmp_path)
-    check_resume(config)
-    assert config.trainer.resume_from_path == str(tmp_path / "global_step_8")
-    assert NEWEST_FILE in warnings_of_the_check.text
-
-
-def test_given_no_note_of_the_newest_step_when_resumed_then_the_newest_complete_one_is_taken(
-    tmp_path, warnings_of_the_check
-):
-    write_checkpoint(tmp_path, 4)
     (tmp_path / NEWEST_FILE).unlink()
-    config = resume("auto", tmp_path)
-    check_resume(config)
-    assert config.trainer.resume_from_path == str(tmp_path / "global_step_4")
-    assert f"{NEWEST_FILE} is missing" in warnings_of_the_check.text
+    if content is not None:
+        (tmp_path / NEWEST_FILE).write_bytes(content)
+    assert resumed("auto", tmp_path).resume_from_path == str(tmp_path / "global_step_8")
+    assert f"{NEWEST_FILE} {'is missing' if content is None else 'holds'}" in warnings_of_the_check.text
 
 
 def test_given_nothing_complete_and_no_note_when_started_then_the_run_begins_anew(tmp_path: Path) -> None:
     (write_checkpoint(tmp_path, 4) / COMPLETE_FILE).unlink()
     (tmp_path / NEWEST_FILE).unlink()
     for root in (tmp_path, tmp_path / "missing"):
-        config = resume("auto", root)
-        check_resume(config)
-        assert config.trainer.resume_mode == "auto" and find_latest_ckpt_path(str(root)) is None
+        assert resumed("auto", root).resume_mode == "auto" and find_latest_ckpt_path(str(root)) is None
 
 
 def test_given_complete_checkpoints_when_resumed_then_verl_finds_the_newest_also_where_they_were_moved(tmp_path):
     write_checkpoint(tmp_path / "old", 4)
     write_checkpoint(tmp_path / "old", 8)
     moved = (tmp_path / "old").rename(tmp_path / "moved")
-    config = resume("auto", moved)
-    check_resume(config)
-    assert config.trainer.resume_mode == "auto"
+    assert resumed("auto", moved).resume_mode == "auto"
     assert find_latest_ckpt_path(str(moved)) == str(moved / "global_step_8")
 
 
@@ -180,14 +165,12 @@ def test_given_complete_checkpoints_when_resumed_then_verl_finds_the_newest_also
 def test_given_a_folder_with_another_name_when_it_is_named_then_it_is_refused(tmp_path: Path, name) -> None:
     folder = write_checkpoint(tmp_path, 4).rename(tmp_path / name)
     with pytest.raises(ConfigError, match=r"is not named global_step_<number>; name a complete checkpoint"):
-        check_resume(resume("resume_path", tmp_path, folder))
+        resumed("resume_path", tmp_path, folder)
 
 
 def test_given_a_slash_at_the_end_when_a_folder_is_named_then_verl_can_read_its_step(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 4)
-    config = resume("resume_path", tmp_path, f"{folder}/")
-    check_resume(config)
-    assert int(config.trainer.resume_from_path.split("global_step_")[-1]) == 4
+    assert int(resumed("resume_path", tmp_path, f"{folder}/").resume_from_path.split("global_step_")[-1]) == 4
 
 
 @pytest.mark.parametrize("mode", ["auto", "resume_path"])

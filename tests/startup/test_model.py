@@ -2,21 +2,14 @@
 
 import json
 import shutil
-import threading
 
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from recipe.async_dapo.startup import model_check
 from recipe.async_dapo.startup.model_check import hub_problem
 from recipe.async_dapo.startup.preflight import check_all, findings
 
 from ..support.composed_runs import refusal
-
-
-@pytest.mark.parametrize("name", ["/no/such/model", "./no/such/model"])
-def test_given_a_missing_model_folder_when_checked_then_it_is_named(run, name):
-    message = refusal(run, f"actor_rollout_ref.model.path={name}")
-    assert message.startswith(f"actor_rollout_ref.model.path={name}: no such folder")
 
 
 @pytest.fixture
@@ -43,31 +36,16 @@ def test_given_a_model_that_is_no_folder_and_not_cached_when_there_is_no_network
     assert len(attempts) == 1
 
 
-def test_given_a_name_server_that_does_not_answer_when_checked_then_it_is_not_waited_for(
-    run, monkeypatch, hub_not_asked_yet
-):
-    answered = threading.Event()
-    monkeypatch.setattr(model_check, "_HUB_LIMIT_S", 0.1)
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: answered.wait(60) and [])
-    message = refusal(run, "actor_rollout_ref.model.path=nobody/no-such-model")
-    assert "cannot be reached (no answer in 0.1 s); correct the path" in message and not answered.is_set()
-    answered.set()
-
-
-def test_given_a_tokenizer_without_chat_template_when_checked_then_the_remedy_is_named(run, files, tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for path in (files / "model").iterdir():
-        if path.name != "chat_template.jinja":
-            (folder / path.name).write_bytes(path.read_bytes())
-    message = refusal(run, f"actor_rollout_ref.model.path={folder}")
-    assert "its chat template fails" in message and "custom_chat_template" in message
-
-
 @pytest.fixture
 def model(files, tmp_path):
     """A copy of the valid run's model, to be broken."""
     return shutil.copytree(files / "model", tmp_path / "model")
+
+
+def test_given_a_tokenizer_without_chat_template_when_checked_then_the_remedy_is_named(run, model):
+    (model / "chat_template.jinja").unlink()
+    message = refusal(run, f"actor_rollout_ref.model.path={model}")
+    assert "its chat template fails" in message and "custom_chat_template" in message
 
 
 def test_given_a_folder_with_a_tokenizer_only_when_checked_then_the_missing_model_is_named(run, files, model):
@@ -75,10 +53,10 @@ def test_given_a_folder_with_a_tokenizer_only_when_checked_then_the_missing_mode
     message = refusal(
         run, f"actor_rollout_ref.model.tokenizer_path={files}/model", f"actor_rollout_ref.model.path={model}"
     )
-    assert message.startswith(f"actor_rollout_ref.model.path={model}: has no config.json")
+    assert message.startswith(f"actor_rollout_ref.model.path={model}: verl cannot load it: ValueError: ")
 
 
-def test_given_a_context_shorter_than_prompt_and_response_when_checked_then_both_lengths_are_named(run, files, model):
+def test_given_a_context_shorter_than_prompt_and_response_when_checked_then_both_lengths_are_named(run, model):
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 63}))
     path = f"actor_rollout_ref.model.path={model}"
@@ -86,5 +64,26 @@ def test_given_a_context_shorter_than_prompt_and_response_when_checked_then_both
     check_all(run(path, "data.max_response_length=31"))
     check_all(run(path, "++actor_rollout_ref.model.override_config.max_position_embeddings=64"))
     check_all(run(path, "++actor_rollout_ref.model.override_config.model_config.max_position_embeddings=64"))
+
+
+EXTERNAL_LIB = """
+from transformers import AutoConfig, PretrainedConfig
+class Config(PretrainedConfig):
+    model_type = "of_an_external_lib"
+AutoConfig.register(Config.model_type, Config, exist_ok=True)
+"""
+
+
+def test_given_a_model_of_an_external_lib_that_ray_ships_when_checked_then_it_is_loaded_as_verl_will(
+    run, files, model, monkeypatch
+):
+    monkeypatch.setattr(CONFIG_MAPPING, "_extra_content", {})
+    config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"model_type": "of_an_external_lib"}))
-    check_all(run(path, f"actor_rollout_ref.model.tokenizer_path={files}/model"))  # verl decides
+    (model / "the_lib").mkdir()
+    (model / "the_lib" / "__init__.py").write_text(EXTERNAL_LIB)
+    named = (f"actor_rollout_ref.model.path={model}", f"actor_rollout_ref.model.tokenizer_path={files}/model")
+    assert "has model type `of_an_external_lib` but Transformers does not" in refusal(run, *named)
+    lib = "actor_rollout_ref.model.external_lib=the_lib"
+    assert "verl cannot load it: ModuleNotFoundError: No module named 'the_lib'" in refusal(run, *named, lib)
+    check_all(run(*named, lib, f"+ray_kwargs.ray_init.runtime_env.py_modules=[{model}/the_lib]"))

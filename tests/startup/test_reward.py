@@ -31,25 +31,36 @@ BAD_REWARDS = [
 ]
 
 
+RETURNED = [body for body, _ in BAD_REWARDS if body.startswith(("return {", "return N", "return f"))]  # by either kind
+
+
+def reward_of(body, kind):
+    return f"{kind} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n"
+
+
 def write_reward(folder, body, *, kind="def"):
     path = folder / "reward.py"
-    path.write_text(f"{kind} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n")
+    path.write_text(reward_of(body, kind))
     return path
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "message"),
+    ("content", "message"),
     [
-        (kind, *row)
-        for row in BAD_REWARDS
-        for kind in ("def", "async def")
-        if kind == "def" or not row[0].startswith(("return {", "return N", "return f"))  # what it returned is as it is
+        *((reward_of(body, "def"), message) for body, message in BAD_REWARDS),
+        *((reward_of(body, "async def"), message) for body, message in BAD_REWARDS if body not in RETURNED),
+        (None, "cannot load it: FileNotFoundError"),
+        ("def another(): pass", "has no attribute 'compute_score'"),
+        ("import no_such_module", "ModuleNotFoundError"),
+        ("def compute_score(:", "SyntaxError"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: str(value).partition("None):")[2] or str(value),
 )
-def test_a_reward_function_that_cannot_work_is_refused(run, tmp_path, kind, body, message):
-    path = write_reward(tmp_path, body, kind=kind)
-    limit = ["async_dapo.reward.timeout_s=0.3"] if body == SLEEPS else []
+def test_a_reward_function_that_cannot_work_is_refused(run, tmp_path, content, message):
+    path = tmp_path / "reward.py"
+    if content is not None:
+        path.write_text(content)
+    limit = ["async_dapo.reward.timeout_s=0.3"] if SLEEPS in (content or "") else []
     refused = refusal(run, f"reward.custom_reward_function.path={path}", *limit)
     assert message in refused
     assert refused.startswith(("algorithm.filter_groups.metric=acc: ", f"reward.custom_reward_function.path={path}: "))
@@ -78,24 +89,6 @@ def test_a_reward_function_that_works_with_the_options_is_accepted(run, tmp_path
     assert calls.exists() is ("processes=0" not in option), "one that runs in verl's reward workers is not tried"
     if option:
         refusal(run, path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot load it: FileNotFoundError"),
-        ("def another(): pass", "has no attribute 'compute_score'"),
-        ("import no_such_module", "ModuleNotFoundError"),
-        ("def compute_score(:", "SyntaxError"),
-    ],
-    ids=str,
-)
-def test_a_reward_function_that_cannot_be_loaded_is_refused(run, tmp_path, content, message):
-    path = tmp_path / "reward.py"
-    if content is not None:
-        path.write_text(content)
-    refused = refusal(run, f"reward.custom_reward_function.path={path}")
-    assert refused.startswith(f"reward.custom_reward_function.path={path}: ") and message in refused
 
 
 def test_given_verls_own_reward_functions_when_a_data_source_has_none_then_it_is_named(run, tmp_path):

@@ -9,11 +9,12 @@ from typing import Any
 import hydra
 import pyarrow as pa
 import pyarrow.parquet as pq
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ..option_values import ConfigError, check_choice
+from .verl_options import listed
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _LOOP = _ROLLOUT + "agent.default_agent_loop"
@@ -43,7 +44,7 @@ def check_agent_loop(config: DictConfig) -> str:
     for name, key in used.items():
         check_choice(key, name, sorted({*_agent_loop_registry, *named}))
         if name in named:
-            with _shipped_modules(config):
+            with shipped_modules(config):
                 _import(named[name], name)
     if TOOL_LOOP in used:
         from verl.experimental.agent_loop.tool_parser import ToolParser
@@ -57,8 +58,7 @@ def loops_of_data(config: DictConfig) -> dict[str, str]:
     """Agent loops that Parquet files name, with the option of the file; other formats are not looked at."""
     found: dict[str, str] = {}
     for key in ("data.train_files", "data.val_files"):
-        value = OmegaConf.select(config, key)
-        for name in value if isinstance(value, list | ListConfig) else [value]:
+        for name in listed(OmegaConf.select(config, key)):
             for loop in _column(Path(str(name)).expanduser()):
                 found[loop] = f"{key}, column {AGENT_COLUMN}"
     return found
@@ -90,7 +90,7 @@ def _named_loops(value: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _shipped_modules(config: DictConfig) -> Iterator[None]:
+def shipped_modules(config: DictConfig) -> Iterator[None]:
     """Folders of modules that Ray will ship to every process of the run can be imported here, too."""
     shipped = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.py_modules") or []
     parents = [str(Path(module).expanduser().absolute().parent) for module in shipped if "://" not in module]
@@ -103,18 +103,14 @@ def _shipped_modules(config: DictConfig) -> Iterator[None]:
 
 
 def _import(entry: dict[str, Any], name: str) -> None:
+    key, target = f"{_LOOP_FILE}, `_target_` of {name}", entry["_target_"]
     try:
-        found = hydra.utils.get_object(entry["_target_"])
+        found = hydra.utils.get_object(target)
     except Exception as error:  # the user's module may raise anything
-        raise ConfigError(
-            f"{_LOOP_FILE}, `_target_` of {name}",
-            entry["_target_"],
-            f"cannot be imported: {_reason(error)}; correct the path of the class, or install its module on every node",
-        ) from error
+        remedy = "correct the path of the class, or install its module on every node"
+        raise ConfigError(key, target, f"cannot be imported: {_reason(error)}; {remedy}") from error
     if not callable(getattr(found, "run", None)):
-        raise ConfigError(
-            f"{_LOOP_FILE}, `_target_` of {name}", entry["_target_"], "has no method `run`; name an AgentLoopBase"
-        )
+        raise ConfigError(key, target, "has no method `run`; name an AgentLoopBase")
 
 
 def _load_tools(tools: DictConfig) -> list[str]:
@@ -126,8 +122,6 @@ def _load_tools(tools: DictConfig) -> list[str]:
         value = tools[option]
         if value is None:
             continue
-        if not Path(value).expanduser().is_file():
-            raise ConfigError(_TOOLS + option, value, "no such file; correct the path")
         try:
             loaded = load_all_tools(**{"tool_config_path": None, "function_tool_path": None, option: value})
         except Exception as error:  # the user's module may raise anything
@@ -141,13 +135,10 @@ def _load_tools(tools: DictConfig) -> list[str]:
 
 
 def _read_yaml(key: str, value: str) -> Any:
-    path = Path(value.removeprefix("file://")).expanduser()
-    if not path.is_file():
-        raise ConfigError(key, value, "no such file; correct the path")
     try:
-        return OmegaConf.to_container(OmegaConf.load(path))
+        return OmegaConf.to_container(OmegaConf.load(Path(value.removeprefix("file://")).expanduser()))
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(key, value, f"is not YAML: {_reason(error)}; correct the file") from error
+        raise ConfigError(key, value, f"cannot be read: {_reason(error)}; correct the file") from error
 
 
 def _reason(error: BaseException) -> str:

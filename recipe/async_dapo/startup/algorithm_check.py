@@ -7,11 +7,14 @@ from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ImportanceSampling, needs_bypass_loss
 from ..option_values import ConfigError, check_choice, check_each, refused
-from .option_check import UNSUPPORTED_ESTIMATORS, check_choices
 
 _CORRECTION = "algorithm.rollout_correction."
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 _ROLLOUT = "actor_rollout_ref.rollout."
+
+# They need a field that the V1 trainer never computes, and fail after the first rollout.
+UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
+KL_LOSSES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+")
 
 # Made of the final reward, which holds the overlong penalty.
 PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")
@@ -28,7 +31,8 @@ def check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> str:
     """
     check_each(
         [
-            partial(check_choices, config),
+            partial(_check_estimator, config),
+            partial(_check_losses, config),
             partial(_check_advantages, config, options),
             partial(_check_sampling, config),
             partial(check_importance_sampling, config, options),
@@ -37,10 +41,29 @@ def check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> str:
     return f"{config.algorithm.adv_estimator}, importance sampling {options.importance_sampling}"
 
 
+def _check_estimator(config: DictConfig) -> None:
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    estimator = config.algorithm.adv_estimator
+    if estimator in UNSUPPORTED_ESTIMATORS:
+        raise refused(config, "algorithm.adv_estimator", "the V1 trainer lacks what it needs; use grpo")
+    if config.actor_rollout_ref.model.external_lib is None:  # it may register others
+        supported = [name for name in ADV_ESTIMATOR_REGISTRY if name not in UNSUPPORTED_ESTIMATORS]
+        check_choice("algorithm.adv_estimator", estimator, supported)
+
+
+def _check_losses(config: DictConfig) -> None:
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    actor = config.actor_rollout_ref.actor
+    if config.actor_rollout_ref.model.external_lib is None:
+        check_choice(_LOSS_MODE, actor.policy_loss.loss_mode, POLICY_LOSS_REGISTRY)
+    if actor.use_kl_loss:
+        check_choice("actor_rollout_ref.actor.kl_loss_type", actor.kl_loss_type, KL_LOSSES)
+
+
 def _check_advantages(config: DictConfig, options: AsyncDAPOConfig) -> None:
     algorithm = config.algorithm
-    if algorithm.adv_estimator in UNSUPPORTED_ESTIMATORS:
-        raise refused(config, "algorithm.adv_estimator", "the V1 trainer lacks what it needs; use grpo")
     if algorithm.use_pf_ppo and algorithm.adv_estimator != "gae":
         raise refused(config, "algorithm.use_pf_ppo", "acts with adv_estimator=gae only; set it to False")
     if options.filter.metric in PENALISED_METRICS:

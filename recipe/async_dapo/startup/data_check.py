@@ -20,13 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet as pq
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
+from ..option_values import refused
 from ..record.data_history import read_history
 from ..record.history import KEY
-from .model_check import loadable
+from .model_check import load_by_verl
 from .trainer_check import check_storage
+from .verl_options import listed
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class _Meter:
     on it that needs no run of the tokenizer.
 
     Raises:
-        ConfigError: if the tokenizer cannot be loaded or has no chat template.
+        ConfigError: if the model cannot be loaded, or its tokenizer has no chat template.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -55,15 +57,13 @@ class _Meter:
             for key, value in config.data.apply_chat_template_kwargs.items()
             if key not in _RESERVED_TEMPLATE_OPTIONS
         }
-        self._tokenizer = _load_tokenizer(config.actor_rollout_ref.model)
+        self._tokenizer = load_by_verl(config).tokenizer
         try:
             self._template_tok = self.count_tok([{"role": "user", "content": ""}])
         except Exception as error:  # the template is the model's own code
-            raise ConfigError(
-                "actor_rollout_ref.model.path",
-                config.actor_rollout_ref.model.path,
-                f"its chat template fails: {error}; set actor_rollout_ref.model.custom_chat_template",
-            ) from error
+            remedy = "set actor_rollout_ref.model.custom_chat_template"
+            key = "actor_rollout_ref.model.path"
+            raise refused(config, key, f"its chat template fails: {error}; {remedy}") from error
 
     def count_tok(self, prompt: list[dict[str, Any]]) -> int:
         tokens = self._tokenizer.apply_chat_template(
@@ -80,22 +80,6 @@ class _Meter:
         ends = np.cumsum(per_prompt)
         sums = np.concatenate([[0], np.cumsum(per_message)])
         return sums[ends] - sums[ends - per_prompt]
-
-
-def _load_tokenizer(model: DictConfig) -> Any:
-    from verl.utils import hf_tokenizer
-
-    key = "tokenizer_path" if model.tokenizer_path else "path"
-    folder = loadable(model, key)
-    try:
-        tokenizer = hf_tokenizer(folder, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"actor_rollout_ref.model.{key}", model[key], f"its tokenizer cannot be loaded: {error}; correct the path"
-        ) from error
-    if model.custom_chat_template is not None:
-        tokenizer.chat_template = model.custom_chat_template
-    return tokenizer
 
 
 @dataclass(slots=True)
@@ -161,7 +145,8 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
         row_of_source = census.row_of_source | row_of_source
         available = min(census.rows, max_samples) if max_samples > 0 else census.rows
         if available < wanted:
-            raise _too_few(config, key, available, unit)
+            lower = f"lower data.train_batch_size={wanted} or " if key == "train_files" else ""
+            raise refused(config, f"data.{key}", f"has {available} prompts, fewer than {unit}; {lower}add data")
         if 0 < max_samples < census.rows and config.data.shuffle and config.data.seed is None:
             raise ConfigError("data.seed", None, _OTHER_SAMPLES.format(key.split("_")[0], max_samples))
         _check_lengths(config, key, census, meter, wanted=wanted, unit=unit)
@@ -170,16 +155,10 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
     return list(row_of_source.values())
 
 
-def _too_few(config: DictConfig, key: str, prompts: int, unit: str) -> ConfigError:
-    is_batch = unit == "one batch"
-    remedy = f"lower data.train_batch_size={config.data.train_batch_size} or add data" if is_batch else "add data"
-    return ConfigError(f"data.{key}", config.data[key], f"has {prompts} prompts, fewer than {unit}; {remedy}")
-
-
 def _local_files(config: DictConfig, key: str) -> list[Path]:
     """The option's files, on this machine; those on HDFS are fetched to verl's own cache."""
     value = config.data[key]
-    names = list(value) if isinstance(value, list | ListConfig) else [value]
+    names = listed(value)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(f"data.{key}", value, "must be a file or a list of files")
     return [_local_file(f"data.{key}", name, config) for name in names]

@@ -46,7 +46,6 @@ OVERRIDDEN = {
     "tensor_parallel_size": "tensor_model_parallel_size",
     "pipeline_parallel_size": "pipeline_model_parallel_size",
 }
-OWN = ("worker_extension_cls",)  # through it weights reach the engine
 
 
 def check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
@@ -63,7 +62,6 @@ def check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
             partial(_check_gpus, config),
             partial(_check_separate, config),
             partial(_check_cache, config, options),
-            partial(_check_length, config),
             partial(_check_attention, config),
             partial(_check_drafts, config, options),
             partial(_check_cache_type, config, options),
@@ -170,22 +168,11 @@ def _check_cache(config: DictConfig, options: AsyncDAPOConfig) -> None:
         raise refused(config, _ROLLOUT + "enable_sleep_mode", "engines cannot sleep; set free_cache_engine=False too")
 
 
-def _check_length(config: DictConfig) -> None:
-    most_tok = config.actor_rollout_ref.rollout.max_model_len
-    longest_tok = config.data.max_prompt_length + config.data.max_response_length
-    if most_tok is not None and most_tok < longest_tok:
-        raise refused(
-            config,
-            _ROLLOUT + "max_model_len",
-            f"must be >= {longest_tok} = data.max_prompt_length + data.max_response_length: responses would be cut "
-            "short; null = what the model allows",
-        )
-
-
 def _check_drafts(config: DictConfig, options: AsyncDAPOConfig) -> None:
     """vLLM has one source of drafts, and one that is its own runs beside the model."""
     rollout = config.actor_rollout_ref.rollout
-    own, has_mtp = OwnDrafts.of(rollout.engine_kwargs.vllm), _drafts_by_mtp(config)
+    own = OwnDrafts.of(rollout.engine_kwargs.vllm)
+    has_mtp = all(OmegaConf.select(config, f"{_ROLLOUT}mtp.{name}") for name in ("enable", "enable_rollout"))
     if options.drafts is not None:
         key = f"async_dapo.drafts={options.drafts}"
         if own is not None:
@@ -200,10 +187,6 @@ def _check_drafts(config: DictConfig, options: AsyncDAPOConfig) -> None:
                 raise ConfigError(
                     _KWARGS + str(name), value, "vLLM refuses them where it verifies drafts; leave them out"
                 )
-
-
-def _drafts_by_mtp(config: DictConfig) -> bool:
-    return all(OmegaConf.select(config, f"{_ROLLOUT}mtp.{name}") for name in ("enable", "enable_rollout"))
 
 
 def _check_own_drafts(own: OwnDrafts, *, is_trained: bool, load_format: str) -> None:
@@ -300,7 +283,7 @@ def _check_engine_kwargs(config: DictConfig) -> None:
 
 def _check_argument(rollout: DictConfig, key: str, value: Any) -> None:
     name = key.replace("-", "_")
-    if name in OWN:
+    if name == "worker_extension_cls":
         raise ConfigError(_KWARGS + key, value, "is the recipe's own: it brings the weights; leave it out")
     if name in OVERRIDDEN and value != rollout.get(OVERRIDDEN[name]):
         option = OVERRIDDEN[name]

@@ -1,15 +1,18 @@
-"""Where the model is, and whether its context holds the longest response that the options allow."""
+"""Where the model is, whether verl can load it, and whether its context holds the longest response that the options
+allow.
+"""
 
-import logging
 from functools import cache
 from pathlib import Path
-from threading import Thread
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from omegaconf import DictConfig
 
 from ..config import ConfigError
-
-logger = logging.getLogger(__name__)
+from ..option_values import refused
+from .agent_loop_check import shipped_modules
 
 _MODEL = "actor_rollout_ref.model."
 _HUB_FILES = ("config.json", "tokenizer_config.json")
@@ -30,20 +33,25 @@ def local_folder(model: DictConfig, key: str) -> str:
     return copy_to_local(name)
 
 
-def loadable(model: DictConfig, key: str) -> str:
-    """The same, for files that are loaded now.
+def load_by_verl(config: DictConfig) -> Any:
+    """The `HFModelConfig` that verl makes once a cluster has started: the model's configuration, and its tokenizer.
 
     Raises:
-        ConfigError: as `local_folder`, and for a name of the hub whose files are not here and cannot be fetched.
+        ConfigError: where verl would fail, and for a name of the hub whose files are not here and cannot be fetched.
     """
-    folder = local_folder(model, key)
-    if not Path(folder).exists():
-        _check_hub(folder, key)
-    return folder
+    model = config.actor_rollout_ref.model
+    for key in ("path", "hf_config_path", "tokenizer_path"):
+        if model.get(key) and not Path(folder := local_folder(model, key)).exists():
+            _check_hub(folder, key)
+    try:
+        with shipped_modules(config):
+            return instantiate(model, use_shm=False, _convert_="partial")  # nothing is copied to /dev/shm yet
+    except HydraException as error:
+        why = " ".join(f"{type(error.__cause__).__name__}: {error.__cause__}".split())
+        raise refused(config, _MODEL + "path", f"verl cannot load it: {why}; correct path or options") from error
 
 
 def _check_hub(name: str, key: str) -> None:
-    """Ask whether the hub is there: its own client would try for half a minute, file by file."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     if constants.HF_HUB_OFFLINE or any(try_to_load_from_cache(name, file) for file in _HUB_FILES):
@@ -59,61 +67,43 @@ def _check_hub(name: str, key: str) -> None:
 
 @cache
 def hub_problem(endpoint: str) -> str:
-    """Why the hub cannot be reached; empty where it can. One attempt a process, on a thread that is given up: a name
-    server that does not answer is waited for much longer than a client's timeout allows."""
+    """Why the hub cannot be reached; empty where it can. Its own client tries for most of a minute, file by file."""
     import httpx
     from huggingface_hub.utils import get_session
 
-    problems: list[str] = []
-
-    def ask() -> None:
-        try:
-            get_session().head(endpoint, timeout=_HUB_LIMIT_S)
-        except httpx.TransportError as error:
-            problems.append(str(error))
-
-    thread = Thread(target=ask, name="ask-hub", daemon=True)
-    thread.start()
-    thread.join(_HUB_LIMIT_S)
-    return f"no answer in {_HUB_LIMIT_S:g} s" if thread.is_alive() else "".join(problems)
+    try:
+        get_session().head(endpoint, timeout=_HUB_LIMIT_S)
+    except httpx.TransportError as error:
+        return str(error)
+    return ""
 
 
 def check_context(config: DictConfig) -> None:
-    """Engines would cut responses short, without a word, where the model has no room for them.
+    """Engines would cut responses short, without a word, where they or the model have no room for them.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
+    from verl.workers.rollout.utils import get_max_position_embeddings
+
     rollout, data = config.actor_rollout_ref.rollout, config.data
-    longest_tok = data.max_prompt_length + data.max_response_length
-    context_tok = _context_tok(config.actor_rollout_ref.model)
-    if context_tok is not None and context_tok < max(longest_tok, rollout.max_model_len or 0):
-        raise ConfigError(
-            "actor_rollout_ref.rollout.max_model_len",
-            rollout.max_model_len,
+    longest_tok, key = data.max_prompt_length + data.max_response_length, "actor_rollout_ref.rollout.max_model_len"
+    if rollout.max_model_len is not None and rollout.max_model_len < longest_tok:
+        raise refused(
+            config,
+            key,
+            f"must be >= {longest_tok} = data.max_prompt_length + data.max_response_length: responses would be cut "
+            "short; null = what the model allows",
+        )
+    model = load_by_verl(config)
+    try:
+        context_tok = get_max_position_embeddings(model.hf_config)
+    except ValueError as error:
+        raise refused(config, _MODEL + "path", f"verl says: {error}; take another model") from error
+    if context_tok < max(longest_tok, rollout.max_model_len or 0):
+        raise refused(
+            config,
+            key,
             f"the model has {context_tok} positions (max_position_embeddings), and data.max_prompt_length + "
             f"data.max_response_length = {longest_tok}; lower these to fit, or take a model with a longer context",
         )
-
-
-def _context_tok(model: DictConfig) -> int | None:
-    """Positions of the model as verl reads them [tokens]; None for a model that only verl or vLLM knows."""
-    from transformers import AutoConfig
-    from verl.utils.model import update_model_config
-    from verl.workers.rollout.utils import get_max_position_embeddings
-
-    key = "hf_config_path" if model.get("hf_config_path") else "path"
-    folder = loadable(model, key)
-    if Path(folder).is_dir() and not Path(folder, "config.json").is_file():
-        raise ConfigError(_MODEL + key, model[key], "has no config.json; correct the path")
-    try:
-        hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
-        override = OmegaConf.to_container(model.override_config, resolve=True)
-        assert isinstance(override, dict)
-        update_model_config(hf_config, override.get("model_config", override))
-        return get_max_position_embeddings(hf_config)
-    except OSError as error:
-        raise ConfigError(_MODEL + key, model[key], f"its config.json cannot be read: {error}; correct it") from error
-    except ValueError as error:
-        logger.info("the model's context is not checked: %s", error)
-        return None

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ..config import ConfigError
-from ..option_values import check_each
+from ..option_values import check_each, refused
 from ..record.checkpoint_folder import LEAST_BYTES, STEP_FOLDER, DamagedCheckpoint, Disk, in_gb, step_of, verify
 from .hardware import BYTES_PER_VALUE, load_model
 from .model_check import local_folder
+from .trainer_check import num_gpus
+from .verl_options import listed
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +62,9 @@ def _check_room(config: DictConfig) -> str:
     if size is None:
         return f"checkpoints go to {disk}"
     if disk.free_bytes < size / trainer.nnodes:
-        raise ConfigError(
+        raise refused(
+            config,
             "trainer.default_local_dir",
-            trainer.default_local_dir,
             f"a checkpoint takes at least {in_gb(size)}, more than {disk} has room for; free some space, name a folder "
             f"on another disk, or leave optimizer out of {_CONTENTS}",
         )
@@ -94,7 +96,7 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
         value = OmegaConf.select(config, key)
         if value is not None and "://" not in value:
             yield key, value, value
-    loggers = trainer.logger if isinstance(trainer.logger, list | ListConfig) else [trainer.logger]
+    loggers = listed(trainer.logger)
     # As verl's loggers choose their places, in its order.
     if "tensorboard" in loggers:
         folder = os.environ.get("TENSORBOARD_DIR", f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}")
@@ -145,11 +147,8 @@ def _check_named(config: DictConfig) -> Path:
     try:
         verify(folder)
     except DamagedCheckpoint as damage:
-        raise ConfigError(
-            "trainer.resume_from_path",
-            config.trainer.resume_from_path,
-            f"{damage}; name a complete checkpoint, or start anew with trainer.resume_mode=disable",
-        ) from damage
+        remedy = f"{damage}; name a complete checkpoint, or start anew with trainer.resume_mode=disable"
+        raise refused(config, "trainer.resume_from_path", remedy) from damage
     OmegaConf.update(config, "trainer.resume_from_path", str(folder))  # verl reads the step at its end: no slash there
     return folder
 
@@ -168,9 +167,9 @@ def _check_newest(config: DictConfig, root: Path) -> Path | None:
     except DamagedCheckpoint as damage:
         folder = _first_complete(older)
         if folder is None:
-            raise ConfigError(
+            raise refused(
+                config,
                 "trainer.default_local_dir",
-                config.trainer.default_local_dir,
                 f"{damage}, and there is no older complete checkpoint; restore it, name another one "
                 "(trainer.resume_mode=resume_path), or start anew with trainer.resume_mode=disable",
             ) from damage
@@ -184,14 +183,12 @@ def _check_ranks(config: DictConfig, folder: Path) -> None:
     found = {int(of[1]) for file in (folder / "actor").glob("*.pt") if (of := _RANKS.match(file.name))}
     if not found:
         return
-    trainer = config.trainer
-    ranks = trainer.nnodes * trainer.n_gpus_per_node
-    if ranks not in found:
-        raise ConfigError(
+    if (ranks := num_gpus(config)) not in found:
+        raise refused(
+            config,
             "trainer.n_gpus_per_node",
-            trainer.n_gpus_per_node,
-            f"{folder} was saved by {max(found)} training GPUs, and with trainer.nnodes={trainer.nnodes} this makes "
-            f"{ranks}; train on as many as before, or begin a new run with its weights (docs/cluster.md)",
+            f"{folder} was saved by {max(found)} training GPUs, and with trainer.nnodes={config.trainer.nnodes} this "
+            f"makes {ranks}; train on as many as before, or begin a new run with its weights (docs/cluster.md)",
         )
 
 

@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -27,7 +26,6 @@ docs/options.md has this recipe's options, docs/your_own.md those of your data, 
 """
 
 _UNKNOWN_KEY = re.compile(r"Could not override '(.+?)'")
-_UNKNOWN_GROUP_OPTION = re.compile(r"Could not find '(.+)/(.+)'\n\nAvailable options in '.+':\n((?:\t.+\n)+)")
 
 
 def show_usage(arguments: Sequence[str], *, module: str, about: str) -> None:
@@ -63,17 +61,16 @@ def check_overrides(arguments: Sequence[str]) -> None:
 
 
 def _explained(error: HydraException, overrides: Sequence[str]) -> ConfigError:
-    if match := _UNKNOWN_KEY.search(str(error)):
-        key = match[1]
-        if (gone := gone_option(key, _value(key, overrides))) is not None:
-            return gone
-        alike = _most_alike(key, list(_keys(compose(CONFIG_NAME))))
-        hint = f"did you mean {alike}?" if alike else "see docs/options.md"
-        return ConfigError(key, _value(key, overrides), f"no such option; {hint} (+{key}=... would add it)")
-    if match := _UNKNOWN_GROUP_OPTION.search(str(error)):
-        return ConfigError(match[1], match[2], f"must be one of {', '.join(match[3].split())}")
-    lines = [line for line in str(error).splitlines() if line and not line.startswith("See ")]
-    return ConfigError("override", _blamed(overrides), f"Hydra cannot read it: {'; '.join(lines)}; correct it")
+    if not (match := _UNKNOWN_KEY.search(str(error))):
+        said = " ".join(str(error).partition("Config search path:")[0].split())
+        return ConfigError("hydra", "compose", f"Hydra refuses these overrides: {said}")
+    key = match[1]
+    value = next((text.partition("=")[2] for text in overrides if text.startswith(f"{key}=")), "<unset>")
+    known = list(_keys(compose(CONFIG_NAME)))
+    same_name = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
+    alike = get_close_matches(key, same_name, n=1, cutoff=0) or get_close_matches(key, known, n=1)
+    hint = f"did you mean {alike[0]}?" if alike else "see docs/options.md"
+    return gone_option(key, value) or ConfigError(key, value, f"no such option; {hint} (+{key}=... would add it)")
 
 
 def _keys(node: Any, prefix: str = "") -> Iterator[str]:
@@ -85,31 +82,3 @@ def _keys(node: Any, prefix: str = "") -> Iterator[str]:
             continue
         if isinstance(child := node._get_node(name), DictConfig) and not child._is_none():
             yield from _keys(child, f"{key}.")
-
-
-def _most_alike(key: str, known: list[str]) -> str | None:
-    """The same name elsewhere, else a neighbour with a similar name, else the most similar whole key."""
-    parent, _, name = key.rpartition(".")
-    elsewhere = [other for other in known if other.rpartition(".")[2] == name]
-    neighbours = [other for other in known if other.rpartition(".")[0] == parent]
-    alike = (
-        get_close_matches(key, elsewhere, n=1, cutoff=0)
-        or get_close_matches(key, neighbours, n=1, cutoff=0.8)
-        or get_close_matches(key, known, n=1)
-    )
-    return alike[0] if alike else None
-
-
-def _value(key: str, overrides: Sequence[str]) -> str:
-    return next((text.partition("=")[2] for text in overrides if text.startswith(f"{key}=")), "<unset>")
-
-
-def _blamed(overrides: Sequence[str]) -> str:
-    """The first override that cannot be parsed; all of them where each can."""
-    parser = OverridesParser.create()
-    for text in overrides:
-        try:
-            parser.parse_overrides([text])
-        except HydraException:
-            return text
-    return " ".join(overrides)

@@ -29,7 +29,7 @@ class Finding:
     error: ConfigError | None = None
 
 
-def check_all(config: DictConfig) -> AsyncDAPOConfig:
+def check_all(config: DictConfig) -> None:
     """Check options, folders, checkpoint, code, data and reward function; nothing that starts Ray.
 
     Raises:
@@ -40,7 +40,6 @@ def check_all(config: DictConfig) -> AsyncDAPOConfig:
             raise finding.error
         if finding.note.startswith(WARNING):
             logger.warning("%s: %s", finding.name, finding.note.removeprefix(WARNING))
-    return AsyncDAPOConfig.from_hydra(config)
 
 
 def findings(config: DictConfig) -> Iterator[Finding]:

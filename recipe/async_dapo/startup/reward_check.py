@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig, ConfigError
-from ..option_values import check_each, refused
+from ..option_values import check_choice, check_each, refused
 from ..record.plain_values import to_plain
 from ..rollout.reward_isolation import RewardPool, function_of
 from ..rollout.started_process import RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised
@@ -106,12 +106,21 @@ def _check_result(result: Any, metric: str | None, *, key: str, value: str) -> N
 
 
 def check_reward_options(config: DictConfig) -> None:
-    """Check the options of reward model, reward workers and overlong penalty.
+    """Check the options of reward manager, reward model, reward workers and overlong penalty.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    check_each([partial(_check_reward_model, config), partial(_check_overlong_penalty, config)])
+    checks = (_check_reward_manager, _check_reward_model, _check_overlong_penalty)
+    check_each([partial(check, config) for check in checks])
+
+
+def _check_reward_manager(config: DictConfig) -> None:
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+    manager = config.reward.reward_manager
+    if manager.source == "register":
+        check_choice("reward.reward_manager.name", manager.name, REWARD_MANAGER)
 
 
 def _check_reward_model(config: DictConfig) -> None:

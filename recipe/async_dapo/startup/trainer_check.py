@@ -1,32 +1,52 @@
-"""The trainer: validation, checkpoints, storage of a step's trajectories, and mini and micro batches, which verl would
-pad without a word, or which fail at the first long trajectory.
+"""The trainer: loggers, validation, checkpoints, storage of a step's trajectories, and mini and micro batches, which
+verl would pad without a word, or which fail at the first long trajectory.
 """
 
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig
-from ..option_values import ConfigError, check_each, refused
+from ..option_values import ConfigError, check_choice, check_each, refused
+from .verl_options import listed
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.ref."
 _CRITIC = "critic."
 
+# Logger -> the package that it imports where training runs.
+LOGGER_PACKAGES = {"vemlp_wandb": "volcengine_ml_platform"} | {
+    name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")
+}
 # What a resumed run goes on from, in verl's words: weights, optimizer, and learning rate with random numbers.
 _CHECKPOINT_PARTS = ("model", "optimizer", "extra")
 
 
 def check_trainer(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """Check batches, validation, the critic and checkpoints.
+    """Check loggers, batches, validation, the critic and checkpoints.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    others = (_check_validation, _check_critic, _check_checkpoints, _check_checkpoint_parts)
+    others = (_check_loggers, _check_validation, _check_critic, _check_checkpoints, _check_checkpoint_parts)
     check_each([partial(_check_batch_sizes, config, options), *(partial(check, config) for check in others)])
+
+
+def _check_loggers(config: DictConfig) -> None:
+    check_each([partial(_check_logger, name) for name in listed(config.trainer.logger)])
+
+
+def _check_logger(name: str) -> None:
+    from verl.utils.tracking import Tracking
+
+    check_choice("trainer.logger", name, Tracking.supported_backend)
+    package = LOGGER_PACKAGES.get(name)
+    if package is not None and find_spec(package) is None:
+        raise ConfigError(
+            "trainer.logger", name, f"needs the package {package}, which is not installed; install or drop it"
+        )
 
 
 def _check_validation(config: DictConfig) -> None:
@@ -55,17 +75,7 @@ def _check_validation(config: DictConfig) -> None:
 def _check_critic(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic
 
-    if need_critic(config):
-        path: str = config.critic.model.path
-        if path.startswith(("/", "~", ".")) and not Path(path).expanduser().is_dir():
-            raise refused(
-                config,
-                "critic.model.path",
-                f"no such folder, and algorithm.adv_estimator={config.algorithm.adv_estimator} with "
-                f"critic.enable={config.critic.enable} needs a critic; name its model, or set "
-                "algorithm.adv_estimator=grpo and critic.enable=null",
-            )
-    elif config.trainer.critic_warmup > 0:
+    if config.trainer.critic_warmup > 0 and not need_critic(config):
         raise refused(config, "trainer.critic_warmup", "there is no critic, and the actor would not train; set 0")
 
 
@@ -230,7 +240,5 @@ def _sequence_parallel(config: DictConfig, model: str) -> int:
 
 
 def _num_ranks(config: DictConfig, model: str) -> int:
-    """Data-parallel ranks of FSDP; 1 for other strategies, which divide the GPUs in other ways."""
-    if OmegaConf.select(config, model + "strategy") not in ("fsdp", "fsdp2"):
-        return 1
+    """Data-parallel ranks of FSDP."""
     return max(1, num_gpus(config) // _sequence_parallel(config, model))
