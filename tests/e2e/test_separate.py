@@ -132,5 +132,4 @@ def test_given_weights_that_reach_engines_one_by_one_then_the_timeline_has_the_v
     by_engine = {one.replica_id: one.version for one in sorted(updates, key=lambda one: one.ended_s)}
     assert len(by_engine) == 2 * ENGINES + 1, "those that each life began with, and one that joined"
     assert max(by_engine.values()) >= LAST_STEP - 2
-    for one in updates:
-        assert 0 <= one.began_s < one.ended_s and one.version >= 0
+    assert all(one.began_s < one.ended_s and one.version >= 0 for one in updates)
