@@ -164,6 +164,7 @@ class Life:
                 (struck, delay_s), self._armed = self._armed, None
             if struck is None or not struck.holds_trainer:
                 self._let_go_on(waiting)
+                waiting = None
             if struck is not None:
                 time.sleep(delay_s)
                 self._strike(struck)

@@ -1,6 +1,7 @@
 """A life on two nodes: what the nodes have started for a run counts as left behind, and the nodes themselves do not."""
 
 import os
+import socket
 import sys
 import time
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import life as lives
-from benchmarks.faults.cells import CUT_FOR_A_WHILE, Cell, Moment, Stack
+from benchmarks.faults.cells import CUT_FOR_A_WHILE, STOP, Cell, Moment, Stack
 from benchmarks.faults.two_nodes import TwoNodeLife
 from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
@@ -80,3 +81,24 @@ def test_given_a_cable_that_is_cut_when_the_life_ends_before_it_is_mended_then_n
         monkeypatch.setattr(life._cable, "mend", lambda: done.append("mended"))
         life._strike(Cell(stack=Stack.NODES, who="network", when=Moment.ROUND, how=CUT_FOR_A_WHILE, stop_s=5.0))
     assert done == ["cut"] and life._timer.finished.is_set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["server", "training worker"])
+def test_given_a_trainer_that_waits_then_each_moment_is_answered_once_and_its_own_strike_comes_before(
+    tmp_path, monkeypatch, who
+):
+    seen: list[str] = []
+    with live(tmp_path, monkeypatch) as life, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as trainer:
+        trainer.bind("trainer")
+        monkeypatch.setattr(life, "_strike", lambda cell: seen.append("struck"))
+        life.arm(Cell(stack=Stack.SEPARATE, who=who, when=Moment.UPDATE, how=STOP), 0.0)
+        for number in (1, 2):
+            trainer.sendto(Moment.UPDATE.encode(), str(tmp_path / "s"))
+            trainer.recv(1)
+            seen.append(f"answer {number}")
+        trainer.setblocking(False)
+        with pytest.raises(BlockingIOError):  # one after the other: what came of the first moment has been sent
+            trainer.recv(1)
+    assert sorted(seen) == ["answer 1", "answer 2", "struck"] and seen[-1] == "answer 2"
+    assert (seen[0] == "struck") or who == "server"
