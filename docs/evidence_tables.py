@@ -172,6 +172,31 @@ def side_by_side_table() -> str:
     return f"{markdown(table.drop(columns='Engines'))}\nIn single repetitions of `partial` at tail 8: {spread}.\n"
 
 
+def on_policy_measured() -> pd.DataFrame:
+    """Without an old token, on the real stack: over verl sync with the short pause. All pairs are shown, and how many
+    of them count.
+    """
+    runs = side_by_side.read_runs(file="on_policy.csv")
+    cell = ["tail", "engines", "system", "base"]
+    counted = side_by_side.ratios(runs).set_index(cell)["repetitions"].rename("Pairs that count")
+    every = side_by_side.ratios(runs, most_drift=1.0).set_index(cell)[["lowest", "median", "highest"]]
+    over = every.join(counted).reset_index().astype({"system": str})
+    over = over.rename(
+        columns={
+            "tail": "Tail",
+            "system": "System",
+            "lowest": "Of sync, lowest",
+            "median": "Of sync, median",
+            "highest": "Of sync, highest",
+        }
+    )
+    over = over[over["base"] == side_by_side.SYNC_SHORT_POLL].drop(columns=["engines", "base"])
+    measures = side_by_side.measures_table(runs)[["Tail", "System", "Waste", "Off-policy", "Accuracy after"]]
+    steps = side_by_side.seconds_table(runs)[["Tail", "System", "Runs", "Step [s]"]].astype({"System": str})
+    table = steps.merge(over, on=["Tail", "System"], how="left").merge(measures, on=["Tail", "System"])
+    return table.astype({"Pairs that count": "Int64"})
+
+
 def engines() -> str:
     """Of two H200s; then the defaults on one H100."""
     table = engine_bound.engine_bound_table(engine_bound.read_runs())

@@ -12,8 +12,6 @@ import msgspec
 import ray
 from ray.exceptions import RayError
 from transfer_queue import KVBatchMeta
-from verl.checkpoint_engine import CheckpointEngineManager
-from verl.workers.rollout.llm_server import LLMServerManager
 
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup
@@ -178,12 +176,10 @@ class StruckEngines(SeparateEngines):
 class StruckSeparate(Announcing, SeparateTrainer):
     """On vLLM, with engines on GPUs of their own."""
 
+    _engines_class = StruckEngines
+
     def _build_replay_buffer(self) -> NotingRollingBuffer:
         return NotingRollingBuffer(self.options, self._draw)
-
-    def _manage_engines(self, verls: CheckpointEngineManager) -> StruckEngines:
-        self.llm_server_manager = LLMServerManager.create(config=self.config)
-        return StruckEngines(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
 
     def _announce_update(self) -> None:
         """Not in a step whose checkpoint has just stopped the engines."""

@@ -63,7 +63,7 @@ def share_of_bound(runs: pd.DataFrame) -> pd.Series:
     return (outside_s + useful_tok / runs["bound_tok_per_s"]) / runs["step_s_mean"]
 
 
-def ratios(runs: pd.DataFrame) -> pd.DataFrame:
+def ratios(runs: pd.DataFrame, most_drift: float = MOST_DRIFT) -> pd.DataFrame:
     """Step time and trained tokens/s of every system over those of each base, in the repetitions that both have.
 
     `ratio` and `rate` are of the medians, `step_s` over `base_s` and their rates: of the repetitions that both have,
@@ -75,7 +75,7 @@ def ratios(runs: pd.DataFrame) -> pd.DataFrame:
     pairs = pairs[pairs["system"].astype(str) != pairs["base"].astype(str)]
     bounds = pairs[BOUNDS + [f"{name}_base" for name in BOUNDS]]
     pairs["unjudged"] = bounds.isna().any(axis="columns")
-    pairs["drifted"] = ~pairs["unjudged"] & (bounds.min(axis="columns") < (1 - MOST_DRIFT) * bounds.max(axis="columns"))
+    pairs["drifted"] = ~pairs["unjudged"] & (bounds.min(axis="columns") < (1 - most_drift) * bounds.max(axis="columns"))
     by = [*CELL, "system", "base"]
     drifted = pairs.groupby(by, observed=True)["drifted"].sum()
     pairs = pairs[~pairs["drifted"]]

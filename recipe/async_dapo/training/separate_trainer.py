@@ -21,6 +21,7 @@ class SeparateTrainer(AsyncDAPOTrainer):
 
     _enable_hybrid_replicas = False  # verl's: no engine on the training GPUs
     _engines: SeparateEngines
+    _engines_class: type[SeparateEngines] = SeparateEngines
 
     def _build_replay_buffer(self) -> RollingReplayBuffer:
         return RollingReplayBuffer(self.options, self._draw)
@@ -28,7 +29,7 @@ class SeparateTrainer(AsyncDAPOTrainer):
     def _manage_engines(self, verls: CheckpointEngineManager) -> SeparateEngines:
         log_phase("engines start on GPUs of their own")
         self.llm_server_manager = LLMServerManager.create(config=self.config)
-        return SeparateEngines(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
+        return self._engines_class(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
 
     def on_step_end(self) -> None:
         with self._updating_weights():

@@ -245,16 +245,15 @@ class RehearsedSeparate(EmulatedTraining, _RecipesLines, SeparateTrainer):
     """`async_dapo.placement=separate`."""
 
     _is_recipe = True
+    _engines_class = EmulatedSeparateEngines
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         self._training_cost = self._training_cost.at(gpus_of(config)[0] / self._scenario.num_gpus, parts=1)
 
-    def _manage_engines(self, verls: CheckpointEngineManager) -> EmulatedSeparateEngines:
-        self.llm_server_manager = LLMServerManager.create(config=self.config)
-        engines = EmulatedSeparateEngines(
-            verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options
-        )
+    def _manage_engines(self, verls: CheckpointEngineManager) -> SeparateEngines:
+        engines = super()._manage_engines(verls)
+        assert isinstance(engines, EmulatedSeparateEngines)
         engines.schedule, engines.transfer_s = self._schedule, self._scenario.transfer_s
         return engines
 
