@@ -172,29 +172,21 @@ def side_by_side_table() -> str:
     return f"{markdown(table.drop(columns='Engines'))}\nIn single repetitions of `partial` at tail 8: {spread}.\n"
 
 
-def on_policy_measured() -> pd.DataFrame:
-    """Without an old token, on the real stack: over verl sync with the short pause. All pairs are shown, and how many
-    of them count.
-    """
+def on_policy_measured() -> str:
+    """Without an old token, on the real stack: over verl sync with the short pause, in all pairs, counted or not."""
     runs = side_by_side.read_runs(file="on_policy.csv")
-    cell = ["tail", "engines", "system", "base"]
-    counted = side_by_side.ratios(runs).set_index(cell)["repetitions"].rename("Pairs that count")
-    every = side_by_side.ratios(runs, most_drift=1.0).set_index(cell)[["lowest", "median", "highest"]]
-    over = every.join(counted).reset_index().astype({"system": str})
-    over = over.rename(
-        columns={
-            "tail": "Tail",
-            "system": "System",
-            "lowest": "Of sync, lowest",
-            "median": "Of sync, median",
-            "highest": "Of sync, highest",
-        }
+    counted = side_by_side.ratios(runs)["repetitions"].sum()
+    cell = ["Tail", "System"]
+    over = side_by_side.ratios_table(runs, most_drift=1.0).astype({"System": str})
+    ratios = {"Lowest of one repetition": "Of sync, lowest", "Median within one": "Median", "Highest of one": "Highest"}
+    table = side_by_side.seconds_table(runs)[[*cell, "Runs", "Step [s]"]].astype({"System": str})
+    table = table.merge(over[[*cell, *ratios]].rename(columns=ratios), on=cell, how="left")
+    table = table.merge(side_by_side.measures_table(runs)[[*cell, "Waste", "Accuracy after"]], on=cell)
+    bounds = runs[side_by_side.BOUNDS]
+    return (
+        f"{markdown(table)}\nFull engines made {bounds.min(axis=None):.0f} to {bounds.max(axis=None):.0f} tokens/s "
+        f"meanwhile; pairs whose bounds agree within {100 * side_by_side.MOST_DRIFT:.0f} %, and so count: {counted}.\n"
     )
-    over = over[over["base"] == side_by_side.SYNC_SHORT_POLL].drop(columns=["engines", "base"])
-    measures = side_by_side.measures_table(runs)[["Tail", "System", "Waste", "Off-policy", "Accuracy after"]]
-    steps = side_by_side.seconds_table(runs)[["Tail", "System", "Runs", "Step [s]"]].astype({"System": str})
-    table = steps.merge(over, on=["Tail", "System"], how="left").merge(measures, on=["Tail", "System"])
-    return table.astype({"Pairs that count": "Int64"})
 
 
 def engines() -> str:

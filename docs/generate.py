@@ -129,7 +129,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "control plane": table(evidence.actors),
         "between rounds": table(evidence.between),
         "front end": table(front_end),
-        "on-policy": table(evidence.on_policy_measured),
+        "on-policy": evidence.on_policy_measured,
         "strategies": table(evidence.strategies_measured),
         "separate": evidence.separate_in_words,
         "drafts": table(evidence.draft_targets),

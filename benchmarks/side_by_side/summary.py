@@ -68,7 +68,8 @@ def ratios(runs: pd.DataFrame, most_drift: float = MOST_DRIFT) -> pd.DataFrame:
 
     `ratio` and `rate` are of the medians, `step_s` over `base_s` and their rates: of the repetitions that both have,
     and of no other run. The others are of the ratios within one repetition: machines differ between repetitions. Pairs
-    between whose bounds the machine drifted are left out, and counted in `drifted`; `unjudged` ones have one bound.
+    whose bounds differ by more than `most_drift` (1: none) are left out, and counted in `drifted`; `unjudged` ones have
+    one bound.
     """
     base = runs[runs["system"].isin(BASES)].rename(columns={"system": "base"})
     pairs = runs.merge(base, on=[*CELL, "repetition"], suffixes=("", "_base"))
@@ -111,8 +112,8 @@ def seconds_table(runs: pd.DataFrame) -> pd.DataFrame:
     return _named(pd.concat([count, spread(groups, "step_s_mean", "Step [s]"), rollout_s, rate], axis="columns"))
 
 
-def ratios_table(runs: pd.DataFrame) -> pd.DataFrame:
-    return _named(ratios(runs)).rename(
+def ratios_table(runs: pd.DataFrame, most_drift: float = MOST_DRIFT) -> pd.DataFrame:
+    return _named(ratios(runs, most_drift)).rename(
         columns={
             "base": "Over",
             "repetitions": "Repetitions",
