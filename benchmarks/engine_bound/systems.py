@@ -112,6 +112,7 @@ def rows(scenario: Scenario) -> dict[str, Row]:
         result["verl separate_async, 0.05 s poll"] = min(splits, key=settled_step_s)
     result["partial, defaults"] = _recipe(rollout_strategy="partial")
     result["partial, fixed lanes"] = _recipe(rollout_strategy="partial", rollout_pool_size=None)
+    result["discard, fifo"] = _recipe(rollout_strategy="discard", stop_rule="fifo")  # nothing old is trained
     for strategy in ("discard", "partial", "partial_stale_kv", "consistent"):
         pools = [pool_options(scenario, size) for size in default_concurrency(scenario)]
         tried = [_recipe(rollout_strategy=strategy, **pool) for pool in pools]
