@@ -20,6 +20,7 @@ from recipe.async_dapo_lab.plan.systems import System, recipe, verl_colocate_asy
 
 PROMPT_TOK = 188  # of the stand-in prompts
 SHORT_POLL_S = 0.05
+DRAFTS_ACCEPTED = 0.6  # tokens of a request and step, in the row with drafts
 WARMUP = 2  # steps of a rehearsal that do not count
 SETTLED_STEPS, SETTLED_WARMUP = 10, 5  # in which the planner compares pools and splits
 PLANNED_SEEDS = range(20)
@@ -49,6 +50,7 @@ class Setting:
             "prompt_len_tok": PROMPT_TOK,
             "length_median_tok": self.median_tok,
             "length_sigma": self.sigma,
+            "drafts_accepted": DRAFTS_ACCEPTED,
         }
         return Inputs.load(None, values).scenario()
 
@@ -111,6 +113,7 @@ def rows(scenario: Scenario) -> dict[str, Row]:
     if splits:  # one server cannot be split
         result["verl separate_async, 0.05 s poll"] = min(splits, key=settled_step_s)
     result["partial, defaults"] = _recipe(rollout_strategy="partial")
+    result["partial, drafts"] = _recipe(rollout_strategy="partial", drafts="siblings")
     result["partial, fixed lanes"] = _recipe(rollout_strategy="partial", rollout_pool_size=None)
     result["discard, fifo"] = _recipe(rollout_strategy="discard", stop_rule="fifo")  # nothing old is trained
     for strategy in ("discard", "partial", "partial_stale_kv", "consistent"):

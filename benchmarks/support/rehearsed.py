@@ -18,7 +18,9 @@ def overrides_of(scenario: Scenario) -> list[str]:
     lengths, pass_rates = scenario.lengths, scenario.pass_rates
     assert isinstance(lengths, LogNormalLengths) and isinstance(pass_rates, ValidShare)
     rollout = "actor_rollout_ref.rollout"
+    drafts = [] if scenario.drafts_accepted is None else [f"rehearsal.drafts_accepted={scenario.drafts_accepted}"]
     return [
+        *drafts,
         f"rehearsal.model={scenario.model.name}",
         f"rehearsal.accelerator={scenario.accelerator.name}",
         f"rehearsal.length_median_tok={lengths.median_tok}",

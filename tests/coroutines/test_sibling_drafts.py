@@ -9,7 +9,8 @@ import pytest
 from vllm.sampling_params import SamplingParams
 
 from benchmarks.side_by_side.verl_drafts import VerlDrafts
-from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK, Drafter
+from recipe.async_dapo.core.draft_price import MOST_DRAFT_TOK
+from recipe.async_dapo.core.drafts import Drafter
 from recipe.async_dapo.engines import drafts
 from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG, SiblingDrafts, room_for_drafts
 
@@ -155,3 +156,18 @@ def test_given_verls_requests_without_names_then_they_are_answers_to_what_their_
         batch.step()
     assert 0 < len(batch.drafts["a"]) <= MOST_DRAFT_TOK
     assert batch.drafts["c"] == [], "another prompt's answers are none of its siblings"
+
+
+def test_given_a_drafter_that_rests_when_it_wakes_up_then_all_that_run_get_drafts_again(batch, monkeypatch):
+    batch.add("group.0-1.2.a-x", TEXT[:80])
+    batch.add("group.1-1.2.b-x", [])
+    batch.step()
+    with monkeypatch.context() as asleep:
+        asleep.setattr(Drafter, "rests", lambda self, rows: True)
+        batch.add("group.2-1.2.c-x", [])
+        for _ in range(6):
+            batch.step()
+            assert not any(batch.drafts.values())
+    for _ in range(12):
+        batch.step()
+    assert batch.drafts["group.1-1.2.b-x"] and batch.drafts["group.2-1.2.c-x"]

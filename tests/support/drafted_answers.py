@@ -21,7 +21,8 @@ os.environ.update(get_platform().rollout_env_vars())  # as verl does before it s
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from recipe.async_dapo.core.drafts import MOST_DRAFT_TOK, RequestName
+from recipe.async_dapo.core.draft_price import MOST_DRAFT_TOK
+from recipe.async_dapo.core.drafts import RequestName
 from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG
 from recipe.async_dapo.engines.load_meter import LoadMeter
 from recipe.async_dapo.engines.protocol import ABORTED, PAUSED

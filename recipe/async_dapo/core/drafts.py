@@ -4,12 +4,7 @@ An engine verifies several tokens of a sequence in one step for little more than
 prompt repeat each other, so where an answer has come to words that another one has, too, that one's continuation is a
 draft. Only time is at stake: the engine accepts or rejects each token so that what is sampled keeps its distribution.
 
-    tokens of a request -> its answer -> index of the group -> match -> rule of lengths -> draft
-
-A step costs what it costs without drafts, and something for each token that is verified. A token that is accepted
-saves a part of another step. So a draft goes on as long as the probability that all of it is accepted, times what a
-token takes at this load, is above the price of verifying one; where not even its first token is worth it, there is
-none. Prices and probabilities are measured as the engine goes.
+    tokens of a request -> its answer -> index of the group -> match -> how long (`draft_price.py`) -> draft
 
 Names of requests tell an engine which answers belong to one prompt.
 """
@@ -20,7 +15,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MOST_DRAFT_TOK = 7  # with the one that is sampled anyway, eight a step
+from .draft_price import CONTROL_EVERY, LEVELS, MOST_DRAFT_TOK, TRIAL_SHARE, Acceptance, Price
+
 GRAMS = (8, 3)  # tokens that have to agree, longest first
 LIMIT_TOK = 1 << 20  # of all answers in an index: some 300 MB
 EARLIER_SHARE = 0.75  # of the limit that answers of earlier visits may fill up: the rest is for those that run
@@ -172,124 +168,6 @@ class Groups:
         return self.size_tok + more_tok <= limit_tok
 
 
-LEVELS = (3, 5, 8, 16, 32)  # tokens that agreed before a draft, in classes
-_FIRST_GUESS = (0.4, 0.5, 0.6, 0.8, 0.9)  # that a token of such a draft is accepted
-_GUESS_WEIGHT, _WINDOW = 4.0, 100.0  # observations
-
-
-class Acceptance:
-    """How probable it is that a token of a draft is accepted, given that those before it were: a moving mean by the
-    length of the match and the position in the draft.
-    """
-
-    def __init__(self) -> None:
-        self._hits = [[_GUESS_WEIGHT * guess] * MOST_DRAFT_TOK for guess in _FIRST_GUESS]
-        self._tries = [[_GUESS_WEIGHT] * MOST_DRAFT_TOK for _ in _FIRST_GUESS]
-
-    def note(self, level: int, drafted_tok: int, accepted_tok: int, times: int) -> None:
-        hits, tries = self._hits[level], self._tries[level]
-        for position in range(min(accepted_tok + 1, drafted_tok)):
-            tries[position] += times
-            if position < accepted_tok:
-                hits[position] += times
-            if tries[position] > _WINDOW:
-                hits[position] /= 2
-                tries[position] /= 2
-
-    def lengths(self, least_probability: float) -> list[int]:
-        """For each level, the tokens of a draft that are all accepted with at least this probability."""
-        return [self._length(level, least_probability) for level in range(len(LEVELS))]
-
-    def _length(self, level: int, least_probability: float) -> int:
-        probability = 1.0
-        for position, (hits, tries) in enumerate(zip(self._hits[level], self._tries[level], strict=True)):
-            probability *= hits / tries
-            if probability < least_probability:
-                return position
-        return MOST_DRAFT_TOK
-
-
-_RATE = 0.05  # of moving means
-_FORGET = 0.995  # a step, of what tells the price of a token
-_LEAST_PRICE, _PRICE_GUESS, _MOST_PRICE = 0.005, 0.1, 1.0  # of verifying a token, over what a row takes of a step
-_GUESS_DRAFTED2 = 32.0  # the guess counts like drafts that vary by so many tokens squared, times the rows
-_PAUSE = 2.0  # a step that took so many times the mean was not one: the engine waited
-
-
-@dataclass(slots=True)
-class _Load:
-    """Moving means of the steps with about as many rows."""
-
-    step_s: float
-    drafted_tok: float
-    rows: float
-    tokens: float
-
-
-class Price:
-    """What it costs to verify a token and what it saves to have one accepted, from an engine's own step times.
-
-    Steps are compared with others of as many rows: how much longer do those with more drafts take?
-    """
-
-    def __init__(self) -> None:
-        self._loads: dict[int, _Load] = {}
-        self._drafted2 = self._drafted_s = 0.0
-        self._load: _Load | None = None
-
-    def note(self, step_s: float, *, rows: int, drafted_tok: int, tokens: int) -> None:
-        """A step that decoded, and did nothing else."""
-        key = rows.bit_length()
-        load = self._loads.get(key)
-        if load is None:
-            self._load = self._loads[key] = _Load(step_s, drafted_tok, rows, tokens)
-            return
-        self._load = load
-        step_s = min(step_s, _PAUSE * load.step_s)
-        expected_s = load.step_s * (1 + (rows / load.rows - 1) / 2)  # half of a step grows with its rows, about
-        drafted = drafted_tok - load.drafted_tok
-        self._drafted2 = _FORGET * self._drafted2 + drafted**2
-        self._drafted_s = _FORGET * self._drafted_s + drafted * (step_s - expected_s)
-        load.step_s += _RATE * (step_s - load.step_s)
-        load.drafted_tok += _RATE * drafted
-        load.rows += _RATE * (rows - load.rows)
-        load.tokens += _RATE * (tokens - load.tokens)
-
-    @property
-    def step_s(self) -> float:
-        return 0.0 if self._load is None else self._load.step_s
-
-    @property
-    def token_s(self) -> float:
-        """To verify one more token [s]."""
-        return self._token_s(_PRICE_GUESS)
-
-    @property
-    def most_token_s(self) -> float:
-        """The same if what has not been seen is as dear as it can be: a token for a row [s]."""
-        return self._token_s(_MOST_PRICE)
-
-    def _token_s(self, guess: float) -> float:
-        if self._load is None:
-            return 0.0
-        row_s = self._load.step_s / self._load.rows
-        weight = _GUESS_DRAFTED2 * self._load.rows
-        slope_s = (self._drafted_s + weight * guess * row_s) / (self._drafted2 + weight)
-        return max(slope_s, _LEAST_PRICE * row_s)
-
-    @property
-    def least_probability(self) -> float:
-        """With which a drafted token has to be accepted to be worth its price, with a margin for what is not seen."""
-        if self._load is None:
-            return 1.0
-        saved_s = self._load.step_s / max(1.0, self._load.tokens)
-        return MARGIN * self.token_s / saved_s
-
-
-MARGIN = 1.25
-TRIAL_SHARE = 0.005  # of the time goes to drafts that do not look worth it, to see whether that has changed
-
-
 @dataclass(slots=True, eq=False)
 class _Row:
     """A request in the engine, and the answer it copies from."""
@@ -319,6 +197,7 @@ class Drafter:
         self._last_s: float | None = None
         self._outcomes: list[tuple[int, int, int]] = []
         self._is_plain = True  # the step has decoded, and nothing else
+        self._steps, self._is_control = 0, False
         self._due: deque[tuple[GroupIndex, Answer]] = deque()
         self._earlier_due: deque[tuple[GroupIndex, Answer]] = deque()  # when nothing else is
 
@@ -369,11 +248,26 @@ class Drafter:
         for request_id in self._rows.keys() - request_ids:
             self._groups.release(self._rows.pop(request_id).name.group)
 
-    def step(self, request_ids: Sequence[str], sampled: Sequence[list[int]], now_s: float) -> list[list[int]]:
+    def rests(self, rows: int) -> bool:
+        """Whether drafts do not pay with so many requests. Then a step is not for it, and it forgets who runs: all have
+        to begin again when it is awake. Asked once for each step.
+        """
+        if not self.price.rests(rows):
+            return False
+        if self._last_s is not None:
+            self.keep_only(set())
+            self._outcomes.clear()
+            self._last_s, self._is_control = None, False
+        return True
+
+    def step(
+        self, request_ids: Sequence[str], sampled: Sequence[list[int]], now_s: float, last_s: float = 0.0
+    ) -> list[list[int]]:
         """Take what has been sampled, and draft for the next step.
 
         Args:
             sampled: tokens of each request; none where its prompt is not yet computed.
+            last_s: that the last call took, and all that was done for it.
 
         Returns:
             For each request; empty where there is no draft to be had, or it does not pay, or the request is not known.
@@ -383,8 +277,12 @@ class Drafter:
             self._is_plain = False
         self._take(rows, sampled)
         known = len(rows) - rows.count(None)
-        self._end_step(known, now_s)
+        self._end_step(known, now_s, last_s)
         self._add_due(_ADDED_TOK + 2 * known)
+        self._steps += 1
+        self._is_control = self._steps % CONTROL_EVERY == 0
+        if self._is_control:
+            return [[] for _ in rows]
         lengths = self.acceptance.lengths(self.price.least_probability)
         if not any(lengths) and not self._can_try:
             return [[] for _ in rows]
@@ -458,13 +356,20 @@ class Drafter:
     def _can_try(self) -> bool:
         return self._trial_s > 0 and self._trial_s >= self._trial_cost_s
 
-    def _end_step(self, rows: int, now_s: float) -> None:
-        last_s, self._last_s = self._last_s, now_s
-        if last_s is not None and self._is_plain and rows:
+    def _end_step(self, rows: int, now_s: float, drafter_s: float) -> None:
+        began_s, self._last_s = self._last_s, now_s
+        if began_s is not None and self._is_plain and rows:
             drafted_tok = sum(drafted for _, drafted, _ in self._outcomes)
             accepted_tok = sum(accepted for _, _, accepted in self._outcomes)
             tokens = rows + accepted_tok
-            self.price.note(now_s - last_s, rows=rows, drafted_tok=drafted_tok, tokens=tokens)
+            self.price.note(
+                now_s - began_s,
+                rows=rows,
+                drafted_tok=drafted_tok,
+                tokens=tokens,
+                drafter_s=drafter_s,
+                is_control=self._is_control,
+            )
             saved_s = self._trial_s + TRIAL_SHARE * self.price.step_s
             self._trial_s = min(saved_s, 2 * self._trial_cost_s)
         for (level, drafted, accepted), times in Counter(self._outcomes).items():

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 
-from ..core.drafts import MOST_DRAFT_TOK, Drafter, RequestName
+from ..core.draft_price import MOST_DRAFT_TOK
+from ..core.drafts import Drafter, RequestName
 
 _FORGET_EVERY = 64  # steps between two looks at which requests have left the engine
 
@@ -27,7 +28,7 @@ class SiblingDrafts:
         self._drafter = Drafter()
         self._known: set[str] = set()  # requests that have begun, those that get no drafts too
         self._steps = 0
-        self._spent_s, self._spent_steps = 0.0, 0
+        self._spent_s, self._spent_steps, self._last_s = 0.0, 0, 0.0
 
     def load_model(self, model: torch.nn.Module) -> None:
         """vLLM calls it; there is none."""
@@ -64,6 +65,18 @@ class SiblingDrafts:
         if self._runner is None:
             return [[] for _ in sampled_token_ids]
         began_s = time.monotonic()
+        proposed = self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, began_s)
+        self._last_s = time.monotonic() - began_s
+        self._spent_s += self._last_s
+        self._spent_steps += 1
+        return proposed
+
+    def _propose(
+        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, now_s: float
+    ) -> list[list[int]]:
+        if self._drafter.rests(len(sampled_token_ids)):
+            self._known.clear()
+            return [[] for _ in sampled_token_ids]
         self._steps += 1
         if self._steps % _FORGET_EVERY == 0:
             self._forget()
@@ -71,10 +84,7 @@ class SiblingDrafts:
         for row, (request_id, tokens) in enumerate(zip(request_ids, sampled_token_ids, strict=True)):
             if tokens and request_id not in self._known:
                 self._begin(request_id, token_ids_cpu[row], int(num_tokens_no_spec[row]) - len(tokens))
-        proposed = self._drafter.step(request_ids, sampled_token_ids, began_s)
-        self._spent_s += time.monotonic() - began_s
-        self._spent_steps += 1
-        return proposed
+        return self._drafter.step(request_ids, sampled_token_ids, now_s, self._last_s)
 
     def _begin(self, request_id: str, context: Any, context_tok: int) -> None:
         """
