@@ -16,7 +16,7 @@ from recipe.async_dapo.core.draft_price import (
     NAP_STEPS,
     REST_STEPS,
     Acceptance,
-    Price,
+    Worth,
 )
 from recipe.async_dapo.core.drafts import Drafter, GroupIndex, Groups, RequestName
 
@@ -298,40 +298,40 @@ def test_given_steps_that_take_no_longer_with_drafts_when_compared_then_verifyin
 WINDOW = CONTROL_EVERY * CONTROLS  # steps until drafting is compared with its control
 
 
-def decode(price: Price, *, rows: int, steps: int, drafter_s: float, tokens: int) -> int:
+def decode(worth: Worth, *, rows: int, steps: int, drafter_s: float, tokens: int) -> int:
     """Steps of an engine that samples so many tokens in each that is no control. Returns how many a drafter rests."""
     resting = awake = 0
     for _ in range(steps):
-        if price.rests(rows):
+        if worth.rests(rows):
             resting += 1
             continue
         awake += 1
         is_control = awake % CONTROL_EVERY == 0
         done = rows if is_control else tokens
         step_s = STEP_S + drafter_s
-        price.note(step_s, rows=rows, drafted_tok=0, tokens=done, drafter_s=drafter_s, is_control=is_control)
+        worth.note(step_s, rows=rows, tokens=done, drafter_s=drafter_s, is_control=is_control)
     return resting
 
 
 def test_given_a_drafter_that_takes_more_than_it_saves_when_compared_then_it_rests_and_tries_again_later():
-    price, costly = Price(), {"rows": 32, "drafter_s": 0.1 * STEP_S, "tokens": 34}
-    assert decode(price, steps=WINDOW, **costly) == 0
-    assert decode(price, steps=REST_STEPS, **costly) > 0.99 * REST_STEPS
-    assert decode(price, steps=WINDOW // 2, **costly) < 3 * NAP_STEPS, "it does not try again"
-    assert decode(price, steps=40 * WINDOW, **costly) > 0.96 * 40 * WINDOW - WINDOW
+    worth, costly = Worth(), {"rows": 32, "drafter_s": 0.1 * STEP_S, "tokens": 34}
+    assert decode(worth, steps=WINDOW, **costly) == 0
+    assert decode(worth, steps=REST_STEPS, **costly) > 0.99 * REST_STEPS
+    assert decode(worth, steps=WINDOW // 2, **costly) < 3 * NAP_STEPS, "it does not try again"
+    assert decode(worth, steps=40 * WINDOW, **costly) > 0.96 * 40 * WINDOW - WINDOW
 
 
 def test_given_drafts_that_save_more_than_they_take_when_compared_then_no_step_is_without_a_drafter():
-    assert decode(Price(), rows=32, steps=20 * WINDOW, drafter_s=0.1 * STEP_S, tokens=36) == 0
+    assert decode(Worth(), rows=32, steps=20 * WINDOW, drafter_s=0.1 * STEP_S, tokens=36) == 0
 
 
 def test_given_a_drafter_that_rests_when_the_load_changes_then_it_wakes_up_only_where_that_lasts():
-    price = Price()
-    decode(price, rows=32, steps=2 * WINDOW, drafter_s=0.1 * STEP_S, tokens=32)
+    worth = Worth()
+    decode(worth, rows=32, steps=2 * WINDOW, drafter_s=0.1 * STEP_S, tokens=32)
     for _ in range(50):  # dips, at any place in a nap
-        assert decode(price, rows=4, steps=7, drafter_s=0.0, tokens=8) == 7
-        assert decode(price, rows=32, steps=2 * NAP_STEPS - 7, drafter_s=0.0, tokens=32) == 2 * NAP_STEPS - 7
-    assert decode(price, rows=4, steps=WINDOW, drafter_s=0.0, tokens=8) <= 3 * NAP_STEPS
+        assert decode(worth, rows=4, steps=7, drafter_s=0.0, tokens=8) == 7
+        assert decode(worth, rows=32, steps=2 * NAP_STEPS - 7, drafter_s=0.0, tokens=32) == 2 * NAP_STEPS - 7
+    assert decode(worth, rows=4, steps=WINDOW, drafter_s=0.0, tokens=8) <= 3 * NAP_STEPS
 
 
 def test_given_a_drafter_that_has_rested_when_it_is_awake_then_it_knows_what_was_said_before():
@@ -340,7 +340,7 @@ def test_given_a_drafter_that_has_rested_when_it_is_awake_then_it_knows_what_was
     drafter.begin("a", named("a"), TEXT[:50])
     for at in range(50, 60):
         drafter.step(["a"], [[TEXT[at]]], at * STEP_S)
-    drafter.price.rests = lambda rows: next(naps)
+    drafter.worth.rests = lambda rows: next(naps)
     assert drafter.rests(1) and drafter.rests(1) and len(drafter) == 0
     assert not drafter.rests(1)
     drafter.begin("a", named("a"), TEXT[:62])

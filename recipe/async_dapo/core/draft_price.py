@@ -59,41 +59,16 @@ _PAUSE = 2.0  # a step that took so many times the mean was not one: the engine 
 
 MARGIN = 1.25
 TRIAL_SHARE = 0.005  # of the time goes to drafts that do not look worth it, to see whether that has changed
-CONTROL_EVERY = 32  # steps, of which one verifies nothing
-CONTROLS = 32  # until they are compared with the others
-REST_STEPS = 32 * CONTROLS * CONTROL_EVERY  # then once more
-NAP_STEPS = 64  # of a rest, between two looks at the load: two have to say that drafts pay, as waking up takes time
-
-
-@dataclass(slots=True)
-class _Yield:
-    """Steps that are compared with others."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-
-    def note(self, step_s: float, tokens: int) -> None:
-        self.steps += 1
-        self.seconds += step_s
-        self.tokens += tokens
-
-    def is_less_than(self, other: "_Yield") -> bool:
-        """Of tokens a second."""
-        return self.tokens * other.seconds < other.tokens * self.seconds
 
 
 @dataclass(slots=True)
 class _Load:
-    """Moving means of the steps with about as many rows, and what they have yielded lately."""
+    """Moving means of the steps with about as many rows."""
 
     step_s: float
     drafted_tok: float
     rows: float
     tokens: float
-    drafting: _Yield = field(default_factory=_Yield)
-    control: _Yield = field(default_factory=_Yield)
-    rest_steps: int = 0  # that are left
 
 
 class Price:
@@ -106,24 +81,9 @@ class Price:
         self._loads: dict[int, _Load] = {}
         self._drafted2 = self._drafted_s = 0.0
         self._load: _Load | None = None
-        self._nap_steps = self._looks = 0
 
-    def note(
-        self,
-        step_s: float,
-        *,
-        rows: int,
-        drafted_tok: int,
-        tokens: int,
-        drafter_s: float = 0.0,
-        is_control: bool = False,
-    ) -> None:
-        """A step that decoded, and did nothing else.
-
-        Args:
-            drafter_s: of the step, which an engine without drafts does not take.
-            is_control: it has verified nothing, on purpose.
-        """
+    def note(self, step_s: float, *, rows: int, drafted_tok: int, tokens: int) -> None:
+        """A step that decoded, and did nothing else."""
         key = rows.bit_length()
         load = self._loads.get(key)
         if load is None:
@@ -139,29 +99,6 @@ class Price:
         load.drafted_tok += _RATE * drafted
         load.rows += _RATE * (rows - load.rows)
         load.tokens += _RATE * (tokens - load.tokens)
-        if is_control:
-            load.control.note(step_s - drafter_s, tokens)
-        else:
-            load.drafting.note(step_s, tokens)
-        if load.control.steps >= CONTROLS:
-            load.rest_steps = REST_STEPS if load.drafting.is_less_than(load.control) else 0
-            load.drafting, load.control = _Yield(), _Yield()
-
-    def rests(self, rows: int) -> bool:
-        """Whether a step with so many rows is better off without a drafter; asked once for each step."""
-        if self._nap_steps:
-            self._nap_steps -= 1
-            return True
-        load = self._loads.get(rows.bit_length())
-        does_pay = load is None or load.rest_steps <= 0
-        if does_pay and self._looks != 1:  # awake, or this is the second look that says so
-            self._looks = 0
-            return False
-        self._looks = 2 if does_pay else 1
-        self._nap_steps = NAP_STEPS - 1
-        if load is not None:
-            load.rest_steps -= NAP_STEPS
-        return True
 
     @property
     def step_s(self) -> float:
@@ -192,3 +129,78 @@ class Price:
             return 1.0
         saved_s = self._load.step_s / max(1.0, self._load.tokens)
         return MARGIN * self.token_s / saved_s
+
+
+CONTROL_EVERY = 32  # steps, of which one verifies nothing
+CONTROLS = 32  # until they are compared with the others
+REST_STEPS = 32 * CONTROLS * CONTROL_EVERY  # then once more
+NAP_STEPS = 64  # of a rest, between two looks at the load: two have to say that drafts pay, as waking up takes time
+_LONG_STEP = 4.0  # a step with a prompt may take as many times the mean; where it takes longer, the engine waited
+
+
+@dataclass(slots=True)
+class _Yield:
+    steps: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+
+    def note(self, step_s: float, tokens: int) -> None:
+        self.steps += 1
+        self.seconds += step_s
+        self.tokens += tokens
+
+    def is_less_than(self, other: "_Yield") -> bool:
+        """Of tokens a second."""
+        return self.tokens * other.seconds < other.tokens * self.seconds
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Steps with about as many rows: those with drafts beside those without, and how long it rests by what came out."""
+
+    mean_s: float
+    drafting: _Yield = field(default_factory=_Yield)
+    control: _Yield = field(default_factory=_Yield)
+    rest_steps: int = 0  # that are left
+
+
+class Worth:
+    """Whether an engine yields more tokens with a drafter than without one: a trial that goes on, at each load."""
+
+    def __init__(self) -> None:
+        self._trials: dict[int, _Trial] = {}
+        self._nap_steps = self._looks = 0
+
+    def note(self, step_s: float, *, rows: int, tokens: int, drafter_s: float, is_control: bool) -> None:
+        """A step, with prompts or without.
+
+        Args:
+            drafter_s: of the step, which an engine without drafts does not take.
+            is_control: it has verified nothing, on purpose.
+        """
+        trial = self._trials.setdefault(rows.bit_length(), _Trial(step_s))
+        step_s = min(step_s, _LONG_STEP * trial.mean_s)
+        trial.mean_s += _RATE * (step_s - trial.mean_s)
+        if is_control:
+            trial.control.note(step_s - drafter_s, tokens)
+        else:
+            trial.drafting.note(step_s, tokens)
+        if trial.control.steps >= CONTROLS:
+            trial.rest_steps = REST_STEPS if trial.drafting.is_less_than(trial.control) else 0
+            trial.drafting, trial.control = _Yield(), _Yield()
+
+    def rests(self, rows: int) -> bool:
+        """Whether a step with so many rows is better off without a drafter; asked once for each step."""
+        if self._nap_steps:
+            self._nap_steps -= 1
+            return True
+        trial = self._trials.get(rows.bit_length())
+        does_pay = trial is None or trial.rest_steps <= 0
+        if does_pay and self._looks != 1:  # awake, or this is the second look that says so
+            self._looks = 0
+            return False
+        self._looks = 2 if does_pay else 1
+        self._nap_steps = NAP_STEPS - 1
+        if trial is not None:
+            trial.rest_steps -= NAP_STEPS
+        return True

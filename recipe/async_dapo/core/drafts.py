@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .draft_price import CONTROL_EVERY, LEVELS, MOST_DRAFT_TOK, TRIAL_SHARE, Acceptance, Price
+from .draft_price import CONTROL_EVERY, LEVELS, MOST_DRAFT_TOK, TRIAL_SHARE, Acceptance, Price, Worth
 
 GRAMS = (8, 3)  # tokens that have to agree, longest first
 LIMIT_TOK = 1 << 20  # of all answers in an index: some 300 MB
@@ -192,7 +192,7 @@ class Drafter:
     def __init__(self, limit_tok: int = LIMIT_TOK) -> None:
         self._groups = Groups(limit_tok)
         self._rows: dict[str, _Row] = {}
-        self.acceptance, self.price = Acceptance(), Price()
+        self.acceptance, self.price, self.worth = Acceptance(), Price(), Worth()
         self._trial_s = 0.0  # saved up for trials
         self._last_s: float | None = None
         self._outcomes: list[tuple[int, int, int]] = []
@@ -252,7 +252,7 @@ class Drafter:
         """Whether drafts do not pay with so many requests. Then a step is not for it, and it forgets who runs: all have
         to begin again when it is awake. Asked once for each step.
         """
-        if not self.price.rests(rows):
+        if not self.worth.rests(rows):
             return False
         if self._last_s is not None:
             self.keep_only(set())
@@ -358,18 +358,14 @@ class Drafter:
 
     def _end_step(self, rows: int, now_s: float, drafter_s: float) -> None:
         began_s, self._last_s = self._last_s, now_s
-        if began_s is not None and self._is_plain and rows:
-            drafted_tok = sum(drafted for _, drafted, _ in self._outcomes)
-            accepted_tok = sum(accepted for _, _, accepted in self._outcomes)
-            tokens = rows + accepted_tok
-            self.price.note(
-                now_s - began_s,
-                rows=rows,
-                drafted_tok=drafted_tok,
-                tokens=tokens,
-                drafter_s=drafter_s,
-                is_control=self._is_control,
-            )
+        step_s = 0.0 if began_s is None else now_s - began_s
+        drafted_tok = sum(drafted for _, drafted, _ in self._outcomes)
+        tokens = rows + sum(accepted for _, _, accepted in self._outcomes)
+        if rows and step_s:
+            is_control = self._is_control
+            self.worth.note(step_s, rows=rows, tokens=tokens, drafter_s=drafter_s, is_control=is_control)
+        if rows and step_s and self._is_plain:
+            self.price.note(step_s, rows=rows, drafted_tok=drafted_tok, tokens=tokens)
             saved_s = self._trial_s + TRIAL_SHARE * self.price.step_s
             self._trial_s = min(saved_s, 2 * self._trial_cost_s)
         for (level, drafted, accepted), times in Counter(self._outcomes).items():
