@@ -36,11 +36,16 @@ ACTORS = ["Actor", "In flight", "Servers", "CPU per trajectory [ms]", "Peak memo
 STRATEGIES = ["Task", "Strategy, stop rule", "Accuracy after", "Waste", "Length trained / dispatched"]
 SIDES = {side_by_side.SYNC: "Of sync", side_by_side.SHORT_POLL: "Of colocate_async"}
 LEARNED_AT = 6e-4  # learning rate of the shown trainings
+DRAFT_LIMITS = {  # base, whether a step is compared -> what is said, and its limit
+    (side_by_side.SHORT_POLL, True): ("Step over colocate_async, short pause", 0.72),
+    (side_by_side.SHORT_POLL, False): ("Trained tokens/s over colocate_async, short pause", 1.4),
+    (side_by_side.DRAFTS, False): ("Trained tokens/s over colocate_async with the same drafts", 1.15),
+}
 LOST, HEALTHY = 0.3, 0.12  # accuracy at the end below on-policy's
 LIKELY = 0.9  # fewer accepted tokens of a step than this are shown
 TWO_H200 = "2 servers, B=16, n=8, 16K"
 ONE_H100 = "1 H100, B=32, n=8, 4K"
-DEFAULTS = "partial, defaults"
+DEFAULTS, DRAFTED = "partial, defaults", "partial, drafts"
 SEPARATE_PARTIAL = "separate, partial"  # of `side_by_side`
 SEPARATE_ROWS = ("separate", "consistent", "at separate_async's share", "at colocate_async's share")
 REFERENCE_ROWS = (
@@ -175,29 +180,73 @@ def side_by_side_table() -> str:
 def on_policy_measured() -> str:
     """Without an old token, on the real stack: over verl sync with the short pause, in all pairs, counted or not."""
     runs = side_by_side.read_runs(file="on_policy.csv")
-    counted = side_by_side.ratios(runs)["repetitions"].sum()
+    measures = ["Waste", "Accuracy after"]
+    table = _in_turns(runs, side_by_side.SYNC_SHORT_POLL, title="sync", measures=measures, most_drift=1.0)
+    return f"{markdown(table)}\n{_bounds_of(runs)}.\n"
+
+
+def drafts_measured() -> str:
+    """With drafts, on the real stack: targets, over verl's colocate_async without and with the same; all systems."""
+    runs = side_by_side.read_runs(file="drafts.csv")
+    ratios = side_by_side.ratios(runs)
+    ours = ratios[ratios["system"] == "partial, drafts"]
+    rows = [
+        (what, pair.tail, pair.repetitions, limit, measured, lowest, highest, _is_met(measured, limit, is_step))
+        for pair in ours.itertuples()
+        for (base, is_step), (what, limit) in DRAFT_LIMITS.items()
+        if base == pair.base
+        for measured, lowest, highest in [
+            (pair.ratio, pair.lowest, pair.highest) if is_step else (pair.rate, pair.rate_lowest, pair.rate_highest)
+        ]
+    ]
+    titles = ["`partial` with drafts", "Tail", "Pairs", "Limit", "Measured", "Lowest", "Highest", "Met"]
+    targets = pd.DataFrame(rows, columns=titles)
+    measures = ["Off-policy", "Accuracy after"]
+    systems = _in_turns(runs, side_by_side.SHORT_POLL, title="colocate_async", measures=measures)
+    return f"{markdown(targets)}\n{markdown(systems)}\n{_bounds_of(runs)}.\n"
+
+
+def _is_met(measured: float, limit: float, is_at_most: bool) -> str:
+    if pd.isna(measured):
+        return "no pair counts"
+    return "yes" if (measured <= limit if is_at_most else measured >= limit) else "no"
+
+
+def _in_turns(
+    runs: pd.DataFrame, base: str, *, title: str, measures: list[str], most_drift: float = side_by_side.MOST_DRIFT
+) -> pd.DataFrame:
+    """Systems that ran in turns: a step over the base's, within one repetition."""
     cell = ["Tail", "System"]
-    over = side_by_side.ratios_table(runs, most_drift=1.0).astype({"System": str})
-    ratios = {"Lowest of one repetition": "Of sync, lowest", "Median within one": "Median", "Highest of one": "Highest"}
+    over = side_by_side.ratios_table(runs, most_drift=most_drift).astype({"System": str, "Over": str})
+    over = over[over["Over"] == base]
+    lowest = f"Of {title}, lowest"
+    ratios = {"Lowest of one repetition": lowest, "Median within one": "Median", "Highest of one": "Highest"}
     table = side_by_side.seconds_table(runs)[[*cell, "Runs", "Step [s]"]].astype({"System": str})
     table = table.merge(over[[*cell, *ratios]].rename(columns=ratios), on=cell, how="left")
-    table = table.merge(side_by_side.measures_table(runs)[[*cell, "Waste", "Accuracy after"]], on=cell)
+    return table.merge(side_by_side.measures_table(runs)[[*cell, *measures]], on=cell)
+
+
+def _bounds_of(runs: pd.DataFrame) -> str:
     bounds = runs[side_by_side.BOUNDS]
+    ratios = side_by_side.ratios(runs)
+    counted = ratios.loc[~ratios["system"].isin(side_by_side.BASES), "repetitions"].sum()
     return (
-        f"{markdown(table)}\nFull engines made {bounds.min(axis=None):.0f} to {bounds.max(axis=None):.0f} tokens/s "
-        f"meanwhile; pairs whose bounds agree within {100 * side_by_side.MOST_DRIFT:.0f} %, and so count: {counted}.\n"
+        f"Full engines made {bounds.min(axis=None):.0f} to {bounds.max(axis=None):.0f} tokens/s meanwhile; pairs whose "
+        f"bounds agree within {100 * side_by_side.MOST_DRIFT:.0f} %, and so count: {counted}"
     )
 
 
 def engines() -> str:
     """Of two H200s; then the defaults on one H100."""
     table = engine_bound.engine_bound_table(engine_bound.read_runs())
-    shown = table[(table["Setting"] == TWO_H200) & ~table["System"].isin(["verl colocate_async", "partial"])]
+    shown = table[(table["Setting"] == TWO_H200) & ~table["System"].isin(["verl colocate_async", "partial", DRAFTED])]
     columns = ["System", "Step [s]", "Of verl async", "Off-policy", "Over planned"]
-    alone = table.set_index(["Setting", "System"]).loc[(ONE_H100, DEFAULTS)]
+    ratios = table.set_index(["Setting", "System"])["Of verl async"]
+    drafted, alone = ratios[TWO_H200, DRAFTED], ratios[ONE_H100]
     return (
         f"{markdown(shown[columns].rename(columns={'Of verl async': 'Of colocate_async'}))}\n"
-        f"On one H100 (B=32, n=8, 4K) the defaults take {alone['Of verl async']:.2f} of colocate_async's step.\n"
+        f"On one H100 (B=32, n=8, 4K) the defaults take {alone[DEFAULTS]:.2f} of colocate_async's step. "
+        f"With drafts (0.6 accepted): {drafted:.2f} and {alone[DRAFTED]:.2f}.\n"
     )
 
 

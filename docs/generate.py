@@ -130,6 +130,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "between rounds": table(evidence.between),
         "front end": table(front_end),
         "on-policy": evidence.on_policy_measured,
+        "drafts measured": evidence.drafts_measured,
         "strategies": table(evidence.strategies_measured),
         "separate": evidence.separate_in_words,
         "drafts": table(evidence.draft_targets),
