@@ -36,11 +36,12 @@ ACTORS = ["Actor", "In flight", "Servers", "CPU per trajectory [ms]", "Peak memo
 STRATEGIES = ["Task", "Strategy, stop rule", "Accuracy after", "Waste", "Length trained / dispatched"]
 SIDES = {side_by_side.SYNC: "Of sync", side_by_side.SHORT_POLL: "Of colocate_async"}
 LEARNED_AT = 6e-4  # learning rate of the shown trainings
-DRAFT_LIMITS = {  # base, whether a step is compared -> what is said, and its limit
-    (side_by_side.SHORT_POLL, True): ("Step over colocate_async, short pause", 0.72),
-    (side_by_side.SHORT_POLL, False): ("Trained tokens/s over colocate_async, short pause", 1.4),
-    (side_by_side.DRAFTS, False): ("Trained tokens/s over colocate_async with the same drafts", 1.15),
-}
+STEP, RATE = ["ratio", "lowest", "highest"], ["rate", "rate_lowest", "rate_highest"]
+DRAFT_LIMITS = (
+    ("Step over colocate_async, short pause", side_by_side.SHORT_POLL, STEP, 0.72),
+    ("Trained tokens/s over colocate_async, short pause", side_by_side.SHORT_POLL, RATE, 1.4),
+    ("Trained tokens/s over colocate_async with the same drafts", side_by_side.DRAFTS, RATE, 1.15),
+)
 LOST, HEALTHY = 0.3, 0.12  # accuracy at the end below on-policy's
 LIKELY = 0.9  # fewer accepted tokens of a step than this are shown
 TWO_H200 = "2 servers, B=16, n=8, 16K"
@@ -188,16 +189,12 @@ def on_policy_measured() -> str:
 def drafts_measured() -> str:
     """With drafts, on the real stack: targets, over verl's colocate_async without and with the same; all systems."""
     runs = side_by_side.read_runs(file="drafts.csv")
-    ratios = side_by_side.ratios(runs)
-    ours = ratios[ratios["system"] == "partial, drafts"]
+    ratios = side_by_side.ratios(runs).astype({"system": str, "base": str})
+    ours = ratios[ratios["system"] == DRAFTED].set_index("base")
     rows = [
-        (what, pair.tail, pair.repetitions, limit, measured, lowest, highest, _is_met(measured, limit, is_step))
-        for pair in ours.itertuples()
-        for (base, is_step), (what, limit) in DRAFT_LIMITS.items()
-        if base == pair.base
-        for measured, lowest, highest in [
-            (pair.ratio, pair.lowest, pair.highest) if is_step else (pair.rate, pair.rate_lowest, pair.rate_highest)
-        ]
+        (what, pair["tail"], pair["repetitions"], limit, *pair[columns], _is_met(pair[columns[0]], limit, columns))
+        for what, base, columns, limit in DRAFT_LIMITS
+        for _, pair in ours.loc[[base]].iterrows()
     ]
     titles = ["`partial` with drafts", "Tail", "Pairs", "Limit", "Measured", "Lowest", "Highest", "Met"]
     targets = pd.DataFrame(rows, columns=titles)
@@ -206,10 +203,10 @@ def drafts_measured() -> str:
     return f"{markdown(targets)}\n{markdown(systems)}\n{_bounds_of(runs)}.\n"
 
 
-def _is_met(measured: float, limit: float, is_at_most: bool) -> str:
+def _is_met(measured: float, limit: float, columns: list[str]) -> str:
     if pd.isna(measured):
         return "no pair counts"
-    return "yes" if (measured <= limit if is_at_most else measured >= limit) else "no"
+    return "yes" if (measured <= limit if columns is STEP else measured >= limit) else "no"
 
 
 def _in_turns(

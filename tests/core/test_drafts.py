@@ -72,7 +72,7 @@ def run(
                 if said[-1] != drafted:
                     break
             all_tok += len(said)
-        drafts = drafter.step(names, sampled, now_s)
+        drafts = drafter.step(names, sampled, now_s, 0.0)
         all_drafted += sum(map(len, drafts))
     return now_s, all_tok, all_drafted
 
@@ -141,7 +141,7 @@ def test_given_any_order_of_requests_when_there_is_a_limit_then_no_more_tokens_a
     drafter, limit_tok = Drafter(limit_tok=100), 100
     for number, (group, count) in enumerate(requests):
         drafter.begin(f"r{number}", named(number, f"g{group}"), TEXT[:count])
-        drafter.step([f"r{number}"], [[1]], 0.0)
+        drafter.step([f"r{number}"], [[1]], 0.0, 0.0)
         assert drafter.size_tok <= limit_tok
         if number % 3:
             drafter.keep_only({f"r{number}"})
@@ -181,7 +181,7 @@ def test_given_answers_of_an_earlier_visit_when_one_comes_to_their_words_then_th
     drafter.begin("a", named("a"), TEXT[:3])
     drafts: list[list[int]] = [[]]
     for at in range(3, 40):
-        drafts = drafter.step(["a"], [[TEXT[at]]], at * STEP_S)
+        drafts = drafter.step(["a"], [[TEXT[at]]], at * STEP_S, 0.0)
     assert drafts[0] == TEXT[40 : 40 + len(drafts[0])] and len(drafts[0]) > 1
 
 
@@ -200,13 +200,13 @@ def test_given_a_draft_when_the_model_goes_another_way_then_the_next_one_starts_
     drafter = Drafter()
     drafter.begin("a", named("a"), TEXT[:100])
     drafter.begin("b", named("b"), TEXT[:3])
-    assert drafter.step(["a", "b"], [[], []], 0.0) == [[], []], "nothing is sampled yet"
+    assert drafter.step(["a", "b"], [[], []], 0.0, 0.0) == [[], []], "nothing is sampled yet"
     for at in range(100, 140):
-        drafts = drafter.step(["a", "b"], [[TEXT[at]], [TEXT[at - 97]]], at * STEP_S)
+        drafts = drafter.step(["a", "b"], [[TEXT[at]], [TEXT[at - 97]]], at * STEP_S, 0.0)
     assert drafts[1] == TEXT[43 : 43 + len(drafts[1])] and len(drafts[1]) > 1
     sampled = [[7], [TEXT[43], TEXT[80], TEXT[81], TEXT[82]]]
-    assert drafter.step(["a", "b"], sampled, 141 * STEP_S)[1][:1] == [TEXT[83]]
-    assert drafter.step(["nobody"], [[1]], 142 * STEP_S) == [[]]
+    assert drafter.step(["a", "b"], sampled, 141 * STEP_S, 0.0)[1][:1] == [TEXT[83]]
+    assert drafter.step(["nobody"], [[1]], 142 * STEP_S, 0.0) == [[]]
 
 
 @settings(max_examples=16, deadline=None)
@@ -257,7 +257,7 @@ def calls_of_a_step(rows: int) -> Counter[str]:
     for at in range(6):
         calls.clear()
         sys.setprofile(note)
-        drafter.step(names, [[at] for _ in names], at * STEP_S)
+        drafter.step(names, [[at] for _ in names], at * STEP_S, 0.0)
         sys.setprofile(None)
     return calls
 
@@ -339,10 +339,22 @@ def test_given_a_drafter_that_has_rested_when_it_is_awake_then_it_knows_what_was
     drafter.learn("g", [TEXT[:200]])
     drafter.begin("a", named("a"), TEXT[:50])
     for at in range(50, 60):
-        drafter.step(["a"], [[TEXT[at]]], at * STEP_S)
+        drafter.step(["a"], [[TEXT[at]]], at * STEP_S, 0.0)
     drafter.worth.rests = lambda rows: next(naps)
     assert drafter.rests(1) and drafter.rests(1) and len(drafter) == 0
     assert not drafter.rests(1)
     drafter.begin("a", named("a"), TEXT[:62])
     assert drafter.size_tok == 200 + 62
-    assert drafter.step(["a"], [[TEXT[62]]], 63 * STEP_S)[0][:1] == [TEXT[63]]
+    assert drafter.step(["a"], [[TEXT[62]]], 63 * STEP_S, 0.0)[0][:1] == [TEXT[63]]
+
+
+def test_given_requests_without_drafts_in_the_batch_when_drafting_does_not_pay_then_it_rests_at_that_load():
+    drafter, known, others = Drafter(), [f"g.{row}.0.x" for row in range(20)], [f"cmpl-{row}" for row in range(20)]
+    for row, name in enumerate(known):
+        drafter.begin(name, named(row), [])
+    now_s = 0.0
+    for at in range(WINDOW + 2):
+        assert not drafter.rests(len(known + others))
+        now_s += STEP_S
+        drafter.step(known + others, [[at] for _ in known + others], now_s, 0.1 * STEP_S)
+    assert drafter.rests(len(known + others))

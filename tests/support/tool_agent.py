@@ -9,7 +9,7 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 
 from examples.agent_loop.dialogue import Dialogue
 from examples.agent_loop.sandbox import Sandbox
-from recipe.async_dapo.calls import recorded
+from recipe.async_dapo.calls import current_recorder, recorded
 
 from . import till
 
@@ -26,13 +26,23 @@ class EveryResponseCalls(ToolParser):
 
 class NextProblemLoop(ToolAgentLoop):
     """Of two trajectories one runs verl's loop, and one a loop of its own at temperature 0. Both note each interruption
-    and each end. They have no state to keep, but the run decides how many of them stay alive over a stop."""
+    (alive over it or not) and each end. They have no state to keep, but the run decides how many stay alive."""
 
     keeps_state = True
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> AgentLoopOutput:
         is_own = sample["session_id"] % 2 == 0
         of = {"uid": sample["uid"], "session": sample["session_id"], "is_own": is_own}
+        recorder = current_recorder.get()
+        kept = None if recorder is None else recorder.kept_loop
+        if kept is not None:
+            suspend = kept.suspend
+
+            def noted_suspend() -> None:
+                till.note(**of, is_end=False)
+                suspend()
+
+            kept.suspend = noted_suspend  # type: ignore[method-assign]
         try:
             output = await (self._run_greedy if is_own else super().run)(sampling_params, **sample)
         except asyncio.CancelledError:

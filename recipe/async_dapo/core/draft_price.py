@@ -169,12 +169,15 @@ class Worth:
 
     def __init__(self) -> None:
         self._trials: dict[int, _Trial] = {}
-        self._nap_steps = self._looks = 0
+        self._nap_steps = 0
+        self._is_asleep = self._has_paid = False  # the second: at the last look
 
     def note(self, step_s: float, *, rows: int, tokens: int, drafter_s: float, is_control: bool) -> None:
         """A step, with prompts or without.
 
         Args:
+            rows: of the batch, those that get no drafts too.
+            tokens: that they have sampled.
             drafter_s: of the step, which an engine without drafts does not take.
             is_control: it has verified nothing, on purpose.
         """
@@ -195,12 +198,12 @@ class Worth:
             self._nap_steps -= 1
             return True
         trial = self._trials.get(rows.bit_length())
-        does_pay = trial is None or trial.rest_steps <= 0
-        if does_pay and self._looks != 1:  # awake, or this is the second look that says so
-            self._looks = 0
+        pays = trial is None or trial.rest_steps <= 0
+        is_awake = pays and (not self._is_asleep or self._has_paid)
+        self._is_asleep, self._has_paid = not is_awake, pays
+        if is_awake:
             return False
-        self._looks = 2 if does_pay else 1
         self._nap_steps = NAP_STEPS - 1
-        if trial is not None:
+        if trial is not None and not pays:
             trial.rest_steps -= NAP_STEPS
         return True

@@ -261,13 +261,13 @@ class Drafter:
         return True
 
     def step(
-        self, request_ids: Sequence[str], sampled: Sequence[list[int]], now_s: float, last_s: float = 0.0
+        self, request_ids: Sequence[str], sampled: Sequence[list[int]], now_s: float, drafter_s: float
     ) -> list[list[int]]:
         """Take what has been sampled, and draft for the next step.
 
         Args:
             sampled: tokens of each request; none where its prompt is not yet computed.
-            last_s: that the last call took, and all that was done for it.
+            drafter_s: of the step that ends, for the last call and all that was done for it.
 
         Returns:
             For each request; empty where there is no draft to be had, or it does not pay, or the request is not known.
@@ -277,7 +277,7 @@ class Drafter:
             self._is_plain = False
         self._take(rows, sampled)
         known = len(rows) - rows.count(None)
-        self._end_step(known, now_s, last_s)
+        self._end_step(sampled, known, now_s, drafter_s)
         self._add_due(_ADDED_TOK + 2 * known)
         self._steps += 1
         self._is_control = self._steps % CONTROL_EVERY == 0
@@ -356,22 +356,24 @@ class Drafter:
     def _can_try(self) -> bool:
         return self._trial_s > 0 and self._trial_s >= self._trial_cost_s
 
-    def _end_step(self, rows: int, now_s: float, drafter_s: float) -> None:
+    def _end_step(self, sampled: Sequence[list[int]], known: int, now_s: float, drafter_s: float) -> None:
         began_s, self._last_s = self._last_s, now_s
-        step_s = 0.0 if began_s is None else now_s - began_s
-        drafted_tok = sum(drafted for _, drafted, _ in self._outcomes)
-        tokens = rows + sum(accepted for _, _, accepted in self._outcomes)
-        if rows and step_s:
-            is_control = self._is_control
-            self.worth.note(step_s, rows=rows, tokens=tokens, drafter_s=drafter_s, is_control=is_control)
-        if rows and step_s and self._is_plain:
-            self.price.note(step_s, rows=rows, drafted_tok=drafted_tok, tokens=tokens)
-            saved_s = self._trial_s + TRIAL_SHARE * self.price.step_s
-            self._trial_s = min(saved_s, 2 * self._trial_cost_s)
+        if began_s is not None and known:
+            step_s, tokens = now_s - began_s, sum(map(len, sampled))
+            self.worth.note(step_s, rows=len(sampled), tokens=tokens, drafter_s=drafter_s, is_control=self._is_control)
+            if self._is_plain:
+                self._note_price(step_s, known)
         for (level, drafted, accepted), times in Counter(self._outcomes).items():
             self.acceptance.note(level, drafted, accepted, times)
         self._outcomes.clear()
         self._is_plain = True
+
+    def _note_price(self, step_s: float, rows: int) -> None:
+        drafted_tok = sum(drafted for _, drafted, _ in self._outcomes)
+        tokens = rows + sum(accepted for _, _, accepted in self._outcomes)
+        self.price.note(step_s, rows=rows, drafted_tok=drafted_tok, tokens=tokens)
+        saved_s = self._trial_s + TRIAL_SHARE * self.price.step_s
+        self._trial_s = min(saved_s, 2 * self._trial_cost_s)
 
     def note_prefill(self) -> None:
         """The step that ends has computed a prompt, too: its time says nothing of drafts."""

@@ -230,8 +230,10 @@ def _concurrency(record: RoundRecord) -> dict[str, float]:
 
 
 def _drafts(loads: Collection[EngineLoad]) -> dict[str, float]:
-    """Every response that decodes in a step gets a token, and those of its draft that are accepted."""
-    if not any(load.drafted_tok for load in loads):
+    """Every response that decodes in a step gets a token, and those of its draft that are accepted. This recipe's
+    drafter takes time while it rests, too.
+    """
+    if not any(load.drafted_tok or load.draft_s for load in loads):
         return {}
     generated, accepted = sum(load.generated_tok for load in loads), sum(load.accepted_tok for load in loads)
     return {
