@@ -353,7 +353,7 @@ def test_given_requests_without_drafts_in_the_batch_when_drafting_does_not_pay_t
     for row, name in enumerate(known):
         drafter.begin(name, named(row), [])
     now_s = 0.0
-    for at in range(WINDOW + 2):
+    for at in range(WINDOW + 1):
         assert not drafter.rests(len(known + others))
         now_s += STEP_S
         drafter.step(known + others, [[at] for _ in known + others], now_s, 0.1 * STEP_S)
