@@ -18,9 +18,8 @@ from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.rollout.reports import RoundResult
 from recipe.async_dapo.training.checkpoints import RolloutState
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
-from recipe.async_dapo.training.rolling_buffer import RollingReplayBuffer
 from recipe.async_dapo.training.separate_engines import SeparateEngines
-from recipe.async_dapo.training.separate_trainer import SeparateTrainer
+from recipe.async_dapo.training.separate_trainer import RollingReplayBuffer, SeparateTrainer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.rehearsal.training import RehearsedAsyncDAPO
 

@@ -9,11 +9,14 @@ starts. Tokens are counted in a window that begins when every place has been fil
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -40,62 +43,83 @@ def engine_options(assets: Assets, *, engines: int) -> dict[str, object]:
     return {name: rollout[name] for name in ENGINE_OPTIONS} | {"distributed_executor_backend": executor}
 
 
-async def full_engine(assets: Assets, *, engines: int) -> float:
-    """Tokens per second of one of the engines, in this process."""
-    from verl.plugin.platform import get_platform
-
-    os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
+def chat_prompts(assets: Assets) -> list[list[int]]:
+    """The tokens of the task's prompts."""
     import pyarrow.parquet
     from transformers import AutoTokenizer
-    from vllm import SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.inputs import TokensPrompt
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.async_llm import AsyncLLM
 
     tokenizer = AutoTokenizer.from_pretrained(assets.model)
     rows = pyarrow.parquet.read_table(assets.train_file).to_pylist()
-    prompts = [
-        tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in rows
-    ]
-    engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=str(assets.model), stream_interval=STREAM_INTERVAL, **engine_options(assets, engines=engines)
+    return [tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in rows]
+
+
+class FullEngine:
+    """One of the engines, in this process: whenever a request ends the next one starts.
+
+    Args:
+        arguments: of vLLM, beside or in place of those that a training run gives.
+    """
+
+    def __init__(self, assets: Assets, *, engines: int, **arguments: object) -> None:
+        from verl.plugin.platform import get_platform
+
+        os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        given = {"model": str(assets.model), "stream_interval": STREAM_INTERVAL}
+        every = given | engine_options(assets, engines=engines) | arguments
+        self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**every))
+        self._places, self._most_tok = REQUESTS_IN_FLIGHT // engines, assets.shape.max_response_tok
+        self._tok = 0
+
+    @asynccontextmanager
+    async def filled(self, requests: Iterable[tuple[str, list[int]]]) -> AsyncIterator[None]:
+        """All places are, for a while already.
+
+        Args:
+            requests: without an end, name and prompt of each.
+        """
+        waiting = iter(requests)
+        async with asyncio.TaskGroup() as tasks:
+            places = [tasks.create_task(self._keep_filled(waiting)) for _ in range(self._places)]
+            await asyncio.sleep(RAMP_UP_S)
+            yield
+            for place in places:
+                place.cancel()
+        self.engine.shutdown()
+
+    async def _keep_filled(self, waiting: Iterator[tuple[str, list[int]]]) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=1.0,
+            max_tokens=self._most_tok,
+            logprobs=0,
+            output_kind=RequestOutputKind.DELTA,
+            detokenize=False,  # this and the next: the lightest front end, which is this recipe's
+            flat_logprobs=True,
         )
-    )
-    params = SamplingParams(
-        temperature=1.0,
-        max_tokens=assets.shape.max_response_tok,
-        logprobs=0,
-        output_kind=RequestOutputKind.DELTA,
-        detokenize=False,  # this and the next: the lightest front end, which is this recipe's
-        flat_logprobs=True,
-    )
-    counted_tok = started = 0
+        for name, prompt_ids in waiting:
+            async for output in self.engine.generate(TokensPrompt(prompt_token_ids=prompt_ids), params, name):
+                self._tok += len(output.outputs[0].token_ids)
 
-    async def keep_one_place_filled() -> None:
-        nonlocal counted_tok, started
-        while True:
-            name, prompt_ids = f"request-{started}", prompts[started % len(prompts)]
-            started += 1
-            async for output in engine.generate(TokensPrompt(prompt_token_ids=prompt_ids), params, name):
-                counted_tok += len(output.outputs[0].token_ids)
+    async def tok_per_s(self, window_s: float) -> float:
+        """Counted from now on."""
+        before_tok, began = self._tok, time.monotonic()
+        await asyncio.sleep(window_s)
+        return (self._tok - before_tok) / (time.monotonic() - began)
 
-    async def measure() -> float:
-        await asyncio.sleep(RAMP_UP_S)
+
+async def full_engine(assets: Assets, *, engines: int) -> float:
+    """Tokens per second of one of the engines, in this process."""
+    prompts, full = chat_prompts(assets), FullEngine(assets, engines=engines)
+    async with full.filled((f"request-{number}", prompts[number % len(prompts)]) for number in itertools.count()):
         print(READY, flush=True)
         await asyncio.to_thread(sys.stdin.readline)  # until all engines are
-        before_tok, began = counted_tok, time.monotonic()
-        await asyncio.sleep(WINDOW_S)
-        return (counted_tok - before_tok) / (time.monotonic() - began)
-
-    async with asyncio.TaskGroup() as tasks:
-        places = [tasks.create_task(keep_one_place_filled()) for _ in range(REQUESTS_IN_FLIGHT // engines)]
-        rate = await measure()
-        for place in places:
-            place.cancel()
-    engine.shutdown()
-    return rate
+        return await full.tok_per_s(WINDOW_S)
 
 
 def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> int:

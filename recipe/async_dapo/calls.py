@@ -21,8 +21,8 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, TypeVar
 
-from .core.failures import Cause
 from .core.journal import Call, CallCounts, WhenUnknown, call_digest
+from .core.outcome import Cause
 from .core.trajectory import Attachment, BrokenRecord, Segment, Trajectory, Turn
 
 F = TypeVar("F", bound=Callable[..., Any])

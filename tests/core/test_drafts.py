@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from itertools import pairwise
+from itertools import groupby, pairwise
 from random import Random
 from types import FrameType
 
@@ -10,11 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.draft_price import (
-    CONTROL_EVERY,
     CONTROLS,
+    FIRST_REST,
+    LONGEST_REST,
     MOST_DRAFT_TOK,
     NAP_STEPS,
-    REST_STEPS,
+    TRIED_EVERY,
+    WATCHED_EVERY,
     Acceptance,
     Worth,
 )
@@ -28,6 +30,12 @@ tokens = st.lists(st.integers(0, 5), max_size=120)
 
 def named(answer: object, group: str = "g") -> RequestName:
     return RequestName(group, str(answer), 0)
+
+
+def without_controls() -> Drafter:
+    drafter = Drafter()
+    drafter.worth.is_control = lambda rows: False
+    return drafter
 
 
 def indexed(*answers: list[int]) -> GroupIndex:
@@ -176,7 +184,7 @@ def test_given_answers_that_repeat_a_sibling_when_verifying_is_cheap_then_steps_
 
 
 def test_given_answers_of_an_earlier_visit_when_one_comes_to_their_words_then_they_are_its_drafts():
-    drafter = Drafter()
+    drafter = without_controls()
     drafter.learn("g", [TEXT[:200], TEXT[600:800]])
     drafter.begin("a", named("a"), TEXT[:3])
     drafts: list[list[int]] = [[]]
@@ -197,7 +205,7 @@ def test_given_answers_of_earlier_visits_when_room_is_short_then_those_that_run_
 
 
 def test_given_a_draft_when_the_model_goes_another_way_then_the_next_one_starts_from_there():
-    drafter = Drafter()
+    drafter = without_controls()
     drafter.begin("a", named("a"), TEXT[:100])
     drafter.begin("b", named("b"), TEXT[:3])
     assert drafter.step(["a", "b"], [[], []], 0.0, 0.0) == [[], []], "nothing is sampled yet"
@@ -295,43 +303,58 @@ def test_given_steps_that_take_no_longer_with_drafts_when_compared_then_verifyin
     assert prices[0].least_probability < 0.1 and prices[1].least_probability > 1
 
 
-WINDOW = CONTROL_EVERY * CONTROLS  # steps until drafting is compared with its control
+TRIAL, WATCH = TRIED_EVERY * CONTROLS, WATCHED_EVERY * CONTROLS  # steps until drafting is compared with its control
+COSTLY = {"rows": 32, "drafter_s": 0.1 * STEP_S, "tokens": 34}
+WORTH_IT = {"rows": 32, "drafter_s": 0.1 * STEP_S, "tokens": 36}
 
 
-def decode(worth: Worth, *, rows: int, steps: int, drafter_s: float, tokens: int) -> int:
-    """Steps of an engine that samples so many tokens in each that is no control. Returns how many a drafter rests."""
-    resting = awake = 0
+def decode(worth: Worth, *, rows: int, steps: int, drafter_s: float, tokens: int) -> list[bool]:
+    """Steps of an engine that samples so many tokens where it is no control. Says of each whether a drafter rests."""
+    resting = []
     for _ in range(steps):
-        if worth.rests(rows):
-            resting += 1
-            continue
-        awake += 1
-        is_control = awake % CONTROL_EVERY == 0
-        done = rows if is_control else tokens
-        step_s = STEP_S + drafter_s
-        worth.note(step_s, rows=rows, tokens=done, drafter_s=drafter_s, is_control=is_control)
+        resting.append(worth.rests(rows))
+        if not resting[-1]:
+            is_control = worth.is_control(rows)
+            done, step_s = rows if is_control else tokens, STEP_S + drafter_s
+            worth.note(step_s, rows=rows, tokens=done, drafter_s=drafter_s, is_control=is_control)
     return resting
 
 
-def test_given_a_drafter_that_takes_more_than_it_saves_when_compared_then_it_rests_and_tries_again_later():
-    worth, costly = Worth(), {"rows": 32, "drafter_s": 0.1 * STEP_S, "tokens": 34}
-    assert decode(worth, steps=WINDOW, **costly) == 0
-    assert decode(worth, steps=REST_STEPS, **costly) > 0.99 * REST_STEPS
-    assert decode(worth, steps=WINDOW // 2, **costly) < 3 * NAP_STEPS, "it does not try again"
-    assert decode(worth, steps=40 * WINDOW, **costly) > 0.96 * 40 * WINDOW - WINDOW
+def runs(resting: list[bool], is_resting: bool) -> list[int]:
+    """Lengths of those that are over [steps]."""
+    return [len(list(run)) for kind, run in groupby(resting) if kind is is_resting][: None if is_resting else -1]
 
 
-def test_given_drafts_that_save_more_than_they_take_when_compared_then_no_step_is_without_a_drafter():
-    assert decode(Worth(), rows=32, steps=20 * WINDOW, drafter_s=0.1 * STEP_S, tokens=36) == 0
+def test_given_a_drafter_that_takes_more_than_it_saves_when_compared_then_it_rests_and_each_time_twice_as_long():
+    resting = decode(Worth(), steps=6 * LONGEST_REST, **COSTLY)
+    expected = [FIRST_REST * 2**number for number in range(6)] + [LONGEST_REST] * 3
+    rests = runs(resting, True)[: len(expected)]
+    assert all(rest <= steps <= rest + 2 * NAP_STEPS for rest, steps in zip(expected, rests, strict=True))
+    assert all(abs(steps - TRIAL) <= NAP_STEPS for steps in runs(resting, False)), "it tries for as long as it has to"
+    assert sum(resting) > 0.99 * len(resting)
+
+
+def test_given_drafts_that_save_more_than_they_take_when_compared_then_none_rests_and_few_steps_are_controls():
+    worth = Worth()
+    assert not any(decode(worth, steps=TRIAL + 1 + 20 * WATCH, **WORTH_IT))
+    assert sum(worth.is_control(WORTH_IT["rows"]) for _ in range(WATCH)) == CONTROLS
+
+
+def test_given_drafts_that_have_paid_meanwhile_when_they_no_longer_do_then_the_rest_is_short_again():
+    worth = Worth()
+    decode(worth, steps=4 * LONGEST_REST, **COSTLY)
+    decode(worth, steps=2 * LONGEST_REST, **WORTH_IT)
+    rest, *_ = runs(decode(worth, steps=WATCH + 2 * FIRST_REST, **COSTLY), True)
+    assert rest <= FIRST_REST + 2 * NAP_STEPS
 
 
 def test_given_a_drafter_that_rests_when_the_load_changes_then_it_wakes_up_only_where_that_lasts():
     worth = Worth()
-    decode(worth, rows=32, steps=2 * WINDOW, drafter_s=0.1 * STEP_S, tokens=32)
+    decode(worth, steps=40 * FIRST_REST, **COSTLY)
     for _ in range(50):  # dips, at any place in a nap
-        assert decode(worth, rows=4, steps=7, drafter_s=0.0, tokens=8) == 7
-        assert decode(worth, rows=32, steps=2 * NAP_STEPS - 7, drafter_s=0.0, tokens=32) == 2 * NAP_STEPS - 7
-    assert decode(worth, rows=4, steps=WINDOW, drafter_s=0.0, tokens=8) <= 3 * NAP_STEPS
+        assert all(decode(worth, rows=4, steps=7, drafter_s=0.0, tokens=8))
+        assert all(decode(worth, steps=2 * NAP_STEPS - 7, **COSTLY))
+    assert sum(decode(worth, rows=4, steps=WATCH, drafter_s=0.0, tokens=8)) <= 3 * NAP_STEPS
 
 
 def test_given_a_drafter_that_has_rested_when_it_is_awake_then_it_knows_what_was_said_before():
@@ -352,9 +375,9 @@ def test_given_requests_without_drafts_in_the_batch_when_drafting_does_not_pay_t
     drafter, known, others = Drafter(), [f"g.{row}.0.x" for row in range(20)], [f"cmpl-{row}" for row in range(20)]
     for row, name in enumerate(known):
         drafter.begin(name, named(row), [])
-    now_s = 0.0
-    for at in range(WINDOW + 1):
-        assert not drafter.rests(len(known + others))
-        now_s += STEP_S
-        drafter.step(known + others, [[at] for _ in known + others], now_s, 0.1 * STEP_S)
-    assert drafter.rests(len(known + others))
+    now_s, steps = 0.0, 0
+    while not drafter.rests(len(known + others)):
+        now_s, steps = now_s + STEP_S, steps + 1
+        drafter.step(known + others, [[steps] for _ in known + others], now_s, 0.1 * STEP_S)
+        assert steps < 2 * TRIAL
+    assert steps >= TRIAL

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.earlier_answers import MOST_ANSWERS, EarlierAnswers, chosen
+from recipe.async_dapo.core.prompt_history import MOST_ANSWERS, EarlierAnswers, chosen
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 40)), max_size=40))

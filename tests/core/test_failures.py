@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe.async_dapo.core.failures import (
+from recipe.async_dapo.core.outcome import (
     FALSE_ALARM,
     TOLERABLE_COMPLETE_SHARE,
     EndedGroups,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayTaskError
 
-from recipe.async_dapo.core.failures import Cause, EndedGroups
-from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.outcome import Cause, EndedGroups, GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.rollout import coordinator as coordinator_module

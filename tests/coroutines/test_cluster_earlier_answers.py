@@ -3,7 +3,7 @@
 import pytest
 
 from recipe.async_dapo.config import Drafts, RolloutStrategy
-from recipe.async_dapo.core.earlier_answers import MOST_ANSWERS
+from recipe.async_dapo.core.prompt_history import MOST_ANSWERS
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.rollout.manager import make_group

@@ -9,7 +9,7 @@ import pytest
 from vllm.sampling_params import SamplingParams
 
 from benchmarks.side_by_side.verl_drafts import VerlDrafts
-from recipe.async_dapo.core.draft_price import MOST_DRAFT_TOK
+from recipe.async_dapo.core.draft_price import MOST_DRAFT_TOK, Worth
 from recipe.async_dapo.core.drafts import Drafter
 from recipe.async_dapo.engines import drafts
 from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG, SiblingDrafts, room_for_drafts
@@ -30,6 +30,7 @@ class Batch:
         self.proposer = SiblingDrafts(SimpleNamespace())
         self.drafts: dict[str, list[int]] = {}
         monkeypatch.setattr(drafts.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(Worth, "is_control", lambda worth, rows: False)
 
     def add(self, name: str, context: list[int], **params: Any) -> None:
         self.tokens[name] = [*PROMPT, *context]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo.core.earlier_answers import MOST_ANSWERS
+from recipe.async_dapo.core.prompt_history import MOST_ANSWERS
 from recipe.async_dapo.record.checkpoint_folder import read_pool
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets

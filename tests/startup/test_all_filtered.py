@@ -7,7 +7,7 @@ import pytest
 from omegaconf import DictConfig
 
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
-from recipe.async_dapo.core.failures import EndedGroups
+from recipe.async_dapo.core.outcome import EndedGroups
 from recipe.async_dapo.core.over_sampling import AtHand
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.coordinator import RoundEvent

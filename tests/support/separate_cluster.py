@@ -15,8 +15,8 @@ from recipe.async_dapo.config import AsyncDAPOConfig, Placement, RolloutStrategy
 from recipe.async_dapo.core.rolling_update import Phase
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.rolling_balancer import RollingLoadBalancer
-from recipe.async_dapo.training.rolling_buffer import RollingReplayBuffer
 from recipe.async_dapo.training.separate_engines import SeparateEngines
+from recipe.async_dapo.training.separate_trainer import RollingReplayBuffer
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer
 from .rolling_world import WeightTaker

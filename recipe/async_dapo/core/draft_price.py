@@ -5,9 +5,9 @@ saves a part of another step. So a draft goes on as long as the probability that
 token takes at this load, is above the price of verifying one; where not even its first token is worth it, there is
 none. Prices and probabilities are measured as the engine goes.
 
-That rule does not see what drafting costs in every step: the time of the drafter, and an engine that verifies. So one
-step in `CONTROL_EVERY` verifies nothing. Where the others yield fewer tokens a second than these do without the
-drafter's own time, the drafter rests for a while.
+That rule does not see what drafting costs in every step: the time of the drafter, and an engine that verifies. So some
+steps verify nothing. Where the others yield fewer tokens a second than these do without the drafter's own time, the
+drafter rests for a while, and for twice as long when that comes out again.
 """
 
 from dataclasses import dataclass, field
@@ -131,9 +131,9 @@ class Price:
         return MARGIN * self.token_s / saved_s
 
 
-CONTROL_EVERY = 32  # steps, of which one verifies nothing
-CONTROLS = 32  # until they are compared with the others
-REST_STEPS = 32 * CONTROLS * CONTROL_EVERY  # then once more
+CONTROLS = 32  # steps that verify nothing, until they are compared with the others
+TRIED_EVERY, WATCHED_EVERY = 4, 32  # steps, of which one is a control: while it is open whether drafts pay; later on
+FIRST_REST, LONGEST_REST = 1024, 32768  # steps
 NAP_STEPS = 64  # of a rest, between two looks at the load: two have to say that drafts pay, as waking up takes time
 _LONG_STEP = 4.0  # a step with a prompt may take as many times the mean; where it takes longer, the engine waited
 
@@ -156,12 +156,24 @@ class _Yield:
 
 @dataclass(slots=True)
 class _Trial:
-    """Steps with about as many rows: those with drafts beside those without, and how long it rests by what came out."""
+    """Steps with about as many rows: those with drafts beside those without, and what came out."""
 
     mean_s: float
     drafting: _Yield = field(default_factory=_Yield)
     control: _Yield = field(default_factory=_Yield)
+    steps: int = 0
+    pays: bool = False  # at the last verdict
     rest_steps: int = 0  # that are left
+    next_rest: int = FIRST_REST  # where it does not pay again
+
+    def end(self) -> None:
+        """With a verdict; the next one begins."""
+        self.pays = not self.drafting.is_less_than(self.control)
+        if self.pays:
+            self.next_rest = FIRST_REST
+        else:
+            self.rest_steps, self.next_rest = self.next_rest, min(2 * self.next_rest, LONGEST_REST)
+        self.drafting, self.control = _Yield(), _Yield()
 
 
 class Worth:
@@ -189,8 +201,15 @@ class Worth:
         else:
             trial.drafting.note(step_s, tokens)
         if trial.control.steps >= CONTROLS:
-            trial.rest_steps = REST_STEPS if trial.drafting.is_less_than(trial.control) else 0
-            trial.drafting, trial.control = _Yield(), _Yield()
+            trial.end()
+
+    def is_control(self, rows: int) -> bool:
+        """Whether the next step is to verify nothing, as far as it has so many rows; asked once for each step."""
+        trial = self._trials.get(rows.bit_length())
+        if trial is None:
+            return False
+        trial.steps += 1
+        return trial.steps % (WATCHED_EVERY if trial.pays else TRIED_EVERY) == 0
 
     def rests(self, rows: int) -> bool:
         """Whether a step with so many rows is better off without a drafter; asked once for each step."""

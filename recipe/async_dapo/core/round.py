@@ -21,8 +21,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from .failures import EndedGroups
-from .outcome import JUDGED, CauseCounts, GroupOutcome, Verdict
+from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
 from .worker_queues import Unfinished, WaitingGroup, WorkerQueues

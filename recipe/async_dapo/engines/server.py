@@ -23,7 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..config import CUSTOM_OPTIONS
 from ..core.concurrency import EngineLoad
-from ..core.speculation import OwnDrafts
+from ..core.drafts import OwnDrafts
 from ..logs import show_logs
 from ..verl_version import check_versions
 from ..weights.stream import FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine

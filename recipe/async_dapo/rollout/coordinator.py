@@ -21,9 +21,8 @@ from enum import StrEnum
 import ray
 from ray.actor import ActorHandle
 
-from ..core.failures import EndedGroups, KnownPlaces
 from ..core.leases import MAX_PENDING_CALLS
-from ..core.outcome import GroupOutcome, Verdict
+from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
 from ..core.rolling_round import RollingRound, RollingSpec
 from ..core.round import Milestones, Round, RoundProgress, RoundSpec, RoundSummary

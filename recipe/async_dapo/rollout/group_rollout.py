@@ -15,9 +15,8 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..calls import Recorder, SampledTokens, TrajectoryGivenUp, current_recorder
 from ..config import AsyncDAPOConfig, ConfigError, OnRewardError
-from ..core.failures import Cause, KnownPlaces
 from ..core.journal import CallCounts
-from ..core.outcome import GroupOutcome, Verdict, is_certain, judge_group
+from ..core.outcome import Cause, GroupOutcome, KnownPlaces, Verdict, is_certain, judge_group
 from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted

@@ -21,10 +21,10 @@ from verl.experimental.agent_loop import AgentLoopManager
 
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.concurrency import ConcurrencyState
-from ..core.earlier_answers import EarlierAnswers
-from ..core.failures import EndedGroups
 from ..core.leases import MAX_PENDING_CALLS
+from ..core.outcome import EndedGroups
 from ..core.over_sampling import AtHand
+from ..core.prompt_history import EarlierAnswers
 from ..core.rolling_round import RollingSpec
 from ..core.round import RoundProgress, RoundSpec, Standstill
 from ..core.screening import NO_SCREENING

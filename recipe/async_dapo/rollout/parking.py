@@ -15,8 +15,8 @@ from dataclasses import replace
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from ..core.earlier_answers import EarlierAnswers, chosen
 from ..core.outcome import GroupOutcome, Verdict
+from ..core.prompt_history import EarlierAnswers, chosen
 from ..core.screening import Screening
 from ..core.trajectory import PromptGroup
 from .coordinator import Ticket

@@ -15,7 +15,7 @@ from verl.experimental.agent_loop import AgentLoopOutput
 from ..aio import RECONNECT_S
 from ..calls import Recorder
 from ..config import AsyncDAPOConfig, ConfigError
-from ..core.failures import Cause, KnownPlaces
+from ..core.outcome import Cause, KnownPlaces
 from .reward_process import describe, user_traceback
 from .started_process import RewardProcessDied, RewardProcessKilled, RewardRaised
 

@@ -16,13 +16,11 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from .. import store
 from ..config import AsyncDAPOConfig, Auto, ConfigError
 from ..core.concurrency import ConcurrencyState
-from ..core.earlier_answers import EarlierAnswers
-from ..core.failures import EndedGroups
 from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow
-from ..core.outcome import Verdict
+from ..core.outcome import EndedGroups, Verdict
 from ..core.pool import Dispatch, PromptPool, Settlement
-from ..core.prompt_history import PromptHistory
+from ..core.prompt_history import EarlierAnswers, PromptHistory
 from ..core.round import RoundSpec
 from ..core.screening import Screened
 from ..core.staleness import StalenessLimit, VersionShares

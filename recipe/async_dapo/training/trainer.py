@@ -48,8 +48,8 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from .. import store
 from ..actor_watch import watched
 from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling, Placement, RolloutStrategy
+from ..core.drafts import OwnDrafts
 from ..core.ledger import LedgerError
-from ..core.speculation import OwnDrafts
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
