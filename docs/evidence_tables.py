@@ -206,10 +206,10 @@ def drafts_measured() -> str:
 def _in_full_engines() -> str:
     """Tokens a second with drafts over those without, in one engine."""
     rows = pd.read_csv(drafts.FOLDER / "cost.csv")
-    over = (rows["with_tok_per_s"] / rows["without_tok_per_s"]).groupby(rows["tail"])
+    over = (rows["with_tok_per_s"] / rows["without_tok_per_s"]).groupby([rows["source"], rows["tail"]])
     said = ", ".join(
-        f"{defaults.geometric_mean(pairs):.3f} at tail {tail} ({pairs.min():.3f} to {pairs.max():.3f})"
-        for tail, pairs in over
+        f"{source} {defaults.geometric_mean(pairs):.3f} at tail {tail} ({pairs.min():.3f} to {pairs.max():.3f})"
+        for (source, tail), pairs in over
     )
     return f"Tokens/s of an engine kept full, with drafts over without, {len(rows)} pairs of blocks: {said}."
 

@@ -2,9 +2,10 @@
 
 python -m benchmarks.drafts.cost --tails 8 25 --pairs 6
 
-Model, engine options and requests in flight are those of `side_by_side`, prompts come in groups as in a training. The
-drafter rests where it finds that it does not pay, so its first pairs are dearer than its last. Writes `cost.csv`, a row
-for each pair of blocks, and prints tokens per second with drafts over those without.
+Model, engine options and requests in flight are those of `side_by_side`, prompts come in groups as in a training. This
+recipe's drafter rests where it finds that it does not pay, so its first pairs are dearer than its last. `--source
+suffix` is vLLM's suffix decoding (arXiv:2411.04975), which needs `pip install arctic-inference==0.1.1`. Writes
+`cost.csv`, a row for each pair of blocks, and prints tokens per second with drafts over those without.
 """
 
 import argparse
@@ -28,7 +29,10 @@ from recipe.async_dapo_lab.quickstart.overrides import RESPONSES_PER_PROMPT
 from recipe.async_dapo_lab.quickstart.task import MAX_PROMPT_TOK
 
 SETTLE_S, BLOCK_S = 1.0, 6.0
-ENGINE_SIDE = "benchmarks.drafts.switched"
+SOURCES = {  # vLLM's `speculative_config`, beside the length of a draft
+    "siblings": {"method": "custom_class", "model": "recipe.async_dapo.engines.drafts.SiblingDrafts"},
+    "suffix": {"method": "suffix"},
+}
 
 
 def grouped(prompts: list[list[int]]) -> Iterator[tuple[str, list[int]]]:
@@ -40,21 +44,17 @@ def grouped(prompts: list[list[int]]) -> Iterator[tuple[str, list[int]]]:
         yield name.prefix() + str(number), prompt_ids
 
 
-async def blocks(assets: Assets, pairs: int) -> list[dict[str, float]]:
+async def blocks(assets: Assets, source: str, pairs: int) -> list[dict[str, float]]:
     """Each pair's tokens per second, in this process."""
-    from recipe.async_dapo.engines.load_meter import LoadMeter
-
     full = FullEngine(
         assets,
         engines=1,
         max_model_len=MAX_PROMPT_TOK + assets.shape.max_response_tok + MOST_DRAFT_TOK,
-        speculative_config={
-            "method": "custom_class",
-            "model": f"{ENGINE_SIDE}.SwitchedDrafts",
-            "num_speculative_tokens": MOST_DRAFT_TOK,
-        },
-        worker_extension_cls=f"{ENGINE_SIDE}.Switch",
+        speculative_config={**SOURCES[source], "num_speculative_tokens": MOST_DRAFT_TOK},
+        worker_extension_cls="benchmarks.drafts.switched.Switch",
     )
+    from recipe.async_dapo.engines.load_meter import LoadMeter
+
     meter = LoadMeter.attach(full.engine)
     await full.engine.collective_rpc("bind_drafts")
     rows = []
@@ -80,9 +80,10 @@ async def blocks(assets: Assets, pairs: int) -> list[dict[str, float]]:
     return rows
 
 
-def in_a_process(folder: Path, tail: int, pairs: int) -> list[dict[str, float]]:
+def in_a_process(folder: Path, tail: int, source: str, pairs: int) -> list[dict[str, float]]:
     """As `full_engines` starts its own."""
     command = [sys.executable, "-m", "benchmarks.drafts.cost", "--here", "--tails", str(tail), "--pairs", str(pairs)]
+    command += ["--source", source]
     environment = run_environment(os.environ, code_path=ROOT, output=folder, ray_folder=folder)
     ended = subprocess.run([*command, "--runs", str(folder)], env=environment, stdout=subprocess.PIPE, text=True)
     ended.check_returncode()
@@ -93,6 +94,7 @@ def in_a_process(folder: Path, tail: int, pairs: int) -> list[dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tails", type=int, nargs="+", choices=TAILS, default=[8, 25])
+    parser.add_argument("--source", choices=SOURCES, default="siblings")
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--output", type=Path, default=Path("outputs", "drafts"), help="of cost.csv")
     parser.add_argument("--runs", type=Path, default=Path("outputs", "drafts"), help="folder of model and data")
@@ -101,15 +103,15 @@ def main() -> None:
     folder = options.runs.absolute()
     if options.here:
         assets = prepare_assets(folder, seed=0, shape=TAILS[options.tails[0]])
-        print(json.dumps(asyncio.run(blocks(assets, options.pairs))))
+        print(json.dumps(asyncio.run(blocks(assets, options.source, options.pairs))))
         return
     file = RunsFile(options.output / "cost.csv")
     for tail in options.tails:
         prepare_assets(folder, seed=0, shape=TAILS[tail])
-        for number, row in enumerate(in_a_process(folder, tail, options.pairs)):
-            file.add({"tail": tail, "pair": number, **row})
+        for number, row in enumerate(in_a_process(folder, tail, options.source, options.pairs)):
+            file.add({"source": options.source, "tail": tail, "pair": number, **row})
             over = row["with_tok_per_s"] / row["without_tok_per_s"]
-            print(f"tail {tail}, pair {number}: with drafts over without {over:.3f}", flush=True)
+            print(f"{options.source}, tail {tail}, pair {number}: with drafts over without {over:.3f}", flush=True)
 
 
 if __name__ == "__main__":

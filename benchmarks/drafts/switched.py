@@ -1,4 +1,4 @@
-"""This recipe's proposer of drafts with a switch, for `cost`; vLLM loads both classes by their paths."""
+"""A worker extension that switches an engine's proposer of drafts off and on, for `cost`; vLLM loads it by its path."""
 
 from typing import Any
 
@@ -6,20 +6,20 @@ from recipe.async_dapo.engines.drafts import SiblingDrafts
 from recipe.async_dapo.weights.stream import WeightReceiver
 
 
-class SwitchedDrafts(SiblingDrafts):
-    """Switched off it proposes nothing, and takes no time."""
-
-    is_on = False
-
-    def propose(self, sampled_token_ids: list[list[int]], *arguments: Any, **options: Any) -> list[list[int]]:
-        if self.is_on:
-            return super().propose(sampled_token_ids, *arguments, **options)
-        self._known.clear()  # what is sampled meanwhile is read when it is on again
-        return [[] for _ in sampled_token_ids]
-
-
 class Switch(WeightReceiver):
-    """The recipe's worker extension, which can reach it."""
+    """The recipe's own, which can reach the proposer; switched off, that proposes nothing and takes no time."""
 
     def switch_drafts(self, is_on: bool) -> None:
-        self.model_runner.drafter.is_on = is_on
+        drafter = self.model_runner.drafter
+        if not is_on:
+            drafter.propose = _nothing
+        else:
+            vars(drafter).pop("propose", None)
+            if isinstance(drafter, SiblingDrafts):
+                drafter._known.clear()  # what was sampled meanwhile is read again
+
+
+def _nothing(*arguments: Any, **_: Any) -> list[list[int]]:
+    """As every proposer is called: among its arguments is a list of what each request has sampled."""
+    sampled = next(argument for argument in arguments if isinstance(argument, list))
+    return [[] for _ in sampled]
