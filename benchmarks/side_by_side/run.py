@@ -114,6 +114,11 @@ VERL_DRAFTS = (
     f"{VLLM}.speculative_config.num_speculative_tokens={MOST_DRAFT_TOK}",
     f"{VLLM}.max_model_len={MAX_PROMPT_TOK + max(shape.max_response_tok for shape in TAILS.values()) + MOST_DRAFT_TOK}",
 )
+# vLLM's suffix decoding (arXiv:2411.04975): drafts from all that the engine has answered, whatever the prompt.
+SUFFIX_DRAFTS = (
+    f"{VLLM}.speculative_config.method=suffix",
+    f"{VLLM}.speculative_config.num_speculative_tokens={MOST_DRAFT_TOK}",
+)
 
 SYSTEMS = {
     "verl sync": System(verl_mode=verl_mode("sync", poll_s=2.0)),
@@ -127,6 +132,7 @@ SYSTEMS = {
     "discard, fifo": System(strategy="discard", stop_rule="fifo"),
     "partial": System(strategy="partial"),
     "partial, drafts": System(strategy="partial", own=("async_dapo.drafts=siblings",)),
+    "partial, suffix drafts": System(strategy="partial", own=SUFFIX_DRAFTS),  # needs arctic-inference==0.1.1
     "partial_stale_kv": System(strategy="partial_stale_kv"),
     "verl separate_async, 0.05 s poll": System(verl_mode=(*verl_mode("separate_async", poll_s=0.05), *VERL_SEPARATE)),
     "separate, partial": System(strategy="partial", own=SEPARATE),
