@@ -5,7 +5,8 @@ python -m benchmarks.drafts.cost --tails 8 25 --pairs 6
 Model, engine options and requests in flight are those of `side_by_side`, prompts come in groups as in a training. This
 recipe's drafter rests where it finds that it does not pay, so its first pairs are dearer than its last. `--source
 suffix` is vLLM's suffix decoding (arXiv:2411.04975), which needs `pip install arctic-inference==0.1.1`. Writes
-`cost.csv`, a row for each pair of blocks, and prints tokens per second with drafts over those without.
+`cost.csv`, a row for each pair of blocks, of what it does not have yet; prints tokens per second with drafts over
+those without.
 """
 
 import argparse
@@ -107,6 +108,8 @@ def main() -> None:
         return
     file = RunsFile(options.output / "cost.csv")
     for tail in options.tails:
+        if file.has(source=options.source, tail=tail):
+            continue
         prepare_assets(folder, seed=0, shape=TAILS[tail])
         for number, row in enumerate(in_a_process(folder, tail, options.source, options.pairs)):
             file.add({"source": options.source, "tail": tail, "pair": number, **row})

@@ -322,7 +322,8 @@ def decode(worth: Worth, *, rows: int, steps: int, drafter_s: float, tokens: int
 
 def runs(resting: list[bool], is_resting: bool) -> list[int]:
     """Lengths of those that are over [steps]."""
-    return [len(list(run)) for kind, run in groupby(resting) if kind is is_resting][: None if is_resting else -1]
+    *ended, _ = [(kind, len(list(run))) for kind, run in groupby(resting)]
+    return [steps for kind, steps in ended if kind is is_resting]
 
 
 def test_given_a_drafter_that_takes_more_than_it_saves_when_compared_then_it_rests_and_each_time_twice_as_long():

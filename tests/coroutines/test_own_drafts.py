@@ -8,8 +8,8 @@ from ray.exceptions import ObjectLostError
 
 from recipe.async_dapo.config import CUSTOM_OPTIONS
 from recipe.async_dapo.core.concurrency import EngineLoad
-from recipe.async_dapo.core.drafts import OwnDrafts
 from recipe.async_dapo.engines.server import AsyncDAPOServer
+from recipe.async_dapo.option_values import OwnDrafts
 
 from ..support.scripted_engine import ScriptedEngine, start_server
 

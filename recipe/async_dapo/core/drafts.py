@@ -9,13 +9,11 @@ draft. Only time is at stake: the engine accepts or rejects each token so that w
 Names of requests tell an engine which answers belong to one prompt.
 """
 
-import json
 import sys
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from .draft_price import LEVELS, MOST_DRAFT_TOK, TRIAL_SHARE, Acceptance, Price, Worth
 
@@ -379,36 +377,3 @@ class Drafter:
     def note_prefill(self) -> None:
         """The step that ends has computed a prompt, too: its time says nothing of drafts."""
         self._is_plain = False
-
-
-_METHODS_WITHOUT_WEIGHTS = ("ngram", "[ngram]", "ngram_gpu", "suffix", "custom_class")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnDrafts:
-    """What `engine_kwargs.vllm` says of drafts, where users give vLLM a source of their own.
-
-    Attributes:
-        key: as it was given.
-        has_weights: a model makes the drafts, and no weight update brings it back once an engine has thrown it away.
-    """
-
-    key: str
-    config: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, engine_kwargs: Mapping[str, Any]) -> "OwnDrafts | None":
-        """None where there are none."""
-        for key, value in engine_kwargs.items():
-            if str(key).replace("-", "_") == "speculative_config" and value is not None:
-                return cls(key=str(key), config=json.loads(value) if isinstance(value, str) else dict(value))
-        return None
-
-    @property
-    def has_weights(self) -> bool:
-        return (self.config.get("method") or self.config.get("model")) not in _METHODS_WITHOUT_WEIGHTS
-
-    @property
-    def most_tok(self) -> int:
-        """Of a draft; 0 = vLLM's own default, which is not known here."""
-        return int(self.config.get("num_speculative_tokens") or 0)

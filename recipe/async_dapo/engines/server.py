@@ -23,8 +23,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..config import CUSTOM_OPTIONS
 from ..core.concurrency import EngineLoad
-from ..core.drafts import OwnDrafts
 from ..logs import show_logs
+from ..option_values import OwnDrafts
 from ..verl_version import check_versions
 from ..weights.stream import FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
 from .drafts import SPECULATIVE_CONFIG, room_for_drafts

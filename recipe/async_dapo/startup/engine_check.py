@@ -13,9 +13,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig, Auto, Placement, engine_gpus, gpus_per_engine
-from ..core.drafts import OwnDrafts
 from ..core.leases import MAX_PENDING_CALLS, server_calls
-from ..option_values import ConfigError, ImportanceSampling, check_each, did_you_mean, refused
+from ..option_values import ConfigError, ImportanceSampling, OwnDrafts, check_each, did_you_mean, refused
 
 logger = logging.getLogger(__name__)
 

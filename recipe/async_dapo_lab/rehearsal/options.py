@@ -10,7 +10,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config import ConfigError, Placement, parse_options
-from ...async_dapo.core.drafts import OwnDrafts
+from ...async_dapo.option_values import OwnDrafts
 from ..plan.costs import StepCost
 from ..plan.inputs import Inputs
 from ..plan.scenario import Scenario
