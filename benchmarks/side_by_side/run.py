@@ -24,7 +24,6 @@ from benchmarks.side_by_side import verl_checkpoint_engine
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, RunLoad, train
-from recipe.async_dapo.core.draft_price import MOST_DRAFT_TOK
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT, recipe_overrides
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics
@@ -106,18 +105,17 @@ VERL_SEPARATE = (
     *OWN_GPU,
 )
 SEPARATE = ("async_dapo.placement=separate", *OWN_GPU)
-# This recipe's proposer of drafts, which finds siblings by their prompts; vLLM drafts nothing near its own limit.
+# vLLM's suffix decoding, which needs arctic-inference==0.1.1. vLLM drafts nothing near `max_model_len`; the recipe sees
+# to that itself.
 VLLM = "++actor_rollout_ref.rollout.engine_kwargs.vllm"
-VERL_DRAFTS = (
-    f"{VLLM}.speculative_config.method=custom_class",
-    f"{VLLM}.speculative_config.model=benchmarks.side_by_side.verl_drafts.VerlDrafts",
-    f"{VLLM}.speculative_config.num_speculative_tokens={MOST_DRAFT_TOK}",
-    f"{VLLM}.max_model_len={MAX_PROMPT_TOK + max(shape.max_response_tok for shape in TAILS.values()) + MOST_DRAFT_TOK}",
-)
-# vLLM's suffix decoding (arXiv:2411.04975): drafts from all that the engine has answered, whatever the prompt.
-SUFFIX_DRAFTS = (
+MOST_DRAFT_TOK = 7
+DRAFTS = (
     f"{VLLM}.speculative_config.method=suffix",
     f"{VLLM}.speculative_config.num_speculative_tokens={MOST_DRAFT_TOK}",
+)
+VERL_DRAFTS = (
+    *DRAFTS,
+    f"{VLLM}.max_model_len={MAX_PROMPT_TOK + max(shape.max_response_tok for shape in TAILS.values()) + MOST_DRAFT_TOK}",
 )
 
 SYSTEMS = {
@@ -131,8 +129,7 @@ SYSTEMS = {
     ),
     "discard, fifo": System(strategy="discard", stop_rule="fifo"),
     "partial": System(strategy="partial"),
-    "partial, drafts": System(strategy="partial", own=("async_dapo.drafts=siblings",)),
-    "partial, suffix drafts": System(strategy="partial", own=SUFFIX_DRAFTS),  # needs arctic-inference==0.1.1
+    "partial, drafts": System(strategy="partial", own=DRAFTS),
     "partial_stale_kv": System(strategy="partial_stale_kv"),
     "verl separate_async, 0.05 s poll": System(verl_mode=(*verl_mode("separate_async", poll_s=0.05), *VERL_SEPARATE)),
     "separate, partial": System(strategy="partial", own=SEPARATE),
