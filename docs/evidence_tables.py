@@ -206,12 +206,19 @@ def drafts_measured() -> str:
 def _in_full_engines() -> str:
     """Tokens a second with drafts over those without, in one engine."""
     rows = pd.read_csv(drafts.FOLDER / "cost.csv")
-    over = (rows["with_tok_per_s"] / rows["without_tok_per_s"]).groupby([rows["source"], rows["tail"]])
-    said = ", ".join(
-        f"{source} {defaults.geometric_mean(pairs):.3f} at tail {tail} ({pairs.min():.3f} to {pairs.max():.3f})"
-        for (source, tail), pairs in over
+    rows["over"] = rows["with_tok_per_s"] / rows["without_tok_per_s"]
+    rows["accepted"] = rows["accepted_tok"] / rows["generated_tok"]
+    table = rows.groupby(["source", "tail", "temperature"], sort=False).agg(
+        Pairs=("over", "size"),
+        Over=("over", defaults.geometric_mean),
+        Lowest=("over", "min"),
+        Highest=("over", "max"),
+        Accepted=("accepted", "mean"),
+        Drafter=("drafter_ms", "mean"),
     )
-    return f"Tokens/s of an engine kept full, with drafts over without, {len(rows)} pairs of blocks: {said}."
+    titles = {"source": "Drafts", "tail": "Tail", "temperature": "Temperature", "Over": "Tokens/s over without"}
+    titles |= {"Accepted": "Of all tokens, drafted", "Drafter": "Drafter [ms a step]"}
+    return markdown(table.reset_index().rename(columns=titles))
 
 
 def _is_met(measured: float, limit: float, columns: list[str]) -> str:

@@ -39,7 +39,6 @@ ORDER = (
     "e2e/test_gpu_check_of_two.py",
     "e2e/test_quickstart.py",
     "e2e/test_gpu_check.py",
-    "e2e/test_drafts.py",
     "e2e/test_examples.py",
     "e2e/test_rehearsal.py",
     "e2e/test_same_learning.py",

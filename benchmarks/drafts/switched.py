@@ -1,22 +1,33 @@
 """A worker extension that switches an engine's proposer of drafts off and on, for `cost`; vLLM loads it by its path."""
 
+import time
 from typing import Any
 
-from recipe.async_dapo.engines.drafts import SiblingDrafts
 from recipe.async_dapo.weights.stream import WeightReceiver
 
 
 class Switch(WeightReceiver):
     """The recipe's own, which can reach the proposer; switched off, that proposes nothing and takes no time."""
 
+    _spent_s, _steps = 0.0, 0
+
     def switch_drafts(self, is_on: bool) -> None:
+        self._spent_s, self._steps = 0.0, 0
         drafter = self.model_runner.drafter
-        if not is_on:
-            drafter.propose = _nothing
-        else:
-            vars(drafter).pop("propose", None)
-            if isinstance(drafter, SiblingDrafts):
-                drafter._known.clear()  # what was sampled meanwhile is read again
+        vars(drafter).pop("propose", None)
+        propose = drafter.propose
+
+        def timed(*arguments: Any, **options: Any) -> list[list[int]]:
+            began = time.perf_counter()
+            proposed: list[list[int]] = propose(*arguments, **options)
+            self._spent_s, self._steps = self._spent_s + time.perf_counter() - began, self._steps + 1
+            return proposed
+
+        drafter.propose = timed if is_on else _nothing
+
+    def drafter_step_s(self) -> float:
+        """What it takes of a step, mean since it was switched on [s]."""
+        return self._spent_s / max(1, self._steps)
 
 
 def _nothing(*arguments: Any, **_: Any) -> list[list[int]]:

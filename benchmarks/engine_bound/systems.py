@@ -113,7 +113,7 @@ def rows(scenario: Scenario) -> dict[str, Row]:
     if splits:  # one server cannot be split
         result["verl separate_async, 0.05 s poll"] = min(splits, key=settled_step_s)
     result["partial, defaults"] = _recipe(rollout_strategy="partial")
-    result["partial, drafts"] = _recipe(rollout_strategy="partial", drafts="siblings")
+    result["partial, drafts"] = _recipe(rollout_strategy="partial", drafts="suffix")
     result["partial, fixed lanes"] = _recipe(rollout_strategy="partial", rollout_pool_size=None)
     result["discard, fifo"] = _recipe(rollout_strategy="discard", stop_rule="fifo")  # nothing old is trained
     for strategy in ("discard", "partial", "partial_stale_kv", "consistent"):

@@ -57,10 +57,11 @@ class FullEngine:
     """One of the engines, in this process: whenever a request ends the next one starts.
 
     Args:
+        temperature: of the sampling.
         arguments: of vLLM, beside or in place of those that a training run gives.
     """
 
-    def __init__(self, assets: Assets, *, engines: int, **arguments: object) -> None:
+    def __init__(self, assets: Assets, *, engines: int, temperature: float = 1.0, **arguments: object) -> None:
         from verl.plugin.platform import get_platform
 
         os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
@@ -71,6 +72,7 @@ class FullEngine:
         every = given | engine_options(assets, engines=engines) | arguments
         self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**every))
         self._places, self._most_tok = REQUESTS_IN_FLIGHT // engines, assets.shape.max_response_tok
+        self._temperature = temperature
         self._tok = 0
 
     @asynccontextmanager
@@ -95,7 +97,7 @@ class FullEngine:
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
-            temperature=1.0,
+            temperature=self._temperature,
             max_tokens=self._most_tok,
             logprobs=0,
             output_kind=RequestOutputKind.DELTA,

@@ -44,7 +44,6 @@ class Recorder:
 
     trajectory: Trajectory
     prompt_uid: str = ""
-    earlier: Any = None  # where answers to its prompt at the last visit are, for the engine
     runner: Any = None  # a `CallRunner`, which makes its calls
     waiting: Any = field(default_factory=nullcontext)  # a `Waiting`, open while a call is under way
     kept_loop: Any = None  # a `KeptLoop`, where its loop outlives the round

@@ -32,16 +32,19 @@ class ImportanceSampling(StrEnum):
 
 
 class Drafts(StrEnum):
-    SIBLINGS = "siblings"
-    HISTORY = "history"
+    SUFFIX = "suffix"
 
+
+SUFFIX_PACKAGE = "arctic-inference==0.1.1"  # the one that vLLM names
+MOST_DRAFT_TOK = 7  # with the one that is sampled anyway, eight a step
+SPECULATIVE_CONFIGS = {Drafts.SUFFIX: {"method": "suffix", "num_speculative_tokens": MOST_DRAFT_TOK}}  # of vLLM
 
 _METHODS_WITHOUT_WEIGHTS = ("ngram", "[ngram]", "ngram_gpu", "suffix", "custom_class")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnDrafts:
-    """What `engine_kwargs.vllm` says of drafts, where users give vLLM a source of their own.
+class SpeculativeConfig:
+    """What `engine_kwargs.vllm` says of drafts, by the option `async_dapo.drafts` or by users themselves.
 
     Attributes:
         key: as it was given.
@@ -52,7 +55,7 @@ class OwnDrafts:
     config: Mapping[str, Any]
 
     @classmethod
-    def of(cls, engine_kwargs: Mapping[str, Any]) -> "OwnDrafts | None":
+    def of(cls, engine_kwargs: Mapping[str, Any]) -> "SpeculativeConfig | None":
         """None where there are none."""
         for key, value in engine_kwargs.items():
             if str(key).replace("-", "_") == "speculative_config" and value is not None:
@@ -78,25 +81,6 @@ class Auto(StrEnum):
 class OnRewardError(StrEnum):
     DROP_GROUP = "drop_group"
     RAISE = "raise"
-
-
-# Options of earlier versions -> what holds in their place. `async_dapo.` comes before each name.
-GONE_OPTIONS = {
-    "snapshot_dtype": "snapshots have the type that the model computes in",
-    "stop_timeout_s": "it is 2.5 x async_dapo.engine_timeout_s",
-    "weight_update_timeout_s": "it is 15 x async_dapo.engine_timeout_s",
-    "reward.check_at_start": "the function is always tried, unless async_dapo.reward.processes=0",
-    "reward.max_retries": "it is 1",
-    "calls.short_s": "it is 0.1 s",
-    "calls.kept_loops": "it is 64",
-    "calls.journal_limit_mb": "it is 16 MiB",
-    "screening.keep_share": "it is 0.05",
-    "selection.exploration": "it is 0.1",
-    "selection.forgetting": "it is 0.5",
-    "selection.defer_steps": "it is 100",
-    "delivery_tok": "it is 512",
-    "length_bias_window": "it is 2048 groups",
-}
 
 
 class ConfigError(ValueError):
@@ -126,9 +110,6 @@ class ConfigErrors(ConfigError):
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         super().__init__(*errors[0].args)
         self.errors = tuple(errors)
-
-    def __reduce__(self) -> tuple[type["ConfigErrors"], tuple[Sequence[ConfigError]]]:
-        return ConfigErrors, (self.errors,)
 
 
 def check_each(checks: Iterable[Callable[[], object]]) -> None:
@@ -168,12 +149,6 @@ def check_choice(key: str, value: object, choices: Iterable[object]) -> None:
         raise ConfigError(key, value, f"must be one of {', '.join(map(str, known))}{did_you_mean(value, known)}")
 
 
-def gone_option(key: str, value: object) -> ConfigError | None:
-    """The error for an option that earlier versions had; None for any other key."""
-    instead = GONE_OPTIONS.get(key.removeprefix("async_dapo."))
-    return None if instead is None else ConfigError(key, value, f"is no option any more: {instead}; leave it out")
-
-
 def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Convert a plain dict to constructor arguments of a dataclass, one by one. A field with a default is no option. A
     number's range is part of its type, as msgspec's `Meta`.
@@ -182,9 +157,7 @@ def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any
     names = {field.name for field in fields(cls) if field.default is MISSING}
     for key in node.keys() - names:
         known = ", ".join(sorted(names))
-        raise gone_option(prefix + key, node[key]) or ConfigError(
-            prefix + key, node[key], f"unknown option; known: {known}{did_you_mean(key, names)}"
-        )
+        raise ConfigError(prefix + key, node[key], f"unknown option; known: {known}{did_you_mean(key, names)}")
     for key in names - node.keys():
         raise ConfigError(prefix + key, "<missing>", "add it; config/async_dapo_trainer.yaml has all defaults")
     return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from recipe.async_dapo.option_values import SUFFIX_PACKAGE
 from recipe.async_dapo.weights.stream import WeightReceiver
 from recipe.async_dapo_lab.gpu_check.receiver import BallastReceiver
 
@@ -140,14 +141,12 @@ def test_sources_of_drafts_without_weights_and_what_start_up_reads_of_the_others
     assert "load_config=self.speculative_config.draft_load_config" in source("v1/spec_decode/llm_base_proposer.py")
 
 
-def test_a_proposer_of_ones_own_is_the_first_runners_and_sees_the_batch() -> None:
-    """Such drafts take the first runner and leave asynchronous scheduling out; the worker's extension binds them."""
-    assert {"drafter", "input_batch", "requests"} <= assigned(RUNNERS["first"], "GPUModelRunner")
-    assert "custom_class" in source(RUNNERS["first"])
+def test_suffix_decoding_is_the_first_runners_and_asks_for_the_package_that_is_named() -> None:
+    """Such drafts take the first runner and leave asynchronous scheduling out."""
+    assert "SuffixDecodingProposer" in source(RUNNERS["first"]) and "SuffixDecoding" not in source(RUNNERS["second"])
     unsupported = methods("config/vllm.py", "VllmConfig")["_get_v2_model_runner_unsupported_features"]
     assert "speculative" in ast.unparse(unsupported)
-    batch = assigned("v1/worker/gpu_input_batch.py", "InputBatch")
-    assert {"token_ids_cpu", "num_tokens_no_spec"} <= batch
+    assert SUFFIX_PACKAGE in source("config/speculative.py")
 
 
 def test_a_sequence_near_the_limit_takes_the_drafts_of_its_whole_batch() -> None:

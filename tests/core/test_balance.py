@@ -4,7 +4,6 @@ import pytest
 
 from recipe.async_dapo.core.balance import Balance, Returned
 from recipe.async_dapo.core.concurrency import EngineLoad
-from recipe.async_dapo.core.drafts import RequestName
 from recipe.async_dapo.core.leases import LeaseTable
 
 LOAD = EngineLoad(kv_room_tok=100_000, max_num_seqs=64)
@@ -79,8 +78,8 @@ def spread(balance: Balance, groups: int, n: int) -> list[list[str]]:
     """The servers of each group's requests, which come group after group."""
     at = []
     for group in range(groups):
-        names = [RequestName(f"g{group}", str(k), 100).prefix() + "x" for k in range(n)]
-        at.append([balance.request(name, None, prompt_tok=100)[0].server_id for name in names])
+        grants = [balance.request(f"g{group}-{k}", None, group=f"g{group}", prompt_tok=100) for k in range(n)]
+        at.append([one[0].server_id for one in grants])
     return at
 
 
@@ -111,13 +110,13 @@ def test_given_a_group_larger_than_an_eighth_of_a_server_when_it_comes_then_no_s
 
 def test_given_a_new_round_when_interrupted_siblings_come_back_then_they_come_together():
     balance = siblings_balance(True)
-    names = [RequestName("g", str(k), 100).prefix() for k in range(4)]
-    for k, name in enumerate(names):  # one after the other, on four servers
-        balance.request(f"{name}x", f"t{k}", prompt_tok=100)
-        balance.release(Returned(lease_id=f"{name}x"))
+    for k in range(4):  # one after the other, on four servers
+        balance.request(f"first-{k}", f"t{k}", group="g", prompt_tok=100)
+        balance.release(Returned(lease_id=f"first-{k}"))
         balance.leases.request(f"other-{k}", kv_tok=1e6)
     for k in range(4):
         balance.leases.release(f"other-{k}")
     balance.open({})
-    again = [balance.request(f"{name}y", f"t{k}", prompt_tok=100, generated_tok=900) for k, name in enumerate(names)]
+    asked = {"group": "g", "prompt_tok": 100, "generated_tok": 900}
+    again = [balance.request(f"again-{k}", f"t{k}", **asked) for k in range(4)]
     assert len({grant.server_id for grants in again for grant in grants}) == 1

@@ -7,7 +7,6 @@ import pytest
 
 from recipe.async_dapo.calls import Recorder, current_recorder
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.core.drafts import RequestName
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 
@@ -45,25 +44,23 @@ async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_give_it
     assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["lease", "give_back"]
 
 
-def test_given_a_prompt_group_when_a_request_is_sent_then_its_name_tells_whose_answer_it_generates() -> None:
+def test_given_a_prompt_group_when_a_request_is_sent_then_the_load_balancer_is_told_whose_answer_it_generates() -> None:
     async def main() -> str:
         it = world()
         current_recorder.set(Recorder(trajectory=Trajectory(session_id=3), prompt_uid="group"))
         await it.client.generate("request", prompt_ids=[7], sampling_params={})
         [(_, arguments, _)] = [call for call in it.balancer_handle.calls if call[0] == "lease"]
-        return arguments[1]
+        return arguments[4]
 
-    assert RequestName.parse(simulate(main()) + "-1a2b") == RequestName("group", "3-1", 1)
+    assert simulate(main()) == "group"
 
 
-@pytest.mark.parametrize("name", ["min_p", "logit_bias"])
+@pytest.mark.parametrize("name", ["min_p", "logit_bias", "stop"])
 def test_given_drafts_when_a_loop_asks_for_what_vllm_refuses_with_them_then_it_is_told_at_once(name: str) -> None:
     async def main(**options: bool) -> None:
-        await world(**options).generate(**{name: 0.5})
+        await world(**options).generate(**{name: "END"})
 
-    with pytest.raises(
-        ConfigError, match=rf"sampling_params.{name}=0.5: vLLM refuses it where drafts are verified; set"
-    ):
+    with pytest.raises(ConfigError, match=rf"sampling_params.{name}=END: does not go with drafts"):
         simulate(main(drafts=True))
     simulate(main())
 

@@ -9,8 +9,6 @@ import pytest
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from recipe.async_dapo.core.drafts import RequestName
-
 from ..support.balancer_world import acquire, balancer, handles, is_quiet, release
 from ..support.client_world import LENGTH_TOK, assert_whole, world
 from ..support.fakes import FakeHandle, token_at
@@ -18,12 +16,12 @@ from ..support.simulation import now_s, settle
 
 
 @pytest.mark.parametrize(("keeps_siblings", "servers"), [(True, 1), (False, 4)])
-async def test_given_names_of_requests_when_siblings_are_to_be_kept_together_then_they_are_leased_on_one_server(
+async def test_given_requests_of_a_group_when_siblings_are_to_be_kept_together_then_they_are_leased_on_one_server(
     keeps_siblings, servers
 ) -> None:
     lb = balancer("abcd", capacity=64, keeps_siblings=keeps_siblings)
-    names = [RequestName("group", str(k), 100).prefix() + "x" for k in range(4)]
-    assert len({await lb.lease(f"trajectory-{k}", name, 100) for k, name in enumerate(names)}) == servers
+    names = [f"lease-{k}" for k in range(4)]
+    assert len({await lb.lease(f"trajectory-{name}", name, 100, group="group") for name in names}) == servers
     await release(lb, *names)
 
 

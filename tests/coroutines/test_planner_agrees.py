@@ -63,7 +63,7 @@ def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_pl
 
 @pytest.mark.slow
 def test_given_drafts_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(monkeypatch, clusters):
-    changes = {"async_dapo.drafts": "siblings"}
+    changes = {"async_dapo.drafts": "suffix"}
     scenario = replace(SCENARIO, drafts_accepted=0.9)
     planned_s = sum(planned(scenario, "partial", changes))
     assert sum(rehearsed(scenario, "partial", clusters, monkeypatch, changes)) == pytest.approx(

@@ -1,5 +1,5 @@
-"""A real engine with drafts from siblings samples what it samples without: the same distributions, log-probs, and, at
-temperature 0, the same tokens."""
+"""A real engine with drafts by suffix decoding samples what it samples without: the same distributions, log-probs,
+and, at temperature 0, the same tokens."""
 
 import json
 import os
@@ -25,7 +25,7 @@ LEAST_COUNT = 20  # of a token, to be a cell of its own
 def seen(tmp_path_factory) -> dict[str, dict[str, Any]]:
     """With drafts, and without."""
     model = write_model(tmp_path_factory.mktemp("drafts") / "model")
-    return {drafts: sampled(model, drafts, FEW, timeout_s=580) for drafts in ("siblings", "none")}
+    return {drafts: sampled(model, drafts, FEW, timeout_s=580) for drafts in ("suffix", "none")}
 
 
 def sampled(model: Path, drafts: str, counts: tuple[int, int], *, timeout_s: float) -> dict[str, Any]:
@@ -56,23 +56,19 @@ def p_value(one: dict[str, int], other: dict[str, int]) -> float:
 
 
 def test_given_drafts_when_an_engine_samples_then_some_are_accepted_and_a_step_yields_more_than_a_token(seen):
-    drafted, accepted = seen["siblings"]["drafted_tok"], seen["siblings"]["accepted_tok"]
+    drafted, accepted = seen["suffix"]["drafted_tok"], seen["suffix"]["accepted_tok"]
     assert 0 < accepted < drafted
     assert seen["none"]["drafted_tok"] == seen["none"]["accepted_tok"] == 0
-    assert seen["siblings"]["generated_tok"] == seen["none"]["generated_tok"]
-
-
-def test_given_answers_of_an_earlier_visit_when_a_server_is_told_them_then_its_engine_drafts_from_them(seen):
-    assert seen["siblings"]["learned_tok"] == [2 * 24] and seen["none"]["learned_tok"] == [0]
+    assert seen["suffix"]["generated_tok"] == seen["none"]["generated_tok"]
 
 
 def test_given_drafts_when_an_engine_is_greedy_then_its_tokens_are_the_same(seen):
-    assert seen["siblings"]["greedy"] == seen["none"]["greedy"]
+    assert seen["suffix"]["greedy"] == seen["none"]["greedy"]
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_given_drafts_when_an_engine_samples_then_the_distribution_is_the_same(seen, temperature):
-    drafted, plain = (seen[drafts][temperature] for drafts in ("siblings", "none"))
+    drafted, plain = (seen[drafts][temperature] for drafts in ("suffix", "none"))
     assert drafted["lengths"] == plain["lengths"] == [24]
     for one, other in zip(drafted["counts"], plain["counts"], strict=True):
         assert p_value(one, other) > 0.001, (one, other)
@@ -83,10 +79,10 @@ def test_given_drafts_when_an_engine_samples_then_the_distribution_is_the_same(s
 def test_given_drafts_when_answers_are_interrupted_and_weights_change_then_the_distribution_is_the_same(
     seen, temperature
 ):
-    drafted, plain = (seen[drafts][temperature]["interrupted"] for drafts in ("siblings", "none"))
+    drafted, plain = (seen[drafts][temperature]["interrupted"] for drafts in ("suffix", "none"))
     for one, other in zip(drafted, plain, strict=True):
         assert p_value(one, other) > 0.001, (one, other)
-    assert seen["siblings"][temperature]["accepted_tok"] > 0 == seen["none"][temperature]["accepted_tok"]
+    assert seen["suffix"][temperature]["accepted_tok"] > 0 == seen["none"][temperature]["accepted_tok"]
     assert all(seen[drafts][temperature]["returns"][reason] for drafts in seen for reason in ("aborted", "paused"))
 
 
@@ -95,7 +91,7 @@ def test_given_drafts_when_answers_are_interrupted_and_weights_change_then_the_d
 def test_given_drafts_when_ten_thousand_answers_are_sampled_then_their_distribution_is_the_same(tmp_path):
     """Fourteen comparisons: one of them would be below 0.01 / 14 in a hundredth of all runs of a right engine."""
     model = write_model(tmp_path / "model")
-    drafted, plain = (sampled(model, drafts, MANY, timeout_s=3000) for drafts in ("siblings", "none"))
+    drafted, plain = (sampled(model, drafts, MANY, timeout_s=3000) for drafts in ("suffix", "none"))
     values = [
         p_value(one, other)
         for temperature in TEMPERATURES
@@ -106,14 +102,14 @@ def test_given_drafts_when_ten_thousand_answers_are_sampled_then_their_distribut
 
 
 def test_given_drafts_when_greedy_answers_are_interrupted_and_weights_change_then_their_tokens_are_the_same(seen):
-    drafted, plain = (seen[drafts]["interrupted greedy"] for drafts in ("siblings", "none"))
+    drafted, plain = (seen[drafts]["interrupted greedy"] for drafts in ("suffix", "none"))
     assert drafted == plain and len(set(map(tuple, drafted))) == 1
     assert drafted[0] != seen["none"]["greedy"][0][: len(drafted[0])], "the update has changed nothing"
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_given_drafts_when_a_token_is_sampled_then_its_log_prob_is_the_one_it_has_without(seen, temperature):
-    assert seen["siblings"][temperature]["spread"] < 1e-5
+    assert seen["suffix"][temperature]["spread"] < 1e-5
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.5, 0.9], [3, 0, 7]])

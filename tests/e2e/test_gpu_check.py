@@ -54,7 +54,7 @@ def test_given_a_cpu_when_checked_then_all_passes_but_what_needs_gpus(written) -
         "prefix cache",
         "weights",
         "partial",
-        "drafts from siblings",
+        "drafts by suffix decoding",
         "decode and prefill",
     }
     assert written["counts"]["FAIL"] == 0 and written["device"] == "cpu"
@@ -65,7 +65,7 @@ def test_given_a_cpu_when_checked_then_figures_are_measured_ones(written) -> Non
     assert 0 < measured["log-probs of engine, trainer"]["mean_diff"] < 1e-5
     assert measured["weights"]["bytes"] > 256 << 20 and measured["weights"]["send_s"] > 0
     assert measured["pause and resume"]["meanwhile_tok"] == 0
-    assert 0 < measured["drafts from siblings"]["accepted_tok"] < measured["drafts from siblings"]["tokens"]
+    assert 0 < measured["drafts by suffix decoding"]["accepted_tok"] < measured["drafts by suffix decoding"]["tokens"]
     assert len(measured["partial"]["step_s"]) == 3 and all(s > 0 for s in measured["partial"]["step_s"])
 
 

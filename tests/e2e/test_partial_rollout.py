@@ -48,15 +48,17 @@ def killed_and_resumed(assets, tmp_path_factory) -> Run:
     history = folder.with_name("history.json")  # beside the run, which is moved
     data_set = fingerprint(OmegaConf.create({"data": {"train_files": str(assets.train_file)}}))
     write_history(str(history), {EARLIER: PassCount(right=1.0, wrong=7.0, visits=1)}, data_set)
-    life = partial(train, assets, steps=LAST_STEP, strategy="partial", overrides=(*OVERRIDES, f"{KEY}={history}"))
-    killed = life(folder, kill_when=lambda run: len(run.inspections) >= KILLED_STEP)
+    overrides = (*OVERRIDES, f"{KEY}={history}")
+    life = partial(train, assets, steps=LAST_STEP, strategy="partial")
+    killed = life(folder, overrides=overrides, kill_when=lambda run: len(run.inspections) >= KILLED_STEP)
     assert killed.exit_code == -9, "the run ended before it could be killed"
     folder = folder.rename(folder.with_name("moved"))
     shutil.copy(history, folder / SAVED_HISTORY)
     (folder / "checkpoints" / f"global_step_{KILLED_STEP}").mkdir()  # a save that did not get far
     (folder / "checkpoints" / NEWEST_FILE).write_text(str(KILLED_STEP))
     path = os.pathsep.join([str(PLUGIN_PATH), str(renamed_recipe(folder / "code"))])
-    return life(folder, module="inspected_copy", environment={"PYTHONPATH": path})
+    overrides = (*overrides, "async_dapo.drafts=suffix")  # in this life only
+    return life(folder, overrides=overrides, module="inspected_copy", environment={"PYTHONPATH": path})
 
 
 def renamed_recipe(checkout: Path) -> Path:
@@ -113,6 +115,14 @@ def test_given_a_resumed_trajectory_when_each_version_computes_its_segment_then_
     older = [span["max_diff"] for step, spans in probes for span in spans if span["version"] < step - 1]
     assert max(newest) < TOLERANCE and max(older) > 10 * TOLERANCE  # a surplus group has no token of the newest version
     assert max(record["max_diff_older"] for record in first_life + second_life) > 10 * TOLERANCE
+
+
+def test_given_drafts_when_answers_repeat_each_other_then_a_step_yields_more_than_one_token_of_a_response(
+    killed_and_resumed,
+):
+    yields = [step.get("async_dapo/drafts/tok_per_step") for step in killed_and_resumed.steps]
+    assert yields[:SAVED_STEP] == [None] * SAVED_STEP and all(tok > 1 for tok in yields[SAVED_STEP:])
+    assert " | drafts 1." in (killed_and_resumed.folder / "train.log").read_text()
 
 
 def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_the_buffer_goes_on_where_it_was(

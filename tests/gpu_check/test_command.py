@@ -170,7 +170,7 @@ OUT_OF_MEMORY = "CUDA error: out of memory"
 ENDS_BADLY = {  # an engine, a training or the ranks -> checks that fail
     "speed": ["decode and prefill"],
     "engine": ["start", "weights"],
-    "drafts": ["drafts from siblings"],
+    "drafts": ["drafts by suffix decoding"],
     "fp8": ["FP8 cache: generate"],
     "nccl": ["nccl all-reduce"],
     "partial, no async scheduling": ["partial, no async scheduling"],
@@ -200,6 +200,7 @@ def test_given_two_gpus_when_one_thing_ends_badly_then_every_theme_is_told_and_o
         steps = [step(number, **lost) for number in range(1, case.steps + 1)]
         return (steps[:1], OUT_OF_MEMORY) if case.name == broken else (steps, "")
 
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
     sums = (None, OUT_OF_MEMORY) if broken == "nccl" else (0.01, "")
     monkeypatch.setattr(machine, "probe", lambda device, output: GOOD_MACHINE)
     monkeypatch.setattr(command, "prepare", lambda output, device: Assets(folder=output))
@@ -217,7 +218,9 @@ def test_given_two_gpus_when_one_thing_ends_badly_then_every_theme_is_told_and_o
     assert {check["theme"].split(".")[0] for check in checks} == set("1234567")
     assert "sleep level 2" in capsys.readouterr().out
     plain, drafts, fp8, fast = (asked[name] for name in ("engine", "drafts", "fp8", "speed"))
-    assert plain.dtype == "bfloat16" and plain.attention == "flash_attention_2" and not plain.drafts
-    assert drafts.drafts and fp8.engine_kwargs == {"kv_cache_dtype": "fp8"} and fast.load_format == "dummy"
+    assert plain.dtype == "bfloat16" and plain.attention == "flash_attention_2"
+    assert drafts.engine_kwargs["speculative_config"]["method"] == "suffix"
+    assert "speculative_config" not in plain.engine_kwargs
+    assert fp8.engine_kwargs == {"kv_cache_dtype": "fp8"} and fast.load_format == "dummy"
     beside = [check["measured"].get("plain_tokens_per_s") for check in checks if check["check"] == Section.DRAFTS]
     assert beside == [None if broken == "drafts" else 16_384]

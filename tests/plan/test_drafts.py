@@ -79,7 +79,7 @@ def test_with_drafts_the_table_has_a_second_bound_and_the_default_without_them()
     assert [row.candidate.is_plain for row in shown(rows, advice, top=1)] == [False, True]
     assert rows[0].drafts_bound_share < rows[0].bound_share
     assert "with drafts" in COLUMNS and "with drafts" in table(rows, advice).splitlines()[0]
-    assert "async_dapo.drafts=siblings" in advice.to_paste.overrides
+    assert "async_dapo.drafts=suffix" in advice.to_paste.overrides
     said = drafts_advice(rows, scenario)
     assert said.startswith("With drafts of which a request has 0.6 tokens accepted in a step, `partial first_completed")
     assert f"takes {rows[0].mean.step_s / rows[1].mean.step_s:.2f} of its step without" in said

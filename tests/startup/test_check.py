@@ -1,6 +1,5 @@
 """The check before a run: every mistake a line, an exit status, and the run in words."""
 
-import pickle
 import re
 from collections import Counter
 from functools import partial
@@ -87,27 +86,16 @@ def test_several_errors_read_as_the_first_and_arrive_whole_from_another_process(
         check_each(
             [lambda: None, partial(fail, "a"), lambda: check_each([partial(fail, "b"), partial(fail, "c")]), crash]
         )
-    arrived = pickle.loads(pickle.dumps(found.value))
-    assert str(arrived) == "a=1: is wrong; set 2" and [error.args[0] for error in arrived.errors] == ["a", "b", "c"]
+    assert str(found.value) == "a=1: is wrong; set 2"
+    assert [error.args[0] for error in found.value.errors] == ["a", "b", "c"]
     with pytest.raises(KeyError):
         check_each([crash, partial(fail, "a")])
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("trainer.loger=x", "no such option; did you mean trainer.logger? (+trainer.loger=... would add it)"),
-        (
-            "async_dapo.weight_update_timeout_s=120",
-            "is no option any more: it is 15 x async_dapo.engine_timeout_s; leave it out",
-        ),
-    ],
-)
-def test_given_a_key_that_does_not_exist_or_not_any_more_when_checked_then_nothing_else_is(
-    files, capsys, override, message
-):
-    assert main([*valid_overrides(files), override]) == 1
-    assert lines(capsys) == [f"BAD  overrides              {override}: {message}"]
+def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files, capsys):
+    assert main([*valid_overrides(files), "trainer.loger=x"]) == 1
+    message = "no such option; did you mean trainer.logger? (+trainer.loger=... would add it)"
+    assert lines(capsys) == [f"BAD  overrides              trainer.loger=x: {message}"]
 
 
 def test_flags_are_no_overrides(capsys):

@@ -18,8 +18,8 @@ from ..support.composed_runs import ComposeRun, compose_run, refusal, valid_over
 # stands; `...` is any text. Keys are shortened as in `FULL`.
 REFUSED = """
 rollout.temperature=0 -> : must be > 0
-rollout.top_p=0.7 -> : the engine would sample from a part
-rollout.top_k=20 -> : the engine would sample from a part
+rollout.top_p=0.7 -> : must be 1.0: log-probs are
+rollout.top_k=20 -> : must be -1 or 0: log-probs are
 algorithm.use_kl_in_reward=True -> : tokens older than async_dapo.max_stale
 correction.rollout_is_threshold=null -> correction.rollout_is_threshold=None: verl would leave the weights out
 async_dapo.max_concurrent_prompts=0 -> : must be >= 1
@@ -29,7 +29,7 @@ async_dapo.over_sampling_batch_size=null -> async_dapo.over_sampling_batch_size=
 async_dapo.rollout_pool_size=much -> : must be a whole number, or auto
 async_dapo.max_concurrent_prompts=many -> : must be a whole number
 async_dapo.max_concurrent_prompts=null -> async_dapo.max_concurrent_prompts=None: must be a whole number
-async_dapo.drafts=ngram -> : must be one of siblings, history
+async_dapo.drafts=ngram -> : must be one of suffix
 async_dapo.stop_rule=soon -> : must be one of first_completed, fifo, drain
 async_dapo.stop_rule=fifoo -> ... did you mean fifo?
 async_dapo.rollout_strategy=greedy -> : must be one of discard
@@ -41,8 +41,6 @@ async_dapo.rollout_strategy=partial_stale_kv -> rollout.free_cache_engine=True: 
 +async_dapo.max_stalenes=3 -> ... did you mean max_staleness?
 ~async_dapo.engine_timeout_s -> async_dapo.engine_timeout_s=<missing>: add it
 async_dapo.engine_timeout_s=0 -> async_dapo.engine_timeout_s=0.0: must be > 0 seconds
-+async_dapo.stop_timeout_s=60 -> : is no option any more: it is 2.5 x
-+async_dapo.calls.kept_loops=8 -> : is no option any more: it is 64; leave it out
 async_dapo.reward.timeout_s=0 -> async_dapo.reward.timeout_s=0.0: must be > 0 seconds
 async_dapo.reward.on_error=ignore -> : must be one of drop_group, raise
 async_dapo.reward.processes=-1 -> : must be >= 0
@@ -61,7 +59,7 @@ rollout.agent.num_workers=0 -> : must be >= 1
 algorithm.filter_groups.max_num_gen_batches=-1 -> : must be >= 0
 algorithm.filter_groups.metric=reward -> : the filter judges a raw metric
 algorithm.filter_groups.metric=seq_reward -> ... a raw metric of the reward function, such as acc
-algorithm.adv_estimator=remax -> : the V1 trainer lacks what it needs
+algorithm.adv_estimator=remax -> : must be one of
 algorithm.adv_estimator=grop -> : must be one of ... did you mean grpo?
 algorithm.use_pf_ppo=True -> : acts with adv_estimator=gae only
 data.train_files=/no/train.parquet -> : no such file; make it with prepare_dapo_data.sh, or correct the path
@@ -83,7 +81,7 @@ trainer.resume_mode=resume_path -> trainer.resume_from_path=None: set it to a ch
 trainer.resume_mode=resume_path trainer.resume_from_path=/nowhere/global_step_3 -> : /nowhere/global_step_3
 trainer.resume_from_path=/nowhere/global_step_3 -> : is ignored with trainer.resume_mode=auto
 trainer.val_only=True trainer.val_before_train=False -> : is ignored without trainer.val_before_train=True
-trainer.default_hdfs_dir=hdfs://run -> : verl copies the model there, but ... trainer.default_local_dir
+trainer.default_hdfs_dir=hdfs://run -> : must be null: verl copies the model there, but ... trainer.default_local_dir
 trainer.logger=[console,wandbb] -> trainer.logger=wandbb: must be one of wandb, mlflow,
 trainer.logger=tensorbord -> : must be one of ... did you mean tensorboard?
 async_dapo.max_concurrent_prompts=50000 async_dapo.rollout_pool_size=null -> : 8 workers could wait with 1600000
@@ -133,7 +131,7 @@ rollout.pipeline_model_parallel_size=2 trainer.n_gpus_per_node=2
   -> verl=actor_rollout_ref.rollout: verl refuses ... pipeline_model_parallel_size > 1 yet
 actor.ppo_micro_batch_size=8 -> verl=validate_config: verl refuses ...ppo_micro_batch_size' AND
 rollout.log_prob_micro_batch_size=8 -> verl=validate_config: verl refuses ...log_prob_micro_batch_size' AND
-actor.checkpoint.async_save=True -> : the end of a save would not be known
+actor.checkpoint.async_save=True -> : must be False: the end of a save would not be known
 actor.checkpoint.load_contents=[model] -> actor.checkpoint.load_contents=['model']: must hold model, optimizer, extra
 trainer.save_freq=10 actor.checkpoint.save_contents=[model,hf_model] -> actor.checkpoint.save_contents=...: must hold
 gae critic.model.path=a/model trainer.save_freq=10 critic.checkpoint.save_contents=[hf_model]
@@ -181,13 +179,14 @@ bypass correction.rollout_rs=seq_mean_k3 correction.rollout_rs_threshold=0.1 act
 balance async_dapo.max_staleness=null -> async_dapo.max_staleness=None: async_dapo.importance_sampling=balance keeps
 balance actor.strategy=fsdp -> : async_dapo.importance_sampling=balance exchanges FSDP2's weights
 balance correction.rollout_is_threshold=null -> correction.rollout_is_threshold=None: verl would leave the weights out
-async_dapo.drafts=siblings vllm.speculative_config={method:ngram,num_speculative_tokens:3}
-  -> vllm.speculative_config={'method': 'ngram', ...}: async_dapo.drafts=siblings takes its place; leave one of them out
+async_dapo.drafts=suffix vllm.speculative_config={method:ngram,num_speculative_tokens:3}
+  -> vllm.speculative_config={'method': 'ngram', ...}: async_dapo.drafts=suffix takes its place; leave one of them out
 vllm.speculative_config={method:eagle3,model:a/head,num_speculative_tokens:3}
   -> vllm.speculative_config.draft_load_config=None: with rollout.load_format=dummy the model that drafts would keep
 vllm.speculative_config={method:ngram,num_speculative_tokens:3,rejection_sample_method:synthetic}
   -> vllm.speculative_config.rejection_sample_method=synthetic: accepts drafts by chance
-async_dapo.drafts=siblings vllm.logits_processors=[a.Processor] -> vllm.logits_processors=['a.Processor']: vLLM refuses
+vllm.speculative_config={method:ngram,num_speculative_tokens:3} vllm.logits_processors=[a.Processor]
+  -> vllm.logits_processors=['a.Processor']: vLLM refuses
 vllm.kv_cache_dtype=fp8 async_dapo.rollout_strategy=partial_stale_kv rollout.free_cache_engine=False
   -> : async_dapo.rollout_strategy=partial_stale_kv keeps the cache over weight updates
 vllm.kv_cache_dtype=fp8 vllm.calculate_kv_scales=True -> : vLLM calculates scales once
@@ -196,10 +195,10 @@ vllm.kv_cache_dtype=fp8 async_dapo.importance_sampling=bypass -> : engines sampl
 vllm.kv_cache_dtype=fp8 correction.rollout_is=sequence -> : engines sample from another distribution
 vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=5.0 -> : engines sample from another distribution
 vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_3.0 -> : engines sample from another distribution
-custom_reward_function.path=a.py -> : verl's V1 trainer does not read ... set its successor under `reward`
-reward_model.reward_manager=dapo -> : verl's V1 trainer does not read
-reward_model.rollout.name=vllm -> : verl's V1 trainer does not read
-sandbox_fusion.url=http://sandbox -> : verl's V1 trainer does not read
+custom_reward_function.path=a.py -> : must be null: verl's V1 trainer does not read ... set its successor under `reward`
+reward_model.reward_manager=dapo -> : must be null: verl's V1 trainer does not read
+reward_model.rollout.name=vllm -> : must be null: verl's V1 trainer does not read
+sandbox_fusion.url=http://sandbox -> : must be null: verl's V1 trainer does not read
 rollout.agent.default_agent_loop=tool_agnt -> : must be one of ... did you mean tool_agent?
 rollout.agent.default_agent_loop=tool_agent rollout.multi_turn.format=herms -> : must be one of
 rollout.agent.agent_loop_config_path=/no/loops.yaml -> : cannot be read: FileNotFoundError
@@ -230,6 +229,7 @@ FIRST = {
     "bypass": "async_dapo.importance_sampling=bypass",
     "balance": "async_dapo.importance_sampling=balance",
 }
+VLLM = f"{ROLLOUT}.engine_kwargs.vllm."
 ADDED = ("rollout.temprature", "actor.optim.learning_rate", "critic.ppo_infer")  # options that verl's yaml lacks
 
 
@@ -256,7 +256,7 @@ def test_a_bad_option_is_refused_with_key_value_and_remedy(run, row):
     "overrides",
     [
         "vllm.max_num_seqs=256 vllm.kv_cache_dtype=fp8 vllm.seed=null",
-        "vllm.speculative_config={method:suffix,num_speculative_tokens:8}",
+        "vllm.speculative_config={method:ngram,num_speculative_tokens:8}",
         "vllm.speculative_config={model:a/head,num_speculative_tokens:3,draft_load_config:{load_format:auto}}",
         "vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_2.0",
         "vllm.kv_cache_dtype=bfloat16 async_dapo.importance_sampling=none",
@@ -307,6 +307,19 @@ def test_every_option_that_would_be_ignored_is_refused(run, key, accepted, why):
 def test_an_option_that_another_one_shadows_must_agree_with_it(run, key, read):
     value = not OmegaConf.select(run(), read)
     assert f"{key}={value}: is ignored, verl reads {read}" in refusal(run, f"{key}={value}")
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("async_dapo.drafts=suffix", "async_dapo.drafts"),
+        (f"+{VLLM}speculative_config={{method:suffix}}", f"{VLLM}speculative_config.method"),
+    ],
+)
+def test_given_suffix_decoding_without_its_package_then_that_is_named(run, monkeypatch, override, key):
+    monkeypatch.setattr(engine_check, "find_spec", lambda package: None)
+    message = f"{key}=suffix: vLLM needs a package for it; run: pip install arctic-inference==0.1.1"
+    assert refusal(run, override).startswith(message)
 
 
 def test_a_logger_without_its_package_is_refused(run, monkeypatch):

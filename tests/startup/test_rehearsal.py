@@ -72,7 +72,7 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
         ("rehearsal.reward=mine", r"rehearsal\.reward=mine: must be one of scripted, own"),
         ("+rehearsal.speed=3", r"rehearsal\.speed=3: unknown option"),
         ("rehearsal.accelerator=abacus", r"accelerator=abacus: unknown; choose one of"),
-        ("async_dapo.drafts=siblings", r"drafts_accepted=None: say how many tokens of drafts are accepted in a step"),
+        ("async_dapo.drafts=suffix", r"drafts_accepted=None: say how many tokens of drafts are accepted in a step"),
         ("rehearsal.valid_share=0", r"valid_share=0\.0: must be in 0\.\.1"),
         ("trainer.n_gpus_per_node=3", r"trainer\.n_gpus_per_node=3: 3 GPUs are no whole number of servers of 2"),
         ("reward.reward_model.enable=True", r"reward\.reward_model\.enable=True: reward models are not rehearsed"),
@@ -97,7 +97,7 @@ OWN = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method:
 
 @pytest.mark.parametrize(
     ("drafts", "is_recipe", "are_used"),
-    [("async_dapo.drafts=history", True, True), ("async_dapo.drafts=history", False, False), (OWN, False, True)],
+    [("async_dapo.drafts=suffix", True, True), ("async_dapo.drafts=suffix", False, False), (OWN, False, True)],
 )
 def test_given_drafts_then_engines_that_have_them_take_what_the_planner_says_of_them(
     stand_in_run, drafts, is_recipe, are_used

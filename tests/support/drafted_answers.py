@@ -1,6 +1,6 @@
-"""vLLM with drafts from siblings and without: what it samples, and with which log-probs.
+"""vLLM with drafts by suffix decoding and without: what it samples, and with which log-probs.
 
-python -m tests.support.drafted_answers MODEL siblings|none SAMPLES INTERRUPTED
+python -m tests.support.drafted_answers MODEL suffix|none SAMPLES INTERRUPTED
 
 At each temperature so many answers, and so many, whole multiples of 128, that do not end in one piece.
 """
@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import sys
-from array import array
 from collections import Counter
 from typing import Any
 
@@ -21,12 +20,10 @@ os.environ.update(get_platform().rollout_env_vars())  # as verl does before it s
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from recipe.async_dapo.core.draft_price import MOST_DRAFT_TOK
-from recipe.async_dapo.core.drafts import RequestName
-from recipe.async_dapo.engines.drafts import SPECULATIVE_CONFIG
 from recipe.async_dapo.engines.load_meter import LoadMeter
 from recipe.async_dapo.engines.protocol import ABORTED, PAUSED
 from recipe.async_dapo.engines.server import AsyncDAPOServer
+from recipe.async_dapo.option_values import MOST_DRAFT_TOK, SPECULATIVE_CONFIGS, Drafts
 
 from .rescaled_receiver import RescaledReceiver
 from .scripted_engine import start_server
@@ -58,8 +55,7 @@ async def answers(
 
     async def answer(number: int) -> tuple[list[int], list[float]]:
         async with places:
-            name = RequestName(f"{group}-{number // 64}", str(number), len(PROMPT)).prefix() + "x"
-            output = await server.generate(PROMPT, {"temperature": temperature} | asked, name)
+            output = await server.generate(PROMPT, {"temperature": temperature} | asked, f"{group}-{number}")
         return output.token_ids, output.log_probs
 
     return await asyncio.gather(*(answer(number) for number in range(count)))
@@ -84,7 +80,7 @@ async def go_on(
     async def answer(number: int) -> None:
         own = tokens[number]
         while len(own) < limit_tok:
-            name = RequestName(group, str(number), len(PROMPT)).prefix() + f"{limit_tok}-{len(own)}"
+            name = f"{group}-{number}-{limit_tok}-{len(own)}"
             rest = asked | {"max_tokens": limit_tok - len(own)}
             reason = take(own, await server.generate(PROMPT + own, rest, name))
             while reason == PAUSED:
@@ -124,11 +120,6 @@ async def interrupted(
     return all_tokens, returns
 
 
-async def visited() -> list[bytes]:
-    """As what Ray keeps is awaited."""
-    return [array("i", PROMPT).tobytes()] * 2
-
-
 async def update(server: AsyncDAPOServer, factor: float) -> None:
     await server.engine.collective_rpc("rescale", args=(factor,))
     server.global_steps += 1
@@ -137,10 +128,9 @@ async def update(server: AsyncDAPOServer, factor: float) -> None:
 async def main(model: str, drafts: bool, samples: int, cut: int) -> dict[str, Any]:
     arguments = ENGINE | {"max_model_len": len(PROMPT) + LIMIT_TOK}
     if drafts:
-        arguments |= {"speculative_config": SPECULATIVE_CONFIG}
+        arguments |= {"speculative_config": SPECULATIVE_CONFIGS[Drafts.SUFFIX]}
         arguments["max_model_len"] += MOST_DRAFT_TOK
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
-    await engine.collective_rpc("bind_drafts")
     meter = LoadMeter.attach(engine)
     server = start_server(pytest.MonkeyPatch(), engine)
     seen: dict[str, Any] = {}
@@ -161,10 +151,6 @@ async def main(model: str, drafts: bool, samples: int, cut: int) -> dict[str, An
     load = meter.load()
     seen["drafted_tok"], seen["accepted_tok"] = load.drafted_tok, load.accepted_tok
     seen["generated_tok"], seen["step_requests"] = load.generated_tok, load.step_requests
-    before = await server.engine.collective_rpc("known_tok")
-    await server.learn_answers("visited before", [visited()])
-    after = await server.engine.collective_rpc("known_tok")
-    seen["learned_tok"] = [new - old for old, new in zip(before, after, strict=True)]
     seen["interrupted greedy"], _ = await interrupted(server, "cut, greedy", 128, temperature=0.0)
     for temperature in (1.0, 0.6):
         parts, returns = await interrupted(server, f"cut, at {temperature}", cut, temperature=temperature, top_k=LIKELY)
@@ -178,4 +164,4 @@ async def main(model: str, drafts: bool, samples: int, cut: int) -> dict[str, An
 
 if __name__ == "__main__":
     folder, source, *numbers = sys.argv[1:]
-    sys.stdout.write(json.dumps(asyncio.run(main(folder, source == "siblings", *map(int, numbers)))) + "\n")
+    sys.stdout.write(json.dumps(asyncio.run(main(folder, source == Drafts.SUFFIX, *map(int, numbers)))) + "\n")

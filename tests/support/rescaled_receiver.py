@@ -1,4 +1,4 @@
-"""A worker of vLLM's whose weights a test changes, and whose drafts it counts."""
+"""A worker of vLLM's whose weights a test changes."""
 
 import torch
 
@@ -12,8 +12,3 @@ class RescaledReceiver(WeightReceiver):
         for name, weight in self.model_runner.model.named_parameters():
             if "norm" in name:
                 weight.mul_(factor)
-
-    def known_tok(self) -> int:
-        """Tokens of answers that it drafts from; 0 where it does not draft."""
-        drafter = getattr(getattr(self.model_runner, "drafter", None), "_drafter", None)
-        return 0 if drafter is None else int(drafter.size_tok)

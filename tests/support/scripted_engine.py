@@ -141,7 +141,7 @@ def start_server(
             full_determinism=False,
             enable_rollout_routing_replay=False,
             mtp=None,
-            custom={CUSTOM_OPTIONS: {"delivery_tok": delivery_tok, "drafts": None}},
+            custom={CUSTOM_OPTIONS: {"delivery_tok": delivery_tok}},
             get=lambda key, default: default,
         )
         self.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})

@@ -1,7 +1,6 @@
 """A scripted engine server, for virtual time and, as `ray.remote(ScriptedServer)`, for real Ray. Imports no verl."""
 
 import asyncio
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -75,7 +74,6 @@ class ScriptedServer:
         self.ended: dict[str, ScriptedRequest] = {}  # not fetched yet
         self.aborted_before: set[str] = set()  # before they arrived
         self.generated: dict[str, list[int]] = {}  # request -> tokens, of every request that has ended
-        self.learned: list[tuple[str, list[list[int]]]] = []  # groups, and what was answered to their prompts before
         self.max_running = 0
         self.generated_tok = 0  # since generation was allowed
         self.kv_room_tok, self.max_num_seqs = 4096, 256
@@ -169,10 +167,6 @@ class ScriptedServer:
                 self.aborted_before.add(request_id)
             elif not self._hangs:
                 self.running[request_id].aborted.set()
-
-    async def learn_answers(self, group: str, places: list[Any]) -> None:
-        for place in places:
-            self.learned.append((group, [array("i", answer).tolist() for answer in await place]))
 
     async def sleep(self) -> None:
         if self._hangs:

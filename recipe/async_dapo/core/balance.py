@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from .concurrency import ConcurrencyController, EngineLoad
-from .drafts import RequestName
 from .leases import Grant, LeaseTable
 
 REMEMBERED = 2048  # responses
@@ -64,7 +63,7 @@ class Balance:
         sizes_itself: whether servers get as many places as their engines have room for; else all have the maximum.
         first_context_tok: expected of a request before any has been seen [tokens].
         limit_tok: responses end there at the latest [tokens].
-        keeps_siblings: whether a group's requests go to one server where its load allows: they are each other's drafts.
+        keeps_siblings: whether a group's requests go to one server where its load allows: its engine drafts from them.
     """
 
     def __init__(
@@ -129,15 +128,21 @@ class Balance:
         return grown
 
     def request(
-        self, lease_id: str, sticky_key: str | None, *, prompt_tok: int = 0, generated_tok: int = 0
+        self,
+        lease_id: str,
+        sticky_key: str | None,
+        *,
+        group: str | None = None,
+        prompt_tok: int = 0,
+        generated_tok: int = 0,
     ) -> list[Grant]:
         """Ask for a place; see `LeaseTable.request`.
 
         Args:
+            group: whose answer is generated.
             prompt_tok: of the request, without what a response has already [tokens]; 0 = unknown: requests count alike.
         """
-        name = RequestName.parse(lease_id) if self._keeps_siblings else None
-        group = None if name is None else name.group
+        group = group if self._keeps_siblings else None
         if not prompt_tok:
             return self.leases.request(lease_id, sticky_key, group=group)
         context_tok = prompt_tok + generated_tok

@@ -104,7 +104,6 @@ class EngineLoad:
     generated_tok: int = 0
     drafted_tok: int = 0  # that were verified
     accepted_tok: int = 0  # of these, generated so
-    draft_s: float = 0.0  # that the recipe's proposer took of its steps; on the answer to a stop only
     busy_s: float = 0.0  # with at least one running request
     request_s: float = 0.0  # sum over running requests
     steps: int = 0

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from .trajectory import PromptGroup
 
@@ -74,8 +73,6 @@ class GroupOutcome:
     failed: int = 0  # trajectories that failed for good; their siblings were interrupted, in a validation kept [count]
     metrics: tuple[float, ...] = ()  # of its trajectories, where it was judged by them
     is_kept: bool = False  # screening would have ended it, had it not been drawn to be kept
-    answers: Any = None  # where some of them are, as drafts for the prompt's next visit; opaque to core
-    answers_bytes: int = 0
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""What is known of a prompt from its earlier visits: whether to draw it next, and drafts for its next answers.
+"""What is known of a prompt from its earlier visits, and whether to draw it next.
 
 Every prompt has a Beta posterior of its pass rate, whose evidence is discounted at each visit (MoPPS,
 arXiv:2507.04632). From it follows the probability that all n answers would be alike; a prompt is skipped with that
@@ -8,17 +8,13 @@ and after a stated number of steps it is, whatever its history says.
 
 Where groups that were interrupted start again, the longest answers start first: fewer are interrupted. That is an order
 of what is drawn together, and changes nothing of what is drawn.
-
-What was answered at the last visit is kept within a limit, for engines that draft.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from math import ceil
-from typing import Any
 
 from .trajectory import PromptGroup
 
@@ -187,48 +183,3 @@ class Selection:
                 drawn.append(group)
             left -= 1
         return drawn, deferred
-
-
-LIMIT_BYTES = 1 << 30  # of all prompts, four bytes a token
-MOST_ANSWERS = 2  # of a prompt: an engine spends about a microsecond of its host on each token
-
-
-class EarlierAnswers:
-    """Places of answers by prompt, as many as a limit allows: prompts that were not visited for longest go first."""
-
-    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
-        self._limit_bytes = limit_bytes
-        self._places: OrderedDict[str, tuple[Any, int]] = OrderedDict()
-        self.size_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def keep(self, key: str, place: Any, size_bytes: int) -> None:
-        """The prompt's last answers from now on.
-
-        Args:
-            place: where they are; opaque to core.
-        """
-        self._drop(key)
-        self._places[key] = place, size_bytes
-        self.size_bytes += size_bytes
-        while self.size_bytes > self._limit_bytes:
-            self._drop(next(iter(self._places)))
-
-    def of(self, key: str) -> Any:
-        """None where nothing is kept."""
-        return self._places.get(key, (None, 0))[0]
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Those that go first come first."""
-        return ((key, place) for key, (place, _) in self._places.items())
-
-    def _drop(self, key: str) -> None:
-        if key in self._places:
-            self.size_bytes -= self._places.pop(key)[1]
-
-
-def chosen(answers: Iterable[bytes]) -> list[bytes]:
-    """Of one visit, those to keep: the longest, which take the longest to generate."""
-    return sorted(answers, key=len, reverse=True)[:MOST_ANSWERS]

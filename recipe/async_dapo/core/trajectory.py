@@ -164,7 +164,6 @@ class PromptGroup:
     key: str = ""  # the prompt's name over all its visits
     deferred_until: int = 0  # step in which it is drawn at the latest
     parked: Any = None  # where its tokens are, if they are not here; opaque to core
-    earlier: Any = None  # where its prompt's answers of the last visit are, while it runs; opaque to core
 
     @property
     def age(self) -> int:

@@ -18,7 +18,6 @@ from verl.workers.rollout.replica import TokenOutput
 
 from ..calls import Recorder, current_recorder, cut
 from ..config import ConfigError
-from ..core.drafts import RequestName
 from ..core.trajectory import Attachment, Trajectory, Turn
 from .engine_requests import EngineRequests, TrajectoryInterrupted
 
@@ -40,7 +39,8 @@ _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 _SERVER_OPTIONS = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "priority")
 
 
-_NOT_DRAFTED = ("min_p", "logit_bias")  # vLLM refuses them where it verifies drafts
+# vLLM refuses the first two where it verifies drafts; behind a stop string, what the same step yielded would stay.
+_NOT_DRAFTED = ("min_p", "logit_bias", "stop")
 
 
 def not_continued(params: dict[str, Any]) -> list[str]:
@@ -96,14 +96,6 @@ class _Asked:
         return {key: value for key, value in self.sampling_params.items() if key not in _LIMIT_KEYS} | {
             "logprobs": True
         }
-
-
-def _request_name(recorder: Recorder, turn: Turn) -> str:
-    """Tells the engine whose answer this is."""
-    if not recorder.prompt_uid:
-        return ""
-    answer = f"{recorder.trajectory.session_id}-{recorder.next_turn}"
-    return RequestName(recorder.prompt_uid, answer, turn.prompt_len_tok).prefix()
 
 
 class AsyncDAPOLLMClient(LLMServerClient):
@@ -229,7 +221,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
             raise ConfigError(
                 f"sampling_params.{refused[0]}",
                 sampling_params[refused[0]],
-                "vLLM refuses it where drafts are verified; set async_dapo.drafts=null, or leave it out",
+                "does not go with drafts (stop_token_ids do); set async_dapo.drafts=null, or leave it out",
             )
         named = not_continued(sampling_params)
         if named and self._continues:
@@ -255,8 +247,7 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 context,
                 params,
                 asked.options,
-                name=_request_name(recorder, turn),
-                earlier=recorder.earlier,
+                group=recorder.prompt_uid or None,
             )
         finally:
             recorder.generated_tok += turn.generated_tok - before_tok

@@ -13,8 +13,6 @@ from verl.workers.rollout.replica import TokenOutput
 from ..aio import RECONNECT_S, TurnBatch, resolve, run_to_completion
 from ..calls import append_tokens
 from ..core.balance import Returned
-from ..core.drafts import RequestName
-from ..core.leases import RecentDict
 from ..core.trajectory import Attachment, Turn
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, counts_of, extra_of
 
@@ -47,7 +45,6 @@ class EngineRequests:
         self._rolling = rolling
         self._releases = TurnBatch[Returned](balancer.give_back.remote)
         self._servers: dict[str, ActorHandle] = {}
-        self._told = RecentDict[tuple[str, str], None]()  # earlier answers of a group, to a server
 
     async def advance(
         self,
@@ -57,8 +54,7 @@ class EngineRequests:
         params: dict[str, Any],
         options: dict[str, Any],
         *,
-        name: str = "",
-        earlier: ObjectRef | None = None,
+        group: str | None = None,
     ) -> str | None:
         """Continue an unfinished turn: by the request that is still in its engine, or by a new one.
 
@@ -66,8 +62,7 @@ class EngineRequests:
             request_id: the trajectory's name, for sticky routing.
             prompt_ids: the prompt and what the turn has generated.
             params: sampling parameters with `max_tokens`; `options`: further arguments of the server's `generate`.
-            name: that a new request's begins with.
-            earlier: answers to the prompt at its last visit, for an engine that has not been told them.
+            group: whose answer is generated.
 
         Returns:
             The engine's finish reason; None if the request was lost with its server, or with the connection to it, or
@@ -78,18 +73,17 @@ class EngineRequests:
             EnginesUnavailable: when no server is left.
         """
         attachment, turn.attachment = turn.attachment, None
-        lease_id = name + uuid4().hex if attachment is None else attachment.lease_id
+        lease_id = uuid4().hex if attachment is None else attachment.lease_id
         server_id, is_kept = "", False
         output: TokenOutput | None = None
         try:
-            leased_id = await self._lease(turn, request_id, lease_id, attachment)
+            leased_id = await self._lease(turn, request_id, lease_id, group, attachment)
             if leased_id is None and attachment is None:
                 raise TrajectoryInterrupted("stopped before the request was sent")
             server = None if leased_id is None else await self._server(leased_id)
             if leased_id is None or server is None:
                 return None
             server_id = leased_id
-            self._tell_earlier(earlier, name, server_id, server)
             arguments = options | {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": lease_id}
             call = server.generate.remote(**arguments) if attachment is None else server.reattach.remote(lease_id)
             output = await self._receive(call, server, lease_id, turn)
@@ -118,14 +112,6 @@ class EngineRequests:
         if attachments:
             self._balancer.abandon.remote(attachments)
 
-    def _tell_earlier(self, earlier: ObjectRef | None, name: str, server_id: str, server: ActorHandle) -> None:
-        """Once for a group and a server, which fetches them itself and counts what it cannot use."""
-        if earlier is None or (parsed := RequestName.parse(name)) is None:
-            return
-        if (told := (parsed.group, server_id)) not in self._told:
-            self._told[told] = None
-            server.learn_answers.remote(parsed.group, [earlier])
-
     async def _give_up(self, request: Attachment, *, is_reachable_later: bool) -> None:
         """A request is lost: with its server, or only with the connection to a server that goes on."""
         if is_reachable_later:
@@ -137,11 +123,14 @@ class EngineRequests:
             self._servers.pop(request.server_id, None)
             await self._balancer.remove_servers.remote([request.server_id])  # else the next lease may be on it again
 
-    async def _lease(self, turn: Turn, request_id: str, lease_id: str, attachment: Attachment | None) -> str | None:
+    async def _lease(
+        self, turn: Turn, request_id: str, lease_id: str, group: str | None, attachment: Attachment | None
+    ) -> str | None:
         if attachment is not None:
             return await self._balancer.server_of.remote(lease_id)
         try:
-            return await self._balancer.lease.remote(request_id, lease_id, turn.prompt_len_tok, turn.generated_tok)
+            length_tok = turn.prompt_len_tok, turn.generated_tok
+            return await self._balancer.lease.remote(request_id, lease_id, *length_tok, group)
         except RayTaskError as error:
             raise EnginesUnavailable(str(error.cause)) from error
 

@@ -242,13 +242,16 @@ class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
         self._meter = _InflightMeter()
         self._coordinator: ActorHandle | None = None
 
-    async def lease(self, request_id: str, lease_id: str, prompt_tok: int = 0, generated_tok: int = 0) -> str | None:
+    async def lease(
+        self, request_id: str, lease_id: str, prompt_tok: int = 0, generated_tok: int = 0, group: str | None = None
+    ) -> str | None:
         """Lease a slot under `lease_id`, waiting for one if need be; requests with the same id go to the same server,
         while that is not too full.
 
         Args:
             prompt_tok: of the request, without the response so far [tokens]; 0 = unknown.
             generated_tok: of the response so far [tokens].
+            group: whose answer it is.
 
         Returns:
             The server's id, see `server`; None if generation was stopped first, or the lease was released first.
@@ -262,7 +265,9 @@ class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
             raise self._no_server_left()
         waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._meter.note(self._table.total_inflight)
-        grants = self._balance.request(lease_id, request_id, prompt_tok=prompt_tok, generated_tok=generated_tok)
+        grants = self._balance.request(
+            lease_id, request_id, group=group, prompt_tok=prompt_tok, generated_tok=generated_tok
+        )
         self._waiters[lease_id] = waiter
         try:
             self._deliver(grants)

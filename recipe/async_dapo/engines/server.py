@@ -14,7 +14,6 @@ from typing import Any, NoReturn, Self
 
 import psutil
 import ray
-from ray.exceptions import RayError
 from verl.utils.net_utils import is_valid_ipv6_address
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
@@ -24,10 +23,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from ..config import CUSTOM_OPTIONS
 from ..core.concurrency import EngineLoad
 from ..logs import show_logs
-from ..option_values import OwnDrafts
+from ..option_values import SpeculativeConfig
 from ..verl_version import check_versions
 from ..weights.stream import FOLDER_VARIABLE, WeightReceiver, sockets_folder, use_for_engine
-from .drafts import SPECULATIVE_CONFIG, room_for_drafts
 from .engine import RequestTable, RunningRequest, StampingEngine
 from .load_meter import LoadMeter, Meter
 from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, OutputExtra, counts_of, make_output
@@ -114,7 +112,6 @@ class AsyncDAPOServer(vLLMHttpServer):
         self._requests = RequestTable()
         self.engine: Any = None
         self._meter: Meter | None = None
-        self._untaught = 0  # answers of earlier visits that its engine does not draft from
 
     async def answer(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """To a call from another process. The engine may know that it is dead before its core's process has ended; a
@@ -136,9 +133,7 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         super()._preprocess_engine_kwargs(engine_kwargs)
-        if self._drafts is not None:
-            engine_kwargs["speculative_config"] = dict(SPECULATIVE_CONFIG)
-        drafts = OwnDrafts.of(engine_kwargs)
+        drafts = SpeculativeConfig.of(engine_kwargs)
         if drafts is None:
             return
         longest_tok = room_for_drafts(
@@ -152,17 +147,13 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     def _resolve_sleep_level(self) -> int:
         """At level 2 an engine throws its weights away, and the trainer brings none of a model that drafts."""
-        own = OwnDrafts.of(self.config.engine_kwargs.get("vllm") or {})
-        return 1 if own is not None and own.has_weights else super()._resolve_sleep_level()
+        drafts = SpeculativeConfig.of(self.config.engine_kwargs.get("vllm") or {})
+        return 1 if drafts is not None and drafts.has_weights else super()._resolve_sleep_level()
 
     @property
     def _own_options(self) -> Mapping[str, Any]:
         """Empty where it is no engine of the policy, but a reward model."""
         return (self.config.custom or {}).get(CUSTOM_OPTIONS) or {}
-
-    @property
-    def _drafts(self) -> str | None:
-        return self._own_options.get("drafts")
 
     async def run_server(self, args: Any) -> None:
         name = self._server_address
@@ -172,8 +163,6 @@ class AsyncDAPOServer(vLLMHttpServer):
             await super().run_server(args)
         finally:
             self._server_address = name  # with the port it is the server's name, everywhere
-        if self._drafts is not None:
-            await self.engine.collective_rpc("bind_drafts")
         self._meter = LoadMeter.attach(self.engine)
         self.stamp(self.engine)
         for process in multiprocessing.active_children():
@@ -256,18 +245,14 @@ class AsyncDAPOServer(vLLMHttpServer):
                     self._is_paused.set()
             elif self._requests.running():
                 await self._abort_all()
-            return await self._load_of_round()
+            return self._load_of_round()
         finally:  # the answer that the engine is idle goes out first: it would queue behind what was interrupted
             asyncio.get_running_loop().call_soon(self._delivers.set)
 
-    async def _load_of_round(self) -> EngineLoad | None:
+    def _load_of_round(self) -> EngineLoad | None:
         if self._meter is None:
             return None
-        load = replace(self._meter.load(), samples=self._meter.samples())
-        if self._drafts is None:
-            return load
-        step_s, *_ = await self.engine.collective_rpc("draft_step_s")
-        return replace(load, draft_s=load.steps * step_s)
+        return replace(self._meter.load(), samples=self._meter.samples())
 
     async def _send_back_what_has_not_begun(self) -> None:
         waiting = [request for request in self._requests.running() if not request.has_begun]
@@ -300,32 +285,10 @@ class AsyncDAPOServer(vLLMHttpServer):
 
     async def turn_over(self) -> EngineLoad | None:
         """What the engine has reported, which counts anew from now on, while it goes on."""
-        load = await self._load_of_round()
+        load = self._load_of_round()
         if self._meter is not None:
             self._meter.reset()
         return load
-
-    async def learn_answers(self, group: str, places: list[ray.ObjectRef]) -> None:
-        """Drafts for a group, of its prompt's last visit.
-
-        Args:
-            places: where the answers are, lists of tokens, int32: they may be lost.
-        """
-        for place in places:
-            try:
-                answers = await place
-            except RayError as error:
-                self._note_untaught(1, repr(error))
-                continue
-            refused, *_ = await self.engine.collective_rpc("learn_answers", args=(group, answers))
-            if refused:
-                self._note_untaught(refused, "the engine has no room for them")
-
-    def _note_untaught(self, answers: int, why: str) -> None:
-        """In the log whenever they have doubled."""
-        before, self._untaught = self._untaught, self._untaught + answers
-        if before.bit_length() != self._untaught.bit_length():
-            logger.warning("%d answers of earlier visits are no drafts here so far; the last: %s", self._untaught, why)
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         """Interrupt some requests, also those that arrive later than this call.
@@ -342,6 +305,17 @@ class AsyncDAPOServer(vLLMHttpServer):
     def _empty(self, stop_reason: str) -> TokenOutput:
         extra = OutputExtra(global_steps=self.global_steps, segments=[], finish_reason=None, load=self.load)
         return make_output([], [], stop_reason=stop_reason, extra=extra)
+
+
+def room_for_drafts(most_tok: int, *, max_model_len: int, most_context_tok: int) -> int:
+    """An engine's `max_model_len`: vLLM drops all drafts of a step in which one sequence comes so near to the limit.
+
+    Args:
+        most_tok: of a draft.
+        max_model_len: without drafts [tokens].
+        most_context_tok: that the model has positions for [tokens].
+    """
+    return max(max_model_len, min(max_model_len + most_tok, most_context_tok))
 
 
 def _end(dead: str) -> NoReturn:

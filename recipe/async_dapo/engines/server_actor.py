@@ -26,7 +26,6 @@ METHODS = (
     "get_server_address",
     "go_on",
     "launch_server",
-    "learn_answers",
     "open_submission_gate",
     "ping",
     "processes",

@@ -40,7 +40,6 @@ class Ticket(WaitingGroup):
 
     content: bytes | ray.ObjectRef  # the pickled PromptGroup, or where it is parked
     ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
-    earlier: ray.ObjectRef | None = None  # answers to its prompt at the last visit
 
 
 class _OpenRound:

@@ -206,7 +206,6 @@ class GroupRollout:
             recorder = self._kept.recorder_of(trajectory) or Recorder(
                 trajectory=trajectory, prompt_uid=group.uid, waiting=Waiting(self._short_call_s)
             )
-            recorder.earlier = group.earlier
             recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round)
             recorder.waiting.begin_round(functools.partial(self._listeners.on_waiting, group.uid))
             self.running.add(tasks.create_task(self._run_trajectory(group, recorder, tasks)), recorder)

@@ -24,7 +24,6 @@ from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups
 from ..core.over_sampling import AtHand
-from ..core.prompt_history import EarlierAnswers
 from ..core.rolling_round import RollingSpec
 from ..core.round import RoundProgress, RoundSpec, Standstill
 from ..core.screening import NO_SCREENING
@@ -93,7 +92,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         super().__init__(*args, **kwargs)
         self._options = AsyncDAPOConfig.from_hydra(self.config)
         self._round_id = ""
-        self._earlier = EarlierAnswers()
         self._worker_refs: list[ObjectRef] = []
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
         self._places: int | None = None
@@ -142,9 +140,8 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         assert self._places is not None
         return self._places
 
-    def open_round(self, spec: RoundSpec, groups: Sequence[PromptGroup], *, step: int, earlier: EarlierAnswers) -> None:
+    def open_round(self, spec: RoundSpec, groups: Sequence[PromptGroup], *, step: int) -> None:
         """Start a training round on all workers, without waiting."""
-        self._earlier = earlier
         suspended = frozenset(one.loop for group in groups for one in group.suspensions())
         goes_on = isinstance(spec, RollingSpec)
         order = RoundOrder(round_id=spec.round_id, step=step, validate=False, goes_on=goes_on, suspended=suspended)
@@ -152,7 +149,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
         self._frozen |= _frozen(groups)
-        tickets = [ticket_of(group, self._options.screening, self._earlier.of(group.key)) for group in groups]
+        tickets = [ticket_of(group, self._options.screening) for group in groups]
         self._get(self._coordinator.add_groups.remote(self._round_id, tickets))
 
     def next_event(self) -> RoundEvent:
@@ -300,8 +297,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._look_at = self._started + self._options.engine_timeout_s / 2
         self._frozen = _frozen(groups)
         screening = NO_SCREENING if order.validate else self._options.screening
-        earlier = EarlierAnswers() if order.validate else self._earlier
-        tickets = [ticket_of(group, screening, earlier.of(group.key)) for group in groups]
+        tickets = [ticket_of(group, screening) for group in groups]
         self._get(self._coordinator.open_round.remote(spec, tickets))
         self._worker_refs = [worker.run_round.remote(order) for worker in self.agent_loop_workers]
 

@@ -9,14 +9,10 @@ beside the reference.
 """
 
 import pickle
-from collections.abc import Iterable
-from dataclasses import replace
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from ..core.outcome import GroupOutcome, Verdict
-from ..core.prompt_history import EarlierAnswers, chosen
 from ..core.screening import Screening
 from ..core.trajectory import PromptGroup
 from .coordinator import Ticket
@@ -34,12 +30,8 @@ def park(group: PromptGroup) -> None:
         group.park(ray.put(group))
 
 
-def ticket_of(group: PromptGroup, screening: Screening, earlier: ray.ObjectRef | None = None) -> Ticket:
-    """What a lane needs to run a group. Its tokens are parked with it.
-
-    Args:
-        earlier: answers to its prompt at the last visit.
-    """
+def ticket_of(group: PromptGroup, screening: Screening) -> Ticket:
+    """What a lane needs to run a group. Its tokens are parked with it."""
     park(group)
     is_parked = group.parked is not None
     return Ticket(
@@ -49,7 +41,6 @@ def ticket_of(group: PromptGroup, screening: Screening, earlier: ray.ObjectRef |
         is_certain=group.is_certain,
         content=group.parked if is_parked else pickle.dumps(group, protocol=5),
         ages=_ages(group) if is_parked else (),
-        earlier=earlier,
         has_begun=group.has_started,
         oldest_version=min(group.versions(), default=None),
         is_attached=bool(group.attachments()),
@@ -93,29 +84,6 @@ def with_tokens(group: PromptGroup) -> PromptGroup:
     whole = _brought_up(parked, _ages(group), is_attached=bool(group.attachments()))
     _take_arrived(whole)
     return whole
-
-
-def with_answers(outcome: GroupOutcome, group: PromptGroup) -> GroupOutcome:
-    """The outcome of a group, if it was judged, with some of its answers in the object store of this node."""
-    if outcome.verdict not in (Verdict.VALID, Verdict.FILTERED):
-        return outcome
-    answers = chosen(trajectory.outputs[-1].response_ids.tobytes() for trajectory in group.trajectories)
-    return replace(outcome, answers=ray.put(answers), answers_bytes=sum(map(len, answers)))
-
-
-def fetch_answers(place: ray.ObjectRef) -> list[bytes] | None:
-    """None where they are lost: they are only drafts."""
-    try:
-        answers: list[bytes] = ray.get(place, timeout=FETCH_TIMEOUT_S)
-        return answers
-    except RayError:
-        return None
-
-
-def keep_answers(earlier: EarlierAnswers, answers_by_key: Iterable[tuple[str, list[bytes]]]) -> None:
-    """Those of a checkpoint."""
-    for key, answers in answers_by_key:
-        earlier.keep(key, ray.put(answers), sum(map(len, answers)))
 
 
 def _lost(uid: str) -> TokensLost:

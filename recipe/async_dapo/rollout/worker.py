@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 
 from .. import store
 from ..aio import TurnBatch
-from ..config import AsyncDAPOConfig, ConfigError, Drafts
+from ..config import AsyncDAPOConfig, ConfigError
 from ..core.outcome import Verdict
 from ..core.trajectory import PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
@@ -25,7 +25,7 @@ from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
 from .coordinator import Ticket
 from .group_rollout import GroupRollout, Listeners, leaves
-from .parking import group_of, park, with_answers
+from .parking import group_of, park
 from .reports import WorkerReport
 from .reward import RewardScorer
 from .tools import recorded_tools
@@ -166,17 +166,13 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         self, order: RoundOrder, rollout: GroupRollout, unfinished: list[PromptGroup], ticket: Ticket
     ) -> None:
         group = await group_of(ticket)
-        group.earlier = ticket.earlier
         outcome = await rollout.run(group)
-        group.earlier = None
         if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
             if self._options.keeps_tokens:
                 park(group)
             unfinished.append(group)
         if outcome is None:
             return
-        if self._options.drafts is Drafts.HISTORY and not order.validate:
-            outcome = with_answers(outcome, group)
         is_valid = outcome.verdict is Verdict.VALID
         if is_valid and order.goes_on:  # it may be trained on as soon as it is reported
             await self._store(order, group)

@@ -45,9 +45,8 @@ def _check_estimator(config: DictConfig) -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     estimator = config.algorithm.adv_estimator
-    if estimator in UNSUPPORTED_ESTIMATORS:
-        raise refused(config, "algorithm.adv_estimator", "the V1 trainer lacks what it needs; use grpo")
-    if config.actor_rollout_ref.model.external_lib is None:  # it may register others
+    is_open = config.actor_rollout_ref.model.external_lib is not None  # it may register others
+    if not is_open or estimator in UNSUPPORTED_ESTIMATORS:
         supported = [name for name in ADV_ESTIMATOR_REGISTRY if name not in UNSUPPORTED_ESTIMATORS]
         check_choice("algorithm.adv_estimator", estimator, supported)
 
@@ -85,18 +84,8 @@ def _check_advantages(config: DictConfig, options: AsyncDAPOConfig) -> None:
 
 
 def _check_sampling(config: DictConfig) -> None:
-    """The trainer's probabilities are those of the whole vocabulary: so must the engine's be."""
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.temperature <= 0:
+    if config.actor_rollout_ref.rollout.temperature <= 0:
         raise refused(config, _ROLLOUT + "temperature", "must be > 0: all answers of a group would be the same")
-    for name, is_whole in (("top_p", rollout.top_p == 1), ("top_k", rollout.top_k in (-1, 0))):
-        if not is_whole:
-            raise refused(
-                config,
-                _ROLLOUT + name,
-                "the engine would sample from a part of the vocabulary, and its log-probs could not be compared with "
-                f"the trainer's; set {'1.0' if name == 'top_p' else '-1'} (validation has its own in val_kwargs)",
-            )
 
 
 def check_importance_sampling(config: DictConfig, options: AsyncDAPOConfig) -> None:

@@ -178,14 +178,11 @@ def _local_file(key: str, name: str, config: DictConfig) -> Path:
 
 
 def _take_census(key: str, file: Path, config: DictConfig, meter: _Meter, census: _Census) -> None:
-    rows_before = census.rows
     try:
         for batch in _batches(key, file, config):
             _count_batch(key, file, batch, meter, census)
     except (pa.ArrowException, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(key, file, f"cannot be read: {error}; prepare the data again") from error
-    if census.rows == rows_before:
-        raise ConfigError(key, file, "is empty; prepare the data again")
 
 
 def _batches(key: str, file: Path, config: DictConfig) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig, Auto, Placement, engine_gpus, gpus_per_engine
 from ..core.leases import MAX_PENDING_CALLS, server_calls
-from ..option_values import ConfigError, ImportanceSampling, OwnDrafts, check_each, did_you_mean, refused
+from ..option_values import (
+    SUFFIX_PACKAGE,
+    ConfigError,
+    Drafts,
+    ImportanceSampling,
+    SpeculativeConfig,
+    check_each,
+    did_you_mean,
+    refused,
+    whole_number,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -22,26 +32,12 @@ _ROLLOUT = "actor_rollout_ref.rollout."
 _KWARGS = _ROLLOUT + "engine_kwargs.vllm."
 
 # vLLM's name -> the option of `rollout` from which verl, and this recipe's checks, take it.
-OVERRIDDEN = {
-    name: name
-    for name in (
-        "data_parallel_size",
-        "disable_log_stats",
-        "dtype",
-        "enable_chunked_prefill",
-        "enable_prefix_caching",
-        "enable_sleep_mode",
-        "enforce_eager",
-        "gpu_memory_utilization",
-        "load_format",
-        "logprobs_mode",
-        "max_model_len",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "scheduling_policy",
-        "seed",
-    )
-} | {
+_SAME_NAME = """
+    data_parallel_size disable_log_stats dtype enable_chunked_prefill enable_prefix_caching enable_sleep_mode
+    enforce_eager gpu_memory_utilization load_format logprobs_mode max_model_len max_num_batched_tokens max_num_seqs
+    scheduling_policy seed
+"""
+OVERRIDDEN = {name: name for name in _SAME_NAME.split()} | {
     "tensor_parallel_size": "tensor_model_parallel_size",
     "pipeline_parallel_size": "pipeline_model_parallel_size",
 }
@@ -115,8 +111,7 @@ def _check_calls(config: DictConfig, options: AsyncDAPOConfig) -> None:
 def _check_gpus(config: DictConfig) -> None:
     """Whichever GPUs engines run on, they are whole engines."""
     for key in ("trainer.nnodes", "trainer.n_gpus_per_node"):
-        if OmegaConf.select(config, key) < 1:
-            raise refused(config, key, "must be >= 1")
+        whole_number(config, key)
     is_separate = config.async_dapo.placement == Placement.SEPARATE
     owner = "actor_rollout_ref.rollout" if is_separate else "trainer"
     if is_separate:
@@ -170,7 +165,7 @@ def _check_cache(config: DictConfig, options: AsyncDAPOConfig) -> None:
 def _check_drafts(config: DictConfig, options: AsyncDAPOConfig) -> None:
     """vLLM has one source of drafts, and one that is its own runs beside the model."""
     rollout = config.actor_rollout_ref.rollout
-    own = OwnDrafts.of(rollout.engine_kwargs.vllm)
+    own = SpeculativeConfig.of(rollout.engine_kwargs.vllm)
     has_mtp = all(OmegaConf.select(config, f"{_ROLLOUT}mtp.{name}") for name in ("enable", "enable_rollout"))
     if options.drafts is not None:
         key = f"async_dapo.drafts={options.drafts}"
@@ -178,6 +173,10 @@ def _check_drafts(config: DictConfig, options: AsyncDAPOConfig) -> None:
             raise ConfigError(_KWARGS + own.key, dict(own.config), f"{key} takes its place; leave one of them out")
         if has_mtp:
             raise ConfigError(_ROLLOUT + "mtp.enable_rollout", True, f"{key} takes its place; set one of them off")
+    is_own_suffix = own is not None and own.config.get("method") == Drafts.SUFFIX
+    if (options.drafts is Drafts.SUFFIX or is_own_suffix) and find_spec("arctic_inference") is None:
+        key = f"{_KWARGS}{own.key}.method" if own is not None else "async_dapo.drafts"
+        raise ConfigError(key, Drafts.SUFFIX, f"vLLM needs a package for it; run: pip install {SUFFIX_PACKAGE}")
     if own is not None:
         _check_own_drafts(own, is_trained=has_mtp, load_format=rollout.load_format)
     if own is not None or options.drafts is not None or has_mtp:
@@ -188,7 +187,7 @@ def _check_drafts(config: DictConfig, options: AsyncDAPOConfig) -> None:
                 )
 
 
-def _check_own_drafts(own: OwnDrafts, *, is_trained: bool, load_format: str) -> None:
+def _check_own_drafts(own: SpeculativeConfig, *, is_trained: bool, load_format: str) -> None:
     """
     Args:
         is_trained: the trainer has the weights of the model that drafts, and brings them.

@@ -11,7 +11,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import CONFIG_FOLDER, CONFIG_NAME, ConfigError
-from ..option_values import gone_option
 
 USAGE = """\
 usage: python -m {module} KEY=VALUE ...
@@ -70,7 +69,7 @@ def _explained(error: HydraException, overrides: Sequence[str]) -> ConfigError:
     same_name = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
     alike = get_close_matches(key, same_name, n=1, cutoff=0) or get_close_matches(key, known, n=1)
     hint = f"did you mean {alike[0]}?" if alike else "see docs/options.md"
-    return gone_option(key, value) or ConfigError(key, value, f"no such option; {hint} (+{key}=... would add it)")
+    return ConfigError(key, value, f"no such option; {hint} (+{key}=... would add it)")
 
 
 def _keys(node: Any, prefix: str = "") -> Iterator[str]:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import AsyncDAPOConfig
-from ..option_values import ConfigError, check_choice, check_each, refused
+from ..option_values import ConfigError, check_choice, check_each, refused, whole_number
 from .verl_options import listed
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.ref."
@@ -54,8 +54,7 @@ def _check_validation(config: DictConfig) -> None:
     if trainer.val_only and not trainer.val_before_train:
         raise refused(config, "trainer.val_only", "is ignored without trainer.val_before_train=True")
     sampling = config.actor_rollout_ref.rollout.val_kwargs
-    if sampling.n < 1:
-        raise refused(config, _ROLLOUT + "val_kwargs.n", "must be >= 1")
+    whole_number(config, _ROLLOUT + "val_kwargs.n")
     if sampling.temperature == 0 and (sampling.n > 1 or sampling.do_sample):
         raise refused(
             config,
@@ -81,22 +80,12 @@ def _check_critic(config: DictConfig) -> None:
 
 def _check_checkpoints(config: DictConfig) -> None:
     trainer = config.trainer
-    if trainer.default_hdfs_dir is not None:
-        raise refused(
-            config,
-            "trainer.default_hdfs_dir",
-            "verl copies the model there, but neither prompts nor buffer, and never resumes from it; set null, and "
-            "trainer.default_local_dir to a shared folder",
-        )
     is_named = trainer.resume_mode == "resume_path"
     if trainer.resume_from_path and not is_named:
         remedy = f"is ignored with trainer.resume_mode={trainer.resume_mode}; set trainer.resume_mode=resume_path"
         raise refused(config, "trainer.resume_from_path", remedy)
     if is_named and not trainer.resume_from_path:
         raise refused(config, "trainer.resume_from_path", "set it to a checkpoint folder, or resume_mode=auto")
-    if config.actor_rollout_ref.actor.checkpoint.async_save:
-        remedy = "the end of a save would not be known, and so when the checkpoint before can go; set False"
-        raise refused(config, _ACTOR + "checkpoint.async_save", remedy)
 
 
 def _check_checkpoint_parts(config: DictConfig) -> None:

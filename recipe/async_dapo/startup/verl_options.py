@@ -17,6 +17,7 @@ from ..option_values import ConfigError, check_each, refused
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
 
+_WHOLE_VOCABULARY = "log-probs are compared with the trainer's, of the whole vocabulary; validation has val_kwargs"
 # (key, accepted values, why another would be wrong). An option that is absent counts as None.
 FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("trainer.use_v1", (True,), "the recipe is a plugin of verl's V1 trainer"),
@@ -45,6 +46,19 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ROLLOUT + "full_determinism", (False,), "what is interrupted depends on timing"),
     (_ROLLOUT + "enable_rollout_routing_replay", (False,), "expert routes of interrupted requests are not kept"),
     ("distillation.enabled", (False, None), "teacher log-probs are not computed inline"),
+    (_ROLLOUT + "top_p", (1.0,), _WHOLE_VOCABULARY),
+    (_ROLLOUT + "top_k", (-1, 0), _WHOLE_VOCABULARY),
+    (
+        "trainer.default_hdfs_dir",
+        (None,),
+        "verl copies the model there, but neither prompts nor buffer, and never resumes from it; set "
+        "trainer.default_local_dir to a shared folder",
+    ),
+    (
+        _ACTOR + "checkpoint.async_save",
+        (False,),
+        "the end of a save would not be known, and so when the checkpoint before can go",
+    ),
 )
 
 # (key, accepted values, what to set instead): read by nothing on the way from this recipe through the V1 trainer.
@@ -93,7 +107,7 @@ SHADOWED: tuple[tuple[str, str], ...] = (
     (_ROLLOUT + "log_prob_use_dynamic_bsz", _ACTOR + "use_dynamic_bsz"),
 )
 
-# verl moved these to `reward.*`; the older trainer still copies them there, the V1 trainer does not.
+# verl moved these to `reward.*`; its V1 trainer does not copy them there.
 MOVED_TO_REWARD = ("custom_reward_function", "reward_model", "sandbox_fusion")
 
 
@@ -111,7 +125,12 @@ def check_verl_options(config: DictConfig) -> None:
     ignored = [(key, accepted, f"another value would be ignored; {instead}") for key, accepted, instead in IGNORED]
     required = [partial(_require, config, *row) for row in (*FIXED, *ignored)]
     shadowed = [partial(_check_shadowed, config, *row) for row in SHADOWED]
-    moved = [partial(_check_moved, *leaf, node) for node in MOVED_TO_REWARD for leaf in _leaves(config.get(node), node)]
+    why = "verl's V1 trainer does not read `{}` any more; set its successor under `reward`"
+    moved = [
+        partial(_require, config, key, (None,), why.format(node))
+        for node in MOVED_TO_REWARD
+        for key in _leaves(config.get(node), node)
+    ]
     check_each([*required, *shadowed, *moved])
     from verl.utils.device import auto_set_device
 
@@ -151,22 +170,15 @@ def _check_shadowed(config: DictConfig, key: str, read: str) -> None:
         raise refused(config, key, f"is ignored, verl reads {read}={wanted}; set both to the same value")
 
 
-def _check_moved(key: str, value: Any, node: str) -> None:
-    if value is not None:
-        raise ConfigError(
-            key, value, f"verl's V1 trainer does not read `{node}` any more; set its successor under `reward`"
-        )
-
-
 def _require(config: DictConfig, key: str, accepted: tuple[Any, ...], why: str) -> None:
     if OmegaConf.select(config, key) not in accepted:
         names = " or ".join("null" if option is None else str(option) for option in accepted)
         raise refused(config, key, f"must be {names}: {why}")
 
 
-def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _leaves(node: Any, key: str) -> Iterator[str]:
     if isinstance(node, DictConfig):
         for name in node:
             yield from _leaves(node[name], f"{key}.{name!s}")
     else:
-        yield key, node
+        yield key

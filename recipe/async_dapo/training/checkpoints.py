@@ -8,6 +8,7 @@ together with `checkpoint_folder.FORMAT`.
 import logging
 import shutil
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -30,7 +31,7 @@ from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from ..record.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, DamagedCheckpoint, step_of
 from ..record.plain_values import AGENT_LOOP, DATA_SET, read_extension, to_plain
 from ..rollout.packed_output import PackedOutput
-from ..rollout.parking import fetch_answers, with_tokens
+from ..rollout.parking import with_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -193,9 +194,6 @@ class RolloutState:
     concurrency: ConcurrencyState | None = None  # None before the first round has ended
     lengths: tuple[ObservedLengths, ...] = ()
     history: dict[str, PassCount] = field(default_factory=dict)
-    earlier: tuple[
-        tuple[str, Any], ...
-    ] = ()  # prompts and their answers, or where those are; those to go first in front
 
 
 class CarriedRecord(Record):
@@ -218,16 +216,10 @@ class HeadRecord(Record):
     carried: Count
 
 
-class EarlierRecord(Record):
-    key: str
-    answers: list[bytes]  # int32
-
-
 _PARTS = ("waiting", "deferred", "buffered", "carried")
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(HeadRecord).decode
 _decode_group = msgspec.msgpack.Decoder(GroupRecord, ext_hook=read_extension).decode
-_decode_earlier = msgspec.msgpack.Decoder(EarlierRecord).decode
 _decode_carried = msgspec.msgpack.Decoder(CarriedRecord, ext_hook=read_extension).decode
 
 
@@ -244,9 +236,6 @@ def to_frames(state: RolloutState) -> Iterator[bytes]:
         yield _encode(record_of(with_tokens(group)))
     for carried in pool.carried:
         yield _encode(_record(CarriedRecord, carried, group=record_of(carried.group)))
-    for key, place in state.earlier:
-        if (answers := fetch_answers(place)) is not None:
-            yield _encode(EarlierRecord(key=key, answers=answers))
 
 
 def from_frames(frames: Iterable[bytes]) -> RolloutState:
@@ -268,7 +257,7 @@ def _from_frames(frames: Iterator[bytes]) -> RolloutState:
     deferred_end = head.waiting + head.deferred
     groups = [group_of(_decode_group(frame)) for frame in islice(frames, deferred_end + head.buffered)]
     carried = [_carried(_decode_carried(frame)) for frame in islice(frames, head.carried)]
-    earlier = [_decode_earlier(frame) for frame in frames]
+    deque(frames, maxlen=0)  # earlier versions kept answers there, to draft from
     if (len(groups), len(carried)) != (deferred_end + head.buffered, head.carried):
         raise ValueError(f"{len(groups)} and {len(carried)} prompt groups where {head} says otherwise")
     uids = {group.uid for group in groups} | {group.uid for group in carried}
@@ -282,7 +271,7 @@ def _from_frames(frames: Iterator[bytes]) -> RolloutState:
         ledger=head.ledger,
     )
     rest = {name: value for name, value in asdict(head).items() if name not in ("ledger", *_PARTS)}
-    return RolloutState(pool=pool, earlier=tuple((record.key, record.answers) for record in earlier), **rest)
+    return RolloutState(pool=pool, **rest)
 
 
 def _carried(record: CarriedRecord) -> CarriedGroup:

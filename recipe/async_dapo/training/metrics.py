@@ -74,7 +74,6 @@ METRICS: dict[str, str] = {
     "concurrency/preemptions": "requests that engines preempted because the KV cache was full [count]",
     # With drafts only.
     "drafts/tok_per_step": "tokens of a response that an engine's step yields, mean over this training step [tokens]",
-    "drafts/time_share": "share of the engines' time that the recipe's source of drafts took [0-1]",
     "tokens/trained": "generated tokens in the batch, without withheld ones [tokens]",
     "tokens/discarded": "tokens thrown away: interrupted without being kept, retired, withheld, diverged, or of failed "
     "groups [tokens]",
@@ -230,16 +229,11 @@ def _concurrency(record: RoundRecord) -> dict[str, float]:
 
 
 def _drafts(loads: Collection[EngineLoad]) -> dict[str, float]:
-    """Every response that decodes in a step gets a token, and those of its draft that are accepted. This recipe's
-    drafter takes time while it rests, too.
-    """
-    if not any(load.drafted_tok or load.draft_s for load in loads):
+    """Every response that decodes in a step gets a token, and those of its draft that are accepted."""
+    if not any(load.drafted_tok for load in loads):
         return {}
     generated, accepted = sum(load.generated_tok for load in loads), sum(load.accepted_tok for load in loads)
-    return {
-        "drafts/tok_per_step": _ratio(generated, generated - accepted),
-        "drafts/time_share": _ratio(sum(load.draft_s for load in loads), sum(load.busy_s for load in loads)),
-    }
+    return {"drafts/tok_per_step": _ratio(generated, generated - accepted)}
 
 
 def _tokens(record: RoundRecord) -> dict[str, float]:

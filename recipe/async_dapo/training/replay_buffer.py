@@ -20,7 +20,7 @@ from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow
 from ..core.outcome import EndedGroups, Verdict
 from ..core.pool import Dispatch, PromptPool, Settlement
-from ..core.prompt_history import EarlierAnswers, PromptHistory
+from ..core.prompt_history import PromptHistory
 from ..core.round import RoundSpec
 from ..core.screening import Screened
 from ..core.staleness import StalenessLimit, VersionShares
@@ -28,7 +28,6 @@ from ..core.trajectory import PromptGroup
 from ..record.responses import LengthsFile
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
-from ..rollout.parking import keep_answers
 from ..rollout.reports import RoundResult
 from .checkpoints import RolloutState
 from .metrics import RoundRecord, round_line, round_metrics
@@ -117,7 +116,6 @@ class RoundReplayBuffer(ReplayBuffer):
         self.left_out = 0  # trajectories of a validation that failed [count]
         self._skipped = 0
         self.history = PromptHistory(options.selection.forgetting)
-        self.earlier = EarlierAnswers()
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         self.pool = PromptPool(
             over_sampling=self._over_sampling,
@@ -142,7 +140,7 @@ class RoundReplayBuffer(ReplayBuffer):
             self.manager.open_engines(self._concurrency_state)
             self._has_opened = True
         self._dispatched = self._top_up(step)
-        self.manager.open_round(self._spec(step), self._dispatched.groups, step=step, earlier=self.earlier)
+        self.manager.open_round(self._spec(step), self._dispatched.groups, step=step)
 
     def end_round(self) -> None:
         """Stop a round that goes on while its batches are trained: there is none."""
@@ -234,7 +232,6 @@ class RoundReplayBuffer(ReplayBuffer):
             concurrency=self._concurrency_state,
             lengths=self._lengths.state(),
             history=self.history.state(),
-            earlier=tuple(self.earlier.items()),
         )
 
     def restore(self, state: RolloutState) -> None:
@@ -251,7 +248,6 @@ class RoundReplayBuffer(ReplayBuffer):
         self._lengths.restore(state.lengths)
         if state.history:
             self.history.restore(state.history)
-        keep_answers(self.earlier, state.earlier)
         if other := self.pool.group_sizes - {self._options.rollout_n}:
             raise ConfigError(
                 "actor_rollout_ref.rollout.n",
@@ -283,10 +279,6 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def _remember(self, result: RoundResult) -> None:
         """How the round's prompts were answered, while the pool still knows them by their groups."""
-        for outcome in result.summary.outcomes:
-            if outcome.answers is not None:
-                key = self.pool.prompt_key(outcome.prompt_uid)
-                self.earlier.keep(key, outcome.answers, outcome.answers_bytes)
         if self._options.selection.records:
             for outcome in result.summary.outcomes:
                 if outcome.metrics and outcome.verdict is not Verdict.REDRAWN:  # then its next answers count

@@ -16,6 +16,7 @@ from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
 from ..engines.rolling_balancer import RollingLoadBalancer
 from ..logs import show_logs
+from ..option_values import SPECULATIVE_CONFIGS
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
 from ..shipping import localise
@@ -76,11 +77,13 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig) -> Path:
         config.transfer_queue.enable = True
         if options.keeps_kv:  # every token is stamped by itself: a chunk may span a weight update otherwise
             config.actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval = 1
+        if options.drafts is not None:
+            speculative_config = SPECULATIVE_CONFIGS[options.drafts]
+            config.actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config = speculative_config
         custom = config.actor_rollout_ref.rollout.custom
         custom[CUSTOM_OPTIONS] = {
             "engine_timeout_s": options.engine_timeout_s,
             "delivery_tok": options.delivery_tok,
-            "drafts": options.drafts and options.drafts.value,
         }
     rollout = config.actor_rollout_ref.rollout
     calls = server_calls(rollout.max_num_seqs * rollout.data_parallel_size)

@@ -52,7 +52,7 @@ from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
-from ..option_values import OwnDrafts
+from ..option_values import SpeculativeConfig
 from ..record import keys
 from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, Disk, means_full, read_pool, saving
 from ..record.data_history import fingerprint, read_history
@@ -127,7 +127,7 @@ class AsyncDAPOTrainer(PPOTrainer):
             client_cls=AsyncDAPOLLMClient,
             cleanup_timeout_s=self.options.stop_timeout_s,
             continues=strategy is RolloutStrategy.PARTIAL,
-            drafts=self.options.drafts is not None or OwnDrafts.of(engine_kwargs) is not None,
+            drafts=SpeculativeConfig.of(engine_kwargs) is not None,
             rolling=is_separate,
             one_version=is_separate and strategy is RolloutStrategy.CONSISTENT,
         )

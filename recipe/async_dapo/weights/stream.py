@@ -198,24 +198,6 @@ class WeightReceiver(vLLMColocateWorkerExtension):
         replica = os.environ["VERL_REPLICA_RANK"]
         _check_stamp(f"replica {replica}, rank {self.local_rank}", expected=expected, found=reader.stamp)
 
-    def bind_drafts(self) -> None:
-        """Let this worker's proposer of drafts, if it is the recipe's, see the names of its requests."""
-        if bind := self._of_proposer("bind"):
-            bind(self.model_runner)
-
-    def learn_answers(self, group: str, answers: list[bytes]) -> int:
-        """Returns how many of them will be no drafts."""
-        learn = self._of_proposer("learn")
-        return learn(group, answers) if learn else len(answers)
-
-    def draft_step_s(self) -> float:
-        """What the recipe's proposer takes of a step, mean since the last call [s]."""
-        take = self._of_proposer("take_step_s")
-        return take() if take else 0.0
-
-    def _of_proposer(self, name: str) -> Any:
-        return getattr(getattr(self.model_runner, "drafter", None), name, None)
-
     def _update_weights(self, weights: list[NamedTensor], **kwargs: Any) -> None:
         super()._update_weights(self._stamp_reader.without_stamp(weights), **kwargs)
 

@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from ...async_dapo.option_values import SPECULATIVE_CONFIGS, SUFFIX_PACKAGE, Drafts
 from ..quickstart.activation import cpu_environment
 from ..quickstart.supervision import RayFolder, exit_on_signals
 from . import engine, machine, several_gpus, speed, training
@@ -147,8 +149,12 @@ class Check:
         """Drafts and an FP8 cache, each in an engine of its own, beside the plain one."""
         results, is_cpu = self._results, self._options.is_cpu
         results.begin("5. drafts and FP8 cache")
-        drafts = replace(self._settings("drafts", Section.DRAFTS), drafts=True)
-        self._beside_the_plain(drafts, Section.DRAFTS, bounds="float32" if is_cpu else "bfloat16")
+        if find_spec("arctic_inference") is None:
+            results.add(Section.DRAFTS, skipped(f"needs a package; run: pip install {SUFFIX_PACKAGE}"))
+        else:
+            drafts = {"speculative_config": SPECULATIVE_CONFIGS[Drafts.SUFFIX]}
+            settings = replace(self._settings("drafts", Section.DRAFTS), engine_kwargs=drafts)
+            self._beside_the_plain(settings, Section.DRAFTS, bounds="float32" if is_cpu else "bfloat16")
         if is_cpu:
             results.add("FP8 cache", skipped("needs a GPU"))
             return

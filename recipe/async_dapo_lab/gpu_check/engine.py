@@ -31,7 +31,7 @@ class Section(StrEnum):
     ABORT = "abort"
     KEEP = "pause and resume"
     PREFIX_CACHE = "prefix cache"
-    DRAFTS = "drafts from siblings"
+    DRAFTS = "drafts by suffix decoding"
     SLEEP_1 = "sleep level 1"
     SLEEP_2 = "sleep level 2"
     WEIGHTS = "weights"
@@ -60,7 +60,6 @@ class EngineSettings:
     times: int = 1  # that each cell is measured: the least counts, as other work only adds
     load_format: str = "auto"
     gpu_memory_utilization: float = 0.5
-    drafts: bool = False
     engine_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def write(self, file: Path) -> None:
@@ -181,7 +180,7 @@ def judge_drafts(facts: Facts, bounds: LogProbBounds) -> Verdict:
     if (exact := judge_log_probs(facts, bounds)).is_failure:
         return failed(f"drafted tokens have other probabilities: {exact.found}", _NO_DRAFTS)
     tokens_per_step = facts["tokens"] / (facts["tokens"] - facts["accepted_tok"])
-    return passed(f"{tokens_per_step:.2f} tokens a step where siblings agree, {_speed(facts)}")
+    return passed(f"{tokens_per_step:.2f} tokens a step of answers given again, {_speed(facts)}")
 
 
 _NO_DRAFTS = "set async_dapo.drafts=null on this vLLM"

@@ -33,8 +33,6 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from ...async_dapo.core.drafts import RequestName
-from ...async_dapo.engines.drafts import SPECULATIVE_CONFIG
 from ...async_dapo.engines.engine import RequestTable, RunningRequest, StampingEngine
 from ...async_dapo.engines.load_meter import LoadMeter
 from ...async_dapo.weights.adapter import EngineWatch, WatchedSender
@@ -101,16 +99,11 @@ class Probe:
     async def drafts(self) -> Facts:
         """Each prompt twice, one answer after the other; both are greedy, so that the first says what comes next."""
         settings, prompts = self._settings, [self._prompt() for _ in range(self._settings.requests)]
-        await self._vllm.collective_rpc("bind_drafts")
         meter = LoadMeter.attach(self._vllm)
-        for answer in ("first", "second"):
+        for _ in range(2):
             meter.reset()
             began_s = time.perf_counter()
-            names = [RequestName(f"group-{k}", answer, settings.prompt_tok).prefix() for k in range(len(prompts))]
-            started = [
-                self._start(prompt, settings.response_tok, name=name, temperature=0.0)
-                for prompt, name in zip(prompts, names, strict=True)
-            ]
+            started = [self._start(prompt, settings.response_tok, temperature=0.0) for prompt in prompts]
             self._finished = await _all(started)
         load = meter.load()
         counts = {"drafted_tok": load.drafted_tok, "accepted_tok": load.accepted_tok}
@@ -260,14 +253,14 @@ class Probe:
         vocabulary = self._vllm.vllm_config.model_config.get_vocab_size()
         return [self._rng.randrange(_FIRST_TOKEN, vocabulary) for _ in range(tokens or self._settings.prompt_tok)]
 
-    def _start(self, prompt: list[int], tokens: int, *, name: str = "request-", temperature: float = 1.0) -> Asked:
+    def _start(self, prompt: list[int], tokens: int, *, temperature: float = 1.0) -> Asked:
         """A request that generates exactly so many tokens.
 
         Args:
             name: what its own begins with.
         """
         self._count += 1
-        name += str(self._count)
+        name = f"request-{self._count}"
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=0, temperature=temperature)
         stream = self._engine.generate(prompt={"prompt_token_ids": prompt}, sampling_params=params, request_id=name)
         request = RunningRequest(name, asyncio.ensure_future(_last(stream)), piece_tok=1)
@@ -389,8 +382,6 @@ async def _last(stream: AsyncIterator[Any]) -> Any:
 
 def _arguments(settings: EngineSettings) -> AsyncEngineArgs:
     lengths: dict[str, Any] = {"max_model_len": settings.max_model_len}
-    if settings.drafts:
-        lengths["speculative_config"] = SPECULATIVE_CONFIG
     return AsyncEngineArgs(
         model=settings.model,
         dtype=settings.dtype,

@@ -216,7 +216,7 @@ def recipe_candidates(
 
 def with_drafts(system: System, name: str | None = None) -> System:
     """The same with drafts, which change none of its decisions."""
-    return replace(system.with_overrides({DRAFTS: Drafts.SIBLINGS.value}), name=name or system.name)
+    return replace(system.with_overrides({DRAFTS: Drafts.SUFFIX.value}), name=name or system.name)
 
 
 def data_choices(scenario: Scenario) -> dict[str, dict[str, Any]]:

@@ -171,10 +171,6 @@ class EmulatedEngine:
 
     async def is_sleeping(self) -> None: ...
 
-    async def collective_rpc(self, *_: Any, **__: Any) -> list[int]:
-        """What is said to its source of drafts: it has none, its steps take what they take with one."""
-        return [0]
-
     async def reset_prefix_cache(self, *_: Any, **__: Any) -> bool:
         self._prefixes.clear()
         return True

@@ -10,7 +10,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config import ConfigError, Placement, parse_options
-from ...async_dapo.option_values import OwnDrafts
+from ...async_dapo.option_values import SpeculativeConfig
 from ..plan.costs import StepCost
 from ..plan.inputs import Inputs
 from ..plan.scenario import Scenario
@@ -147,7 +147,7 @@ class RehearsalOptions:
         Raises:
             ConfigError: if they draft, and `drafts_accepted` is not given.
         """
-        own = OwnDrafts.of(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
+        own = SpeculativeConfig.of(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
         drafts = own is not None or (is_recipe and config.async_dapo.drafts is not None)
         return self.scenario(config).step_cost(drafts=drafts)
 

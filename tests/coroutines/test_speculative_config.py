@@ -1,15 +1,12 @@
-"""A source of drafts that users give vLLM themselves: how the engine sleeps, and how long its contexts may be."""
+"""A source of drafts: how the engine sleeps, and how long its contexts may be."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ObjectLostError
 
-from recipe.async_dapo.config import CUSTOM_OPTIONS
-from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.engines.server import AsyncDAPOServer
-from recipe.async_dapo.option_values import OwnDrafts
+from recipe.async_dapo.option_values import SpeculativeConfig
 
 from ..support.scripted_engine import ScriptedEngine, start_server
 
@@ -58,40 +55,5 @@ def test_an_engine_that_computes_prompts_at_once_takes_so_many_tokens(server):
     assert arguments(server, speculative_config=NGRAM)["max_num_batched_tokens"] == 1004
 
 
-async def test_answers_of_earlier_visits_that_are_lost_or_find_no_room_are_counted(server, monkeypatch, caplog):
-    told = []
-
-    async def has_no_room(method: str, args: tuple[Any, ...]) -> list[int]:
-        told.append(args)
-        return [len(args[1]) - 1]
-
-    async def lost() -> list[bytes]:
-        raise ObjectLostError("00", None, "on a node that died")
-
-    monkeypatch.setattr(server.engine._engine, "collective_rpc", has_no_room, raising=False)
-    await server.learn_answers("group", [kept([b"a", b"b"]), lost(), kept([b"c"])])
-    assert told == [("group", [b"a", b"b"]), ("group", [b"c"])]
-    assert server._untaught == 2
-    assert "2 answers of earlier visits are no drafts here so far" in caplog.text and "died" in caplog.text
-
-
-async def kept(answers: list[bytes]) -> list[bytes]:
-    return answers
-
-
-async def test_a_stop_says_what_drafts_took_of_the_steps_since_the_engine_was_opened(server, monkeypatch):
-    async def step_s(method: str) -> list[float]:
-        assert method == "draft_step_s"
-        return [0.002, 0.001]  # of two ranks: the first one's drafts are taken
-
-    server._meter = SimpleNamespace(
-        load=lambda: EngineLoad(kv_room_tok=1, max_num_seqs=1, steps=50, busy_s=2.0), samples=lambda: None
-    )
-    assert (await server.stop_generation()).draft_s == 0
-    monkeypatch.setattr(server.engine._engine, "collective_rpc", step_s, raising=False)
-    server.config.custom[CUSTOM_OPTIONS]["drafts"] = "siblings"
-    assert (await server.stop_generation()).draft_s == pytest.approx(0.1)
-
-
 def test_what_says_nothing_of_drafts_has_none():
-    assert OwnDrafts.of({"kv_cache_dtype": "fp8", "speculative_config": None}) is None
+    assert SpeculativeConfig.of({"kv_cache_dtype": "fp8", "speculative_config": None}) is None
