@@ -45,13 +45,12 @@ class Cell:
 
 def cells() -> list[Cell]:
     """Those that have a target first."""
-    every = [
+    return [
         Cell(system=system, accepted=accepted, kv_cache=dtype)
         for accepted in (0.6, 0.3, 0.9)
-        for system in (SYSTEMS if accepted == 0.6 else (DEFAULT, COLOCATE_WITH_DRAFTS))
+        for system in (SYSTEMS if accepted == 0.6 else (DEFAULT,))
         for dtype in ("auto", "fp8")
     ]
-    return sorted(every, key=lambda cell: cell.system == COLOCATE_WITH_DRAFTS and cell.accepted != 0.6)
 
 
 def run(folder: Path, settings: Sequence[Setting]) -> None:
