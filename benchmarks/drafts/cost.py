@@ -1,9 +1,9 @@
 """What drafts cost, or yield, in an engine that is kept full: one engine, its drafter switched off and on in turns.
 
-python -m benchmarks.drafts.cost --tails 8 25 --temperatures 1 5 --pairs 6
+python -m benchmarks.drafts.cost --tails 8 25 --temperatures 1 2 --pairs 6
 
 Model, engine options and requests in flight are those of `side_by_side`, prompts come in groups as in a training. At
-temperature 5 the model's answers are noise, of which no draft is accepted: drafts only cost. Needs
+temperature 2 the model's answers are noise, of which no draft is accepted: drafts only cost. Needs
 `pip install arctic-inference==0.1.1`. Writes `cost.csv`, a row for each pair of blocks, of what it does not
 have yet; prints tokens per second with drafts over those without. Its rows of `siblings` are of a drafter that this
 recipe had (commit 74cf2d1), and dropped for them.
@@ -88,7 +88,7 @@ def in_a_process(folder: Path, tail: int, temperature: float, pairs: int) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tails", type=int, nargs="+", choices=TAILS, default=[8, 25])
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 5.0])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 2.0])
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--output", type=Path, default=Path("outputs", "drafts"), help="of cost.csv")
     parser.add_argument("--runs", type=Path, default=Path("outputs", "drafts"), help="folder of model and data")

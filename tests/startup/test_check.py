@@ -47,8 +47,13 @@ ROLLOUT, ACTOR = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor."
 
 def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(run, tmp_path):
     mistakes = {
-        "verl's options": ["data.truncation=left", f"{ROLLOUT}do_sample=False"],
-        "algorithm": ["algorithm.adv_estimator=grop", f"{ROLLOUT}top_p=0.9"],
+        "verl's options": [
+            "data.truncation=left",
+            f"{ROLLOUT}do_sample=False",
+            f"{ROLLOUT}top_p=0.9",
+            "trainer.default_hdfs_dir=hdfs://models",
+        ],
+        "algorithm": ["algorithm.adv_estimator=grop", f"{ROLLOUT}temperature=0"],
         "reward options": [
             "reward.num_workers=0",
             "reward.reward_kwargs.overlong_buffer_cfg.enable=True",
@@ -59,7 +64,7 @@ def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(r
             f"{ROLLOUT}log_prob_micro_batch_size_per_gpu=5",
             f"{ACTOR}ppo_mini_batch_size=3",
             f"{ROLLOUT}val_kwargs.n=0",
-            "trainer.default_hdfs_dir=hdfs://models",
+            "trainer.resume_from_path=somewhere",
         ],
         "verl's own checks": [f"{ACTOR}loss_agg_mode=mean", f"++{ROLLOUT}temprature=0.7"],
         "output folders": [
