@@ -76,7 +76,7 @@ def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(r
     found = Counter(finding.name for finding in findings(config) if finding.error is not None)
     expected = {kind: len(overrides) for kind, overrides in mistakes.items()} | {"trainer": 6}  # two loggers
     assert {kind: found[kind] for kind in mistakes} == expected
-    with pytest.raises(ConfigError, match=r"data\.truncation=left"):  # a training ends with the first
+    with pytest.raises(ConfigError, match=r"rollout\.top_p=0\.9"):  # a training ends with the first
         check_all(config)
 
 
