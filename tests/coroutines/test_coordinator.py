@@ -8,7 +8,7 @@ import pytest
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.rolling_round import RollingSpec
-from recipe.async_dapo.core.round import Round, RoundSpec, StopReason
+from recipe.async_dapo.core.round import Round, RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator, RoundEvent, Ticket
 
@@ -84,7 +84,7 @@ async def test_given_the_last_valid_report_when_it_arrives_then_everybody_knows_
     assert now_s() == last_report_s and balancer.stops_s == [last_report_s]
     assert await it.should_stop_generation()
     summary, latency_s = await it.close_round("step-1")
-    assert summary.stop_reason is StopReason.TARGET_REACHED and summary.taken_unreported == ("b",)
+    assert summary.taken_unreported == ("b",)
     assert latency_s < 1
 
 

@@ -97,7 +97,6 @@ class RollingRound(Round):
         self._valid -= len(taken)
         part = RoundSummary(
             round_id=self.round_id,
-            stop_reason=None,
             outcomes=tuple(self._outcomes),
             start_order=tuple(self._start_order),
             never_started=(),

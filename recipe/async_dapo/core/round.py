@@ -19,17 +19,11 @@ beyond that would become too stale, however soon it ended.
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
 from .worker_queues import Unfinished, WaitingGroup, WorkerQueues
-
-
-class StopReason(StrEnum):
-    TARGET_REACHED = "target_reached"  # the stop rule is met, or has been told to be
-    POOL_EXHAUSTED = "pool_exhausted"  # a round without a rule (validation): every group has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +60,6 @@ class RoundSummary:
     """What a closed round leaves behind."""
 
     round_id: str
-    stop_reason: StopReason | None
     outcomes: tuple[GroupOutcome, ...]  # in order of completion
     start_order: tuple[str, ...]
     never_started: tuple[str, ...]
@@ -123,18 +116,13 @@ class Round:
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []
         self._reported: set[str] = set()
-        self._stop_reason: StopReason | None = None
+        self.is_stopped = False  # never reverts
         self._update()
-
-    @property
-    def stop_reason(self) -> StopReason | None:
-        """Why the round stopped; None while it goes on. Never reverts."""
-        return self._stop_reason
 
     @property
     def is_halted(self) -> bool:
         """Whether no further group may start."""
-        return self._stop_reason is not None or self._is_rule_met
+        return self.is_stopped or self._is_rule_met
 
     @property
     def _is_rule_met(self) -> bool:
@@ -296,7 +284,6 @@ class Round:
         """End the round: what still waits or runs is given back."""
         return RoundSummary(
             round_id=self.round_id,
-            stop_reason=self._stop_reason,
             outcomes=tuple(
                 replace(one, verdict=Verdict.REDRAWN) if self._starts_again(one) else one for one in self._outcomes
             ),
@@ -313,13 +300,11 @@ class Round:
         return not self._rule.has_counted(outcome.prompt_uid)
 
     def _update(self) -> None:
-        if self._stop_reason is not None:
-            return
         if self._rule is None:
-            if self._start_order and not self._running and not self.num_waiting:
-                self._stop_reason = StopReason.POOL_EXHAUSTED
-        elif self._is_rule_met and not (self._spec.drains and self._running):
-            self._stop_reason = StopReason.TARGET_REACHED
+            has_ended = bool(self._start_order) and not self._running and not self.num_waiting
+        else:
+            has_ended = self._is_rule_met and not (self._spec.drains and self._running)
+        self.is_stopped = self.is_stopped or has_ended
 
 
 class Milestones:

@@ -300,7 +300,7 @@ class EarlyStoppingCoordinator:
         return current if current is not None and current.state.round_id == round_id else None
 
     def _after_change(self, current: _OpenRound) -> None:
-        if current.state.stop_reason is not None and not current.stopped.is_set():
+        if current.state.is_stopped and not current.stopped.is_set():
             if current.stops_engines:
                 current.engines_idle = asyncio.ensure_future(self._stop_engines())
             current.stopped.set()

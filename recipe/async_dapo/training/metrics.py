@@ -285,15 +285,6 @@ def _lengths(record: RoundRecord) -> dict[str, float]:
     }
 
 
-def round_line(step: int, result: "RoundResult", metrics: Mapping[str, float]) -> str:
-    """How the round of a step ended."""
-    ledger = {key.rsplit("/", 1)[1]: int(value) for key, value in metrics.items() if "/ledger/" in key}
-    return (
-        f"step {step}: {result.summary.stop_reason} after {result.rollout_s:.2f} s, "
-        f"stop latency {1000 * result.stop_latency_s:.1f} ms, ledger {ledger}"
-    )
-
-
 def _histogram(name: str, counts: Counter) -> dict[str, float]:
     last = len(STALENESS_BUCKETS) - 1
     buckets = Counter(dict.fromkeys(range(last + 1), 0))
