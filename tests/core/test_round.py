@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
-from recipe.async_dapo.core.round import Milestones, Round, RoundSpec, RoundSummary, Standstill
+from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, Standstill
 from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
 from recipe.async_dapo.core.worker_queues import WaitingGroup
 
@@ -274,17 +274,6 @@ def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_
         "behind": Verdict.REDRAWN if draws_again else verdict,
         "failed": Verdict.FAILED,
     }
-
-
-@given(total=st.integers(1, 400), parts=st.integers(1, 9))
-def test_each_part_is_told_once_and_the_last_one_at_the_end(total: int, parts: int) -> None:
-    milestones = Milestones(parts)
-    told = [done for done in range(total + 1) if milestones.reached(done, total)]
-    assert len(told) == min(parts, total) and told[-1] == total
-
-
-def test_of_nothing_nothing_is_told() -> None:
-    assert not Milestones(4).reached(0, 0)
 
 
 def told(moves: set[int], *, until_s: int) -> list[tuple[int, float]]:
