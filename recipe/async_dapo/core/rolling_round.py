@@ -107,7 +107,6 @@ class RollingRound(Round):
             under_way=self.num_waiting + self.num_running,
         )
         self._outcomes, self._start_order, self._ended_trajectories = [], [], 0
-        self._reported.clear()
         return part
 
     def stop(self) -> None:

@@ -115,7 +115,6 @@ class Round:
         self._ended_trajectories = 0
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []
-        self._reported: set[str] = set()
         self.is_stopped = False  # never reverts
         self._update()
 
@@ -236,7 +235,7 @@ class Round:
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
         these are still on their way. A second report of a group is ignored."""
-        if outcome.prompt_uid in self._reported or outcome.prompt_uid not in self._running:
+        if outcome.prompt_uid not in self._running:
             return
         unreported = self._running.remove(outcome.prompt_uid)
         self._held_back.pop(outcome.prompt_uid, None)
@@ -244,7 +243,6 @@ class Round:
             self._ended_trajectories += unreported
         self._must_finish.discard(outcome.prompt_uid)
         self._certain.discard(outcome.prompt_uid)
-        self._reported.add(outcome.prompt_uid)
         self._outcomes.append(outcome)
         self._valid += outcome.verdict is Verdict.VALID
         if self._rule is not None:
@@ -257,7 +255,7 @@ class Round:
         Args:
             trajectories: that all groups were to generate [count].
         """
-        ended = len(self._reported)
+        ended = len(self._outcomes)
         return RoundProgress(
             generated=self._ended_trajectories,
             trajectories=trajectories,
