@@ -173,10 +173,6 @@ class LeaseTable:
     """
 
     def __init__(self, *, max_inflight_per_server: int, pool_size: int | None = None, remembered: int = 65_536) -> None:
-        if max_inflight_per_server < 1:
-            raise ValueError(f"max_inflight_per_server={max_inflight_per_server}: must be >= 1")
-        if pool_size is not None and pool_size < 1:
-            raise ValueError(f"pool_size={pool_size}: must be >= 1 or None")
         self._max_per_server = max_inflight_per_server
         self._pool_size = pool_size
         self._placement = Placement()

@@ -111,8 +111,6 @@ class WorkerQueues:
     """
 
     def __init__(self, num_workers: int) -> None:
-        if num_workers < 1:
-            raise ValueError(f"num_workers={num_workers}: must be >= 1")
         self._queues: list[deque[tuple[int, str]]] = [deque() for _ in range(num_workers)]  # (position dealt, uid)
         self._num_dealt = 0
         self._at_home: set[str] = set()
