@@ -99,7 +99,6 @@ class EngineLoad:
     max_num_seqs: int  # requests that run at once
     kv_peak: float = 0.0  # largest share of the room in use [0-1], of the fullest rank
     kv_tok_s: float = 0.0  # tokens in the KV cache, integrated over time
-    waiting_max: int = 0  # most requests that waited in the engine at once
     preemptions: int = 0
     generated_tok: int = 0
     drafted_tok: int = 0  # that were verified
