@@ -274,7 +274,6 @@ class ConcurrencyController:
     def figures(self) -> dict[str, float]:
         """For metrics and the log."""
         return {
-            "places": self.total,
             "kv_share": self._share,
             "context_tok": self._context_tok,
             "slowest_speed": min((server.speed for server in self._servers.values()), default=1.0),
