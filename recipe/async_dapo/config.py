@@ -375,7 +375,6 @@ class AsyncDAPOConfig:
             "drains": drains,
             "max_lag": most // 2 if drains and most is not None else most,
             "pause_mode": "hold" if self.keeps_kv else "abort",
-            "update_timeout_s": self.engine_timeout_s,
         }
 
     def over_sampling(self) -> OverSampling:

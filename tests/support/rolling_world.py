@@ -83,7 +83,6 @@ class RollingWorld:
         max_lag: int | None = None,
         transfer_s: float = 2.0,
         latency_s: float | Callable[[str], float] = LATENCY_S,
-        update_timeout_s: float = 600.0,
     ) -> None:
         for module in (load_balancer, rolling_balancer):
             monkeypatch.setattr(module, "ray", SimpleNamespace(kill=FakeHandle.kill))
@@ -94,10 +93,9 @@ class RollingWorld:
             "drains": strategy is RolloutStrategy.CONSISTENT,
             "max_lag": max_lag,
             "pause_mode": "hold" if keeps_kv else "abort",
-            "update_timeout_s": update_timeout_s,
         }
         options = router_options(
-            PLACES, pause_mode="keep" if keeps_kv else "abort", engine_timeout_s=60.0, rolling=rolling
+            PLACES, pause_mode="keep" if keeps_kv else "abort", engine_timeout_s=600.0, rolling=rolling
         )
         self.servers: dict[str, ScriptedServer] = {}
         self.handles: dict[str, FakeHandle] = {}
