@@ -13,7 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..config import ConfigError
 from ..option_values import check_each, refused
-from ..record.checkpoint_folder import LEAST_BYTES, STEP_FOLDER, DamagedCheckpoint, Disk, in_gb, step_of, verify
+from ..record.checkpoint_folder import (
+    LEAST_BYTES,
+    STEP_FOLDER,
+    DamagedCheckpoint,
+    Disk,
+    checkpoint_folders,
+    in_gb,
+    step_of,
+    verify,
+)
 from .hardware import BYTES_PER_VALUE, load_model
 from .model_check import local_folder
 from .trainer_check import num_gpus
@@ -134,7 +143,7 @@ def how_to_go_on(config: DictConfig) -> str:
     """For a run that was interrupted: from where, and by what command."""
     trainer = config.trainer
     root = Path(trainer.default_local_dir).expanduser().absolute()
-    newest = _first_complete(_checkpoint_folders(root))
+    newest = _first_complete(checkpoint_folders(root))
     if newest is None:
         often = "" if trainer.save_freq > 0 else f" (trainer.save_freq={trainer.save_freq})"
         return f"{root} holds no complete checkpoint{often}: the same command begins at step 1"
@@ -154,7 +163,7 @@ def _check_named(config: DictConfig) -> Path:
 
 
 def _check_newest(config: DictConfig, root: Path) -> Path | None:
-    older = _checkpoint_folders(root)
+    older = checkpoint_folders(root)
     try:
         if (step := _newest_step(root)) is None:
             if not _first_complete(older):
@@ -205,17 +214,6 @@ def _newest_step(root: Path) -> int | None:
     if len(text) == MAX_NEWEST_BYTES or not text.strip().isdigit():
         raise DamagedCheckpoint(f"{path} holds {text!r} instead of a step")
     return int(text)
-
-
-def _checkpoint_folders(root: Path) -> list[Path]:
-    """Checkpoint folders, the newest first."""
-    found = []
-    for folder in root.glob(f"{STEP_FOLDER}*"):
-        try:
-            found.append((step_of(folder), folder))
-        except DamagedCheckpoint:
-            continue  # not a checkpoint's name
-    return [folder for _, folder in sorted(found, reverse=True)]
 
 
 def _first_complete(folders: list[Path]) -> Path | None:
