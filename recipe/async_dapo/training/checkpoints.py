@@ -257,7 +257,7 @@ def _from_frames(frames: Iterator[bytes]) -> RolloutState:
     deferred_end = head.waiting + head.deferred
     groups = [group_of(_decode_group(frame)) for frame in islice(frames, deferred_end + head.buffered)]
     carried = [_carried(_decode_carried(frame)) for frame in islice(frames, head.carried)]
-    deque(frames, maxlen=0)  # earlier versions kept answers there, to draft from
+    deque(frames, maxlen=0)  # to the end: their source compares its checksum there
     if (len(groups), len(carried)) != (deferred_end + head.buffered, head.carried):
         raise ValueError(f"{len(groups)} and {len(carried)} prompt groups where {head} says otherwise")
     uids = {group.uid for group in groups} | {group.uid for group in carried}
