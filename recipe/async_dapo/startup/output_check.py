@@ -23,6 +23,7 @@ from ..record.checkpoint_folder import (
     step_of,
     verify,
 )
+from ..record.run_files import metrics_file
 from .hardware import BYTES_PER_VALUE, load_model
 from .model_check import local_folder
 from .trainer_check import num_gpus
@@ -111,12 +112,9 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
         folder = os.environ.get("TENSORBOARD_DIR", f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}")
         yield "TENSORBOARD_DIR", folder, folder
     if "file" in loggers:
-        file = os.environ.get("VERL_FILE_LOGGER_PATH")
-        root = os.environ.get("VERL_FILE_LOGGER_ROOT", ".")
-        if file is not None:
-            yield "VERL_FILE_LOGGER_PATH", file, str(Path(file).parent)
-        else:
-            yield "VERL_FILE_LOGGER_ROOT", root, str(Path(root) / trainer.project_name)
+        key = "VERL_FILE_LOGGER_PATH" if "VERL_FILE_LOGGER_PATH" in os.environ else "VERL_FILE_LOGGER_ROOT"
+        file = metrics_file(trainer.project_name, trainer.experiment_name)
+        yield key, os.environ.get(key, "."), str(file.parent)
 
 
 def check_resume(config: DictConfig) -> str:

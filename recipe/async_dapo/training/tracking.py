@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -23,7 +22,7 @@ from ..logs import log_phase, started_s
 from ..record import keys
 from ..record.console import Hints, Pace, step_line
 from ..record.responses import SAMPLED, SampledResponse, as_markdown, pieces_of
-from ..record.run_files import last_set_aside, set_aside
+from ..record.run_files import last_set_aside, metrics_file, set_aside
 from ..record.run_record import RunDescription, RunRecorder, RunSource
 from ..record.timeline import Spans, StepTimeline
 from ..rollout.reports import RoundResult
@@ -135,21 +134,13 @@ def keep_metrics_file(config: DictConfig, step: int) -> bytes:
     """
     if FILE not in config.trainer.logger:
         return b""
-    path = metrics_file(config)
+    path = metrics_file(config.trainer.project_name, config.trainer.experiment_name)
     set_aside(path)
     earlier = last_set_aside(path)
     if step == 0 or earlier is None:
         return b""
     complete = earlier.read_bytes().rpartition(b"\n")[0].splitlines(keepends=True)
     return b"".join(line.removesuffix(b"\n") + b"\n" for line in complete if json.loads(line)["step"] <= step)
-
-
-def metrics_file(config: DictConfig) -> Path:
-    """Where verl's file logger writes."""
-    if (named := os.environ.get("VERL_FILE_LOGGER_PATH")) is not None:
-        return Path(named)
-    root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
-    return root / config.trainer.project_name / f"{config.trainer.experiment_name}.jsonl"
 
 
 def extend(
