@@ -11,8 +11,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import ConfigError
-from ..option_values import check_each, refused
+from ..config import training_gpus
+from ..option_values import ConfigError, check_each, refused
 from ..record.checkpoint_folder import (
     LEAST_BYTES,
     STEP_FOLDER,
@@ -26,7 +26,6 @@ from ..record.checkpoint_folder import (
 from ..record.run_files import metrics_file
 from .hardware import BYTES_PER_VALUE, load_model
 from .model_check import local_folder
-from .trainer_check import num_gpus
 from .verl_options import listed
 
 logger = logging.getLogger(__name__)
@@ -190,7 +189,7 @@ def _check_ranks(config: DictConfig, folder: Path) -> None:
     found = {int(of[1]) for file in (folder / "actor").glob("*.pt") if (of := _RANKS.match(file.name))}
     if not found:
         return
-    if (ranks := num_gpus(config)) not in found:
+    if (ranks := training_gpus(config)) not in found:
         raise refused(
             config,
             "trainer.n_gpus_per_node",

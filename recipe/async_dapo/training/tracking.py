@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.utils.tracking import Tracking
 
 from .. import store
-from ..config import AsyncDAPOConfig, Placement, engine_gpus, gpus_per_engine
+from ..config import AsyncDAPOConfig, all_gpus, num_engines
 from ..core.concurrency import PackedSamples
 from ..core.outcome import CauseCounts
 from ..core.rolling_update import EngineUpdate
@@ -179,7 +179,7 @@ def describe(config: DictConfig, options: AsyncDAPOConfig) -> RunDescription:
         name=f"{trainer.project_name}/{trainer.experiment_name}",
         system=f"{options.rollout_strategy}, {options.stop_rule}",
         started_s=started_s(),
-        gpus=_all_gpus(config),
+        gpus=all_gpus(config),
         settings={
             "model": config.actor_rollout_ref.model.path,
             "data.train_batch_size": options.target_valid_groups,
@@ -188,17 +188,12 @@ def describe(config: DictConfig, options: AsyncDAPOConfig) -> RunDescription:
             "over_sampling_batch_size": str(options.over_sampling_batch_size),
             "rollout_pool_size": str(options.rollout_pool_size),
             "max_staleness": options.max_staleness,
-            "engines": engine_gpus(config) // gpus_per_engine(config),
+            "engines": num_engines(config),
             "max_num_seqs": rollout.max_num_seqs * rollout.data_parallel_size,
             "rollout.gpu_memory_utilization": rollout.gpu_memory_utilization,
             "actor.optim.lr": config.actor_rollout_ref.actor.optim.lr,
         },
     )
-
-
-def _all_gpus(config: DictConfig) -> int:
-    trainer_gpus: int = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    return trainer_gpus + (engine_gpus(config) if config.async_dapo.placement == Placement.SEPARATE else 0)
 
 
 class RunNews:
