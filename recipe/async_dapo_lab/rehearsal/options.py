@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import ConfigError, Placement, parse_options, training_gpus
-from ...async_dapo.option_values import SpeculativeConfig
+from ...async_dapo.config import training_gpus
+from ...async_dapo.option_values import ConfigError, Placement, SpeculativeConfig, parse_options
 from ..plan.costs import StepCost
 from ..plan.inputs import Inputs
 from ..plan.scenario import Scenario
