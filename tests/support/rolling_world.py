@@ -155,7 +155,7 @@ class RollingWorld:
         while True:
             await asyncio.sleep(0.25)
             table = self.balancer._table
-            placed = table._placement.servers
+            placed = table._by_load.servers
             out = [name for name in placed if self.phase(name) is not Phase.SERVING]
             self.most_out = max(self.most_out, len(out))
             for name, server in placed.items():
@@ -172,7 +172,7 @@ class RollingWorld:
             server = self.servers[name]
             assert self.phase(name) is Phase.SERVING and server.global_steps == newest
             assert not server.is_stopped and server._decodes.is_set() and not server._paused.is_set()
-            assert not self.balancer._table._placement.servers[name].is_closed
+            assert not self.balancer._table._by_load.servers[name].is_closed
         status = await self.balancer.get_status()
         assert (status["total_inflight"], status["waiting"]) == (0, 0)
         assert not self.balancer._running
