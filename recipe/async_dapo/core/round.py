@@ -219,7 +219,7 @@ class Round:
         self._ended_trajectories += self._running.end(uid)
 
     def note_waiting(self, uid: str, change: int) -> None:
-        """So many more trajectories of a running group wait for calls and need no engine, or fewer."""
+        """Add to the number of a running group's trajectories that wait for calls, and generate nothing meanwhile."""
         self._running.wait(uid, change)
 
     def add_places(self, count: int) -> None:
