@@ -13,7 +13,7 @@ from io import StringIO
 
 from omegaconf import DictConfig
 
-from .config import ConfigError
+from .option_values import ConfigError
 from .startup.overrides import compose_overrides
 from .startup.preflight import Finding, findings
 

@@ -182,18 +182,33 @@ def _check_selection(options: "AsyncDAPOConfig") -> None:
         )
 
 
+def training_gpus(config: DictConfig) -> int:
+    gpus: int = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    return gpus
+
+
 def engine_gpus(config: DictConfig) -> int:
     """GPUs that engines run on, all together."""
-    is_separate = config.async_dapo.placement == Placement.SEPARATE
-    owner = config.actor_rollout_ref.rollout if is_separate else config.trainer
-    gpus: int = owner.nnodes * owner.n_gpus_per_node
+    if config.async_dapo.placement != Placement.SEPARATE:
+        return training_gpus(config)
+    rollout = config.actor_rollout_ref.rollout
+    gpus: int = rollout.nnodes * rollout.n_gpus_per_node
     return gpus
+
+
+def all_gpus(config: DictConfig) -> int:
+    is_separate = config.async_dapo.placement == Placement.SEPARATE
+    return training_gpus(config) + (engine_gpus(config) if is_separate else 0)
 
 
 def gpus_per_engine(config: DictConfig) -> int:
     rollout = config.actor_rollout_ref.rollout
     gpus: int = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     return gpus
+
+
+def num_engines(config: DictConfig) -> int:
+    return engine_gpus(config) // gpus_per_engine(config)
 
 
 def needs_bypass_loss(correction: DictConfig) -> bool:
@@ -375,7 +390,6 @@ class AsyncDAPOConfig:
             "drains": drains,
             "max_lag": most // 2 if drains and most is not None else most,
             "pause_mode": "hold" if self.keeps_kv else "abort",
-            "update_timeout_s": self.engine_timeout_s,
         }
 
     def over_sampling(self) -> OverSampling:

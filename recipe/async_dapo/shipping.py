@@ -20,8 +20,8 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from .config import ConfigError
 from .logs import STARTED_VARIABLE
+from .option_values import ConfigError
 from .own_ray import collect_cycles_rarely, end_ray_with_this_process, tell_of_missing_cpus
 
 _PREFIX = "async_dapo_staging_"

@@ -19,9 +19,9 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
 from .actor_watch import watched
-from .config import ConfigError
 from .core.staleness import VersionTag
 from .core.trajectory import PromptGroup, Trajectory
+from .option_values import ConfigError
 
 TRAIN, VAL = "train", "val"
 

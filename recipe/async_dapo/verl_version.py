@@ -6,7 +6,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from .config import ConfigError
+from .option_values import ConfigError
 
 REQUIRED_VERL_FILE = Path(__file__).with_name("REQUIRED_VERL.txt")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from ..async_dapo.check import main
-from ..async_dapo.config import AsyncDAPOConfig, ConfigError, engine_gpus, gpus_per_engine
+from ..async_dapo.config import AsyncDAPOConfig, ConfigError, gpus_per_engine, num_engines
 from ..async_dapo.core.concurrency import EngineLoad
 from ..async_dapo.core.leases import server_calls
 from ..async_dapo.startup.hardware import Accelerator, ModelShape, load_model
@@ -38,7 +38,7 @@ class Engines:
             accelerator, hardware = accelerator_of(config)
             room_tok = _kv_room_tok(config, accelerator, gpus_each)
         return cls(
-            count=engine_gpus(config) // gpus_each,
+            count=num_engines(config),
             gpus_each=gpus_each,
             max_num_seqs=rollout.max_num_seqs * rollout.data_parallel_size,
             kv_room_tok=room_tok,

@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from benchmarks.side_by_side.run import VERL_DISCARDS
-from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo import store
+from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.staleness import plan_mixtures
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.training.importance_sampling import importance_metrics, mixture_metrics
+from recipe.async_dapo.training.balance_heuristic import BalanceHeuristic
+from recipe.async_dapo.training.importance_sampling import importance_metrics
 from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _drafts, _load, _tokens
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -27,22 +30,33 @@ from ..support.simulated_worker import random_task
 def importance_keys() -> set[str]:
     """Of a batch with tokens of every staleness."""
     num = len(STALENESS_BUCKETS)
-    version_BT = torch.arange(num).repeat(2, 1)
-    plan = plan_mixtures([], {}, at_hand=())
-    mixture = mixture_metrics(plan, older={}, batch_tok=1, snapshot_bytes=0)
     mask_BT = torch.ones(2, num, dtype=torch.bool)
-    return {*importance_metrics(torch.zeros(2, num), version_BT, mask_BT, step=num), *mixture}
+    return {*importance_metrics(torch.zeros(2, num), torch.arange(num).repeat(2, 1), mask_BT, step=num)}
+
+
+def mixture_keys(monkeypatch: pytest.MonkeyPatch, options: AsyncDAPOConfig) -> set[str]:
+    """Of the balance heuristic, with an empty batch."""
+    monkeypatch.setattr(store, "read_fields", lambda _, names: {name: [] for name in names})
+    workers = SimpleNamespace(world_size=1, begin_snapshots=list, keep_weights=lambda *_: [0])
+    rollout = {"temperature": 1.0, "log_prob_use_dynamic_bsz": True}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+    metrics: dict[str, float] = {}
+    batch = KVBatchMeta(partition_id=store.TRAIN, keys=[], tags=[])
+    BalanceHeuristic(workers, config, options).log_probs(batch, step=1, metrics=metrics)
+    return set(metrics)
 
 
 def test_emitted_and_declared_metrics_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = SeparateCluster(monkeypatch, separate_options(RolloutStrategy.PARTIAL), task=random_task(0))
+    options = separate_options(RolloutStrategy.PARTIAL)
+    cluster = SeparateCluster(monkeypatch, options, task=random_task(0))
     emitted = set(cluster.step())
     monkeypatch.undo()
     cluster.close()
+    mixture = mixture_keys(monkeypatch, options)
     declared = {PREFIX + name for name in METRICS}
     drafted = EngineLoad(kv_room_tok=1, max_num_seqs=1, generated_tok=30, drafted_tok=40, accepted_tok=10)
     drafts = {PREFIX + name for name in _drafts([drafted])}
-    assert emitted | importance_keys() | drafts == declared
+    assert emitted | importance_keys() | mixture | drafts == declared
 
 
 def test_tokens_of_a_step_are_those_of_the_rows_that_decoded() -> None:

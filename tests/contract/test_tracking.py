@@ -14,7 +14,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tracking import Tracking
 
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE
+from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, metrics_file
 from recipe.async_dapo.record.run_record import read_steps
 from recipe.async_dapo.training import tracking as ours
 from recipe.async_dapo.training.tracking import LAYOUT, custom_scalars
@@ -42,7 +42,7 @@ def test_a_resumed_run_goes_on_with_the_metrics_file_and_what_is_trained_again_s
     monkeypatch.chdir(tmp_path)
     if is_named:
         monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "named.jsonl"))
-    file = ours.metrics_file(config)
+    file = metrics_file("project", "run")
     for resumed_from, steps in ((0, (1, 2, 3)), (2, (3, 4)), (4, (5,)), (0, (1,))):
         earlier = ours.keep_metrics_file(config, resumed_from)
         tracking = Tracking("project", "run", ["file"])

@@ -54,7 +54,7 @@ def test_given_lengths_seen_then_a_resumed_trajectory_counts_with_what_it_has_an
         learned.release(Returned(lease_id=f"gone-{k}", response_tok=1_000 if k % 2 else 3_000))
     learned.request("fresh", None, prompt_tok=100)
     learned.request("resumed", None, prompt_tok=100, generated_tok=2_000)
-    kv_tok = {key: tok for server in learned.leases._placement.servers.values() for key, tok in server.leases.items()}
+    kv_tok = {key: tok for server in learned.leases._by_load.servers.values() for key, tok in server.leases.items()}
     assert kv_tok == {"fresh": 2_100, "resumed": 3_100}
 
 

@@ -18,10 +18,16 @@ from benchmarks.corrections.softmax_sequence_model import (
     uniform_weights,
 )
 from recipe.async_dapo.training import importance_sampling
-from recipe.async_dapo.training.importance_sampling import mixture_token_log_probs, version_statistics
+from recipe.async_dapo.training.importance_sampling import (
+    importance_metrics,
+    mixture_token_log_probs,
+    ratio_statistics,
+)
+from recipe.async_dapo.training.metrics import PREFIX
 
 torch.set_num_threads(1)  # of small tensors
 NAN, INF = math.nan, math.inf
+NOT_FINITE = PREFIX + "importance/not_finite_tokens"
 LOG_Q_KBT = torch.log(torch.tensor([[[0.1, 0.4]], [[0.3, 0.2]]]))
 ONES_BT = torch.ones(1, 2)
 # Row: one kind of trajectory; column: the version that generates this position.
@@ -104,9 +110,9 @@ def test_long_trajectories_neither_overflow_nor_underflow() -> None:
     log_q_KBT = torch.stack([torch.full((1, 32_768), -3.0), torch.full((1, 32_768), -3.001)])
     mixture_BT = mixture_token_log_probs(log_q_KBT, torch.tensor([1, 1]), torch.ones(1, 32_768))
     assert float((log_q_KBT[0] - mixture_BT).sum()) == pytest.approx(math.log(2), rel=1e-9)
-    statistics = version_statistics(torch.full((1, 9), 5_000.0), torch.zeros(1, 9), torch.ones(1, 9))["overall"]
-    assert all(math.isfinite(value) for value in statistics.values())  # type: ignore[arg-type]
-    statistics = version_statistics(torch.full((1, 9), -5_000.0), torch.zeros(1, 9), torch.ones(1, 9))["overall"]
+    statistics = ratio_statistics(torch.full((1, 9), 5_000.0), torch.ones(1, 9))
+    assert all(math.isfinite(value) for value in statistics.values())
+    statistics = ratio_statistics(torch.full((1, 9), -5_000.0), torch.ones(1, 9))
     assert statistics["ratio_max"] == 0.0
     assert statistics["k3_kl"] == 4_999.0
 
@@ -133,49 +139,56 @@ def test_bad_input_to_a_mixture_is_refused(log_q: torch.Tensor, counts: list[flo
 def test_shapes_that_differ_are_refused() -> None:
     ratios = LOG_Q_KBT[0]
     with pytest.raises(ValueError, match="shapes must be equal"):
-        version_statistics(ratios, ratios[0], ratios)
+        importance_metrics(ratios, ratios[0], ratios, step=1)
 
 
 def test_ratios_that_are_not_finite_and_a_batch_without_tokens_end_no_run() -> None:
     ratios = LOG_Q_KBT[0]
-    assert version_statistics(ratios, ratios, torch.zeros(1, 2)) == {}
-    assert version_statistics(ratios * NAN, ONES_BT, ONES_BT) == {}
-    whole = version_statistics(ratios, ONES_BT, ONES_BT)
+    assert ratio_statistics(ratios, torch.zeros(1, 2)) == {}
+    assert ratio_statistics(ratios * NAN, ONES_BT) == {}
+    assert importance_metrics(ratios, ONES_BT, torch.zeros(1, 2), step=1) == {NOT_FINITE: 0}
+    assert importance_metrics(ratios * NAN, ONES_BT, ONES_BT, step=1) == {NOT_FINITE: 2}
+    whole = importance_metrics(ratios, ONES_BT, ONES_BT, step=1)
     with_others = torch.cat([ratios, torch.tensor([[NAN, INF, -INF]])], dim=-1)
-    assert version_statistics(with_others, torch.ones(1, 5), torch.ones(1, 5)) == whole
+    expected = whole | {NOT_FINITE: 3}
+    assert importance_metrics(with_others, torch.ones(1, 5), torch.ones(1, 5), step=1) == expected != whole
 
 
 def test_statistics_of_parts_add_up_to_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    ratios, versions = 30 * torch.randn(3, 7, dtype=torch.float64), torch.randint(0, 3, (3, 7))
-    whole = version_statistics(ratios, versions, torch.ones(3, 7))
+    ratios, mask_BT = 30 * torch.randn(3, 7, dtype=torch.float64), torch.ones(3, 7, dtype=torch.bool)
+    mask_BT[1, :5] = False  # parts without tokens, too
+    whole = ratio_statistics(ratios, mask_BT)
     monkeypatch.setattr(importance_sampling, "CHUNK", 2)
-    in_parts = version_statistics(ratios, versions, torch.ones(3, 7))
-    assert list(in_parts) == list(whole) == [0, 1, 2, "overall"]
-    for key, row in whole.items():
-        assert in_parts[key] == pytest.approx(row, rel=1e-12)
+    assert whole["tokens"] == 16
+    assert ratio_statistics(ratios, mask_BT) == pytest.approx(whole, rel=1e-12)
 
 
 @derandomized
 @given(token_lists)
-def test_version_statistics_equal_a_loop_over_tokens(tokens: list[tuple[float, int, bool]]) -> None:
+def test_statistics_of_all_tokens_and_of_the_newest_version_equal_a_loop_over_tokens(
+    tokens: list[tuple[float, int, bool]],
+) -> None:
     log_ratio_BT, version_BT, mask_BT = (torch.tensor(column)[None] for column in zip(*tokens, strict=True))
     poisoned_BT = torch.where(mask_BT, log_ratio_BT, torch.nan)
-    statistics = version_statistics(poisoned_BT, version_BT, mask_BT)
-    present = sorted({version for _, version, keep in tokens if keep})
-    assert list(statistics) == [*present, "overall"]
-    for version, row in statistics.items():
-        logs = [float(torch.tensor(lr)) for lr, v, keep in tokens if keep and version in (v, "overall")]
+    expected = {NOT_FINITE: 0.0}
+    for name, versions in (("overall", (4, 5, 6)), ("staleness_0", (6,))):
+        logs = [float(torch.tensor(lr)) for lr, v, keep in tokens if keep and v in versions]
+        if not logs:
+            continue
         r = [math.exp(x) for x in logs]
-        assert row["tokens"] == len(r)
-        expected = {
+        own = {
             "ratio_max": max(r),
             "k3_kl": sum(x - 1 - lx for x, lx in zip(r, logs, strict=True)) / len(r),
-            "ess_tok": sum(r) ** 2 / sum(x * x for x in r),
+            "ess_ratio": sum(r) ** 2 / sum(x * x for x in r) / len(r),
         }
-        assert {name: value for name, value in row.items() if name != "tokens"} == pytest.approx(expected, abs=1e-12)
+        own_BT = mask_BT & torch.isin(version_BT, torch.tensor(versions))
+        assert ratio_statistics(poisoned_BT, own_BT) == pytest.approx(own | {"tokens": len(r)}, abs=1e-12)
+        emitted = own if name == "overall" else {key: own[key] for key in ("ratio_max", "k3_kl")}
+        expected |= {f"{PREFIX}importance/{name}/{key}": value for key, value in emitted.items()}
+    assert importance_metrics(poisoned_BT, version_BT, mask_BT, step=7) == pytest.approx(expected, abs=1e-12)
 
 
 def test_k3_keeps_its_digits_when_policies_almost_agree() -> None:
-    statistics = version_statistics(torch.tensor([[1e-9]], dtype=torch.float64), torch.ones(1, 1), torch.ones(1, 1))
-    assert statistics[1]["k3_kl"] == pytest.approx(0.5e-18, rel=0.1, abs=0.0)
+    statistics = ratio_statistics(torch.tensor([[1e-9]], dtype=torch.float64), torch.ones(1, 1))
+    assert statistics["k3_kl"] == pytest.approx(0.5e-18, rel=0.1, abs=0.0)

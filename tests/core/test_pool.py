@@ -39,7 +39,6 @@ def summary_of(run: Run, outcomes: list[GroupOutcome], started: list[str], waiti
     ended = {o.prompt_uid for o in outcomes}
     return RoundSummary(
         round_id="round",
-        stop_reason=None,
         outcomes=tuple(outcomes),
         start_order=tuple(started),
         never_started=tuple(waiting),

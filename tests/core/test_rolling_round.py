@@ -13,7 +13,6 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.rolling_round import RollingRound, RollingSpec
-from recipe.async_dapo.core.round import StopReason
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
@@ -170,7 +169,7 @@ class Rolling(RuleBasedStateMachine):
     def checkpoint(self, data: st.DataObject, new_limit: int | str | None, is_crash: bool) -> None:
         """Stop the round, and go on with what the checkpoint holds, maybe under another limit."""
         self.round.stop()
-        assert self.round.stop_reason is StopReason.TARGET_REACHED and self.round.take(0) is None
+        assert self.round.is_stopped and self.round.take(0) is None
         assert not self.round.has_batch
         summary = self.round.close()
         unfinished = [self.groups[uid] for uid in self.running if data.draw(st.integers(0, 9))]  # a worker may lose one

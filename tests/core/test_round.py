@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
-from recipe.async_dapo.core.round import Milestones, Round, RoundSpec, RoundSummary, Standstill, StopReason
+from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, Standstill
 from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
 from recipe.async_dapo.core.worker_queues import WaitingGroup
 
@@ -197,7 +197,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @invariant()
     def halt_and_stop_never_revert(self) -> None:
-        halted, stopped = self.round.is_halted, self.round.stop_reason is not None
+        halted, stopped = self.round.is_halted, self.round.is_stopped
         assert halted or not self.was_halted
         assert stopped or not self.was_stopped
         assert halted or not stopped
@@ -207,15 +207,15 @@ class RoundMachine(RuleBasedStateMachine):
     def it_stops_when_it_has_enough_and_not_before(self) -> None:
         if self.name is None:
             if self.start_order and not self.running and not self.waiting:
-                assert self.round.stop_reason is StopReason.POOL_EXHAUSTED
+                assert self.round.is_stopped
             return
         if self.round.is_halted:
             assert self.num_valid >= self.target and not self.must_finish
-            assert (self.round.stop_reason is None) == (self.name is StopRuleName.DRAIN and bool(self.running))
+            assert self.round.is_stopped != (self.name is StopRuleName.DRAIN and bool(self.running))
         elif self.name is not StopRuleName.FIFO:
             assert self.num_valid < self.target or self.must_finish
         if not self.running and self.num_valid >= self.target and not self.must_finish:
-            assert self.round.stop_reason is StopReason.TARGET_REACHED
+            assert self.round.is_stopped
 
     def teardown(self) -> None:
         if hasattr(self, "round"):
@@ -266,7 +266,7 @@ def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_
         ("behind", verdict), ("failed", Verdict.FAILED), ("first", Verdict.FILTERED), ("second", Verdict.VALID)
     ):  # fmt: skip
         opened.report(outcome(uid, end))
-    assert opened.stop_reason is StopReason.TARGET_REACHED
+    assert opened.is_stopped
     ended = {one.prompt_uid: one.verdict for one in opened.close().outcomes}
     assert ended == {
         "first": Verdict.FILTERED,
@@ -274,17 +274,6 @@ def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_
         "behind": Verdict.REDRAWN if draws_again else verdict,
         "failed": Verdict.FAILED,
     }
-
-
-@given(total=st.integers(1, 400), parts=st.integers(1, 9))
-def test_each_part_is_told_once_and_the_last_one_at_the_end(total: int, parts: int) -> None:
-    milestones = Milestones(parts)
-    told = [done for done in range(total + 1) if milestones.reached(done, total)]
-    assert len(told) == min(parts, total) and told[-1] == total
-
-
-def test_of_nothing_nothing_is_told() -> None:
-    assert not Milestones(4).reached(0, 0)
 
 
 def told(moves: set[int], *, until_s: int) -> list[tuple[int, float]]:

@@ -8,9 +8,9 @@ import pytest
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.rolling_round import RollingSpec
-from recipe.async_dapo.core.round import Round, RoundSpec, StopReason
+from recipe.async_dapo.core.round import Round, RoundSpec
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator, RoundEvent, Ticket
+from recipe.async_dapo.rollout.coordinator import VALIDATION_LINES, EarlyStoppingCoordinator, RoundEvent, Ticket
 
 from ..support.fakes import FakeHandle
 from ..support.simulation import now_s, settle, simulate
@@ -84,7 +84,7 @@ async def test_given_the_last_valid_report_when_it_arrives_then_everybody_knows_
     assert now_s() == last_report_s and balancer.stops_s == [last_report_s]
     assert await it.should_stop_generation()
     summary, latency_s = await it.close_round("step-1")
-    assert summary.stop_reason is StopReason.TARGET_REACHED and summary.taken_unreported == ("b",)
+    assert summary.taken_unreported == ("b",)
     assert latency_s < 1
 
 
@@ -147,6 +147,22 @@ async def test_given_validation_when_every_group_has_ended_then_it_stops_and_eng
     assert await event is RoundEvent.STOPPED
     assert not balancer.stops_s
     assert (await it.close_round("val"))[1] == 0.0
+
+
+@pytest.mark.parametrize("trajectories", [1, 2, 3, 4, 5, 7, 8, 10, 399, 400])
+async def test_given_a_validation_then_each_part_of_it_is_told_once_and_the_last_one_at_the_end(caplog, trajectories):
+    caplog.set_level("INFO", logger="recipe.async_dapo")
+    it = coordinator()
+    await it.open_round(spec("val", stop_rule=None), [])
+    await it.report_completion("val", ended("of another round"))
+    assert not caplog.messages, "of nothing nothing is told"
+    await it.add_groups("val", tickets("a", unfinished=trajectories))
+    await take(it, "val")
+    for done in range(1, trajectories + 1):
+        await it.report_trajectories("val", ["a"])
+        assert bool(caplog.messages) == (done * VALIDATION_LINES >= trajectories)
+    assert len(caplog.messages) == len(set(caplog.messages)) == min(VALIDATION_LINES, trajectories)
+    assert caplog.messages[-1].endswith(f" validating {trajectories}/{trajectories}")
 
 
 async def test_given_a_balancer_that_fails_to_stop_the_engines_then_the_trainer_gets_the_error() -> None:

@@ -50,12 +50,12 @@ def test_given_steps_then_time_counts_with_what_ran_in_it(clock):
     meter = LoadMeter(config(), [0])
     for now_s, running, usage in ((0.0, 2, 0.1), (1.0, 4, 0.5), (3.0, 0, 0.0), (9.0, 1, 0.2)):
         clock.now_s = now_s
-        meter.record(stats(running, usage, waiting=running), generated(10 * running, preempted=int(running == 4)))
+        meter.record(stats(running, usage), generated(10 * running, preempted=int(running == 4)))
     load = meter.load()
     assert (load.kv_room_tok, load.max_num_seqs) == (1600, 64)
     assert (load.busy_s, load.request_s) == (3.0, 2 * 1 + 4 * 2)
     assert load.kv_tok_s == pytest.approx(1600 * (0.1 * 1 + 0.5 * 2))
-    assert (load.kv_peak, load.waiting_max, load.preemptions, load.generated_tok) == (0.5, 4, 1, 70)
+    assert (load.kv_peak, load.preemptions, load.generated_tok) == (0.5, 1, 70)
     meter.reset()
     assert meter.load() == LoadMeter(config(), [0]).load()
 

@@ -23,9 +23,11 @@ rollout.top_k=20 -> : must be -1 or 0: log-probs are
 algorithm.use_kl_in_reward=True -> : tokens older than async_dapo.max_stale
 correction.rollout_is_threshold=null -> correction.rollout_is_threshold=None: verl would leave the weights out
 async_dapo.max_concurrent_prompts=0 -> : must be >= 1
+async_dapo.max_loads_per_server=0 -> : must be >= 1
 async_dapo.max_loads_per_server=-1 -> : must be >= 1
 async_dapo.over_sampling_batch_size=0 -> : must be >= 1
 async_dapo.over_sampling_batch_size=null -> async_dapo.over_sampling_batch_size=None: must be a whole number, or auto
+async_dapo.rollout_pool_size=0 -> : must be >= 1
 async_dapo.rollout_pool_size=much -> : must be a whole number, or auto
 async_dapo.max_concurrent_prompts=many -> : must be a whole number
 async_dapo.max_concurrent_prompts=null -> async_dapo.max_concurrent_prompts=None: must be a whole number

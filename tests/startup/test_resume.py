@@ -7,6 +7,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
+from recipe.async_dapo.core.length_bias import mean_tok
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.record.checkpoint_folder import COMPLETE_FILE
@@ -41,7 +42,7 @@ def test_given_a_checkpoint_when_loaded_then_the_run_goes_on_where_it_was(run, c
     resumed.restore(from_frames(checkpoint))
     assert resumed.pool.at_hand.expected_valid(1.0) == 1
     assert resumed._over_sampling.groups_to_hold == 8 + 24 // 2
-    assert resumed._lengths.trained.mean_tok == resumed._lengths.dispatched.mean_tok == 4
+    assert mean_tok(resumed._lengths.trained) == mean_tok(resumed._lengths.dispatched) == 4
 
 
 def test_given_fewer_groups_to_hold_or_to_remember_when_loaded_then_the_options_of_this_run_hold(run, checkpoint):

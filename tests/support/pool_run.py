@@ -126,7 +126,7 @@ class Run:
         opened.add_groups([WaitingGroup(prompt_uid=uid, unfinished=len(one.unfinished)) for uid, one in groups.items()])
         running: dict[str, PromptGroup] = {}
         set_aside: list[PromptGroup] = []
-        while opened.stop_reason is None:
+        while not opened.is_stopped:
             if opened.wants_prompts:
                 self.draw(self.over_sampling)
                 more = self.pool.dispatch(self.step)

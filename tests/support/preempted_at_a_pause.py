@@ -66,7 +66,7 @@ async def main(model: str) -> dict[str, Any]:
     both = [asyncio.create_task(to_its_end(server, name, is_open)) for name in ("first", "second")]
     await preemptions.happened.wait()
     await server.stop_generation("keep")
-    before, waiting = preemptions.counts, [meter.load().waiting_max, vllms_own("num_requests_waiting")]
+    before, waiting = preemptions.counts, [sum(meter._waiting.values()), vllms_own("num_requests_waiting")]
     await server.set_global_steps(1)
     await server.allow_generation()
     is_open.set()

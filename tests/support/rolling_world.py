@@ -83,7 +83,6 @@ class RollingWorld:
         max_lag: int | None = None,
         transfer_s: float = 2.0,
         latency_s: float | Callable[[str], float] = LATENCY_S,
-        update_timeout_s: float = 600.0,
     ) -> None:
         for module in (load_balancer, rolling_balancer):
             monkeypatch.setattr(module, "ray", SimpleNamespace(kill=FakeHandle.kill))
@@ -94,10 +93,9 @@ class RollingWorld:
             "drains": strategy is RolloutStrategy.CONSISTENT,
             "max_lag": max_lag,
             "pause_mode": "hold" if keeps_kv else "abort",
-            "update_timeout_s": update_timeout_s,
         }
         options = router_options(
-            PLACES, pause_mode="keep" if keeps_kv else "abort", engine_timeout_s=60.0, rolling=rolling
+            PLACES, pause_mode="keep" if keeps_kv else "abort", engine_timeout_s=600.0, rolling=rolling
         )
         self.servers: dict[str, ScriptedServer] = {}
         self.handles: dict[str, FakeHandle] = {}
@@ -157,7 +155,7 @@ class RollingWorld:
         while True:
             await asyncio.sleep(0.25)
             table = self.balancer._table
-            placed = table._placement.servers
+            placed = table._by_load.servers
             out = [name for name in placed if self.phase(name) is not Phase.SERVING]
             self.most_out = max(self.most_out, len(out))
             for name, server in placed.items():
@@ -174,7 +172,7 @@ class RollingWorld:
             server = self.servers[name]
             assert self.phase(name) is Phase.SERVING and server.global_steps == newest
             assert not server.is_stopped and server._decodes.is_set() and not server._paused.is_set()
-            assert not self.balancer._table._placement.servers[name].is_closed
+            assert not self.balancer._table._by_load.servers[name].is_closed
         status = await self.balancer.get_status()
         assert (status["total_inflight"], status["waiting"]) == (0, 0)
         assert not self.balancer._running

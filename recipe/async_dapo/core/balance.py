@@ -168,7 +168,7 @@ class Balance:
         return self.leases.set_places({server_id: self.controller.places_of(server_id)}, {})
 
     def figures(self) -> dict[str, float]:
-        return {**self.controller.figures(), "places": self.places, "steered": self.steered}
+        return self.controller.figures() | {"places": self.places, "steered": self.steered}
 
     def _apply(self) -> list[Grant]:
         if not self._sizes_itself:

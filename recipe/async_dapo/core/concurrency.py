@@ -11,11 +11,10 @@ measured, a server that is full and far from using its room gets one more for ea
 Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
 """
 
+import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-from .leases import StepSums, speeds
+from dataclasses import dataclass, fields
 
 MOST_SAMPLES = 256  # of a round and an engine
 
@@ -27,6 +26,8 @@ HARDLY_ANY, TOO_MANY = 0.15, 0.35
 BURST = 0.2  # of the requests in flight: so many preemptions alone are no reason to act in mid-round
 GROWS_BELOW = 0.5  # of the room in use: the guess was too large, and what runs will hardly take more than the room
 NOISE = 0.15  # servers that are slower by less are as fast as the others
+ALIKE = 0.1  # standard deviation of batches over their mean: where it is less, they do not tell a from c
+RISE = 1.25  # of a speed, at most, from round to round
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,38 @@ class LoadSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums:
+    """Sums over an engine's steps in which something ran.
+
+    A step that runs b requests takes about a + c b seconds: to read the weights, and what every request adds.
+    """
+
+    steps: int = 0
+    requests: int = 0
+    requests2: int = 0  # of their squares
+    seconds: float = 0.0
+    request_s: float = 0.0  # requests times seconds
+
+    def __add__(self, other: "StepSums") -> "StepSums":
+        return StepSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def __sub__(self, other: "StepSums") -> "StepSums":
+        return StepSums(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
+
+    def seconds_for(self, others: "StepSums") -> tuple[float, float]:
+        """What another server's batches would have taken, if its steps were like these: at least and at most [s]."""
+        mean, mean_s = self.requests / self.steps, self.seconds / self.steps
+        steepest = mean_s / mean  # seconds that a request adds, if the weights took none
+        variance = self.requests2 / self.steps - mean**2
+        slopes = [0.0, steepest]
+        if variance > (ALIKE * mean) ** 2:
+            fitted = (self.request_s / self.steps - mean * mean_s) / variance
+            slopes = [min(max(fitted, 0.0), steepest)]
+        seconds = [others.steps * mean_s + slope * (others.requests - others.steps * mean) for slope in slopes]
+        return min(seconds), max(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """What a server says of its engine since it was last opened, all data-parallel ranks together."""
 
@@ -99,7 +132,6 @@ class EngineLoad:
     max_num_seqs: int  # requests that run at once
     kv_peak: float = 0.0  # largest share of the room in use [0-1], of the fullest rank
     kv_tok_s: float = 0.0  # tokens in the KV cache, integrated over time
-    waiting_max: int = 0  # most requests that waited in the engine at once
     preemptions: int = 0
     generated_tok: int = 0
     drafted_tok: int = 0  # that were verified
@@ -275,7 +307,6 @@ class ConcurrencyController:
     def figures(self) -> dict[str, float]:
         """For metrics and the log."""
         return {
-            "places": self.total,
             "kv_share": self._share,
             "context_tok": self._context_tok,
             "slowest_speed": min((server.speed for server in self._servers.values()), default=1.0),
@@ -312,3 +343,32 @@ def _mean_context_tok(loads: Mapping[str, EngineLoad]) -> float | None:
     """What a running request took of the KV cache; None if none ran."""
     request_s = sum(load.request_s for load in loads.values())
     return max(1.0, sum(load.kv_tok_s for load in loads.values()) / request_s) if request_s else None
+
+
+def speeds(sums: Mapping[str, StepSums], before: Mapping[str, float]) -> dict[str, float]:
+    """Speed of each server that has run anything, whatever each had to do [> 0; 1 = like the others].
+
+    It is the time that the servers that are as fast as any would have taken for its batches, over the time that it
+    took. With fewer requests than others have, a server makes fewer tokens a second and more of each request: neither
+    rate alone tells how fast it is.
+
+    Where batches were too much alike to fit, a speed keeps its place between what is possible, and rises bit by bit, at
+    most halfway (of its logarithm): with more work a server's upper limit falls, and a whole way would pass it.
+
+    Args:
+        before: speeds so far; the others are not compared with those that were slow.
+    """
+    known = {server_id: each for server_id, each in sums.items() if each.requests and each.seconds > 0}
+    fast = {server_id: each for server_id, each in known.items() if before[server_id] >= 1}
+    all_fast, everyone = (sum(some.values(), StepSums()) for some in (fast, known))
+    result = {}
+    for server_id, own in known.items():
+        others = all_fast - own if server_id in fast else all_fast
+        if not others.steps:
+            others = everyone - own
+        if others.steps:
+            least_s, most_s = others.seconds_for(own)
+            least, most = least_s / own.seconds, most_s / own.seconds
+            risen = min(RISE * before[server_id], math.sqrt(before[server_id] * most))
+            result[server_id] = min(max(risen, least), most)
+    return result

@@ -1,22 +1,19 @@
 """Named leases on server slots: which request goes to which server, waiters in FIFO order.
 
-Pure state machine behind `GlobalLoadBalancer`: `LeaseTable` grants leases and `Placement` chooses the servers. Every
-call returns the leases that it granted; nothing here waits. Beside them: how fast servers are (`speeds`), and how many
-calls an actor takes at once, so that what waits in one never keeps out what would end the wait (`server_calls`).
+Pure state machine behind `GlobalLoadBalancer`: `LeaseTable` grants leases and `ServersByLoad` chooses the servers.
+Every call returns the leases that it granted; nothing here waits. Beside them: how many calls an actor takes at once,
+so that what waits in one never keeps out what would end the wait (`server_calls`).
 """
 
 import heapq
-import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-ALIKE = 0.1  # standard deviation of batches over their mean: where it is less, they do not tell a from c
-RISE = 1.25  # at most, from round to round
 SIBLINGS_SHARE = 1 / 8  # of its places that a server may have more in use than others, to have a group together
 
 # Of the coordinator, the load balancer and agent loop workers: every lane may wait for a group, every request for a
@@ -52,18 +49,19 @@ class Server:
         return len(self.leases) < self.places and not self.is_closed
 
 
-class Placement:
+class ServersByLoad:
     """The servers in order of load, in logarithmic time.
 
     A request goes to the server with a place whose KV cache will be least full for its size; back to the one that has
     its prefix in the cache while that one is fuller by no more than the prefix is long: to compute it again costs about
-    as much as to share the memory bandwidth with as many tokens of others. Else to its siblings, whose answers are its
-    drafts, while their server is fuller by no more than an eighth of its places.
+    as much as to share the memory bandwidth with as many tokens of others. Else it goes where its group's last request
+    went, whose engine can draft from the answers of its siblings, while that one is fuller by no more than an eighth of
+    its places.
     """
 
     def __init__(self) -> None:
         self.servers: dict[str, Server] = {}
-        self._by_load: list[tuple[float, int, str]] = []  # heap; old entries linger
+        self._heap: list[tuple[float, int, str]] = []  # old entries linger
         self._clock = 0
 
     def add(self, server_id: str, server: Server) -> None:
@@ -115,18 +113,18 @@ class Placement:
         """Its load, weight or number of places has changed."""
         server = self.servers[server_id]
         if server.has_place:
-            heapq.heappush(self._by_load, (server.load, server.last_used, server_id))
-        if len(self._by_load) > 64 + 4 * len(self.servers):
-            self._by_load = [(s.load, s.last_used, key) for key, s in self.servers.items() if s.has_place]
-            heapq.heapify(self._by_load)
+            heapq.heappush(self._heap, (server.load, server.last_used, server_id))
+        if len(self._heap) > 64 + 4 * len(self.servers):
+            self._heap = [(s.load, s.last_used, key) for key, s in self.servers.items() if s.has_place]
+            heapq.heapify(self._heap)
 
     def _least_loaded(self) -> str | None:
-        while self._by_load:
-            load, last_used, server_id = self._by_load[0]
+        while self._heap:
+            load, last_used, server_id = self._heap[0]
             server = self.servers.get(server_id)
             if server is not None and server.has_place and (server.load, server.last_used) == (load, last_used):
                 return server_id
-            heapq.heappop(self._by_load)
+            heapq.heappop(self._heap)
         return None
 
 
@@ -173,13 +171,9 @@ class LeaseTable:
     """
 
     def __init__(self, *, max_inflight_per_server: int, pool_size: int | None = None, remembered: int = 65_536) -> None:
-        if max_inflight_per_server < 1:
-            raise ValueError(f"max_inflight_per_server={max_inflight_per_server}: must be >= 1")
-        if pool_size is not None and pool_size < 1:
-            raise ValueError(f"pool_size={pool_size}: must be >= 1 or None")
         self._max_per_server = max_inflight_per_server
         self._pool_size = pool_size
-        self._placement = Placement()
+        self._by_load = ServersByLoad()
         self._held: dict[str, str] = {}  # lease_id -> server_id
         self._waiting: OrderedDict[str, _Request] = OrderedDict()
         self._overtaken = RecentDict[str, None](remembered)
@@ -188,24 +182,24 @@ class LeaseTable:
 
     @property
     def capacity(self) -> int:
-        slots = sum(server.places for server in self._placement.servers.values())
+        slots = sum(server.places for server in self._by_load.servers.values())
         return slots if self._pool_size is None else min(slots, self._pool_size)
 
     @property
     def inflight(self) -> dict[str, int]:
-        return {server_id: server.inflight for server_id, server in self._placement.servers.items()}
+        return {server_id: server.inflight for server_id, server in self._by_load.servers.items()}
 
     def inflight_on(self, server_id: str) -> int:
-        server = self._placement.servers.get(server_id)
+        server = self._by_load.servers.get(server_id)
         return 0 if server is None else server.inflight
 
     @property
     def peaks(self) -> dict[str, int]:
         """Server -> most requests in flight at once, since they were forgotten."""
-        return {server_id: server.peak for server_id, server in self._placement.servers.items()}
+        return {server_id: server.peak for server_id, server in self._by_load.servers.items()}
 
     def forget_peaks(self) -> None:
-        for server in self._placement.servers.values():
+        for server in self._by_load.servers.values():
             server.peak = server.inflight
 
     @property
@@ -229,25 +223,25 @@ class LeaseTable:
 
     def add_servers(self, server_ids: Iterable[str], *, is_closed: bool = False) -> list[Grant]:
         for server_id in server_ids:
-            if server_id not in self._placement.servers:
-                self._placement.add(server_id, Server(places=self._max_per_server, is_closed=is_closed))
+            if server_id not in self._by_load.servers:
+                self._by_load.add(server_id, Server(places=self._max_per_server, is_closed=is_closed))
         return self._grant_waiting()
 
     def remove_servers(self, server_ids: Iterable[str]) -> list[Grant]:
         """Forget servers and the leases on them: their holders will fail, and their later release is void."""
         for server_id in server_ids:
-            server = self._placement.remove(server_id)
+            server = self._by_load.remove(server_id)
             for lease_id in server.leases if server is not None else ():
                 del self._held[lease_id]
         return self._grant_waiting()
 
     def close(self, server_id: str) -> None:
         """It gets no further request until it is reopened; leases on it stay."""
-        self._placement.servers[server_id].is_closed = True
+        self._by_load.servers[server_id].is_closed = True
 
     def reopen(self, server_id: str) -> list[Grant]:
-        self._placement.servers[server_id].is_closed = False
-        self._placement.note(server_id)
+        self._by_load.servers[server_id].is_closed = False
+        self._by_load.note(server_id)
         return self._grant_waiting()
 
     def set_places(self, places: Mapping[str, int], weights: Mapping[str, float]) -> list[Grant]:
@@ -258,10 +252,10 @@ class LeaseTable:
             weights: server -> how much KV cache it should hold, compared with the others [> 0].
         """
         for server_id, count in places.items():
-            if (server := self._placement.servers.get(server_id)) is not None:
+            if (server := self._by_load.servers.get(server_id)) is not None:
                 server.places = max(1, min(count, self._max_per_server))
                 server.weight = weights.get(server_id, server.weight)
-                self._placement.note(server_id)
+                self._by_load.note(server_id)
         return self._grant_waiting()
 
     def request(
@@ -291,7 +285,7 @@ class LeaseTable:
     def release(self, lease_id: str) -> list[Grant]:
         server_id = self._held.pop(lease_id, None)
         if server_id is not None:
-            self._placement.vacate(server_id, lease_id)
+            self._by_load.vacate(server_id, lease_id)
         elif lease_id in self._waiting:
             del self._waiting[lease_id]
         else:
@@ -315,11 +309,11 @@ class LeaseTable:
             lease_id, request = next(iter(self._waiting.items()))
             last_id = None if request.sticky_key is None else self._sticky.get(request.sticky_key)
             siblings_id = None if request.group is None else self._siblings_at.get(request.group)
-            server_id = self._placement.choose(request, last_id, siblings_id)
+            server_id = self._by_load.choose(request, last_id, siblings_id)
             if server_id is None:
                 break
             del self._waiting[lease_id]
-            self._placement.occupy(server_id, lease_id, request.kv_tok)
+            self._by_load.occupy(server_id, lease_id, request.kv_tok)
             self._held[lease_id] = server_id
             if request.sticky_key is not None:
                 self._sticky[request.sticky_key] = server_id
@@ -327,67 +321,6 @@ class LeaseTable:
                 self._siblings_at[request.group] = server_id
             grants.append(Grant(lease_id=lease_id, server_id=server_id))
         return grants
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSums:
-    """Sums over an engine's steps in which something ran.
-
-    A step that runs b requests takes about a + c b seconds: to read the weights, and what every request adds.
-    """
-
-    steps: int = 0
-    requests: int = 0
-    requests2: int = 0  # of their squares
-    seconds: float = 0.0
-    request_s: float = 0.0  # requests times seconds
-
-    def __add__(self, other: "StepSums") -> "StepSums":
-        return StepSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
-
-    def __sub__(self, other: "StepSums") -> "StepSums":
-        return StepSums(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
-
-    def seconds_for(self, others: "StepSums") -> tuple[float, float]:
-        """What another server's batches would have taken, if its steps were like these: at least and at most [s]."""
-        mean, mean_s = self.requests / self.steps, self.seconds / self.steps
-        steepest = mean_s / mean  # seconds that a request adds, if the weights took none
-        variance = self.requests2 / self.steps - mean**2
-        slopes = [0.0, steepest]
-        if variance > (ALIKE * mean) ** 2:
-            fitted = (self.request_s / self.steps - mean * mean_s) / variance
-            slopes = [min(max(fitted, 0.0), steepest)]
-        seconds = [others.steps * mean_s + slope * (others.requests - others.steps * mean) for slope in slopes]
-        return min(seconds), max(seconds)
-
-
-def speeds(sums: Mapping[str, StepSums], before: Mapping[str, float]) -> dict[str, float]:
-    """Speed of each server that has run anything, whatever each had to do [> 0; 1 = like the others].
-
-    It is the time that the servers that are as fast as any would have taken for its batches, over the time that it
-    took. With fewer requests than others have, a server makes fewer tokens a second and more of each request: neither
-    rate alone tells how fast it is.
-
-    Where batches were too much alike to fit, a speed keeps its place between what is possible, and rises bit by bit, at
-    most halfway (of its logarithm): with more work a server's upper limit falls, and a whole way would pass it.
-
-    Args:
-        before: speeds so far; the others are not compared with those that were slow.
-    """
-    known = {server_id: each for server_id, each in sums.items() if each.requests and each.seconds > 0}
-    fast = {server_id: each for server_id, each in known.items() if before[server_id] >= 1}
-    all_fast, everyone = (sum(some.values(), StepSums()) for some in (fast, known))
-    result = {}
-    for server_id, own in known.items():
-        others = all_fast - own if server_id in fast else all_fast
-        if not others.steps:
-            others = everyone - own
-        if others.steps:
-            least_s, most_s = others.seconds_for(own)
-            least, most = least_s / own.seconds, most_s / own.seconds
-            risen = min(RISE * before[server_id], math.sqrt(before[server_id] * most))
-            result[server_id] = min(max(risen, least), most)
-    return result
 
 
 def server_calls(max_num_seqs: int) -> int:

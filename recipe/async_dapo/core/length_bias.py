@@ -19,19 +19,14 @@ class ObservedLengths:
     is_trained: bool = False
 
 
-class LengthSample:
-    """Mean response lengths of some groups [tokens]."""
+def mean_tok(lens_tok: Sequence[float]) -> float:
+    """0 of none."""
+    return sum(lens_tok) / len(lens_tok) if lens_tok else 0.0
 
-    def __init__(self, lens_tok: list[float]) -> None:
-        self._sorted = sorted(lens_tok)
 
-    @property
-    def mean_tok(self) -> float:
-        return sum(self._sorted) / len(self._sorted) if self._sorted else 0.0
-
-    def quantile_tok(self, q: float) -> float:
-        """The smallest length that a share q of the groups does not exceed; 0 of an empty sample."""
-        return self._sorted[max(0, math.ceil(q * len(self._sorted)) - 1)] if self._sorted else 0.0
+def quantile_tok(lens_tok: Sequence[float], q: float) -> float:
+    """The smallest length that a share q of them does not exceed; 0 of none."""
+    return sorted(lens_tok)[max(0, math.ceil(q * len(lens_tok)) - 1)] if lens_tok else 0.0
 
 
 class LengthBiasWindow:
@@ -57,7 +52,7 @@ class LengthBiasWindow:
         for outcome in outcomes:
             if outcome.verdict is Verdict.VALID:
                 self._note(outcome.prompt_uid, outcome.response_lens_tok)
-                self._groups[outcome.prompt_uid].ended_tok = _mean(outcome.response_lens_tok)
+                self._groups[outcome.prompt_uid].ended_tok = mean_tok(outcome.response_lens_tok)
             elif outcome.verdict is not Verdict.SET_ASIDE:
                 self._groups.pop(outcome.prompt_uid, None)
 
@@ -67,12 +62,14 @@ class LengthBiasWindow:
                 self._groups[uid].is_trained = True
 
     @property
-    def dispatched(self) -> LengthSample:
-        return LengthSample([group.longest_tok for group in self._groups.values()])
+    def dispatched(self) -> list[float]:
+        """Of each group, the mean response length of its longest attempt [tokens]."""
+        return [group.longest_tok for group in self._groups.values()]
 
     @property
-    def trained(self) -> LengthSample:
-        return LengthSample([group.ended_tok for group in self._groups.values() if group.is_trained])
+    def trained(self) -> list[float]:
+        """Of each trained group, that of the attempt it was trained on [tokens]."""
+        return [group.ended_tok for group in self._groups.values() if group.is_trained]
 
     def state(self) -> tuple[ObservedLengths, ...]:
         """What is remembered, oldest first."""
@@ -82,7 +79,7 @@ class LengthBiasWindow:
         self._groups = OrderedDict((seen.uid, replace(seen)) for seen in state[-self._size :])
 
     def _note(self, uid: str, lens_tok: Sequence[int]) -> None:
-        mean_len_tok = _mean(lens_tok)
+        mean_len_tok = mean_tok(lens_tok)
         known = self._groups.get(uid)
         if known is None:
             self._groups[uid] = ObservedLengths(uid=uid, longest_tok=mean_len_tok)
@@ -90,7 +87,3 @@ class LengthBiasWindow:
                 self._groups.popitem(last=False)
         else:
             known.longest_tok = max(known.longest_tok, mean_len_tok)
-
-
-def _mean(lens_tok: Sequence[int]) -> float:
-    return sum(lens_tok) / len(lens_tok)

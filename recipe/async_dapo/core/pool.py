@@ -10,7 +10,7 @@ their step.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .ledger import Ledger, LedgerError
@@ -143,12 +143,6 @@ class _CarriedGroups:
     def too_stale(self, limit: StalenessLimit, step: int) -> list[PromptGroup]:
         """Those of which no token could be trained on any more."""
         return [carried.group for carried in self._groups if limit.is_too_stale(carried.newest_version, step)]
-
-    def give_up(self, uids: Set[str]) -> int:
-        """Returns the tokens that are discarded with them."""
-        lost_tok = sum(carried.generated_tok for carried in self._groups if carried.uid in uids)
-        self._groups = [carried for carried in self._groups if carried.uid not in uids]
-        return lost_tok
 
 
 class _DeferredPrompts:
@@ -453,7 +447,7 @@ class PromptPool:
     def _retire(self, groups: list[PromptGroup], step: int) -> int:
         """Give groups up, and queue their prompts again, in front. Returns the tokens that are discarded."""
         uids = {group.uid for group in groups}
-        lost_tok = self._carried.give_up(uids)
+        lost_tok = sum(carried.generated_tok for carried in self._carried.take_these(uids))
         self._buffered = [group for group in self._buffered if group.uid not in uids]
         again = [group.again(self._new_uid(), step=step) for group in groups]
         self.ledger.retired += len(groups)

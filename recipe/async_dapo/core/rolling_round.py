@@ -29,7 +29,8 @@ class RollingSpec(RoundSpec):
 
 
 class RollingRound(Round):
-    """
+    """A round that goes on from step to step: it hands over a batch for each, and stops when it is told to.
+
     Args:
         oldest_version: that a token sampled from now on may have.
     """
@@ -61,7 +62,9 @@ class RollingRound(Round):
         return not is_enough and self._deadlines.may_begin(self._oldest_version)
 
     def note_versions(self, *, oldest: int, newest: int) -> None:
-        """The weights that engines have, and the trainer's newest: what was trained for these is trained no more."""
+        """Note the policy version of the oldest weights in an engine, and of the trainer's newest. A batch that was
+        handed over is in training until the trainer has the weights that it makes.
+        """
         self._oldest_version = max(self._oldest_version, oldest)
         if newest >= self._deadlines.step - 1:
             self._in_training = 0
@@ -97,7 +100,6 @@ class RollingRound(Round):
         self._valid -= len(taken)
         part = RoundSummary(
             round_id=self.round_id,
-            stop_reason=None,
             outcomes=tuple(self._outcomes),
             start_order=tuple(self._start_order),
             never_started=(),
@@ -108,7 +110,6 @@ class RollingRound(Round):
             under_way=self.num_waiting + self.num_running,
         )
         self._outcomes, self._start_order, self._ended_trajectories = [], [], 0
-        self._reported.clear()
         return part
 
     def stop(self) -> None:

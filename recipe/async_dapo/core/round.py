@@ -19,17 +19,11 @@ beyond that would become too stale, however soon it ended.
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
 from .worker_queues import Unfinished, WaitingGroup, WorkerQueues
-
-
-class StopReason(StrEnum):
-    TARGET_REACHED = "target_reached"  # the stop rule is met, or has been told to be
-    POOL_EXHAUSTED = "pool_exhausted"  # a round without a rule (validation): every group has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +60,6 @@ class RoundSummary:
     """What a closed round leaves behind."""
 
     round_id: str
-    stop_reason: StopReason | None
     outcomes: tuple[GroupOutcome, ...]  # in order of completion
     start_order: tuple[str, ...]
     never_started: tuple[str, ...]
@@ -122,19 +115,13 @@ class Round:
         self._ended_trajectories = 0
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []
-        self._reported: set[str] = set()
-        self._stop_reason: StopReason | None = None
+        self.is_stopped = False  # never reverts
         self._update()
-
-    @property
-    def stop_reason(self) -> StopReason | None:
-        """Why the round stopped; None while it goes on. Never reverts."""
-        return self._stop_reason
 
     @property
     def is_halted(self) -> bool:
         """Whether no further group may start."""
-        return self._stop_reason is not None or self._is_rule_met
+        return self.is_stopped or self._is_rule_met
 
     @property
     def _is_rule_met(self) -> bool:
@@ -232,7 +219,7 @@ class Round:
         self._ended_trajectories += self._running.end(uid)
 
     def note_waiting(self, uid: str, change: int) -> None:
-        """So many more trajectories of a running group wait for calls and need no engine, or fewer."""
+        """Add to the number of a running group's trajectories that wait for calls, and generate nothing meanwhile."""
         self._running.wait(uid, change)
 
     def add_places(self, count: int) -> None:
@@ -248,7 +235,7 @@ class Round:
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
         these are still on their way. A second report of a group is ignored."""
-        if outcome.prompt_uid in self._reported or outcome.prompt_uid not in self._running:
+        if outcome.prompt_uid not in self._running:
             return
         unreported = self._running.remove(outcome.prompt_uid)
         self._held_back.pop(outcome.prompt_uid, None)
@@ -256,7 +243,6 @@ class Round:
             self._ended_trajectories += unreported
         self._must_finish.discard(outcome.prompt_uid)
         self._certain.discard(outcome.prompt_uid)
-        self._reported.add(outcome.prompt_uid)
         self._outcomes.append(outcome)
         self._valid += outcome.verdict is Verdict.VALID
         if self._rule is not None:
@@ -269,7 +255,7 @@ class Round:
         Args:
             trajectories: that all groups were to generate [count].
         """
-        ended = len(self._reported)
+        ended = len(self._outcomes)
         return RoundProgress(
             generated=self._ended_trajectories,
             trajectories=trajectories,
@@ -296,7 +282,6 @@ class Round:
         """End the round: what still waits or runs is given back."""
         return RoundSummary(
             round_id=self.round_id,
-            stop_reason=self._stop_reason,
             outcomes=tuple(
                 replace(one, verdict=Verdict.REDRAWN) if self._starts_again(one) else one for one in self._outcomes
             ),
@@ -313,32 +298,11 @@ class Round:
         return not self._rule.has_counted(outcome.prompt_uid)
 
     def _update(self) -> None:
-        if self._stop_reason is not None:
-            return
         if self._rule is None:
-            if self._start_order and not self._running and not self.num_waiting:
-                self._stop_reason = StopReason.POOL_EXHAUSTED
-        elif self._is_rule_met and not (self._spec.drains and self._running):
-            self._stop_reason = StopReason.TARGET_REACHED
-
-
-class Milestones:
-    """Says when another part of a count has passed, each part once.
-
-    Args:
-        parts: lines in all, the last one when everything is done [count, >= 1].
-    """
-
-    def __init__(self, parts: int) -> None:
-        self._parts = parts
-        self._passed = 0
-
-    def reached(self, done: int, total: int) -> bool:
-        """Whether a further part has been passed since it was asked last."""
-        passed = done * self._parts // total if total else 0
-        is_new = passed > self._passed
-        self._passed = max(passed, self._passed)
-        return is_new
+            has_ended = bool(self._start_order) and not self._running and not self.num_waiting
+        else:
+            has_ended = self._is_rule_met and not (self._spec.drains and self._running)
+        self.is_stopped = self.is_stopped or has_ended
 
 
 class Standstill:

@@ -8,7 +8,7 @@ is in its journal.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from .journal import Call
@@ -243,13 +243,7 @@ class TurnCounts:
 
     @classmethod
     def total(cls, parts: Iterable["TurnCounts"]) -> "TurnCounts":
-        whole = cls()
-        for part in parts:
-            whole.trajectories += part.trajectories
-            whole.turns += part.turns
-            whole.tokens += part.tokens
-            whole.calls_s += part.calls_s
-        return whole
+        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
     def figures(self) -> dict[str, float]:
         """For the metrics."""

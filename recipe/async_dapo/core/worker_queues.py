@@ -55,9 +55,9 @@ class Unfinished:
         generates = self._pool_size is None or total - self._total_waiting < self._pool_size
         return generates and (self._most is None or total < self._most)
 
-    def hold(self, change: int) -> None:
-        """So many more trajectories have their places before their groups start, or fewer."""
-        self._held += change
+    def hold(self, count: int) -> None:
+        """Reserve places for so many trajectories that are frozen in their engines; a negative count frees them."""
+        self._held += count
 
     def grow(self, count: int) -> None:
         """So many more trajectories may generate."""
@@ -86,7 +86,7 @@ class Unfinished:
         return True
 
     def wait(self, uid: str, change: int) -> None:
-        """So many more trajectories of a group wait for calls, or fewer."""
+        """Add to the number of a group's trajectories that wait for calls: others may have their places meanwhile."""
         if uid in self._of_group:
             self._waiting[uid] += change
             self._total_waiting += change
@@ -111,8 +111,6 @@ class WorkerQueues:
     """
 
     def __init__(self, num_workers: int) -> None:
-        if num_workers < 1:
-            raise ValueError(f"num_workers={num_workers}: must be >= 1")
         self._queues: list[deque[tuple[int, str]]] = [deque() for _ in range(num_workers)]  # (position dealt, uid)
         self._num_dealt = 0
         self._at_home: set[str] = set()

@@ -17,8 +17,8 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from ..calls import Recorder, current_recorder, cut
-from ..config import ConfigError
 from ..core.trajectory import Attachment, Trajectory, Turn
+from ..option_values import ConfigError
 from .engine_requests import EngineRequests, TrajectoryInterrupted
 
 Decode = Callable[[Sequence[int]], str]

@@ -47,8 +47,7 @@ class LoadMeter(AggregateStatLoggerBase):
     def reset(self) -> None:
         """Count from now on; requests that stayed in the engine go on with it."""
         self._kv_peak = self._kv_tok_s = self._busy_s = self._request_s = 0.0
-        self._waiting_max = self._preemptions = self._generated_tok = 0
-        self._drafted_tok = self._accepted_tok = 0
+        self._preemptions = self._generated_tok = self._drafted_tok = self._accepted_tok = 0
         self._steps = self._step_requests = self._step_requests2 = 0
         self._last: dict[int, tuple[float, int, float]] = {}  # rank -> (time, running requests, KV usage)
         self._waiting: dict[int, int] = {}  # rank -> requests
@@ -74,7 +73,6 @@ class LoadMeter(AggregateStatLoggerBase):
         running, usage = scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage
         self._last[engine_idx] = now_s, running, usage
         self._kv_peak = max(self._kv_peak, usage)
-        self._waiting_max = max(self._waiting_max, scheduler_stats.num_waiting_reqs)
         self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs
         if self._samples.is_due():
             ranks = self._last.values()
@@ -90,7 +88,6 @@ class LoadMeter(AggregateStatLoggerBase):
             max_num_seqs=self._max_num_seqs,
             kv_peak=self._kv_peak,
             kv_tok_s=self._kv_tok_s,
-            waiting_max=self._waiting_max,
             preemptions=self._preemptions,
             generated_tok=self._generated_tok,
             drafted_tok=self._drafted_tok,

@@ -31,16 +31,18 @@ logger = logging.getLogger(__name__)
 
 
 class RollingLoadBalancer(GlobalLoadBalancer):
-    """
+    """A load balancer whose engines take new weights one by one, each while the others generate.
+
     Args:
         options: as of `GlobalLoadBalancer`, and `rolling`: `drains`, `max_lag` as of `RollingUpdate`; `pause_mode`,
-            what becomes of requests of an engine that is updated (`abort`, `hold`); `update_timeout_s`, longest time
-            that an engine's workers may take to bring it weights [s].
+            what becomes of requests of an engine that is updated (`abort`, `hold`). An engine's workers, too, may take
+            `engine_timeout_s` at most to bring it weights.
     """
 
     def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
         super().__init__(servers, options)
         self._rolling = options["rolling"]
+        self._engine_timeout_s = options["engine_timeout_s"]
         self._updates = RollingUpdate(version=-1, drains=self._rolling["drains"], max_lag=self._rolling["max_lag"])
         self._buckets: list[ObjectRef] = []  # of the newest version
         self._workers: dict[str, list[ActorHandle]] = {}  # beside the engines
@@ -192,7 +194,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             if server_id not in self._handles:
                 return
             version, buckets = self._updates.take_newest(server_id), self._buckets
-            async with asyncio.timeout(self._rolling["update_timeout_s"]):
+            async with asyncio.timeout(self._engine_timeout_s):
                 await await_all(worker.take_weights.remote(version, buckets) for worker in self._workers[server_id])
             await self._let_go_on(server_id)
             move = self._updates.updated(server_id)

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -61,6 +61,15 @@ def step_of(folder: Path) -> int:
     if number == folder.name or not (number.isascii() and number.isdecimal()):
         raise DamagedCheckpoint(f"{folder} is not named {STEP_FOLDER}<number>")
     return int(number)
+
+
+def checkpoint_folders(root: Path) -> list[Path]:
+    """Those that have a checkpoint's name, the newest first."""
+    found = []
+    for folder in root.glob(f"{STEP_FOLDER}*"):
+        with suppress(DamagedCheckpoint):
+            found.append((step_of(folder), folder))
+    return [folder for _, folder in sorted(found, reverse=True)]
 
 
 @contextmanager

@@ -1,6 +1,9 @@
-"""Files of a run's folder, `async_dapo.report_dir`: written while it trains, read by its report and by the planner."""
+"""Files that a run writes while it trains: those of its folder, `async_dapo.report_dir`, which its report and the
+planner read, and verl's metrics.
+"""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,13 @@ TIMELINE_FILE = "timeline.json"  # the same for Perfetto
 REPORT_FILE = "report.html"
 
 MOST_BYTES = 16_000_000  # beyond it the older half of the lines goes
+
+
+def metrics_file(project: str, experiment: str) -> Path:
+    """Where verl's file logger writes."""
+    if (named := os.environ.get("VERL_FILE_LOGGER_PATH")) is not None:
+        return Path(named)
+    return Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser() / project / f"{experiment}.jsonl"
 
 
 def set_aside(path: Path) -> None:

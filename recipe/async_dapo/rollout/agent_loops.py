@@ -24,9 +24,9 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
 from ..calls import Recorder, TrajectoryGivenUp, current_recorder
-from ..config import ConfigError
 from ..core.trajectory import Suspension, Trajectory
 from ..engines.engine_requests import TrajectoryInterrupted
+from ..option_values import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
 from ..core.rolling_round import RollingRound, RollingSpec
-from ..core.round import Milestones, Round, RoundProgress, RoundSpec, RoundSummary
+from ..core.round import Round, RoundProgress, RoundSpec, RoundSummary
 from ..core.worker_queues import WaitingGroup
 from ..logs import log_phase, show_logs
 
@@ -56,7 +56,7 @@ class _OpenRound:
         self.stops_engines = spec.stop_rule is not None
         self.tickets: dict[str, Ticket] = {}
         self.trajectories = 0
-        self.milestones = Milestones(VALIDATION_LINES)
+        self.told = 0  # lines of a validation's progress
         self.stopped = asyncio.Event()
         self.engines_idle: asyncio.Future[float] | None = None
         self.changed = asyncio.Event()
@@ -282,7 +282,8 @@ class EarlyStoppingCoordinator:
         if current.stops_engines:
             return
         done = current.state.ended_trajectories
-        if current.milestones.reached(done, current.trajectories):
+        if (lines := done * VALIDATION_LINES // max(1, current.trajectories)) > current.told:
+            current.told = lines
             log_phase(f"validating {done}/{current.trajectories}")
 
     def _get_rolling(self, round_id: str) -> RollingRound:
@@ -300,7 +301,7 @@ class EarlyStoppingCoordinator:
         return current if current is not None and current.state.round_id == round_id else None
 
     def _after_change(self, current: _OpenRound) -> None:
-        if current.state.stop_reason is not None and not current.stopped.is_set():
+        if current.state.is_stopped and not current.stopped.is_set():
             if current.stops_engines:
                 current.engines_idle = asyncio.ensure_future(self._stop_engines())
             current.stopped.set()

@@ -22,8 +22,8 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
-from ..config import AsyncDAPOConfig, ConfigError
-from ..option_values import refused
+from ..config import AsyncDAPOConfig
+from ..option_values import ConfigError, refused
 from ..record.data_history import read_history
 from ..record.history import KEY
 from .model_check import load_by_verl

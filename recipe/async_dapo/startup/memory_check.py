@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import ConfigError, Placement
+from ..config import Placement, training_gpus
 from ..core.trainer_memory import TrainerMemory
+from ..option_values import ConfigError
 from .hardware import DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
 from .model_check import local_folder
-from .trainer_check import num_gpus
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _FSDP = "actor_rollout_ref.actor.fsdp_config."
@@ -73,7 +73,7 @@ def trainer_of(config: DictConfig, model: ModelShape) -> TrainerMemory:
     longest_tok = config.data.max_prompt_length + config.data.max_response_length
     return TrainerMemory(
         parameters=model.parameters,
-        shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else num_gpus(config),
+        shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else training_gpus(config),
         layers=model.layers,
         hidden=model.hidden,
         vocabulary=model.vocabulary,

@@ -10,8 +10,7 @@ from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ..config import ConfigError
-from ..option_values import refused
+from ..option_values import ConfigError, refused
 from .agent_loop_check import shipped_modules
 
 _MODEL = "actor_rollout_ref.model."

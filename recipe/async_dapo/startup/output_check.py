@@ -11,12 +11,21 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import ConfigError
-from ..option_values import check_each, refused
-from ..record.checkpoint_folder import LEAST_BYTES, STEP_FOLDER, DamagedCheckpoint, Disk, in_gb, step_of, verify
+from ..config import training_gpus
+from ..option_values import ConfigError, check_each, refused
+from ..record.checkpoint_folder import (
+    LEAST_BYTES,
+    STEP_FOLDER,
+    DamagedCheckpoint,
+    Disk,
+    checkpoint_folders,
+    in_gb,
+    step_of,
+    verify,
+)
+from ..record.run_files import metrics_file
 from .hardware import BYTES_PER_VALUE, load_model
 from .model_check import local_folder
-from .trainer_check import num_gpus
 from .verl_options import listed
 
 logger = logging.getLogger(__name__)
@@ -102,12 +111,9 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
         folder = os.environ.get("TENSORBOARD_DIR", f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}")
         yield "TENSORBOARD_DIR", folder, folder
     if "file" in loggers:
-        file = os.environ.get("VERL_FILE_LOGGER_PATH")
-        root = os.environ.get("VERL_FILE_LOGGER_ROOT", ".")
-        if file is not None:
-            yield "VERL_FILE_LOGGER_PATH", file, str(Path(file).parent)
-        else:
-            yield "VERL_FILE_LOGGER_ROOT", root, str(Path(root) / trainer.project_name)
+        key = "VERL_FILE_LOGGER_PATH" if "VERL_FILE_LOGGER_PATH" in os.environ else "VERL_FILE_LOGGER_ROOT"
+        file = metrics_file(trainer.project_name, trainer.experiment_name)
+        yield key, os.environ.get(key, "."), str(file.parent)
 
 
 def check_resume(config: DictConfig) -> str:
@@ -134,7 +140,7 @@ def how_to_go_on(config: DictConfig) -> str:
     """For a run that was interrupted: from where, and by what command."""
     trainer = config.trainer
     root = Path(trainer.default_local_dir).expanduser().absolute()
-    newest = _first_complete(_checkpoint_folders(root))
+    newest = _first_complete(checkpoint_folders(root))
     if newest is None:
         often = "" if trainer.save_freq > 0 else f" (trainer.save_freq={trainer.save_freq})"
         return f"{root} holds no complete checkpoint{often}: the same command begins at step 1"
@@ -154,7 +160,7 @@ def _check_named(config: DictConfig) -> Path:
 
 
 def _check_newest(config: DictConfig, root: Path) -> Path | None:
-    older = _checkpoint_folders(root)
+    older = checkpoint_folders(root)
     try:
         if (step := _newest_step(root)) is None:
             if not _first_complete(older):
@@ -183,7 +189,7 @@ def _check_ranks(config: DictConfig, folder: Path) -> None:
     found = {int(of[1]) for file in (folder / "actor").glob("*.pt") if (of := _RANKS.match(file.name))}
     if not found:
         return
-    if (ranks := num_gpus(config)) not in found:
+    if (ranks := training_gpus(config)) not in found:
         raise refused(
             config,
             "trainer.n_gpus_per_node",
@@ -205,17 +211,6 @@ def _newest_step(root: Path) -> int | None:
     if len(text) == MAX_NEWEST_BYTES or not text.strip().isdigit():
         raise DamagedCheckpoint(f"{path} holds {text!r} instead of a step")
     return int(text)
-
-
-def _checkpoint_folders(root: Path) -> list[Path]:
-    """Checkpoint folders, the newest first."""
-    found = []
-    for folder in root.glob(f"{STEP_FOLDER}*"):
-        try:
-            found.append((step_of(folder), folder))
-        except DamagedCheckpoint:
-            continue  # not a checkpoint's name
-    return [folder for _, folder in sorted(found, reverse=True)]
 
 
 def _first_complete(folders: list[Path]) -> Path | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ..config import AsyncDAPOConfig, ConfigError
-from ..option_values import check_choice, check_each, refused
+from ..config import AsyncDAPOConfig
+from ..option_values import ConfigError, check_choice, check_each, refused
 from ..record.plain_values import to_plain
 from ..rollout.reward_isolation import RewardPool, function_of
 from ..rollout.started_process import RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import AsyncDAPOConfig
+from ..config import AsyncDAPOConfig, training_gpus
 from ..option_values import ConfigError, check_choice, check_each, refused, whole_number
 from .verl_options import listed
 
@@ -218,10 +218,6 @@ def _check_longest(config: DictConfig, key: str, *, model: str, default: int = 0
         )
 
 
-def num_gpus(config: DictConfig) -> int:
-    return config.trainer.n_gpus_per_node * config.trainer.nnodes
-
-
 def _sequence_parallel(config: DictConfig, model: str) -> int:
     name = "ulysses_sequence_parallel_size"
     keys = (model + name, f"{model}fsdp_config.{name}", f"{model}fsdp.{name}")
@@ -230,4 +226,4 @@ def _sequence_parallel(config: DictConfig, model: str) -> int:
 
 def _num_ranks(config: DictConfig, model: str) -> int:
     """Data-parallel ranks of FSDP."""
-    return max(1, num_gpus(config) // _sequence_parallel(config, model))
+    return max(1, training_gpus(config) // _sequence_parallel(config, model))

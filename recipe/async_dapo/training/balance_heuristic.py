@@ -24,7 +24,8 @@ from .. import store
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.staleness import Segments, StalenessLimit, plan_mixtures
 from ..weights.snapshots import SnapshotRoom
-from .importance_sampling import mixture_metrics, mixture_token_log_probs
+from .importance_sampling import mixture_token_log_probs
+from .metrics import PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +116,14 @@ class BalanceHeuristic:
         snapshot_bytes = self._keep(step)
         if plan.unknown_tok:
             logger.info("step %d: %d tokens corrected as under decoupled: weights not at hand", step, plan.unknown_tok)
-        metrics |= mixture_metrics(
-            plan,
-            older=older,
-            batch_tok=sum(len(versions[row]) for members in groups.values() for row in members),
-            snapshot_bytes=snapshot_bytes,
-        )
+        batch_tok = max(1, sum(len(versions[row]) for members in groups.values() for row in members))
+        values = {
+            "scored_trajectories": sum(map(len, older.values())),
+            "token_share": plan.mixed_tok / batch_tok,
+            "unknown_share": plan.unknown_tok / batch_tok,
+            "snapshot_bytes": snapshot_bytes,
+        }
+        metrics |= {f"{PREFIX}mixture/{name}": float(value) for name, value in values.items()}
         return log_probs
 
     def _keep(self, step: int) -> int:

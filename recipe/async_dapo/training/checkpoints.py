@@ -28,7 +28,7 @@ from ..core.over_sampling import LengthsEnded, OverSamplingState
 from ..core.pool import CarriedGroup, PoolState
 from ..core.prompt_history import PassCount
 from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn
-from ..record.checkpoint_folder import COMPLETE_FILE, STEP_FOLDER, DamagedCheckpoint, step_of
+from ..record.checkpoint_folder import COMPLETE_FILE, DamagedCheckpoint, checkpoint_folders, step_of
 from ..record.plain_values import AGENT_LOOP, DATA_SET, read_extension, to_plain
 from ..rollout.packed_output import PackedOutput
 from ..rollout.parking import with_tokens
@@ -257,7 +257,7 @@ def _from_frames(frames: Iterator[bytes]) -> RolloutState:
     deferred_end = head.waiting + head.deferred
     groups = [group_of(_decode_group(frame)) for frame in islice(frames, deferred_end + head.buffered)]
     carried = [_carried(_decode_carried(frame)) for frame in islice(frames, head.carried)]
-    deque(frames, maxlen=0)  # earlier versions kept answers there, to draft from
+    deque(frames, maxlen=0)  # to the end: their source compares its checksum there
     if (len(groups), len(carried)) != (deferred_end + head.buffered, head.carried):
         raise ValueError(f"{len(groups)} and {len(carried)} prompt groups where {head} says otherwise")
     uids = {group.uid for group in groups} | {group.uid for group in carried}
@@ -304,8 +304,7 @@ class KeptCheckpoints:
 
     def resumed(self, step: int) -> None:
         """What lies there is of this run, up to the step it resumes from."""
-        steps = {found: path for path in self._folder.glob(f"{STEP_FOLDER}*") if (found := _step(path)) is not None}
-        self._saved = [path for found, path in sorted(steps.items()) if found <= step]
+        self._saved = [path for path in reversed(checkpoint_folders(self._folder)) if step_of(path) <= step]
 
     def saved(self, folder: Path) -> None:
         """A checkpoint is complete. Those that cannot be deleted yet are tried again after the next."""
@@ -313,13 +312,6 @@ class KeptCheckpoints:
         if self._keep is not None:
             surplus, kept = self._saved[: -self._keep], self._saved[-self._keep :]
             self._saved = [path for path in surplus if not _delete(path)] + kept
-
-
-def _step(path: Path) -> int | None:
-    try:
-        return step_of(path)
-    except DamagedCheckpoint:
-        return None
 
 
 def _delete(folder: Path) -> bool:

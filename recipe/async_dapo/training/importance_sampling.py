@@ -1,5 +1,5 @@
 """Importance sampling over several policy versions: verl's options for it, the balance heuristic's token log-probs, and
-statistics of the ratios by version.
+statistics of the ratios.
 
 Ratios, truncation, rejection masks and pooled off-policy metrics are verl's (`rollout_corr_helper`). This file adds
 what knows of several behaviour policies. Torch only; float64 inside, in log space as long as possible.
@@ -24,12 +24,8 @@ partition of unity by at most (1/min_j n_j - 1/N) mu^2 (Owen 2013, Theorem 9.8).
 No weight repairs a batch that was selected by its outcome, such as the trajectories that finished first.
 """
 
-import functools
 import math
-import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from collections.abc import Iterator
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -37,21 +33,11 @@ from torch import Tensor
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
 from ..config import ImportanceSampling, needs_bypass_loss
-from ..core.staleness import MixturePlan
-from .metrics import PREFIX, STALENESS_BUCKETS
+from .metrics import PREFIX
 
 MAX_LOG = 600.0  # exp() saturates at e^600 = 4e260, so that sums over any batch stay finite in float64
 CHUNK = 2**20  # tokens whose statistics are taken at once: their copies in float64 stay small
 _LOG_PROB_TOLERANCE = 1e-3  # nats above 0 that engines produce by rounding
-
-
-class RatioStatistics(TypedDict):
-    """Statistics of the token ratios r = p / q_own of one version, or of all ("overall")."""
-
-    tokens: int
-    ratio_max: float
-    k3_kl: float  # nats per token, mean of r - 1 - log r, estimates KL(q || p)
-    ess_tok: float  # effective sample size, tokens
 
 
 def mixture_token_log_probs(log_q_KBT: Tensor, counts_K: Tensor, mask_BT: Tensor) -> Tensor:
@@ -88,74 +74,42 @@ def mixture_token_log_probs(log_q_KBT: Tensor, counts_K: Tensor, mask_BT: Tensor
     return torch.diff(prefix_BT, dim=-1, prepend=torch.zeros_like(prefix_BT[:, :1]))
 
 
-def version_statistics(
-    log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor
-) -> dict[int | Literal["overall"], RatioStatistics]:
-    """Token-ratio statistics of each policy version in the batch (ascending), then of all tokens ("overall"); none of a
-    batch without tokens.
+def ratio_statistics(log_ratio_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
+    """Statistics of the token ratios r = p / q under the mask; none if it has no finite one. The others are left out.
+
+    tokens     how many
+    ratio_max  largest r
+    k3_kl      mean of r - 1 - log r, estimates KL(q || p), nats per token
+    ess_ratio  effective sample size over the tokens, 0-1
 
     Args:
-        log_ratio_BT: [B, T] nats, log p - log q_own of each token.
-        version_BT: [B, T] integer, policy version that sampled the token.
-        mask_BT: [B, T] bool or 0/1, generated tokens; the rest is never read. Ratios that are not finite are left out.
+        log_ratio_BT: [B, T] log p - log q of each token, nats; never read outside the mask.
+        mask_BT: [B, T] bool or 0/1.
     """
-    if len(shapes := {tuple(tensor.shape) for tensor in (log_ratio_BT, version_BT, mask_BT)}) != 1:
-        raise ValueError(f"log_ratio_BT, version_BT, mask_BT: shapes must be equal, got {shapes}")
-    sums: dict[int, _Sums] = {}
-    columns = (log_ratio_BT.detach(), version_BT, mask_BT)
-    for log_ratio_N, version_N, mask_N in zip(*(one.flatten().split(CHUNK) for one in columns), strict=True):
-        keep_N = mask_N.bool() & log_ratio_N.isfinite()
-        log_ratio_N, version_N = log_ratio_N[keep_N].double(), version_N[keep_N]
-        for version in map(int, version_N.unique()):
-            own = _Sums.of(log_ratio_N[version_N == version])
-            sums[version] = sums[version] + own if version in sums else own
-    if not sums:
+    highest = max((float(log_ratio_N.max()) for log_ratio_N in _finite(log_ratio_BT, mask_BT)), default=None)
+    if highest is None:
         return {}
-    statistics: dict[int | Literal["overall"], RatioStatistics] = {key: sums[key].statistics() for key in sorted(sums)}
-    statistics["overall"] = functools.reduce(operator.add, sums.values()).statistics()
-    return statistics
+    tokens, sum_w, sum_w2, sum_k3 = 0, 0.0, 0.0, 0.0
+    for log_ratio_N in _finite(log_ratio_BT, mask_BT):
+        w_N = (log_ratio_N - highest).exp()  # ratios over the largest one: their sum is in 1..tokens, whatever they are
+        tokens += len(log_ratio_N)
+        sum_w += float(w_N.sum())
+        sum_w2 += float(w_N.dot(w_N))
+        sum_k3 += float((log_ratio_N.clamp(max=MAX_LOG).expm1() - log_ratio_N).sum())
+    return {
+        "tokens": tokens,
+        "ratio_max": math.exp(min(highest, MAX_LOG)),
+        "k3_kl": sum_k3 / tokens,
+        "ess_ratio": sum_w**2 / sum_w2 / tokens,
+    }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sums:
-    """What a number of tokens adds to the statistics, w = e^(log ratio)."""
-
-    tokens: int
-    highest: float  # of the log ratios
-    sum_w: float  # of w e^-highest: in 1..tokens, whatever the ratios are
-    sum_w2: float  # of its squares
-    sum_k3: float
-
-    @classmethod
-    def of(cls, log_ratio_N: Tensor) -> "_Sums":
-        highest = float(log_ratio_N.max())
-        w_N = (log_ratio_N - highest).exp()
-        return cls(
-            tokens=len(log_ratio_N),
-            highest=highest,
-            sum_w=float(w_N.sum()),
-            sum_w2=float(w_N.dot(w_N)),
-            sum_k3=float((log_ratio_N.clamp(max=MAX_LOG).expm1() - log_ratio_N).sum()),
-        )
-
-    def __add__(self, other: "_Sums") -> "_Sums":
-        highest = max(self.highest, other.highest)
-        mine, others = math.exp(self.highest - highest), math.exp(other.highest - highest)
-        return _Sums(
-            tokens=self.tokens + other.tokens,
-            highest=highest,
-            sum_w=self.sum_w * mine + other.sum_w * others,
-            sum_w2=self.sum_w2 * mine**2 + other.sum_w2 * others**2,
-            sum_k3=self.sum_k3 + other.sum_k3,
-        )
-
-    def statistics(self) -> RatioStatistics:
-        return RatioStatistics(
-            tokens=self.tokens,
-            ratio_max=math.exp(min(self.highest, MAX_LOG)),
-            k3_kl=self.sum_k3 / self.tokens,
-            ess_tok=self.sum_w**2 / self.sum_w2,
-        )
+def _finite(values_BT: Tensor, mask_BT: Tensor) -> Iterator[Tensor]:
+    """The finite values under a mask, [N] float64 and N > 0, as parts."""
+    for values_N, mask_N in zip(values_BT.flatten().split(CHUNK), mask_BT.flatten().split(CHUNK), strict=True):
+        values_N = values_N[mask_N.bool() & values_N.isfinite()].double()
+        if len(values_N):
+            yield values_N
 
 
 def importance_metrics(log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor, *, step: int) -> dict[str, float]:
@@ -164,42 +118,19 @@ def importance_metrics(log_ratio_BT: Tensor, version_BT: Tensor, mask_BT: Tensor
     Args:
         log_ratio_BT: [B, T] log pi_prox - log mu of each token, nats; mu is what the correction takes for it.
         version_BT: [B, T] policy version that sampled each token.
-        mask_BT: [B, T] tokens in the loss.
+        mask_BT: [B, T] bool or 0/1, tokens in the loss.
+
+    Raises:
+        ValueError: on shapes that differ.
     """
-    bucket_BT = (step - 1 - version_BT).clamp(0, len(STALENESS_BUCKETS) - 1)
-    by_bucket = version_statistics(log_ratio_BT, bucket_BT, mask_BT)
-    counted_tok = by_bucket["overall"]["tokens"] if by_bucket else 0
-    values: dict[str, float] = {"importance/not_finite_tokens": int(mask_BT.sum()) - counted_tok}
-    for bucket, statistics in by_bucket.items():
-        if bucket == "overall":
-            values["importance/overall/ess_ratio"] = statistics["ess_tok"] / statistics["tokens"]
-            values |= {f"importance/overall/{name}": statistics[name] for name in ("ratio_max", "k3_kl")}
-        elif bucket == 0:
-            values |= {f"importance/staleness_0/{name}": statistics[name] for name in ("ratio_max", "k3_kl")}
-    return {PREFIX + name: float(value) for name, value in values.items()}
-
-
-def mixture_metrics(
-    plan: MixturePlan,
-    *,
-    older: Mapping[int, Sequence[int]],
-    batch_tok: int,
-    **measured: float,
-) -> dict[str, float]:
-    """What the balance heuristic did in a step.
-
-    Args:
-        older: versions that scored trajectories, and which.
-        batch_tok: sampled tokens of the batch.
-        measured: bytes.
-    """
-    values = {
-        "scored_trajectories": sum(map(len, older.values())),
-        "token_share": plan.mixed_tok / max(1, batch_tok),
-        "unknown_share": plan.unknown_tok / max(1, batch_tok),
-        **measured,
-    }
-    return {f"{PREFIX}mixture/{name}": float(value) for name, value in values.items()}
+    if len(shapes := {tuple(tensor.shape) for tensor in (log_ratio_BT, version_BT, mask_BT)}) != 1:
+        raise ValueError(f"log_ratio_BT, version_BT, mask_BT: shapes must be equal, got {shapes}")
+    overall = ratio_statistics(log_ratio_BT, mask_BT)
+    newest = ratio_statistics(log_ratio_BT, mask_BT.bool() & (version_BT >= step - 1))
+    values = {"not_finite_tokens": int(mask_BT.sum()) - overall.pop("tokens", 0)}
+    values |= {f"overall/{name}": value for name, value in overall.items()}
+    values |= {f"staleness_0/{name}": newest[name] for name in ("ratio_max", "k3_kl") if newest}
+    return {f"{PREFIX}importance/{name}": float(value) for name, value in values.items()}
 
 
 def wire_importance_sampling(config: DictConfig, mode: ImportanceSampling) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.concurrency import EngineLoad
-from ..core.length_bias import LengthBiasWindow
+from ..core.length_bias import LengthBiasWindow, mean_tok, quantile_tok
 from ..core.outcome import Verdict
 from ..core.over_sampling import OverSampling, RoundSize
 from ..core.pool import Dispatch, Settlement
@@ -275,23 +275,15 @@ def _versions(record: RoundRecord) -> dict[str, float]:
 
 
 def _lengths(record: RoundRecord) -> dict[str, float]:
-    trained, dispatched = record.lengths.trained, record.lengths.dispatched
+    dispatched = record.lengths.dispatched
+    trained_tok, dispatched_tok = mean_tok(record.lengths.trained), mean_tok(dispatched)
     return {
-        "length/trained/mean": trained.mean_tok,
-        "length/dispatched/mean": dispatched.mean_tok,
-        "length/dispatched/p50": dispatched.quantile_tok(0.5),
-        "length/dispatched/p90": dispatched.quantile_tok(0.9),
-        "length/trained_to_dispatched": _ratio(trained.mean_tok, dispatched.mean_tok),
+        "length/trained/mean": trained_tok,
+        "length/dispatched/mean": dispatched_tok,
+        "length/dispatched/p50": quantile_tok(dispatched, 0.5),
+        "length/dispatched/p90": quantile_tok(dispatched, 0.9),
+        "length/trained_to_dispatched": _ratio(trained_tok, dispatched_tok),
     }
-
-
-def round_line(step: int, result: "RoundResult", metrics: Mapping[str, float]) -> str:
-    """How the round of a step ended."""
-    ledger = {key.rsplit("/", 1)[1]: int(value) for key, value in metrics.items() if "/ledger/" in key}
-    return (
-        f"step {step}: {result.summary.stop_reason} after {result.rollout_s:.2f} s, "
-        f"stop latency {1000 * result.stop_latency_s:.1f} ms, ledger {ledger}"
-    )
 
 
 def _histogram(name: str, counts: Counter) -> dict[str, float]:

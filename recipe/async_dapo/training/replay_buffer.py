@@ -3,7 +3,6 @@
 When a step cannot have enough valid groups, it raises errors that name the cause and the remedy.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -30,10 +29,8 @@ from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reports import RoundResult
 from .checkpoints import RolloutState
-from .metrics import RoundRecord, round_line, round_metrics
+from .metrics import RoundRecord, round_metrics
 from .tracking import RunNews
-
-logger = logging.getLogger(__name__)
 
 # Groups over which trained and dispatched lengths are compared: several steps, so that one of them says little.
 LENGTH_BIAS_WINDOW = 2048
@@ -220,7 +217,6 @@ class RoundReplayBuffer(ReplayBuffer):
         )
         metrics = round_metrics(record)
         self.news.observe(global_steps, record, self._options)
-        logger.debug(round_line(global_steps, result, metrics))
         return batch, metrics
 
     def state(self) -> RolloutState:

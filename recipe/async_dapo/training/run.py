@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
 from ..actor_watch import watched
-from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Placement, engine_gpus, gpus_per_engine
+from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Placement, num_engines
 from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
@@ -71,7 +71,7 @@ def use_idle_cores() -> None:
 def _prepare(config: DictConfig, options: AsyncDAPOConfig) -> Path:
     """Make verl build this recipe's parts from the configuration. Returns the load balancer's options file."""
     wire_importance_sampling(config, options.importance_sampling)
-    register_replica(engine_timeout_s=options.engine_timeout_s, engines=engine_gpus(config) // gpus_per_engine(config))
+    register_replica(engine_timeout_s=options.engine_timeout_s, engines=num_engines(config))
     isolate_reward(config, options.reward)
     with open_dict(config):
         config.transfer_queue.enable = True

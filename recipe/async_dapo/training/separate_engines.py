@@ -84,7 +84,8 @@ class Replacements:
 
 
 class SeparateEngines(EngineManager):
-    """
+    """The engines of a run in which they have GPUs of their own, and take weights while they go on.
+
     Args:
         manager: verl's, with the engines and `RollingLoadBalancer`, which brings them the weights.
     """

@@ -16,6 +16,7 @@ from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from .. import store
+from ..config import engine_gpus
 from ..core.pool import Settlement
 from ..core.rolling_round import RollingSpec
 from ..logs import log_phase
@@ -133,6 +134,5 @@ class SeparateTrainer(AsyncDAPOTrainer):
         super()._save_checkpoint()
 
     def _get_n_gpus_for_throughput(self) -> int:
-        rollout = self.config.actor_rollout_ref.rollout
-        gpus: int = super()._get_n_gpus_for_throughput() + rollout.nnodes * rollout.n_gpus_per_node
+        gpus: int = super()._get_n_gpus_for_throughput() + engine_gpus(self.config)
         return gpus

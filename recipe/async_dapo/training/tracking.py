@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -15,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.utils.tracking import Tracking
 
 from .. import store
-from ..config import AsyncDAPOConfig, Placement, engine_gpus, gpus_per_engine
+from ..config import AsyncDAPOConfig, all_gpus, num_engines
 from ..core.concurrency import PackedSamples
 from ..core.outcome import CauseCounts
 from ..core.rolling_update import EngineUpdate
@@ -23,7 +22,7 @@ from ..logs import log_phase, started_s
 from ..record import keys
 from ..record.console import Hints, Pace, step_line
 from ..record.responses import SAMPLED, SampledResponse, as_markdown, pieces_of
-from ..record.run_files import last_set_aside, set_aside
+from ..record.run_files import last_set_aside, metrics_file, set_aside
 from ..record.run_record import RunDescription, RunRecorder, RunSource
 from ..record.timeline import Spans, StepTimeline
 from ..rollout.reports import RoundResult
@@ -135,21 +134,13 @@ def keep_metrics_file(config: DictConfig, step: int) -> bytes:
     """
     if FILE not in config.trainer.logger:
         return b""
-    path = metrics_file(config)
+    path = metrics_file(config.trainer.project_name, config.trainer.experiment_name)
     set_aside(path)
     earlier = last_set_aside(path)
     if step == 0 or earlier is None:
         return b""
     complete = earlier.read_bytes().rpartition(b"\n")[0].splitlines(keepends=True)
     return b"".join(line.removesuffix(b"\n") + b"\n" for line in complete if json.loads(line)["step"] <= step)
-
-
-def metrics_file(config: DictConfig) -> Path:
-    """Where verl's file logger writes."""
-    if (named := os.environ.get("VERL_FILE_LOGGER_PATH")) is not None:
-        return Path(named)
-    root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
-    return root / config.trainer.project_name / f"{config.trainer.experiment_name}.jsonl"
 
 
 def extend(
@@ -188,7 +179,7 @@ def describe(config: DictConfig, options: AsyncDAPOConfig) -> RunDescription:
         name=f"{trainer.project_name}/{trainer.experiment_name}",
         system=f"{options.rollout_strategy}, {options.stop_rule}",
         started_s=started_s(),
-        gpus=_all_gpus(config),
+        gpus=all_gpus(config),
         settings={
             "model": config.actor_rollout_ref.model.path,
             "data.train_batch_size": options.target_valid_groups,
@@ -197,17 +188,12 @@ def describe(config: DictConfig, options: AsyncDAPOConfig) -> RunDescription:
             "over_sampling_batch_size": str(options.over_sampling_batch_size),
             "rollout_pool_size": str(options.rollout_pool_size),
             "max_staleness": options.max_staleness,
-            "engines": engine_gpus(config) // gpus_per_engine(config),
+            "engines": num_engines(config),
             "max_num_seqs": rollout.max_num_seqs * rollout.data_parallel_size,
             "rollout.gpu_memory_utilization": rollout.gpu_memory_utilization,
             "actor.optim.lr": config.actor_rollout_ref.actor.optim.lr,
         },
     )
-
-
-def _all_gpus(config: DictConfig) -> int:
-    trainer_gpus: int = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    return trainer_gpus + (engine_gpus(config) if config.async_dapo.placement == Placement.SEPARATE else 0)
 
 
 class RunNews:

@@ -47,12 +47,12 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
 from ..actor_watch import watched
-from ..config import AsyncDAPOConfig, ConfigError, ImportanceSampling, Placement, RolloutStrategy
+from ..config import AsyncDAPOConfig
 from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
-from ..option_values import SpeculativeConfig
+from ..option_values import ConfigError, ImportanceSampling, Placement, RolloutStrategy, SpeculativeConfig
 from ..record import keys
 from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, Disk, means_full, read_pool, saving
 from ..record.data_history import fingerprint, read_history

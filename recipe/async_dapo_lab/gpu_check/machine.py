@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from ...async_dapo.config import ConfigError
+from ...async_dapo.option_values import ConfigError
 from ...async_dapo.verl_version import check_versions
 from .verdicts import Verdict, failed, passed, skipped
 

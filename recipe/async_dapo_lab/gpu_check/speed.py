@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.config import ConfigError, RolloutStrategy
 from ...async_dapo.core.stop_rules import StopRuleName
+from ...async_dapo.option_values import ConfigError, RolloutStrategy
 from ...async_dapo.startup.hardware import PRESETS, Accelerator, ModelShape, find_accelerator, load_model
 from ..plan.candidates import recipe_candidates
 from ..plan.inputs import Inputs

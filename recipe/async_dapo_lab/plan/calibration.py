@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ...async_dapo.config import ConfigError
+from ...async_dapo.option_values import ConfigError
 from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP
 from .costs import StepCost
 

@@ -11,8 +11,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import Progress
 
-from ...async_dapo.config import ConfigError, RolloutStrategy
 from ...async_dapo.core.stop_rules import StopRuleName
+from ...async_dapo.option_values import ConfigError, RolloutStrategy
 from .candidates import Candidate, baselines, default_concurrency, fitting, natural_concurrency, recipe_candidates
 from .figure import draw
 from .from_run import RecordedRun

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from ...async_dapo.config import ConfigError
+from ...async_dapo.option_values import ConfigError
 from ...async_dapo.startup.hardware import Accelerator, ModelShape
 
 

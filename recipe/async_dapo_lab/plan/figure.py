@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.config import ConfigError
+from ...async_dapo.option_values import ConfigError
 from .measures import StepMeasure
 from .recommend import Advice, pareto_front
 from .sweep import Row

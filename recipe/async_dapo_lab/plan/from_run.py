@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ...async_dapo.config import ConfigError
+from ...async_dapo.option_values import ConfigError
 from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP
 from ...async_dapo.record.run_files import LENGTHS_FILE, RUN_FILE, STEPS_FILE
 

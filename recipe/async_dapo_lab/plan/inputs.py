@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ...async_dapo.config import ConfigError, RolloutStrategy
 from ...async_dapo.core.stop_rules import StopRuleName
+from ...async_dapo.option_values import ConfigError, RolloutStrategy
 from ...async_dapo.startup.hardware import DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
 from ...async_dapo.startup.hardware import PRESETS as ACCELERATORS
 from .calibration import calibrate

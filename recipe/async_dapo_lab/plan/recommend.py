@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 
-from ...async_dapo.config import RolloutStrategy
 from ...async_dapo.core.prompt_history import PassCount
 from ...async_dapo.core.screening import NO_SCREENING, Screening
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
+from ...async_dapo.option_values import RolloutStrategy
 from .candidates import CAP, Candidate
 from .scenario import Scenario
 from .sweep import Row

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ...async_dapo.config import Auto, ConfigError, RolloutStrategy
 from ...async_dapo.core.deadlines import Deadlines
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.over_sampling import AtHand
 from ...async_dapo.core.rolling_update import Phase, RollingUpdate
 from ...async_dapo.core.staleness import VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
+from ...async_dapo.option_values import Auto, ConfigError, RolloutStrategy
 from .engine import Request
 from .group_simulation import GroupSimulation
 from .measures import StepMeasure

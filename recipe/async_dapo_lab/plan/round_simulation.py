@@ -125,7 +125,7 @@ class RoundSimulation:
     def _act(self) -> None:
         if self._is_stopped:
             return
-        if self._round.stop_reason is not None:
+        if self._round.is_stopped:
             self._stop()
         elif missing := self._prompts_to_draw():
             limit = self._options.filter.max_num_gen_batches

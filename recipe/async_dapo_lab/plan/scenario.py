@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ...async_dapo.config import ConfigError
-from ...async_dapo.option_values import MOST_DRAFT_TOK
+from ...async_dapo.option_values import MOST_DRAFT_TOK, ConfigError
 from ...async_dapo.startup.hardware import Accelerator, ModelShape
 from .calibration import MeasuredCosts
 from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cost, step_cost

@@ -12,11 +12,11 @@ engines stop at once, and everything that they were at is sent again.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from ...async_dapo.config import ConfigError
 from ...async_dapo.core.leases import server_calls
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
+from ...async_dapo.option_values import ConfigError
 from .engine import EngineCounters
 from .fleet import Fleet, VirtualClock, no_garbage_collection
 from .group_simulation import GroupSimulation

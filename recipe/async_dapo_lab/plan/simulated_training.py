@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from ...async_dapo.config import Auto
 from ...async_dapo.core.leases import server_calls
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.pool import Dispatch, PromptPool, Settlement
@@ -11,6 +10,7 @@ from ...async_dapo.core.prompt_history import PromptHistory
 from ...async_dapo.core.screening import Screened
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
+from ...async_dapo.option_values import Auto
 from .engine import EngineCounters
 from .fleet import Fleet, no_garbage_collection
 from .measures import StepMeasure, tokens_by_age

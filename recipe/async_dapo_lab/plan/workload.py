@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ...async_dapo.config import ConfigError
 from ...async_dapo.core.prompt_history import PRIOR, PassCount
 from ...async_dapo.core.trajectory import PromptGroup, Trajectory
+from ...async_dapo.option_values import ConfigError
 from ...async_dapo.record.history import load_history
 from .lengths import LengthModel
 

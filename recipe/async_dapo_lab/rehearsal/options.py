@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import ConfigError, Placement, parse_options
-from ...async_dapo.option_values import SpeculativeConfig
+from ...async_dapo.config import training_gpus
+from ...async_dapo.option_values import ConfigError, Placement, SpeculativeConfig, parse_options
 from ..plan.costs import StepCost
 from ..plan.inputs import Inputs
 from ..plan.scenario import Scenario
@@ -174,9 +174,9 @@ def have_own_gpus(config: DictConfig) -> bool:
 
 def gpus_of(config: DictConfig) -> tuple[int, int]:
     """GPUs of the trainer, and those that only engines have."""
-    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    rollout = config.actor_rollout_ref.rollout
     own = rollout.nnodes * rollout.n_gpus_per_node if have_own_gpus(config) else 0
-    return trainer.nnodes * trainer.n_gpus_per_node, own
+    return training_gpus(config), own
 
 
 def make_clock(config: DictConfig) -> CompressedClock:

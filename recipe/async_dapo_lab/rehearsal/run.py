@@ -98,7 +98,7 @@ def _check_verl_mode(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from ...async_dapo.config import ConfigError
+    from ...async_dapo.option_values import ConfigError
     from .verl_modes import VERL_MODES
 
     mode = config.trainer.v1.trainer_mode

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...async_dapo.config import ConfigError
+from ...async_dapo.option_values import ConfigError
 from ...async_dapo.record import keys
 from ...async_dapo.record.console import percent, seconds
 from ..plan.candidates import verl_reference
