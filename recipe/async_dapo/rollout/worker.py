@@ -40,7 +40,6 @@ class RoundOrder:
     """What a worker needs to know to take part in a round."""
 
     round_id: str
-    step: int
     validate: bool
     goes_on: bool = False  # while its batches are trained
     suspended: frozenset[str] | None = None  # agent loops that rest in their workers and are wanted; None = all
@@ -182,7 +181,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
     async def _store(self, order: RoundOrder, group: PromptGroup) -> None:
         partition_id = store.VAL if order.validate else store.TRAIN
-        await store.put_group(group, partition_id=partition_id, dispatched_at_step=order.step)
+        await store.put_group(group, partition_id=partition_id)
 
     async def _interrupt_on_stop(self, order: RoundOrder, rollout: GroupRollout) -> None:
         await self._coordinator.wait_stopped.remote(order.round_id)
