@@ -81,7 +81,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
         """Called once by the manager, when there are engines."""
         self.llm_client = llm_client
-        self.llm_client.tokenizer = self.tokenizer  # verl's traces show text
+        self.llm_client.tokenizer = self.tokenizer  # finds stop strings over a seam
         self.reward_loop_worker_handles = reward_workers
         self._agent_loops = AgentLoopFactory(
             trainer_config=DictConfigWrap(self.config),
