@@ -219,11 +219,11 @@ class AsyncDAPOServer(vLLMHttpServer):
             return self._empty(ABORTED)
         if not request.finished.done():
             stop_reason = PAUSED if self._is_paused.is_set() else MORE
-            return request.deliver(stop_reason, self.global_steps, self.load, counts={})
+            return request.deliver(stop_reason, self.load, counts={})
         await self._delivers.wait()
         self._requests.remove(request_id)
         ended = request.finished.result()
-        return request.deliver(ended.stop_reason, self.global_steps, self.load, counts=counts_of(ended))
+        return request.deliver(ended.stop_reason, self.load, counts=counts_of(ended))
 
     async def stop_generation(self, mode: str = "abort") -> EngineLoad | None:
         """Interrupt every request and refuse further ones. Returns, when the engine is idle, what it has reported.
@@ -302,7 +302,7 @@ class AsyncDAPOServer(vLLMHttpServer):
                 self._requests.remove(request_id)
 
     def _empty(self, stop_reason: str) -> TokenOutput:
-        extra = OutputExtra(global_steps=self.global_steps, segments=[], finish_reason=None, load=self.load)
+        extra = OutputExtra(segments=[], finish_reason=None, load=self.load)
         return make_output([], [], stop_reason=stop_reason, extra=extra)
 
 

@@ -27,13 +27,13 @@ class _Place:
     end: int  # [bytes]
 
 
-async def leave_in_store(weights: AsyncIterator[NamedTensor], *, bucket_bytes: int = BUCKET_BYTES) -> list[ObjectRef]:
+async def leave_in_store(weights: AsyncIterator[NamedTensor]) -> list[ObjectRef]:
     """Returns the buckets, in order."""
     buckets: list[ObjectRef] = []
     tensors: list[NamedTensor] = []
     size = 0
     async for name, tensor in weights:
-        if tensors and size + tensor.nbytes > bucket_bytes:
+        if tensors and size + tensor.nbytes > BUCKET_BYTES:
             buckets.append(_put(tensors))
             tensors, size = [], 0
         tensors.append((name, tensor.detach().to("cpu")))
