@@ -25,7 +25,7 @@ from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
 from .coordinator import Ticket
 from .group_rollout import GroupRollout, Listeners, leaves
-from .parking import group_of, park
+from .parking import park, unpark
 from .reports import WorkerReport
 from .reward import RewardScorer
 from .tools import recorded_tools
@@ -164,7 +164,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     async def _run_group(
         self, order: RoundOrder, rollout: GroupRollout, unfinished: list[PromptGroup], ticket: Ticket
     ) -> None:
-        group = await group_of(ticket)
+        group = await unpark(ticket)
         outcome = await rollout.run(group)
         if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
             if self._options.keeps_tokens:
