@@ -84,7 +84,8 @@ class Replacements:
 
 
 class SeparateEngines(EngineManager):
-    """
+    """A manager of engines that have GPUs of their own: it leaves weights for them, and has lost ones replaced.
+
     Args:
         manager: verl's, with the engines and `RollingLoadBalancer`, which brings them the weights.
     """

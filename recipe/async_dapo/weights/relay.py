@@ -1,5 +1,5 @@
 """Weights in Ray's object store: the trainer leaves a version there and goes on; each engine takes it when its turn has
-come. What no engine will take any more goes by itself, as Ray counts references.
+come. Ray frees a version when nothing refers to it any more.
 
     training rank 0: tensors, then their stamp --put--> buckets --Ray, once a node--> an engine's workers --> vLLM
 """
