@@ -28,7 +28,7 @@ from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, Ticket
-from recipe.async_dapo.rollout.parking import group_of, park, ticket_of
+from recipe.async_dapo.rollout.parking import park, ticket_of, unpark
 
 GROUP_SIZE = 8
 VALUE, REFERENCE = "value", "reference"
@@ -55,7 +55,7 @@ class Worker:
         """Take groups until there are no more. Returns the tokens that came with them, and when the first was here."""
         first_at = 0.0
         while (ticket := await self._coordinator.take_group.remote(round_id, self._number)) is not None:
-            group = await group_of(ticket)
+            group = await unpark(ticket)
             first_at = first_at or time.monotonic()
             self._groups.append(group)
             await self._coordinator.report_completion.remote(round_id, GroupOutcome.of(group, Verdict.SET_ASIDE))

@@ -107,7 +107,7 @@ async def _measure_recipe(fed: FedEngine, *, requests: int, length_tok: int) -> 
         request = RunningRequest(name, done, length_tok + 1)  # type: ignore[arg-type]
         table.add(request)
         await read(engine, name, length_tok)
-        return len(request.deliver("completed", 0, None, counts={}).log_probs or ())
+        return len(request.deliver("completed", None, counts={}).log_probs or ())
 
     return await cpu_us_per_token(fed, reader, requests=requests, length_tok=length_tok)
 

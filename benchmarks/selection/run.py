@@ -22,9 +22,10 @@ from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, WARM_UP_STEPS, RunLoad, quiet_steps, train
 from recipe.async_dapo.record.history import load_history
+from recipe.async_dapo.record.keys import STEP_S
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, recipe_overrides
-from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics
+from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
 
 START_STEPS = 15
 SAMPLES = 3

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, TAILS, WARM_UP_STEPS, train
+from recipe.async_dapo.record.keys import STEP_S
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, recipe_overrides
-from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics
+from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
 from recipe.async_dapo_lab.quickstart.task import QUICK_START
 
 TASKS = {"quick start": QUICK_START} | {f"tail {tail}": shape for tail, shape in TAILS.items()}

@@ -82,7 +82,6 @@ def _output(token_ids: list[int], stop_reason: str) -> TokenOutput:
         log_probs=[-1.0] * len(token_ids),
         stop_reason=stop_reason,
         extra_fields={
-            "global_steps": 0,
             "segments": [(0, len(token_ids))] if token_ids else [],
             "finish_reason": "abort" if stop_reason == ABORTED else "stop",
             "load": None,

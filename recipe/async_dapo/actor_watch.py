@@ -21,44 +21,54 @@ class ActorDied(RuntimeError):
     """The run cannot go on without an actor that is dead."""
 
 
-class ActorWatch:
-    """Looks at actors, and interrupts a thread when one is dead.
+@contextmanager
+def watched(actors: Mapping[str, ActorHandle]) -> Iterator[None]:
+    """For the main thread: whatever it does ends when one of them is dead.
 
     Args:
-        actors: name -> actor.
-        main: the thread.
+        actors: by the names that they are told with.
+
+    Raises:
+        ActorDied: naming the actor.
     """
+    main, over = threading.get_ident(), threading.Event()
+    deaths: list[str] = []
 
-    def __init__(self, actors: Mapping[str, ActorHandle], main: threading.Thread) -> None:
-        self._actors = actors
-        self._main = main
-        self._over = threading.Event()
-        self.death: str | None = None
-        self._thread = threading.Thread(target=self._watch, name="watch-actors", daemon=True)
-
-    def begin(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        answers = {actor.__ray_ready__.remote(): name for name, actor in self._actors.items()}
-        while not self._over.wait(LOOK_S):
-            ready, _ = ray.wait(list(answers), num_returns=len(answers), timeout=0)
-            for answer in ready:
-                name = answers.pop(answer)
-                if (death := _death(answer)) is not None:
-                    self._report(f"{name} died: {death}")
-                    return
-                answers[self._actors[name].__ray_ready__.remote()] = name
-
-    def _report(self, death: str) -> None:
-        self.death = death
+    def watch() -> None:
+        death = _first_death(actors, over)
+        if death is None:
+            return
+        deaths.append(death)
         logger.critical("%s", death)
-        if not self._over.is_set() and self._main.ident is not None:
-            signal.pthread_kill(self._main.ident, signal.SIGUSR1)
+        if not over.is_set():
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, _interrupt)
+    thread = threading.Thread(target=watch, name="watch-actors", daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException as error:  # also what others made of the interruption, or of the actor's silence
+        if not deaths:
+            raise
+        raise ActorDied(deaths[0]) from error
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _first_death(actors: Mapping[str, ActorHandle], over: threading.Event) -> str | None:
+    """Wait for the death of an actor: which one, and of what; None when `over` is set first."""
+    answers = {actor.__ray_ready__.remote(): name for name, actor in actors.items()}
+    while not over.wait(LOOK_S):
+        ready, _ = ray.wait(list(answers), num_returns=len(answers), timeout=0)
+        for answer in ready:
+            name = answers.pop(answer)
+            if (death := _death(answer)) is not None:
+                return f"{name} died: {death}"
+            answers[actors[name].__ray_ready__.remote()] = name
+    return None
 
 
 def _death(answer: ray.ObjectRef) -> str | None:
@@ -70,30 +80,6 @@ def _death(answer: ray.ObjectRef) -> str | None:
         text = str(error)
         return text if error.actor_init_failed else text.split("\n", 1)[0] + place_of(text)
     return None
-
-
-@contextmanager
-def watched(actors: Mapping[str, ActorHandle]) -> Iterator[None]:
-    """For the main thread: whatever it does ends when one of them is dead.
-
-    Args:
-        actors: by the names that they are told with.
-
-    Raises:
-        ActorDied: naming the actor.
-    """
-    watch = ActorWatch(actors, threading.current_thread())
-    before = signal.signal(signal.SIGUSR1, _interrupt)
-    watch.begin()
-    try:
-        yield
-    except BaseException as error:  # also what others made of the interruption, or of the actor's silence
-        if watch.death is None:
-            raise
-        raise ActorDied(watch.death) from error
-    finally:
-        watch.end()
-        signal.signal(signal.SIGUSR1, before)
 
 
 def _interrupt(number: int, frame: object) -> None:

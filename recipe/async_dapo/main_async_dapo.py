@@ -53,15 +53,13 @@ def explained() -> Iterator[None]:
     told with its traceback first, and in one line last, after everything that Ray still has to say."""
     try:
         yield
-    except ConfigError as error:
+    except Exception as error:  # whatever ended the run
+        is_bad_option = isinstance(error, ConfigError)
+        if not is_bad_option:
+            traceback.print_exc()
         end_ray()
         bare = getattr(error, "cause", error)  # one that was raised in an actor comes with that actor's traceback
-        sys.exit(f"\nasync_dapo: {bare}")
-    except Exception as error:  # whatever ended the run
-        traceback.print_exc()
-        end_ray()
-        bare = getattr(error, "cause", error)
-        sys.exit(f"\nasync_dapo: {last_line(type(bare).__name__, str(bare))}")
+        sys.exit(f"\nasync_dapo: {bare if is_bad_option else last_line(type(bare).__name__, str(bare))}")
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""A Ray cluster that a run starts for itself: what can reach it, how much it remembers, that it ends, and how often its
-processes look for reference cycles.
+"""A Ray cluster that a run starts for itself, and how often its processes look for reference cycles.
 
-It is on one node, and listens on this machine's loopback address only: what reaches a port of Ray, of torch's stores or
-of vLLM can run code in the job.
+The cluster is on one node, and ends with the run. It listens on this machine's loopback address only: what reaches a
+port of Ray, of torch's stores or of vLLM can run code in the job. Its record of calls is shorter than Ray's own.
 """
 
 import gc

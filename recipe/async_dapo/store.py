@@ -1,7 +1,7 @@
 """TransferQueue, verl's data plane: what is kept in it, and its life from start to end. No other module touches it.
 
 A trained trajectory is stored under `{uid}_{session}_{output}` with the fields verl's trainer reads, and a tag of
-lengths and policy versions. Prompts never enter the training partition: the pool holds them.
+its length and policy versions. Prompts never enter the training partition: the pool holds them.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -33,15 +33,11 @@ _STORED_BY_ACTORS, _STORAGE = "SimpleStorage", "TransferQueueStorageUnit#"  # an
 class TrajectoryTag(VersionTag):
     """What the queue tells of a stored trajectory without its tokens; names as verl reads them."""
 
-    status: str
-    prompt_len: int  # [tokens]
-    response_len: int  # [tokens]
-    seq_len: int  # the two together
-    global_steps: int  # step that dispatched it
+    seq_len: int  # of prompt and response [tokens]
     max_global_steps: int  # newest policy version
 
 
-def rows_of(group: PromptGroup, *, dispatched_at_step: int) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:
+def rows_of(group: PromptGroup) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:
     """(key, fields, tag) of every output of a group's finished trajectories."""
     # Wrapped once a group: `list_of_dict_to_tensordict` would wrap them row by row.
     prompt = {
@@ -49,11 +45,11 @@ def rows_of(group: PromptGroup, *, dispatched_at_step: int) -> Iterable[tuple[st
     }
     for trajectory in group.trajectories:
         if trajectory.is_finished:
-            yield from _rows(group, prompt, trajectory, dispatched_at_step)
+            yield from _rows(group, prompt, trajectory)
 
 
 def _rows(
-    group: PromptGroup, prompt: dict[str, Any], trajectory: Trajectory, dispatched_at_step: int
+    group: PromptGroup, prompt: dict[str, Any], trajectory: Trajectory
 ) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:
     for index, packed in enumerate(trajectory.outputs):
         versions = [version for version, _ in packed.stamps or trajectory.stamps]
@@ -65,13 +61,8 @@ def _rows(
         fields["loss_mask"] = fields["response_mask"]
         fields["multi_modal_inputs"] = {}
         fields["policy_versions"] = _policy_versions(fields["response_mask"], packed.stamps)
-        prompt_len, response_len = len(fields["prompts"]), len(fields["responses"])
         tag = TrajectoryTag(
-            status="success",
-            prompt_len=prompt_len,
-            response_len=response_len,
-            seq_len=prompt_len + response_len,
-            global_steps=dispatched_at_step,
+            seq_len=len(fields["input_ids"]),
             min_global_steps=min(versions),
             max_global_steps=max(versions),
             segments=list(packed.stamps),
@@ -88,9 +79,9 @@ def _policy_versions(response_mask_T: torch.Tensor, stamps: tuple[tuple[int, int
     return versions_T
 
 
-async def put_group(group: PromptGroup, *, partition_id: str, dispatched_at_step: int) -> None:
+async def put_group(group: PromptGroup, *, partition_id: str) -> None:
     """Store all finished trajectories of a group in one call."""
-    rows = list(rows_of(group, dispatched_at_step=dispatched_at_step))
+    rows = list(rows_of(group))
     if not rows:
         return
     keys, fields, tags = zip(*rows, strict=True)

@@ -23,8 +23,9 @@ from benchmarks.support import learning_curve
 from benchmarks.support.exact_selection import answers_per_trained_group
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.core.screening import NO_SCREENING, Screening
+from recipe.async_dapo.record.keys import STEP_S
 from recipe.async_dapo_lab.plan.candidates import bound_of
-from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics
+from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
 from tests.support.documents import ROOT
 
 

@@ -61,7 +61,7 @@ def stored_batch(queue: Queue, *, trajectories: int) -> KVBatchMeta:
     group = PromptGroup(
         uid="a", prompt={}, drawn_at_step=1, trajectories=[trajectory(number) for number in range(trajectories)]
     )
-    keys, fields, tags = zip(*store.rows_of(group, dispatched_at_step=1), strict=True)
+    keys, fields, tags = zip(*store.rows_of(group), strict=True)
     queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(list(fields)), tags=tags)
     return KVBatchMeta(partition_id="train", keys=list(keys), tags=list(tags))
 

@@ -117,7 +117,7 @@ async def test_given_validation_when_a_trajectory_samples_no_token_then_the_othe
     held = group()
     outcome = await outcome_of(rollout(unreset, keeps_failures=True), held)
     assert outcome.verdict is Verdict.VALID
-    rows = list(rows_of(held, dispatched_at_step=0))
+    rows = list(rows_of(held))
     assert [key for key, _, _ in rows] == ["group_0_0", "group_2_0", "group_3_0"]
 
 

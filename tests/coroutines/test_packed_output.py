@@ -94,7 +94,7 @@ def test_given_finished_trajectories_then_every_row_has_the_prompt_s_columns_as_
         tokens = sampled()
         trajectory.finish([PackedOutput.pack(output([10, 11], [1, 1]), tokens)])
     group = PromptGroup(uid="group", prompt=prompt, drawn_at_step=1, trajectories=trajectories)
-    keys, fields, _ = zip(*rows_of(group, dispatched_at_step=1), strict=True)
+    keys, fields, _ = zip(*rows_of(group), strict=True)
     assert keys == ("group_0_0", "group_1_0")  # the third is unfinished
     stored = list_of_dict_to_tensordict(list(fields))
     for key, value in prompt.items():
@@ -109,7 +109,7 @@ def test_given_a_masked_output_without_log_probs_then_its_row_has_the_fields_of_
     trajectory.finish(outputs)
     trajectory.finished_stamps = ((0, 2),)
     group = PromptGroup(uid="group", prompt={}, drawn_at_step=1, trajectories=[trajectory])
-    _, fields, tags = zip(*rows_of(group, dispatched_at_step=1), strict=True)
+    _, fields, tags = zip(*rows_of(group), strict=True)
     assert list_of_dict_to_tensordict(list(fields))["rollout_log_probs"].tolist() == [[0.0, 0.0], [-0.5, -0.25]]
     assert [tag["min_global_steps"] for tag in tags] == [0, 0]
 
@@ -134,7 +134,7 @@ def test_rows_are_made_without_a_python_number_for_each_token() -> None:
     trajectory.finish([PackedOutput.pack(output([10] * num_tok, [1] * num_tok), SampledTokens([turn]))])
     group = PromptGroup(uid="group", prompt={}, drawn_at_step=1, trajectories=[trajectory])
     tracemalloc.start()
-    [(_, fields, _)] = rows_of(group, dispatched_at_step=1)
+    [(_, fields, _)] = rows_of(group)
     _, peak_bytes = tracemalloc.get_traced_memory()  # what torch allocates is not traced
     tracemalloc.stop()
     assert peak_bytes < num_tok

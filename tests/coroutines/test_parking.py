@@ -53,7 +53,7 @@ def test_given_changes_in_the_pool_when_a_lane_opens_the_ticket_then_the_group_h
     parking.park(group)
     group.trajectories[1].age = 4
     group.detach()
-    taken = asyncio.run(parking.group_of(parking.ticket_of(group, NO_SCREENING)))
+    taken = asyncio.run(parking.unpark(parking.ticket_of(group, NO_SCREENING)))
     expected = interrupted_group()
     expected.trajectories[1].age = 4
     expected.detach()
@@ -74,7 +74,7 @@ def test_given_a_group_without_tokens_then_the_ticket_carries_it() -> None:
     group = PromptGroup(uid="new", prompt={"index": 0}, drawn_at_step=1, trajectories=[Trajectory(session_id=0)])
     ticket = parking.ticket_of(group, NO_SCREENING)
     assert isinstance(ticket.content, bytes) and pickle.loads(ticket.content) == group
-    assert asyncio.run(parking.group_of(ticket)) == group and group.parked is None
+    assert asyncio.run(parking.unpark(ticket)) == group and group.parked is None
 
 
 def test_given_a_node_that_does_not_send_the_tokens_when_a_checkpoint_wants_them_then_it_says_so(monkeypatch) -> None:
@@ -104,7 +104,7 @@ def test_given_a_worker_that_died_when_the_tokens_that_it_kept_are_wanted_then_i
     with pytest.raises(parking.TokensLost, match="worker died, and with it the tokens of prompt group group"):
         parking.with_tokens(group)
     with pytest.raises(parking.TokensLost):
-        asyncio.run(parking.group_of(parking.ticket_of(group, NO_SCREENING)))
+        asyncio.run(parking.unpark(parking.ticket_of(group, NO_SCREENING)))
 
 
 def test_given_a_parked_group_when_it_starts_anew_then_nothing_of_it_is_kept() -> None:

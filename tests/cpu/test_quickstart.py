@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipe.async_dapo_lab.quickstart import run_metrics as keys
-from recipe.async_dapo_lab.quickstart.run_metrics import RunMetrics
+from recipe.async_dapo.record import keys
+from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
 from recipe.async_dapo_lab.report.headline import headline
 from recipe.async_dapo_lab.report.run import Run
 
@@ -50,7 +50,7 @@ def step_data(*, accuracy: float | None = None) -> dict[str, float]:
         keys.LENGTH_TRAINED: 12.0,
         keys.LENGTH_DISPATCHED: 14.0,
     }
-    return data if accuracy is None else data | {keys.ACCURACY: accuracy}
+    return data if accuracy is None else data | {ACCURACY: accuracy}
 
 
 def run(code: str, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +65,7 @@ def run(code: str, output: Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_it(tmp_path):
-    log = f"log(0, **{{{keys.ACCURACY!r}: 0.4}}); log(1, **{step_data()}); log(2, **{step_data(accuracy=0.7)})"
+    log = f"log(0, **{{{ACCURACY!r}: 0.4}}); log(1, **{step_data()}); log(2, **{step_data(accuracy=0.7)})"
     done = run(log, tmp_path / "run", "--steps", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -78,7 +78,7 @@ def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_
     assert (tmp_path / "run" / "training.png").stat().st_size > 1000
     assert "0.40 -> 0.70" in done.stdout
     assert "[tokens]" in done.stdout
-    assert f"step 0/2 | accuracy 0.4 ({keys.ACCURACY.removeprefix('val-core/')})\n" in done.stdout
+    assert f"step 0/2 | accuracy 0.4 ({ACCURACY.removeprefix('val-core/')})\n" in done.stdout
     assert "step 1/2 | 1.5 s (rollout 1) | filtered 50 % | interrupted 3 | reward 0.5 | 2 s left\n" in done.stdout
 
 
@@ -219,4 +219,4 @@ def test_given_a_half_written_line_when_read_then_it_waits_for_the_rest(tmp_path
         file.write(line[10:])
     assert metrics.read_new() == [1]
     assert metrics.last(keys.REWARD) == 0.25
-    assert metrics.last(keys.ACCURACY) is None
+    assert metrics.last(ACCURACY) is None

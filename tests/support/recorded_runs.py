@@ -25,7 +25,7 @@ def verl_step(step: int, *, rollout_s: float) -> dict[str, float]:
         keys.WEIGHTS_S: 1.5,
         keys.ADVANTAGE_MAX: 1.5,
         keys.REWARD: 0.3 + 0.4 * (1 - math.exp(-step / 10)),
-        keys.RESPONSE_TOK: 900.0 + step,
+        "response_length/mean": 900.0 + step,
     }
 
 
@@ -38,7 +38,7 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
         **{keys.LEDGER + term: float(count * step) for term, count in ledger.items()},
         keys.LEDGER + "buffered": float(kept * step),
         keys.TRAINED_GROUPS: 64.0,
-        keys.REJECTED_GROUPS: 30.0,
+        "async_dapo/filter/rejected_groups": 30.0,
         keys.REJECTED_RATIO: 30 / 94,
         keys.VALID_SHARE: 0.6,
         keys.STOP_LATENCY_S: 0.2,

@@ -11,7 +11,7 @@ from benchmarks.support.router import router_options
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.rolling_update import Phase
 from recipe.async_dapo.core.trajectory import Turn
-from recipe.async_dapo.engines import load_balancer, rolling_balancer
+from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
 from recipe.async_dapo.engines.rolling_balancer import RollingLoadBalancer
 
@@ -84,8 +84,7 @@ class RollingWorld:
         transfer_s: float = 2.0,
         latency_s: float | Callable[[str], float] = LATENCY_S,
     ) -> None:
-        for module in (load_balancer, rolling_balancer):
-            monkeypatch.setattr(module, "ray", SimpleNamespace(kill=FakeHandle.kill))
+        monkeypatch.setattr(load_balancer, "ray", SimpleNamespace(kill=FakeHandle.kill))
         self.strategy = strategy
         self._transfer_s, self._latency_s = transfer_s, latency_s
         keeps_kv = strategy is RolloutStrategy.PARTIAL_STALE_KV

@@ -224,7 +224,6 @@ class ScriptedServer:
             log_probs=[log_prob_of(token) for token in token_ids] if request.logprobs else None,
             stop_reason=stop_reason,
             extra_fields={
-                "global_steps": self.global_steps,
                 "segments": [(version, len(list(same))) for version, same in groupby(stamps)],
                 "finish_reason": request.finish_reason,
                 "load": self.load,

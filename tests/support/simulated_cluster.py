@@ -5,7 +5,7 @@ it waits for Ray, the loop runs.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -218,9 +218,9 @@ class Cluster:
         self.records: list[RoundRecord] = []
         open_round, observe = self.manager.open_round, self.buffer.news.observe
 
-        def noted_open(spec: RoundSpec, *args: Any, **kwargs: Any) -> None:
+        def noted_open(spec: RoundSpec, groups: Sequence[PromptGroup]) -> None:
             self.specs.append(spec)
-            open_round(spec, *args, **kwargs)
+            open_round(spec, groups)
 
         def noted_observe(step: int, record: RoundRecord, opts: AsyncDAPOConfig) -> None:
             self.records.append(record)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
-from recipe.async_dapo.engines import load_balancer, rolling_balancer
+from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout import parking
 from recipe.async_dapo.training import engine_manager as engine_manager_module
@@ -33,8 +33,7 @@ class SimulatedRay:
         monkeypatch.setattr(
             engine_manager_module, "asyncio", SimpleNamespace(run=self._loop.run_until_complete, sleep=asyncio.sleep)
         )
-        for module in (load_balancer, rolling_balancer):
-            monkeypatch.setattr(module, "ray", SimpleNamespace(kill=FakeHandle.kill))
+        monkeypatch.setattr(load_balancer, "ray", SimpleNamespace(kill=FakeHandle.kill))
         no_gpus = SimpleNamespace(**vars(remote), available_resources=dict)  # for an engine in the place of a lost one
         monkeypatch.setattr(separate_engines, "ray", no_gpus)
         monkeypatch.setattr(time, "monotonic", self._loop.time)

@@ -126,9 +126,9 @@ class FakeStore:
         for name in ("put_group", "batch_of", "forget_groups", "forget_prompts", "withhold"):
             monkeypatch.setattr(store, name, getattr(self, name))
 
-    async def put_group(self, group: PromptGroup, *, partition_id: str, dispatched_at_step: int) -> None:
+    async def put_group(self, group: PromptGroup, *, partition_id: str) -> None:
         await asyncio.sleep(0.1)
-        for key, fields, tag in store.rows_of(group, dispatched_at_step=dispatched_at_step):
+        for key, fields, tag in store.rows_of(group):
             self.rows[partition_id][key] = (fields, tag)
 
     def batch_of(self, uids: Sequence[str], *, partition_id: str) -> KVBatchMeta:

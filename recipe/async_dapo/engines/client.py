@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl.utils import normalize_token_ids
-from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
@@ -128,7 +127,6 @@ class AsyncDAPOLLMClient(LLMServerClient):
         self._one_version = one_version
         self._requests = EngineRequests(self._load_balancer, cleanup_timeout_s=cleanup_timeout_s, rolling=rolling)
 
-    @rollout_trace_op
     async def generate(
         self,
         request_id: str,

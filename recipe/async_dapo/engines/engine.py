@@ -47,11 +47,9 @@ class RunningRequest:
         if len(self.token_ids) >= self.piece_tok:
             self.has_piece.set()
 
-    def deliver(
-        self, stop_reason: str | None, version: int | None, load: EngineLoad | None, *, counts: Mapping[str, int]
-    ) -> TokenOutput:
+    def deliver(self, stop_reason: str | None, load: EngineLoad | None, *, counts: Mapping[str, int]) -> TokenOutput:
         """Everything since the last delivery."""
-        extra = OutputExtra(global_steps=version, segments=self.segments, finish_reason=self.finish_reason, load=load)
+        extra = OutputExtra(segments=self.segments, finish_reason=self.finish_reason, load=load)
         output = make_output(self.token_ids, self.log_probs, stop_reason=stop_reason, extra=extra, counts=counts)
         self.token_ids, self.log_probs, self.segments = [], [], []
         self.has_piece.clear()

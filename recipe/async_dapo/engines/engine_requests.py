@@ -74,7 +74,7 @@ class EngineRequests:
         """
         attachment, turn.attachment = turn.attachment, None
         lease_id = uuid4().hex if attachment is None else attachment.lease_id
-        server_id, is_kept = "", False
+        server_id, keeps_lease = "", False
         output: TokenOutput | None = None
         try:
             leased_id = await self._lease(turn, request_id, lease_id, group, attachment)
@@ -87,21 +87,21 @@ class EngineRequests:
             arguments = options | {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": lease_id}
             call = server.generate.remote(**arguments) if attachment is None else server.reattach.remote(lease_id)
             output = await self._receive(call, server, lease_id, turn)
-            is_kept = output.stop_reason == PAUSED
+            keeps_lease = output.stop_reason == PAUSED
         except RayActorError as error:
             if not server_id:
                 raise  # the load balancer itself is gone
-            is_kept = isinstance(error, ActorUnavailableError)  # the lease: until the request is out of its engine
-            await self._give_up(Attachment(server_id=server_id, lease_id=lease_id), is_reachable_later=is_kept)
+            keeps_lease = isinstance(error, ActorUnavailableError)  # until the request is out of its engine
+            await self._give_up(Attachment(server_id=server_id, lease_id=lease_id), is_reachable_later=keeps_lease)
             return None
         except asyncio.CancelledError:
             if attachment is not None and not server_id:  # its engine has not been asked yet: it stays there
-                turn.attachment, is_kept = attachment, True
+                turn.attachment, keeps_lease = attachment, True
             raise
         finally:
-            if not is_kept:
+            if not keeps_lease:
                 self._releases.add(_returned(turn, lease_id, server_id, output))
-        if is_kept:
+        if keeps_lease:
             turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
         if output.stop_reason == PAUSED or (output.stop_reason == ABORTED and not self._rolling):
             raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")

@@ -77,12 +77,6 @@ class _InflightMeter:
         self.busy_s += inflight * (now - self._since)
         self._since = now
 
-    def note_most(self, inflight: int) -> None:
-        self.inflight_max = max(self.inflight_max, inflight)
-
-    def note_granted(self) -> None:
-        self.acquired += 1
-
 
 class _ServerCalls:
     """Calls to the servers. Each ends: a server that is dead or silent is removed.
@@ -121,10 +115,14 @@ class _ServerCalls:
                 method,
                 self._timeout_s,
             )
-            if (handle := self.handles.get(server_id)) is not None:
-                ray.kill(handle)
-            await self._remove([server_id])
+            await self.end(server_id)
             return None
+
+    async def end(self, server_id: str) -> None:
+        """Kill a server, and remove it."""
+        if (handle := self.handles.get(server_id)) is not None:
+            ray.kill(handle)
+        await self._remove([server_id])
 
     async def _insist(self, server_id: str, method: str, *args: Any) -> EngineLoad | None:
         while (handle := self.handles.get(server_id)) is not None:
@@ -280,7 +278,7 @@ class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
         finally:
             del self._waiters[lease_id]
         if server_id is not None:
-            self._meter.note_granted()
+            self._meter.acquired += 1
         return server_id
 
     async def server(self, server_id: str) -> ActorHandle | None:
@@ -414,7 +412,7 @@ class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
     def _deliver(self, grants: list[Grant]) -> None:
         for grant in grants:
             self._answer(grant.lease_id, grant.server_id)
-        self._meter.note_most(self._table.total_inflight)
+        self._meter.inflight_max = max(self._meter.inflight_max, self._table.total_inflight)
 
     def _answer(self, lease_id: str, server_id: str | None) -> None:
         if not self._waiters[lease_id].done():  # a call that was cancelled gives its lease back itself

@@ -17,7 +17,6 @@ UNKNOWN = "unknown"  # no such request in this engine
 class OutputExtra(TypedDict):
     """`TokenOutput.extra_fields` of our servers."""
 
-    global_steps: int | None  # policy version of the engine when it answered; verl's name
     segments: list[tuple[int, int]]  # (policy version, tokens), in order; they add up to the output's tokens
     finish_reason: str | None  # the engine's own; None while the request is in the engine
     load: EngineLoad | None  # what the server says of its engine; None if it has none

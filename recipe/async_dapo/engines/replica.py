@@ -1,6 +1,8 @@
 """An engine as the trainer has it: verl's replica with our servers, calls that end, and a name in messages."""
 
 import asyncio
+import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,30 +22,18 @@ FIRST_SLEEP_TIMES = 5  # as patient: host memory for all weights is pinned then,
 _WATCHING_CALLS = 10_000  # at once: the trainer's, and one of each of its workers that serves the engine
 
 
-class _LaunchCount:
-    """Engines that are up, of so many."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._up = 0
-
-    def add_one(self) -> None:
-        self._up += 1
-        log_phase(f"engine {self._up} of {self._total}")
-
-
 class AsyncDAPOReplica(vLLMReplica):
     """verl's vLLM replica with this recipe's servers: knows its processes, and is bounded in going to sleep.
 
     Args:
         engine_timeout_s: longest time the engine may take to go to sleep [s]; the first time `FIRST_SLEEP_TIMES` as
             long.
-        launched: counts engines, of all replicas.
+        on_launched: called when the engine is up.
     """
 
-    def __init__(self, *args: Any, engine_timeout_s: float, launched: _LaunchCount, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, engine_timeout_s: float, on_launched: Callable[[], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._launched = launched
+        self._on_launched = on_launched
         self._engine_timeout_s = engine_timeout_s
         self._has_slept = False
         self.server_class = ray.remote(concurrency_groups={WATCH: _WATCHING_CALLS})(ServerActor)
@@ -71,7 +61,7 @@ class AsyncDAPOReplica(vLLMReplica):
     async def launch_servers(self) -> None:
         await super().launch_servers()
         self.processes = [await server.processes.remote() for server in self.servers]
-        self._launched.add_one()
+        self._on_launched()
 
     async def sleep(self) -> None:
         times = 1 if self._has_slept else FIRST_SLEEP_TIMES
@@ -96,9 +86,12 @@ def register_replica(*, engine_timeout_s: float, engines: int) -> None:
     Args:
         engines: that verl will launch in all [count].
     """
-    launched = _LaunchCount(engines)
+    numbers = itertools.count(1)
+
+    def tell() -> None:
+        log_phase(f"engine {next(numbers)} of {engines}")
 
     def load() -> partial[RolloutReplica]:
-        return partial(AsyncDAPOReplica, engine_timeout_s=engine_timeout_s, launched=launched)
+        return partial(AsyncDAPOReplica, engine_timeout_s=engine_timeout_s, on_launched=tell)
 
     RolloutReplicaRegistry.register("vllm", load)

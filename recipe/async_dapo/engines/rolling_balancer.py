@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class RollingLoadBalancer(GlobalLoadBalancer):
-    """A load balancer whose engines take new weights one by one, each while the others generate.
+    """A load balancer whose servers get new weights one after another, while the others generate.
 
     Args:
         options: as of `GlobalLoadBalancer`, and `rolling`: `drains`, `max_lag` as of `RollingUpdate`; `pause_mode`,
@@ -182,9 +182,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             await self._bring_up_to_date(server_id)
         except (TimeoutError, RayError) as error:
             logger.critical("server %s has not taken new weights, and is ended: %r", server_id, error)
-            if (handle := self._handles.get(server_id)) is not None:
-                ray.kill(handle)
-            await self.remove_servers([server_id])
+            await self._calls.end(server_id)
 
     async def _bring_up_to_date(self, server_id: str) -> None:
         """Bring an engine the newest weights, and those that have become so meanwhile."""

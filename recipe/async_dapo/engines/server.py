@@ -136,11 +136,10 @@ class AsyncDAPOServer(vLLMHttpServer):
         drafts = SpeculativeConfig.of(engine_kwargs)
         if drafts is None:
             return
-        longest_tok = room_for_drafts(
-            drafts.most_tok,
-            max_model_len=self.config.max_model_len,
-            most_context_tok=get_max_position_embeddings(self.model_config.hf_config),
-        )
+        # vLLM drops all drafts of a step in which one sequence comes as near to the limit as a draft is long.
+        with_room_tok = self.config.max_model_len + drafts.most_tok
+        most_context_tok = get_max_position_embeddings(self.model_config.hf_config)
+        longest_tok = max(self.config.max_model_len, min(with_room_tok, most_context_tok))
         engine_kwargs["max_model_len"] = longest_tok
         if not self.config.enable_chunked_prefill:  # vLLM computes a whole prompt at once
             engine_kwargs["max_num_batched_tokens"] = max(self.config.max_num_batched_tokens, longest_tok)
@@ -220,11 +219,11 @@ class AsyncDAPOServer(vLLMHttpServer):
             return self._empty(ABORTED)
         if not request.finished.done():
             stop_reason = PAUSED if self._is_paused.is_set() else MORE
-            return request.deliver(stop_reason, self.global_steps, self.load, counts={})
+            return request.deliver(stop_reason, self.load, counts={})
         await self._delivers.wait()
         self._requests.remove(request_id)
         ended = request.finished.result()
-        return request.deliver(ended.stop_reason, self.global_steps, self.load, counts=counts_of(ended))
+        return request.deliver(ended.stop_reason, self.load, counts=counts_of(ended))
 
     async def stop_generation(self, mode: str = "abort") -> EngineLoad | None:
         """Interrupt every request and refuse further ones. Returns, when the engine is idle, what it has reported.
@@ -303,19 +302,8 @@ class AsyncDAPOServer(vLLMHttpServer):
                 self._requests.remove(request_id)
 
     def _empty(self, stop_reason: str) -> TokenOutput:
-        extra = OutputExtra(global_steps=self.global_steps, segments=[], finish_reason=None, load=self.load)
+        extra = OutputExtra(segments=[], finish_reason=None, load=self.load)
         return make_output([], [], stop_reason=stop_reason, extra=extra)
-
-
-def room_for_drafts(most_tok: int, *, max_model_len: int, most_context_tok: int) -> int:
-    """An engine's `max_model_len`: vLLM drops all drafts of a step in which one sequence comes so near to the limit.
-
-    Args:
-        most_tok: of a draft.
-        max_model_len: without drafts [tokens].
-        most_context_tok: that the model has positions for [tokens].
-    """
-    return max(max_model_len, min(max_model_len + most_tok, most_context_tok))
 
 
 def _end(dead: str) -> NoReturn:

@@ -24,12 +24,9 @@ import msgspec
 POOL_FILE = "async_dapo_pool.msgpack"
 COMPLETE_FILE = "async_dapo_complete.json"
 STEP_FOLDER = "global_step_"  # verl's name
-PICKLED_POOL_FILE = "async_dapo_pool.pkl"  # of earlier versions
 
 FORMAT = 5
-MAX_COMPLETE_BYTES = 16 * 2**20
-MAX_FRAME_BYTES = 2**30  # a prompt group
-MAX_POOL_BYTES = 64 * 2**30
+MAX_COMPLETE_BYTES = 16 * 2**20  # the names of some hundred thousand files
 _LENGTH_BYTES = 8
 
 LEAST_BYTES = 64 * 2**20  # with less, metrics and logs cannot be written for long
@@ -123,8 +120,8 @@ def read_pool(folder: Path) -> Iterator[bytes]:
                 head = file.read(_LENGTH_BYTES)
                 size = int.from_bytes(head, "little")
                 left -= _LENGTH_BYTES + size
-                if left < 0 or size > MAX_FRAME_BYTES:
-                    raise DamagedCheckpoint(f"{path} has a frame of {size} bytes, more than are there or allowed")
+                if left < 0:
+                    raise DamagedCheckpoint(f"{path} has a frame of {size} bytes, more than are there")
                 frame = file.read(size)
                 hasher.update(head)
                 hasher.update(frame)
@@ -141,7 +138,9 @@ def _read_complete(folder: Path) -> Complete:
         raise DamagedCheckpoint(f"{folder} does not exist")
     try:
         if not path.exists():
-            raise DamagedCheckpoint(_why_incomplete(folder))
+            raise DamagedCheckpoint(
+                f"{folder} has no {COMPLETE_FILE}: it was not written to its end, or not by this recipe"
+            )
         if (size := path.stat().st_size) > MAX_COMPLETE_BYTES:
             raise DamagedCheckpoint(f"{path} has {size} bytes, more than {MAX_COMPLETE_BYTES}")
         complete = msgspec.json.decode(path.read_bytes(), type=Complete)
@@ -151,19 +150,11 @@ def _read_complete(folder: Path) -> Complete:
         raise DamagedCheckpoint(f"{path} has format {complete.format}, this recipe reads {FORMAT}")
     if complete.step != step:
         raise DamagedCheckpoint(f"{folder} was saved as {STEP_FOLDER}{complete.step}")
-    if complete.files.get(POOL_FILE, MAX_POOL_BYTES + 1) > MAX_POOL_BYTES:
-        raise DamagedCheckpoint(f"{path} has no size of {POOL_FILE} that is at most {MAX_POOL_BYTES} bytes")
+    if POOL_FILE not in complete.files:
+        raise DamagedCheckpoint(f"{path} does not name {POOL_FILE}")
     for name, size in complete.files.items():
         _check_size(folder, name, size)
     return complete
-
-
-def _why_incomplete(folder: Path) -> str:
-    if (folder / PICKLED_POOL_FILE).exists():
-        return (
-            f"{folder / PICKLED_POOL_FILE} is of an earlier version of this recipe, and is not read: it could run code"
-        )
-    return f"{folder} has no {COMPLETE_FILE}: it was not written to its end, or not by this recipe"
 
 
 def _check_size(folder: Path, name: str, size: int) -> None:
@@ -189,13 +180,9 @@ def _write_pool(path: Path, frames: Iterable[bytes]) -> str:
     hasher = _hasher()
     with replacing(path) as file:
         for frame in frames:
-            if len(frame) > MAX_FRAME_BYTES:
-                raise ValueError(f"a prompt group of {len(frame)} bytes; at most {MAX_FRAME_BYTES} can be saved")
             for part in (len(frame).to_bytes(_LENGTH_BYTES, "little"), frame):
                 hasher.update(part)
                 file.write(part)
-        if file.tell() > MAX_POOL_BYTES:
-            raise ValueError(f"a pool of {file.tell()} bytes; at most {MAX_POOL_BYTES} can be saved")
     return hasher.hexdigest()
 
 

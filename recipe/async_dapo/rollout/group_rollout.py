@@ -38,7 +38,7 @@ class Listeners:
     Attributes:
         on_generated: one of its trajectories has been generated to its end.
         on_certain: two of its trajectories differ, and others still run.
-        on_waiting: so many more of its trajectories wait for calls, or fewer.
+        on_waiting: the number of its trajectories that wait for calls has changed by 1 or -1.
         abandon: takes requests that will not be continued out of their engines.
     """
 

@@ -140,11 +140,11 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         assert self._places is not None
         return self._places
 
-    def open_round(self, spec: RoundSpec, groups: Sequence[PromptGroup], *, step: int) -> None:
+    def open_round(self, spec: RoundSpec, groups: Sequence[PromptGroup]) -> None:
         """Start a training round on all workers, without waiting."""
         suspended = frozenset(one.loop for group in groups for one in group.suspensions())
         goes_on = isinstance(spec, RollingSpec)
-        order = RoundOrder(round_id=spec.round_id, step=step, validate=False, goes_on=goes_on, suspended=suspended)
+        order = RoundOrder(round_id=spec.round_id, validate=False, goes_on=goes_on, suspended=suspended)
         self._open(spec, groups, order)
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
@@ -285,7 +285,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 pool_size=self.places if self._options.lanes_per_worker is None else self._options.lanes_hold,
             ),
             [make_group(row, n=n, step=step) for row in rows],
-            RoundOrder(round_id=round_id, step=step, validate=True),
+            RoundOrder(round_id=round_id, validate=True),
         )
 
     def _open(self, spec: RoundSpec, groups: Sequence[PromptGroup], order: RoundOrder) -> None:

@@ -49,7 +49,7 @@ def ticket_of(group: PromptGroup, screening: Screening) -> Ticket:
     )
 
 
-async def group_of(ticket: Ticket) -> PromptGroup:
+async def unpark(ticket: Ticket) -> PromptGroup:
     """The group of a ticket with its tokens.
 
     Raises:

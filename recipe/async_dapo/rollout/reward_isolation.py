@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import asdict
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -25,17 +25,6 @@ SLOW_S = 1.0  # while a call runs for longer than this, another process may star
 SENT_ONCE = ("reward_router_address", "reward_model_tokenizer")
 MANAGERS_OF_PLAIN_FUNCTIONS = ("remote",)
 MIN_PROCESSES = 2  # one that never returns may hold up no other call
-
-
-class Process(Protocol):
-    """What the pool needs of a process."""
-
-    takes_many: bool  # calls at once: its function is a coroutine function
-    is_alive: bool
-
-    async def ask(self, arguments: dict[str, Any]) -> Any: ...
-
-    async def end(self) -> None: ...
 
 
 class RewardPool:
@@ -51,12 +40,12 @@ class RewardPool:
         limit: most processes at once [count, >= 1].
     """
 
-    def __init__(self, start: Callable[[], Awaitable[Process]], *, limit: int) -> None:
+    def __init__(self, start: Callable[[], Awaitable[RewardProcess]], *, limit: int) -> None:
         self._start = start
         self._places = asyncio.Semaphore(1)  # more are added while calls are slow
         self._unused_places = limit - 1
-        self._idle: list[Process] = []
-        self._shared: Process | None = None
+        self._idle: list[RewardProcess] = []
+        self._shared: RewardProcess | None = None
 
     async def call(self, arguments: dict[str, Any]) -> Any:
         """The reward function's result.
@@ -82,13 +71,13 @@ class RewardPool:
         for process in (*self._idle, *([self._shared] if self._shared else [])):
             await process.end()
 
-    async def _take(self) -> Process:
+    async def _take(self) -> RewardProcess:
         while self._idle:
             if (process := self._idle.pop()).is_alive:
                 return process
         return await self._start()
 
-    async def _ask_alone(self, process: Process, arguments: dict[str, Any]) -> Any:
+    async def _ask_alone(self, process: RewardProcess, arguments: dict[str, Any]) -> Any:
         slow = asyncio.get_running_loop().call_later(SLOW_S, self._add_place)
         try:
             return await process.ask(arguments)

@@ -84,7 +84,7 @@ class RewardProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[tuple[str, Any]] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
-        self.takes_many = False
+        self.takes_many = False  # calls at once: its function is a coroutine function
         self.is_alive = True
 
     @classmethod

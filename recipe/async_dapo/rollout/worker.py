@@ -25,7 +25,7 @@ from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
 from .coordinator import Ticket
 from .group_rollout import GroupRollout, Listeners, leaves
-from .parking import group_of, park
+from .parking import park, unpark
 from .reports import WorkerReport
 from .reward import RewardScorer
 from .tools import recorded_tools
@@ -40,7 +40,6 @@ class RoundOrder:
     """What a worker needs to know to take part in a round."""
 
     round_id: str
-    step: int
     validate: bool
     goes_on: bool = False  # while its batches are trained
     suspended: frozenset[str] | None = None  # agent loops that rest in their workers and are wanted; None = all
@@ -82,7 +81,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     async def connect(self, llm_client: AsyncDAPOLLMClient, reward_workers: list[ActorHandle]) -> None:
         """Called once by the manager, when there are engines."""
         self.llm_client = llm_client
-        self.llm_client.tokenizer = self.tokenizer  # verl's traces show text
+        self.llm_client.tokenizer = self.tokenizer  # finds stop strings over a seam
         self.reward_loop_worker_handles = reward_workers
         self._agent_loops = AgentLoopFactory(
             trainer_config=DictConfigWrap(self.config),
@@ -165,7 +164,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
     async def _run_group(
         self, order: RoundOrder, rollout: GroupRollout, unfinished: list[PromptGroup], ticket: Ticket
     ) -> None:
-        group = await group_of(ticket)
+        group = await unpark(ticket)
         outcome = await rollout.run(group)
         if outcome is None or outcome.verdict is Verdict.SET_ASIDE:
             if self._options.keeps_tokens:
@@ -182,7 +181,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
     async def _store(self, order: RoundOrder, group: PromptGroup) -> None:
         partition_id = store.VAL if order.validate else store.TRAIN
-        await store.put_group(group, partition_id=partition_id, dispatched_at_step=order.step)
+        await store.put_group(group, partition_id=partition_id)
 
     async def _interrupt_on_stop(self, order: RoundOrder, rollout: GroupRollout) -> None:
         await self._coordinator.wait_stopped.remote(order.round_id)

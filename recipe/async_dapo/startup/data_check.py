@@ -42,9 +42,9 @@ _OTHER_SAMPLES = (
 )
 
 
-class _Meter:
-    """How many tokens a prompt has, as verl's data set counts (the chat template with a generation prompt), and a bound
-    on it that needs no run of the tokenizer.
+class _TokenCounter:
+    """A counter of a prompt's tokens, as verl's data set counts (the chat template with a generation prompt), with a
+    bound on them that needs no run of the tokenizer.
 
     Raises:
         ConfigError: if the model cannot be loaded, or its tokenizer has no chat template.
@@ -130,7 +130,7 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
         logger.info("data.custom_cls is set: the content of the data files is not checked")
         check_storage(config, options, validated=0)
         return []
-    meter = _Meter(config)
+    counter = _TokenCounter(config)
     row_of_source: dict[str, dict[str, Any]] = {}
     for key, max_samples, wanted, unit in (
         ("train_files", config.data.train_max_samples, options.target_valid_groups, "one batch"),
@@ -141,7 +141,7 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
             needs_truth=not config.reward.reward_model.enable,
         )
         for file in files[key]:
-            _take_census(f"data.{key}", file, config.data, meter, census)
+            _take_census(f"data.{key}", file, config.data, counter, census)
         row_of_source = census.row_of_source | row_of_source
         available = min(census.rows, max_samples) if max_samples > 0 else census.rows
         if available < wanted:
@@ -149,7 +149,7 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, A
             raise refused(config, f"data.{key}", f"has {available} prompts, fewer than {unit}; {lower}add data")
         if 0 < max_samples < census.rows and config.data.shuffle and config.data.seed is None:
             raise ConfigError("data.seed", None, _OTHER_SAMPLES.format(key.split("_")[0], max_samples))
-        _check_lengths(config, key, census, meter, wanted=wanted, unit=unit)
+        _check_lengths(config, key, census, counter, wanted=wanted, unit=unit)
     at_once = min(available, config.data.val_batch_size or available)
     check_storage(config, options, validated=at_once * config.actor_rollout_ref.rollout.val_kwargs.n)
     return list(row_of_source.values())
@@ -177,10 +177,10 @@ def _local_file(key: str, name: str, config: DictConfig) -> Path:
     return path
 
 
-def _take_census(key: str, file: Path, config: DictConfig, meter: _Meter, census: _Census) -> None:
+def _take_census(key: str, file: Path, config: DictConfig, counter: _TokenCounter, census: _Census) -> None:
     try:
         for batch in _batches(key, file, config):
-            _count_batch(key, file, batch, meter, census)
+            _count_batch(key, file, batch, counter, census)
     except (pa.ArrowException, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(key, file, f"cannot be read: {error}; prepare the data again") from error
 
@@ -242,7 +242,7 @@ def _check_schema(key: str, file: Path, schema: pa.Schema, config: DictConfig, r
     return [*required, *(["extra_info"] if "extra_info" in schema.names else [])]
 
 
-def _count_batch(key: str, file: Path, batch: pa.RecordBatch, meter: _Meter, census: _Census) -> None:
+def _count_batch(key: str, file: Path, batch: pa.RecordBatch, counter: _TokenCounter, census: _Census) -> None:
     prompts, sources = batch.column("prompt"), batch.column(SOURCE)
     if pa.types.is_dictionary(sources.type):
         sources = sources.dictionary_decode()
@@ -257,8 +257,8 @@ def _count_batch(key: str, file: Path, batch: pa.RecordBatch, meter: _Meter, cen
     for source in pc.unique(sources).to_pylist():
         if source not in census.row_of_source:
             census.row_of_source[source] = batch.slice(pc.index(sources, source).as_py(), 1).to_pylist()[0]
-    bound_tok = meter.upper_bounds_tok(prompts)
-    long_rows = (bound_tok > meter.limit_tok).nonzero()[0]
+    bound_tok = counter.upper_bounds_tok(prompts)
+    long_rows = (bound_tok > counter.limit_tok).nonzero()[0]
     census.rows += len(batch)
     census.surely_short += len(batch) - len(long_rows)
     if not census.has_enough:
@@ -266,7 +266,9 @@ def _count_batch(key: str, file: Path, batch: pa.RecordBatch, meter: _Meter, cen
             census.add_suspect(prompt)
 
 
-def _check_lengths(config: DictConfig, key: str, census: _Census, meter: _Meter, *, wanted: int, unit: str) -> None:
+def _check_lengths(
+    config: DictConfig, key: str, census: _Census, counter: _TokenCounter, *, wanted: int, unit: str
+) -> None:
     """Tokenize what may be too long. With `filter_overlong_prompts`, see that enough remains; else refuse the first."""
     if census.has_enough:
         return
@@ -275,15 +277,15 @@ def _check_lengths(config: DictConfig, key: str, census: _Census, meter: _Meter,
     fitting, too_long = census.surely_short, Counter[int]()  # rows, by their tokens
     for text, rows in census.suspects.items():
         prompt = json.loads(text)
-        num_tok = meter.count_tok(prompt)
-        if num_tok <= meter.limit_tok:
+        num_tok = counter.count_tok(prompt)
+        if num_tok <= counter.limit_tok:
             fitting += rows
         elif filters:
             too_long[num_tok] += rows
         else:
             raise ConfigError(
                 "data.max_prompt_length",
-                meter.limit_tok,
+                counter.limit_tok,
                 f"data.{key} has a prompt of {num_tok} tokens, whose response verl would silently shorten: "
                 f"{prompt[-1]['content']!r:.80}; raise the limit, or set data.filter_overlong_prompts=True",
             )
@@ -292,7 +294,7 @@ def _check_lengths(config: DictConfig, key: str, census: _Census, meter: _Meter,
     elif filters and fitting < wanted:
         raise ConfigError(
             "data.max_prompt_length",
-            meter.limit_tok,
+            counter.limit_tok,
             f"only {fitting} of the {census.rows} prompts in data.{key} are so short, fewer than {unit}; set it to "
             f"{_limit_for(wanted - fitting, too_long)} at least",
         )

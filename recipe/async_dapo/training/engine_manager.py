@@ -46,7 +46,7 @@ class EngineManager(CheckpointEngineManager):
     def sleep_replicas(self) -> None:
         self._remove_dead()
         replicas = list(self.replicas)
-        for replica, failure in zip(replicas, asyncio.run(_sleep_all(replicas)), strict=True):
+        for replica, failure in zip(replicas, asyncio.run(await_all(map(_sleep, replicas))), strict=True):
             if failure is not None:
                 self._remove(replica, failure)
         self._check_some_are_left()
@@ -142,12 +142,8 @@ class EngineManager(CheckpointEngineManager):
             )
 
 
-async def _sleep_all(replicas: Sequence[AsyncDAPOReplica]) -> list[str | None]:
-    """What went wrong with each, or None."""
-    return await await_all(_sleep(replica) for replica in replicas)
-
-
 async def _sleep(replica: AsyncDAPOReplica) -> str | None:
+    """What went wrong, or None."""
     try:
         while True:
             try:

@@ -16,9 +16,7 @@ from ..core.pool import Dispatch, Settlement
 from ..core.screening import Screened
 from ..core.staleness import VersionShares
 from ..core.trajectory import PromptGroup
-
-PREFIX = "async_dapo/"
-STALENESS_BUCKETS = ("0", "1", "2", "3", "4_plus")
+from ..record.keys import PREFIX, STALENESS_BUCKETS
 
 # Name without the prefix -> meaning. The README's table is generated from this; a test refuses other keys.
 METRICS: dict[str, str] = {

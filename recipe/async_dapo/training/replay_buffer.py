@@ -137,7 +137,7 @@ class RoundReplayBuffer(ReplayBuffer):
             self.manager.open_engines(self._concurrency_state)
             self._has_opened = True
         self._dispatched = self._top_up(step)
-        self.manager.open_round(self._spec(step), self._dispatched.groups, step=step)
+        self.manager.open_round(self._spec(step), self._dispatched.groups)
 
     def end_round(self) -> None:
         """Stop a round that goes on while its batches are trained: there is none."""

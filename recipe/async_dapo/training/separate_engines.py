@@ -84,7 +84,7 @@ class Replacements:
 
 
 class SeparateEngines(EngineManager):
-    """The engines of a run in which they have GPUs of their own, and take weights while they go on.
+    """A manager of engines that have GPUs of their own: it leaves weights for them, and has lost ones replaced.
 
     Args:
         manager: verl's, with the engines and `RollingLoadBalancer`, which brings them the weights.

@@ -44,7 +44,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
         self._has_opened = True
         self._opened_at = step
         self._dispatched = replace(self._dispatched, groups=[], resumed=0).extended(self._top_up(step))
-        self.manager.open_round(self._spec(step), self._dispatched.groups, step=step)
+        self.manager.open_round(self._spec(step), self._dispatched.groups)
         self._step = step
 
     def end_round(self) -> None:

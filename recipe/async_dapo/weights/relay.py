@@ -1,5 +1,5 @@
 """Weights in Ray's object store: the trainer leaves a version there and goes on; each engine takes it when its turn has
-come. What no engine will take any more goes by itself, as Ray counts references.
+come. Ray frees a version when nothing refers to it any more.
 
     training rank 0: tensors, then their stamp --put--> buckets --Ray, once a node--> an engine's workers --> vLLM
 """
@@ -27,13 +27,13 @@ class _Place:
     end: int  # [bytes]
 
 
-async def leave_in_store(weights: AsyncIterator[NamedTensor], *, bucket_bytes: int = BUCKET_BYTES) -> list[ObjectRef]:
+async def leave_in_store(weights: AsyncIterator[NamedTensor]) -> list[ObjectRef]:
     """Returns the buckets, in order."""
     buckets: list[ObjectRef] = []
     tensors: list[NamedTensor] = []
     size = 0
     async for name, tensor in weights:
-        if tensors and size + tensor.nbytes > bucket_bytes:
+        if tensors and size + tensor.nbytes > BUCKET_BYTES:
             buckets.append(_put(tensors))
             tensors, size = [], 0
         tensors.append((name, tensor.detach().to("cpu")))

@@ -67,16 +67,6 @@ class WeightStamp:
         return f"policy version {self.version} of run {self.run}, checksum {self.checksum}"
 
 
-def _check_stamp(engine: str, *, expected: WeightStamp, found: WeightStamp | None) -> None:
-    """Compare what an engine should have been given with what came with the weights.
-
-    Raises:
-        WeightsMismatch: naming the engine, what was expected and what was found.
-    """
-    if found != expected:
-        raise WeightsMismatch(f"{engine}: expected weights of {expected}; found {found or 'weights without a stamp'}")
-
-
 class StreamChecksum:
     """The checksum of a stream of tensors."""
 
@@ -195,8 +185,11 @@ class WeightReceiver(vLLMColocateWorkerExtension):
         super().update_weights_from_ipc(**kwargs)
         reader = self._stamp_reader
         expected = WeightStamp(run=str(expected_run), version=expected_version, checksum=reader.checksum())
-        replica = os.environ["VERL_REPLICA_RANK"]
-        _check_stamp(f"replica {replica}, rank {self.local_rank}", expected=expected, found=reader.stamp)
+        if (found := reader.stamp) != expected:
+            engine = f"replica {os.environ['VERL_REPLICA_RANK']}, rank {self.local_rank}"
+            raise WeightsMismatch(
+                f"{engine}: expected weights of {expected}; found {found or 'weights without a stamp'}"
+            )
 
     def _update_weights(self, weights: list[NamedTensor], **kwargs: Any) -> None:
         super()._update_weights(self._stamp_reader.without_stamp(weights), **kwargs)

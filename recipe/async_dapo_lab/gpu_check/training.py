@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from ...async_dapo.record import keys
 from ..quickstart.activation import run_environment
 from ..quickstart.model_and_data import Assets
 from ..quickstart.overrides import (
@@ -21,8 +22,7 @@ from ..quickstart.overrides import (
     run_overrides,
     verl_overrides,
 )
-from ..quickstart.run_metrics import LEDGER, STEP_S, RunMetrics
-from ..quickstart.summary import LEDGER_TERMS
+from ..quickstart.run_metrics import RunMetrics
 from ..quickstart.supervision import RayFolder, TrainingProcess
 from . import reward
 from .engine import REPORT
@@ -33,9 +33,7 @@ STEPS = 3
 ENTRY = f"{__package__.rsplit('.', 2)[0]}.async_dapo.main_async_dapo"
 CODE_PATH = Path(__file__).resolve().parents[__package__.count(".") + 1]
 
-_PREFIX = "async_dapo/"
-_FRESH_RATIO = _PREFIX + "importance/staleness_0/ratio_max"
-_KL, _ESS = _PREFIX + "importance/overall/k3_kl", _PREFIX + "importance/overall/ess_ratio"
+_FRESH_RATIO = keys.PREFIX + "importance/staleness_0/ratio_max"
 _ENGINE_TITLE = re.compile(r"VLLM::EngineCore\b")
 _MAX_PROMPT_TOK, _MAX_RESPONSE_TOK = 128, 512  # on a GPU, for any tokenizer
 
@@ -106,7 +104,7 @@ def judge_training(steps: Sequence[Step], ended: str, *, case: Case, bounds: Fre
             )
     if not any(_FRESH_RATIO in step for step in steps):
         return failed("no step has tokens of its own version", REPORT)
-    lost, killed = steps[-1][_PREFIX + "load_balancer/lost_servers"], int(case.kills_an_engine)
+    lost, killed = steps[-1][keys.PREFIX + "load_balancer/lost_servers"], int(case.kills_an_engine)
     if lost != killed:
         return failed(
             f"{lost:.0f} engines were lost, {killed} killed", "read its train.log: it names the engine and why it ended"
@@ -116,17 +114,17 @@ def judge_training(steps: Sequence[Step], ended: str, *, case: Case, bounds: Fre
 
 def _broken(step: Step, number: int) -> str:
     """What no hardware may change: ledger, batch, importance weights."""
-    drawn, *terms = (step[LEDGER + term] for term in LEDGER_TERMS)
+    drawn, *terms = (step[keys.LEDGER + term] for term in keys.LEDGER_TERMS)
     if drawn != sum(terms):
         return f"the ledger does not close: {drawn:.0f} drawn, {sum(terms):.0f} accounted for"
-    trained, in_all = step[_PREFIX + "round/trained_groups"], step[LEDGER + "trained"]
+    trained, in_all = step[keys.TRAINED_GROUPS], step[keys.LEDGER + "trained"]
     if trained != PROMPTS_PER_STEP or in_all != number * PROMPTS_PER_STEP:
         return f"trained on {trained:.0f} groups, {in_all:.0f} in all, not on {PROMPTS_PER_STEP} a step"
-    if failures := step[_PREFIX + "failure/groups"]:
+    if failures := step[keys.FAILED_GROUPS]:
         return f"{failures:.0f} groups failed"
-    if step[_PREFIX + "importance/not_finite_tokens"]:
+    if step[keys.PREFIX + "importance/not_finite_tokens"]:
         return "importance weights are not finite"
-    ess = step[_ESS]
+    ess = step[keys.ESS_RATIO]
     if not math.isfinite(ess) or ess < LEAST_ESS:
         return f"effective sample size {ess:.3g}, at least {LEAST_ESS}"
     return ""
@@ -134,7 +132,7 @@ def _broken(step: Step, number: int) -> str:
 
 def _other_probabilities(step: Step, number: int, bounds: FreshBounds) -> str:
     """Of tokens that the trained version has sampled; a later step may have older ones alone."""
-    ratio, kl = step.get(_FRESH_RATIO, 1.0), step[_KL]
+    ratio, kl = step.get(_FRESH_RATIO, 1.0), step[keys.K3_KL]
     if not ratio <= bounds.ratio_max:  # or it is not a number
         return f"a fresh token has a ratio of {ratio:.6f}, at most {bounds.ratio_max:g}"
     if number == 1 and not kl <= bounds.k3_kl:
@@ -143,19 +141,19 @@ def _other_probabilities(step: Step, number: int, bounds: FreshBounds) -> str:
 
 
 def _measured(steps: Sequence[Step]) -> str:
-    seconds = ", ".join(f"{step[STEP_S]:.1f}" for step in steps)
-    least = min(step[_ESS] for step in steps)
-    return f"steps of {seconds} s; k3 KL of fresh tokens {steps[0][_KL]:.1g}, least effective sample size {least:.3f}"
+    seconds = ", ".join(f"{step[keys.STEP_S]:.1f}" for step in steps)
+    fresh_kl, least = steps[0][keys.K3_KL], min(step[keys.ESS_RATIO] for step in steps)
+    return f"steps of {seconds} s; k3 KL of fresh tokens {fresh_kl:.1g}, least effective sample size {least:.3f}"
 
 
 def figures(steps: Sequence[Step]) -> dict[str, Any]:
     """For the file: of every step."""
     names = {
-        "step_s": STEP_S,
+        "step_s": keys.STEP_S,
         "fresh_ratio_max": _FRESH_RATIO,
-        "k3_kl": _KL,
-        "ess_ratio": _ESS,
-        "off_policy_token_ratio": _PREFIX + "partial/off_policy_token_ratio",
+        "k3_kl": keys.K3_KL,
+        "ess_ratio": keys.ESS_RATIO,
+        "off_policy_token_ratio": keys.OFF_POLICY,
     }
     return {short: [step.get(name) for step in steps] for short, name in names.items()}
 

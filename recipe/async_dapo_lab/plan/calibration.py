@@ -23,11 +23,9 @@ from typing import Any
 import numpy as np
 
 from ...async_dapo.option_values import ConfigError
-from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP
+from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP, PREFIX, ROUND_S, STEP_S
 from .costs import StepCost
 
-PREFIX = "async_dapo/"
-ROLLOUT_S = PREFIX + "round/rollout_s"  # of every step of this recipe; a line of a validation alone has none
 TERMS = ("latency_s", "base_s", "per_request_s", "per_kv_token_s", "admission_s")
 
 
@@ -74,7 +72,8 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
     rows = _read(path)
     _check_kv(path, rows)
     equations = [equation for row in rows if (equation := _equation(row)) is not None]
-    steps = [data for row in rows if isinstance(data := row.get("data"), dict) and ROLLOUT_S in data]
+    # A line of a validation alone has no round.
+    steps = [data for row in rows if isinstance(data := row.get("data"), dict) and ROUND_S in data]
     of_rounds = _step_equations(steps, num_servers)
     equations += of_rounds
     if not equations:
@@ -85,7 +84,7 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
     if measured["base_s"] + measured["per_request_s"] <= 0:
         raise ConfigError("calibrate", path, "requests take no time per token; record more lengths and concurrencies")
     has_kv = bool(terms[:, 3].any())
-    outside = [data["timing_s/step"] - data[ROLLOUT_S] for data in steps if "timing_s/step" in data]
+    outside = [data[STEP_S] - data[ROUND_S] for data in steps if STEP_S in data]
     return MeasuredCosts(
         latency_s=measured["latency_s"],
         base_s=measured["base_s"],

@@ -8,12 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from ...async_dapo.option_values import ConfigError
-from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP
+from ...async_dapo.record.keys import CALLS_S, DRAFT_TOK_PER_STEP, TURNS
 from ...async_dapo.record.run_files import LENGTHS_FILE, RUN_FILE, STEPS_FILE
 
 OPTION = "async_dapo."
 PROMPT_TOK = "prompt_length/mean"
-TURNS, CALLS_S = "async_dapo/turns/mean", "async_dapo/turns/calls_s"
 # The planner's input -> the setting in `run.json`.
 SETTINGS = {
     "train_batch_size": "data.train_batch_size",

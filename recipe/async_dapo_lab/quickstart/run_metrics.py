@@ -6,17 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...async_dapo.record.console import accuracy_name, accuracy_of
+from ...async_dapo.record.keys import STEP_S
 from .progress import GrowingFile
 from .task import DATA_SOURCE
 
 ACCURACY = f"val-core/{DATA_SOURCE}/acc/mean@1"
-REWARD = "critic/score/mean"
-STEP_S = "timing_s/step"
-INTERRUPTED = "async_dapo/early_stop/interrupted_groups"
-REJECTED_RATIO = "async_dapo/filter/rejected_ratio"
-LEDGER = "async_dapo/ledger/"
-LENGTH_TRAINED = "async_dapo/length/trained/mean"
-LENGTH_DISPATCHED = "async_dapo/length/dispatched/mean"
 
 
 @dataclass(slots=True)

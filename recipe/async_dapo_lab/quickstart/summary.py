@@ -9,14 +9,13 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from ...async_dapo.record import keys
 from ...async_dapo.record.run_files import STEPS_FILE
 from ...async_dapo.record.run_record import all_causes, read_steps
 from ..report.run import after_the_first
-from . import run_metrics as keys
 from .run_metrics import RunMetrics
 
 MOST_CAUSES = 5  # that are told
-LEDGER_TERMS = ("drawn", "trained", "filtered", "screened", "failed", "retired", "waiting", "deferred", "buffered")
 
 
 def summarise(metrics: RunMetrics, *, options: dict[str, Any], wall_s: float, peak_memory_bytes: int) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def summarise(metrics: RunMetrics, *, options: dict[str, Any], wall_s: float, pe
         "step_s_median": statistics.median(after_the_first(step_s)) if step_s else None,
         "wall_s": wall_s,
         "peak_memory_gb": peak_memory_bytes / 1e9,
-        "groups": {term: _count(metrics.last(keys.LEDGER + term)) for term in LEDGER_TERMS},
+        "groups": {term: _count(metrics.last(keys.LEDGER + term)) for term in keys.LEDGER_TERMS},
         "filtered_ratio_first_steps": _mean([v for _, v in metrics.series(keys.REJECTED_RATIO)][:5]),
         "steps_stopped_early": sum(value > 0 for _, value in metrics.series(keys.INTERRUPTED)),
         "length_trained_mean_tok": metrics.last(keys.LENGTH_TRAINED),
@@ -69,7 +68,7 @@ def _rows(summary: dict[str, Any], output: Path) -> Iterator[tuple[str, str]]:
     yield "accuracy is", summary["accuracy_metric"] or "of no validation"
     yield "steps (stopped early)", f"{summary['steps']} ({summary['steps_stopped_early']})"
     yield "seconds per step, median", _text(summary["step_s_median"])
-    for term in LEDGER_TERMS:  # the first is the sum of the others
+    for term in keys.LEDGER_TERMS:  # the first is the sum of the others
         yield f"groups {term}", _text(groups[term])
     yield "mean length trained [tokens]", _text(summary["length_trained_mean_tok"], digits=1)
     yield "mean length dispatched [tokens]", _text(summary["length_dispatched_mean_tok"], digits=1)

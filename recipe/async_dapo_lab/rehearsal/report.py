@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 from omegaconf import DictConfig
 
+from ...async_dapo.record.keys import OFF_POLICY, WASTE_RATIO
 from ..plan.candidates import Bound, bound_of
 from ..plan.scenario import Scenario
 from ..quickstart.run_metrics import RunMetrics
@@ -23,8 +24,6 @@ MAX_CPU_SHARE = 0.5  # of the machine, used by the run itself
 _PERCENTILE = 99.0
 
 STALENESS = "training/off_policy/trajectory_staleness_worst/mean"
-WASTE = "async_dapo/tokens/waste_ratio"
-OFF_POLICY = "async_dapo/partial/off_policy_token_ratio"
 # Valid groups that verl throws away: sync those after the B-th, its asynchronous modes those that are too old.
 VERL_DISCARDS = ("training/filter_groups/discarded_surplus_samples", "training/off_policy/evicted_samples")
 # Below the table in the terminal.
@@ -198,7 +197,7 @@ def _step(
         idle=timeline.idle_between(span.rollout_began_s, span.rollout_ended_s),
         tokens_per_s_per_gpu=trained_tok / span.step_s / num_gpus,
         bound_share=bound.step_s / span.step_s,
-        waste=values[WASTE] if WASTE in values else discarded / (discarded + batch_groups),
+        waste=values[WASTE_RATIO] if WASTE_RATIO in values else discarded / (discarded + batch_groups),
         off_policy=values.get(OFF_POLICY),
         staleness=values.get(STALENESS, 0.0),
         length_bias=values["response_length/mean"] / bound.trained_len_tok,

@@ -22,7 +22,7 @@ ENTROPY = 0.5  # of every token [nats]
 class EmulatedRank(Worker):
     """Stands for all ranks of verl's `ActorRolloutRefWorker`: its calls, with constant results, at once.
 
-    The seconds that they would take are waited for in the trainer (`timed_ranks.py`).
+    The seconds that they would take are waited for in the trainer (`TimedRanks`).
     """
 
     def __init__(self, config: Any, role: str, **_: Any) -> None:

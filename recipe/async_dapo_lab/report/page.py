@@ -146,7 +146,7 @@ def _health(run: Run) -> Iterator[str]:
     else:
         yield f"<p>All {len(means)} metrics that say so are in their healthy range, over {len(steps)} steps.</p>"
     rows = [
-        (rule.key.removeprefix("async_dapo/"), [f"{means[rule.key]:.3g}", rule.healthy])
+        (rule.key.removeprefix(keys.PREFIX), [f"{means[rule.key]:.3g}", rule.healthy])
         for rule in RULES
         if rule.key in means
     ]
