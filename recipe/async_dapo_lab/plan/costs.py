@@ -22,7 +22,7 @@ class ServerConstants:
     stop_s: float = 0.05  # from the stop to idle engines
     link_gb_s: float = 25.0  # of new weights from the trainer's GPUs to engines on others, per GPU
     draft_step_ms: float = 3.0  # of a decode step with drafts, on the engine's host
-    draft_request_ms: float = 0.01  # the same, per running request
+    draft_request_ms: float = 0.05  # the same, per running request
     verify_flop_share: float = 0.55  # of peak, while drafted tokens are verified
 
 
