@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config import ConfigError, Placement, parse_options
 from ...async_dapo.option_values import SpeculativeConfig
+from ...async_dapo.startup.hardware import Gpu
 from ..plan.costs import StepCost
+from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator
 from ..plan.inputs import Inputs
 from ..plan.scenario import Scenario
 
@@ -177,6 +179,17 @@ def gpus_of(config: DictConfig) -> tuple[int, int]:
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     own = rollout.nnodes * rollout.n_gpus_per_node if have_own_gpus(config) else 0
     return trainer.nnodes * trainer.n_gpus_per_node, own
+
+
+def assumed_gpu(config: DictConfig) -> Gpu:
+    """The GPU that checks count with where this machine has none.
+
+    Raises:
+        ConfigError: for one that the planner does not know.
+    """
+    named = config.rehearsal.accelerator
+    gpu = find_accelerator(named or DEFAULT_ACCELERATOR)
+    return replace(gpu, name=f"{gpu.name} (assumed: no GPU here, rehearsal.accelerator={named})")
 
 
 def make_clock(config: DictConfig) -> CompressedClock:
