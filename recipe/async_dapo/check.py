@@ -25,12 +25,14 @@ def main(
     arguments: Sequence[str],
     describe: Callable[[DictConfig], str] = lambda config: "",
     assume_gpu: Callable[[DictConfig], Gpu] = lambda config: ASSUMED_GPU,
+    base: Sequence[str] = (),
 ) -> int:
     """Check, and print a line for each check.
 
     Args:
         describe: what to say of a run that is in order.
         assume_gpu: the one to count with where this machine has none.
+        base: overrides before the arguments, for options that the recipe's yaml does not have.
 
     Returns:
         The exit status: 0 good, 1 bad, 2 for what is no override.
@@ -40,7 +42,7 @@ def main(
         _say(f"{__doc__}")
         return 0 if set(flags) <= {"-h", "--help"} else 2
     try:
-        config = compose_overrides(arguments)
+        config = compose_overrides(arguments, base)
         assumed_gpu = assume_gpu(config)
     except ConfigError as error:
         _show(Finding(name="overrides", error=error))

@@ -4,11 +4,12 @@ One paragraph says what will be trained, on what, how much of it at once, and wh
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from ..async_dapo.check import main
+from ..async_dapo import check
 from ..async_dapo.config import AsyncDAPOConfig, ConfigError, engine_gpus, gpus_per_engine
 from ..async_dapo.core.concurrency import EngineLoad
 from ..async_dapo.core.leases import server_calls
@@ -17,9 +18,14 @@ from ..async_dapo.startup.memory_check import gpu_here
 from ..async_dapo.startup.model_check import local_folder
 from .plan.costs import ServerConstants, kv_room_tok
 from .plan.hardware import load_model
-from .rehearsal.options import assumed_gpu
+from .rehearsal.options import WITH_REHEARSAL, assumed_gpu
 
 BUFFERED_BYTES_PER_TOK = 9  # a token's id and log-prob, and its share of what is noted for a delivery
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status, as the recipe's check does."""
+    return check.main(arguments, described, assumed_gpu, WITH_REHEARSAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,4 +127,4 @@ def _kv_room_tok(config: DictConfig, gpu: Gpu, gpus: int) -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], described, assumed_gpu))
+    sys.exit(main(sys.argv[1:]))

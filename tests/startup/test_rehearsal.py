@@ -11,6 +11,7 @@ from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.startup import preflight
+from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.plan.hardware import load_model
 from recipe.async_dapo_lab.rehearsal.answers import RIGHT, WRONG, compute_score, vocabulary_of
@@ -21,13 +22,14 @@ from recipe.async_dapo_lab.rehearsal.emulation import (
     emulate,
     use_stand_in,
 )
-from recipe.async_dapo_lab.rehearsal.options import RehearsalOptions, SpeedChange, gpus_of
+from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions, SpeedChange, gpus_of
 from recipe.async_dapo_lab.rehearsal.supervisor import cause_of_failure
 from recipe.async_dapo_lab.rehearsal.training import TimedRanks
 
 from ..support.composed_runs import ComposeRun, compose_run
 
 STAND_IN = [
+    *WITH_REHEARSAL,
     "rehearsal.stand_in=True",
     "trainer.device=cuda",
     "trainer.n_gpus_per_node=8",
@@ -97,6 +99,11 @@ def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, m
 
     with pytest.raises(ConfigError, match=message):
         check()
+
+
+def test_given_an_option_that_does_not_exist_then_the_one_most_like_it_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"rehearsal\.speedups=3: no such option; did you mean rehearsal\.speedup\?"):
+        compose_overrides(["rehearsal.speedups=3"], WITH_REHEARSAL)
 
 
 OWN = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method:suffix}"

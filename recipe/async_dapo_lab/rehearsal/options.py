@@ -1,4 +1,6 @@
-"""Options of a rehearsal: the node `rehearsal` of the configuration, and the planner's scenario that follows."""
+"""Options of a rehearsal, `options.yaml`: the node `rehearsal` that it adds to the configuration, and the planner's
+scenario that follows.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +19,11 @@ from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator
 from ..plan.inputs import Inputs
 from ..plan.scenario import Scenario
 
+# Hydra's overrides that add the node to the recipe's configuration.
+WITH_REHEARSAL = (
+    f"hydra.searchpath=[pkg://verl.trainer.config,pkg://{__package__.rpartition('.')[0]}]",
+    "+rehearsal=options",
+)
 NODE = "rehearsal."
 KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
 RECIPE_MODE = "async_dapo"
@@ -62,7 +69,7 @@ class SpeedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalOptions:
-    """The yaml documents units and ranges; `inputs` are those that the planner has under the same names."""
+    """The options of `options.yaml`, which has units and ranges; `inputs` are those that the planner has, too."""
 
     speedup: float
     steps: int
