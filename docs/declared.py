@@ -1,6 +1,7 @@
-"""Tables of what the recipe declares: its options, with the comments of its yaml file, and its metrics."""
+"""Tables of what recipe and rehearsal declare: options, with the comments of their yaml files, and metrics."""
 
 import re
+from collections.abc import Iterable, Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from benchmarks.support.tables import markdown
 from recipe.async_dapo.record.console import RULES, Rule
 from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS
 from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.rehearsal.options import NODE
 
-OPTIONS_FILE = Path(__file__).parents[1] / "recipe" / "async_dapo" / "config" / "async_dapo_trainer.yaml"
+RECIPES = Path(__file__).parents[1] / "recipe"
+OPTIONS_FILE = RECIPES / "async_dapo" / "config" / "async_dapo_trainer.yaml"
+REHEARSAL_FILE = RECIPES / "async_dapo_lab" / "rehearsal" / "options.yaml"
 VERLS_OPTIONS = Path(str(distribution("verl").locate_file("verl/trainer/config/_generated_ppo_trainer.yaml")))
-OWN_NODES = ("async_dapo", "rehearsal")
+OWN_NODE = "async_dapo"
 NOT_OPTIONS = ("hydra", "defaults")
 
 # What to look at first: option -> when to turn it.
@@ -40,33 +44,35 @@ _KEY = re.compile(r"( *)([a-z_0-9]+):(.*)")
 _BUCKET = "|".join(map(re.escape, STALENESS_BUCKETS))
 
 
-def options(node: str) -> pd.DataFrame:
-    """Every key of one of the recipe's own nodes with its default and the comment above it.
+def recipe_options() -> pd.DataFrame:
+    return _options(row for row in _declared(OPTIONS_FILE) if row[0].startswith(f"{OWN_NODE}."))
 
-    The planner's inputs, which are the rehearsal's too, explain themselves.
-    """
-    inputs = {name: meaning for name, (_, meaning) in Inputs.described().items()}
-    rows = []
+
+def rehearsal_options() -> pd.DataFrame:
+    """Without the planner's inputs, which `--help` of the planner explains."""
+    planners = Inputs.described()
+    return _options((NODE + key, *row) for key, *row in _declared(REHEARSAL_FILE) if key not in planners)
+
+
+def _options(rows: Iterable[Iterable[str]]) -> pd.DataFrame:
+    cells = [(f"`{key}`", f"`{default}`", meaning) for key, default, meaning in rows]
+    return pd.DataFrame(cells, columns=["Option", "Default", "Meaning"])
+
+
+def _declared(file: Path) -> Iterator[tuple[str, str, str]]:
+    """Every key of a yaml file with its default and the comment above it."""
     parents: dict[int, str] = {}
     comment: list[str] = []
-    for line in OPTIONS_FILE.read_text().splitlines():
+    for line in file.read_text().splitlines():
         if line.lstrip().startswith("#"):
             comment.append(line.lstrip(" #"))
             continue
         if match := _KEY.match(line):
             indent, key, default = len(match[1]), match[2], match[3].strip()
             parents = {depth: name for depth, name in parents.items() if depth < indent} | {indent: key}
-            if default and parents[0] == node:
-                rows.append((f"`{'.'.join(parents.values())}`", f"`{default}`", " ".join(comment) or inputs[key]))
+            if default:
+                yield ".".join(parents.values()), default, " ".join(comment)
         comment = []
-    return pd.DataFrame(rows, columns=["Option", "Default", "Meaning"])
-
-
-def rehearsal_options() -> pd.DataFrame:
-    """Without the planner's inputs, which `--help` of the planner explains."""
-    table = options("rehearsal")
-    shared = {f"`rehearsal.{name}`" for name in Inputs.described()}
-    return table[~table["Option"].isin(shared)]
 
 
 def first_options() -> pd.DataFrame:
@@ -81,7 +87,7 @@ def first_options() -> pd.DataFrame:
 def verl_defaults() -> pd.DataFrame:
     """verl's own options that the recipe's yaml sets otherwise than verl does."""
     file: Any = OmegaConf.to_container(OmegaConf.load(OPTIONS_FILE))
-    nodes = {name: node for name, node in file.items() if name not in (*OWN_NODES, *NOT_OPTIONS)}
+    nodes = {name: node for name, node in file.items() if name not in (OWN_NODE, *NOT_OPTIONS)}
     verls = OmegaConf.load(VERLS_OPTIONS)
     changed = [(key, value) for key, value in _leaves(nodes) if value not in (OmegaConf.select(verls, key), {})]
     rows = [(f"`{key}`", f"`{'null' if value is None else value}`") for key, value in changed]

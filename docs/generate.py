@@ -95,7 +95,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/get_started.md": {"step lines": step_lines},
     "docs/options.md": {
         "first options": table(declared.first_options),
-        "options": table(partial(declared.options, "async_dapo")),
+        "options": table(declared.recipe_options),
         "rehearsal's options": table(declared.rehearsal_options),
         "verl's options": table(declared.verl_defaults),
     },

@@ -4,8 +4,8 @@ import pandas as pd
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.trainer_memory import TRAINED_COPIES, TrainerMemory
-from recipe.async_dapo.startup.hardware import Accelerator, ModelShape, find_accelerator, load_model
 from recipe.async_dapo_lab.plan.costs import ServerConstants, kv_room_tok
+from recipe.async_dapo_lab.plan.hardware import Accelerator, ModelShape, find_accelerator, load_model
 
 # Model, GPUs that train it together, GPUs of an engine.
 SETTINGS = (("qwen3-8b", 8, 1), ("qwen3-32b", 32, 4))

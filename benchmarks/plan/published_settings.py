@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from recipe.async_dapo.startup.hardware import find_accelerator, load_model
+from recipe.async_dapo_lab.plan.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.measures import StepMeasure, mean_of
 from recipe.async_dapo_lab.plan.scenario import Scenario

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.support.rehearsed import measure, overrides_of
 from benchmarks.support.runs_file import RunsFile
-from recipe.async_dapo.startup.hardware import find_accelerator, load_model
+from recipe.async_dapo_lab.plan.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.measures import mean_of
 from recipe.async_dapo_lab.plan.rolling_training import RollingRun

@@ -14,17 +14,25 @@ from io import StringIO
 from omegaconf import DictConfig
 
 from .option_values import ConfigError
+from .startup.hardware import ASSUMED_GPU, Gpu
 from .startup.overrides import compose_overrides
 from .startup.preflight import Finding, findings
 
 WIDTH = 110
 
 
-def main(arguments: Sequence[str], describe: Callable[[DictConfig], str] = lambda config: "") -> int:
+def main(
+    arguments: Sequence[str],
+    describe: Callable[[DictConfig], str] = lambda config: "",
+    assume_gpu: Callable[[DictConfig], Gpu] = lambda config: ASSUMED_GPU,
+    base: Sequence[str] = (),
+) -> int:
     """Check, and print a line for each check.
 
     Args:
         describe: what to say of a run that is in order.
+        assume_gpu: the one to count with where this machine has none.
+        base: overrides before the arguments, for options that the recipe's yaml does not have.
 
     Returns:
         The exit status: 0 good, 1 bad, 2 for what is no override.
@@ -34,12 +42,13 @@ def main(arguments: Sequence[str], describe: Callable[[DictConfig], str] = lambd
         _say(f"{__doc__}")
         return 0 if set(flags) <= {"-h", "--help"} else 2
     try:
-        config = compose_overrides(arguments)
+        config = compose_overrides(arguments, base)
+        assumed_gpu = assume_gpu(config)
     except ConfigError as error:
         _show(Finding(name="overrides", error=error))
         return 1
     failed = 0
-    for finding in _quietly(findings(config)):
+    for finding in _quietly(findings(config, assumed_gpu)):
         _show(finding)
         failed += finding.error is not None
     spent = f"{time.perf_counter() - began_s:.1f} s"

@@ -4,20 +4,28 @@ One paragraph says what will be trained, on what, how much of it at once, and wh
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from ..async_dapo.check import main
+from ..async_dapo import check
 from ..async_dapo.config import AsyncDAPOConfig, ConfigError, gpus_per_engine, num_engines
 from ..async_dapo.core.concurrency import EngineLoad
 from ..async_dapo.core.leases import server_calls
-from ..async_dapo.startup.hardware import Accelerator, ModelShape, load_model
-from ..async_dapo.startup.memory_check import accelerator_of
+from ..async_dapo.startup.hardware import Gpu
+from ..async_dapo.startup.memory_check import gpu_here
 from ..async_dapo.startup.model_check import local_folder
 from .plan.costs import ServerConstants, kv_room_tok
+from .plan.hardware import load_model
+from .rehearsal.options import WITH_REHEARSAL, assumed_gpu
 
 BUFFERED_BYTES_PER_TOK = 9  # a token's id and log-prob, and its share of what is noted for a delivery
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status, as the recipe's check does."""
+    return check.main(arguments, described, assumed_gpu, WITH_REHEARSAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +43,8 @@ class Engines:
         rollout, gpus_each = config.actor_rollout_ref.rollout, gpus_per_engine(config)
         room_tok, hardware = None, "CPU"
         if config.trainer.device != "cpu":
-            accelerator, hardware = accelerator_of(config)
-            room_tok = _kv_room_tok(config, accelerator, gpus_each)
+            gpu = gpu_here() or assumed_gpu(config)
+            room_tok, hardware = _kv_room_tok(config, gpu, gpus_each), gpu.name
         return cls(
             count=num_engines(config),
             gpus_each=gpus_each,
@@ -104,13 +112,12 @@ def _in_flight(options: AsyncDAPOConfig, engines: Engines) -> str:
     return f"Requests in flight size themselves, {first:,} in the first round."
 
 
-def _kv_room_tok(config: DictConfig, accelerator: Accelerator, gpus: int) -> int | None:
+def _kv_room_tok(config: DictConfig, gpu: Gpu, gpus: int) -> int | None:
     rollout = config.actor_rollout_ref.rollout
     try:
-        model: ModelShape = load_model(local_folder(config.actor_rollout_ref.model, "path"))
         return kv_room_tok(
-            model,
-            accelerator,
+            load_model(local_folder(config.actor_rollout_ref.model, "path")),
+            gpu,
             ServerConstants(),
             tensor_parallel_size=gpus,
             gpu_memory_utilization=rollout.gpu_memory_utilization,
@@ -120,4 +127,4 @@ def _kv_room_tok(config: DictConfig, accelerator: Accelerator, gpus: int) -> int
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], described))
+    sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from docs.generate import PARTS, up_to_date
 from recipe.async_dapo.training.metrics import METRICS, PREFIX
+from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL
 
 from ..support.composed_runs import compose_run
 from ..support.documents import PAGES, ROOT, arguments_of, arguments_of_script, files, messages, page
@@ -62,7 +63,7 @@ every_page = pytest.mark.parametrize("name", PAGES)
 
 @pytest.fixture(scope="module")
 def composed() -> DictConfig:
-    return compose_run([])
+    return compose_run([*WITH_REHEARSAL])
 
 
 @every_page

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.startup.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.gpu_check import __main__ as command
 from recipe.async_dapo_lab.gpu_check import engine, machine, several_gpus, speed, training
 from recipe.async_dapo_lab.gpu_check.engine import EngineSettings, Section
@@ -24,6 +23,7 @@ from recipe.async_dapo_lab.gpu_check.speed import (
 )
 from recipe.async_dapo_lab.gpu_check.verdicts import passed
 from recipe.async_dapo_lab.plan.calibration import calibrate
+from recipe.async_dapo_lab.plan.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
 from .test_engine import GOOD as GOOD_ENGINE

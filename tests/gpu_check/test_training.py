@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.startup.hardware import load_model
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.training.metrics import METRICS
 from recipe.async_dapo_lab.gpu_check.__main__ import SIZES
@@ -13,6 +12,7 @@ from recipe.async_dapo_lab.gpu_check.assets import SMALL, make_config, make_mode
 from recipe.async_dapo_lab.gpu_check.reward import compute_score
 from recipe.async_dapo_lab.gpu_check.training import BOUNDS, Case, cases, judge_training, overrides
 from recipe.async_dapo_lab.gpu_check.verdicts import Status
+from recipe.async_dapo_lab.plan.hardware import load_model
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 

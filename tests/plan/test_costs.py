@@ -3,9 +3,9 @@
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.startup.hardware import BYTES_PER_VALUE, find_accelerator, load_model, shape_of
-from recipe.async_dapo.startup.hardware import MODEL_PRESETS as PRESETS
 from recipe.async_dapo_lab.plan.costs import ServerConstants
+from recipe.async_dapo_lab.plan.hardware import BYTES_PER_VALUE, find_accelerator, load_model, shape_of
+from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 from recipe.async_dapo_lab.plan.inputs import Inputs
 
 from ..support.plan_settings import small_scenario

@@ -7,10 +7,10 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.startup.hardware import find_accelerator
 from recipe.async_dapo_lab.plan.calibration import calibrate
 from recipe.async_dapo_lab.plan.candidates import bound_of, recipe_candidates, with_drafts
 from recipe.async_dapo_lab.plan.costs import ServerConstants
+from recipe.async_dapo_lab.plan.hardware import find_accelerator
 from recipe.async_dapo_lab.plan.recommend import drafts_advice, recommend
 from recipe.async_dapo_lab.plan.report import COLUMNS, shown, table
 from recipe.async_dapo_lab.plan.sweep import sweep

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,9 @@ from recipe.async_dapo.option_values import ConfigErrors, check_each
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, checks_of, findings
 from recipe.async_dapo_lab import check
+from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL
 
-from ..support.composed_runs import valid_overrides
+from ..support.composed_runs import ComposeRun, compose_run, override, valid_overrides
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -21,7 +23,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_given_a_good_run_when_checked_then_every_check_has_a_line_and_the_run_is_told(files, capsys):
-    assert main(valid_overrides(files), check.described) == 0
+    assert check.main(valid_overrides(files)) == 0
     shown = lines(capsys)
     config = compose_overrides(valid_overrides(files))
     assert [line[5:27].strip() for line in shown if line.startswith("ok ")] == [
@@ -103,12 +105,21 @@ def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files
     assert lines(capsys) == [f"BAD  overrides              trainer.loger=x: {message}"]
 
 
+def test_given_an_accelerator_that_is_not_known_when_checked_then_the_known_ones_are_named(files, capsys):
+    assert check.main([*valid_overrides(files), "rehearsal.accelerator=h10"]) == 1
+    assert lines(capsys)[0].startswith("BAD  overrides              accelerator=h10: unknown; did you mean h100?")
+
+
 def test_flags_are_no_overrides(capsys):
     assert main(["--help"]) == 0 and main(["--multirun"]) == 2
     assert "python -m recipe.async_dapo.check <hydra overrides>" in capsys.readouterr().out
 
 
-GPU = ["trainer.device=cuda", "trainer.n_gpus_per_node=8", "rehearsal.accelerator=h100"]
+@pytest.fixture(scope="module")
+def run_on_gpus(files: Path) -> ComposeRun:
+    gpus = ("trainer.device=cuda", "trainer.n_gpus_per_node=8", "rehearsal.accelerator=h100")
+    valid = compose_run([*WITH_REHEARSAL, *valid_overrides(files), *gpus])
+    return lambda *overrides: override(valid, overrides)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +140,14 @@ GPU = ["trainer.device=cuda", "trainer.n_gpus_per_node=8", "rehearsal.accelerato
         (["algorithm.filter_groups.enable=False"], "no filter"),
     ],
 )
-def test_the_run_in_words_says_what_the_options_come_to(run, overrides, words):
-    config = run(*GPU, *overrides)
+def test_the_run_in_words_says_what_the_options_come_to(run_on_gpus, overrides, words):
+    config = run_on_gpus(*overrides)
     assert words in check.run_in_words(config, AsyncDAPOConfig.from_hydra(config))
 
 
-def test_the_first_round_has_as_many_requests_as_the_kv_cache_holds(run):
+def test_the_first_round_has_as_many_requests_as_the_kv_cache_holds(run_on_gpus):
     """Qwen3-8B on 8 x H100 at 0.5 of their memory: (40 - 5 - 16.4) GB over 147,456 bytes a token."""
-    config = run(*GPU, "data.max_prompt_length=1024", "data.max_response_length=16384", "data.train_batch_size=512")
+    config = run_on_gpus("data.max_prompt_length=1024", "data.max_response_length=16384", "data.train_batch_size=512")
     config.actor_rollout_ref.model.path = "qwen3-8b"
     options = AsyncDAPOConfig.from_hydra(config)
     words = check.run_in_words(config, options)

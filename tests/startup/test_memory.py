@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.startup.hardware import MODEL_PRESETS as PRESETS
+from recipe.async_dapo.startup.hardware import Gpu
 from recipe.async_dapo.startup.memory_check import check_memory
+from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 
 STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
 OFFLOADED = [f"actor_rollout_ref.actor.fsdp_config.{part}_offload=True" for part in ("param", "optimizer")]
@@ -24,7 +25,7 @@ def qwen3_8b(tmp_path_factory):
 @pytest.fixture
 def on_gpus(run, qwen3_8b):
     def compose(*overrides):
-        gpus = ("trainer.device=cuda", "trainer.n_gpus_per_node=8", "rehearsal.accelerator=h100")
+        gpus = ("trainer.device=cuda", "trainer.n_gpus_per_node=8")
         return run(*gpus, f"actor_rollout_ref.model.path={qwen3_8b}", *overrides)
 
     return compose
@@ -69,7 +70,9 @@ def test_given_activations_that_may_not_fit_when_checked_then_it_is_a_warning(on
 
 
 def test_given_no_gpu_in_sight_when_checked_then_the_assumed_one_is_named_in_a_warning(on_gpus):
-    assert "do not fit on h100 (assumed: no GPU here" in check_memory(on_gpus(*STALE_KV, FULL))
+    assert "do not fit on h200 (assumed: no GPU here) of 141 GB" in check_memory(on_gpus("trainer.n_gpus_per_node=1"))
+    h100 = Gpu(name="h100", memory_gb=80)
+    assert "do not fit on h100 of 80 GB" in check_memory(on_gpus(*STALE_KV, FULL), h100)
 
 
 def test_given_a_trainer_of_another_kind_or_a_cpu_when_checked_then_nothing_is_said(run, on_gpus):
@@ -80,7 +83,7 @@ def test_given_a_trainer_of_another_kind_or_a_cpu_when_checked_then_nothing_is_s
 def test_given_a_warning_when_a_run_starts_then_it_is_logged(run, monkeypatch, caplog):
     from recipe.async_dapo.startup import memory_check, preflight
 
-    monkeypatch.setattr(memory_check, "check_memory", lambda _: "it is tight")
+    monkeypatch.setattr(memory_check, "check_memory", lambda *_: "it is tight")
     with caplog.at_level("WARNING", logger=preflight.__name__):  # vLLM's import sets the root logger to ERROR
         preflight.check_all(run())
     assert "memory: it is tight" in caplog.messages

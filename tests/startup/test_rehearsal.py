@@ -10,17 +10,26 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.startup.hardware import load_model
+from recipe.async_dapo.startup import preflight
+from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo_lab.plan.hardware import load_model
 from recipe.async_dapo_lab.rehearsal.answers import RIGHT, WRONG, compute_score, vocabulary_of
-from recipe.async_dapo_lab.rehearsal.emulation import NO_TRANSFER, check_rehearsable, emulate, use_stand_in
-from recipe.async_dapo_lab.rehearsal.options import RehearsalOptions, SpeedChange, gpus_of
+from recipe.async_dapo_lab.rehearsal.emulation import (
+    NO_TRANSFER,
+    check_as_training,
+    check_rehearsable,
+    emulate,
+    use_stand_in,
+)
+from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions, SpeedChange, gpus_of
 from recipe.async_dapo_lab.rehearsal.supervisor import cause_of_failure
 from recipe.async_dapo_lab.rehearsal.training import TimedRanks
 
 from ..support.composed_runs import ComposeRun, compose_run
 
 STAND_IN = [
+    *WITH_REHEARSAL,
     "rehearsal.stand_in=True",
     "trainer.device=cuda",
     "trainer.n_gpus_per_node=8",
@@ -92,6 +101,11 @@ def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, m
         check()
 
 
+def test_given_an_option_that_does_not_exist_then_the_one_most_like_it_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"rehearsal\.speedups=3: no such option; did you mean rehearsal\.speedup\?"):
+        compose_overrides(["rehearsal.speedups=3"], WITH_REHEARSAL)
+
+
 OWN = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method:suffix}"
 
 
@@ -141,6 +155,13 @@ def test_given_inputs_of_the_planner_then_they_reach_the_emulation(stand_in_run)
     scenario = RehearsalOptions.from_hydra(config).scenario(config)
     assert scenario.accelerator.name == "h100" and scenario.weight_update_s == 9
     assert scenario.lengths.of_normal(0.0) == 500
+
+
+def test_given_an_accelerator_that_is_too_small_when_a_rehearsal_is_checked_then_it_warns(stand_in_run, caplog) -> None:
+    config = stand_in_run("rehearsal.accelerator=h100", "actor_rollout_ref.rollout.gpu_memory_utilization=0.9")
+    with caplog.at_level("WARNING", logger=preflight.__name__):
+        check_as_training(config)
+    assert "do not fit on h100 (assumed: no GPU here, rehearsal.accelerator=h100) of 80 GB" in caplog.text
 
 
 def test_given_tool_times_then_a_loop_with_the_planner_s_takes_the_place_of_every_one_and_waits_are_compressed(

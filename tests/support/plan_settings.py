@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.startup.hardware import find_accelerator, load_model
+from recipe.async_dapo_lab.plan.hardware import find_accelerator, load_model
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.measures import StepMeasure, mean_of
 from recipe.async_dapo_lab.plan.scenario import Scenario

@@ -8,21 +8,25 @@ from omegaconf import DictConfig, OmegaConf
 from ..config import Placement, training_gpus
 from ..core.trainer_memory import TrainerMemory
 from ..option_values import ConfigError
-from .hardware import DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
-from .model_check import local_folder
+from .hardware import ASSUMED_GPU, Gpu, ModelSize
+from .model_check import model_size
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _FSDP = "actor_rollout_ref.actor.fsdp_config."
 _HALF = ("bf16", "bfloat16", "fp16", "float16")
 
 
-def check_memory(config: DictConfig) -> str:
+def check_memory(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> str:
     """Compare what engines may take with what the trainer leaves them.
 
     Refused is what is certain: weights, gradients and optimizer, on this machine's GPUs. A warning is what counts
     activations too, which depend on the lengths, or what assumes a GPU.
 
-    Returns the warning; nothing where all fits, or where it is not known.
+    Args:
+        assumed_gpu: the one to count with where this machine has none.
+
+    Returns:
+        The warning; empty where all fits, or where it is not known.
 
     Raises:
         ConfigError: naming key, value and remedy.
@@ -31,23 +35,23 @@ def check_memory(config: DictConfig) -> str:
     is_separate = config.async_dapo.placement == Placement.SEPARATE
     if is_separate or config.trainer.device == "cpu" or actor.strategy not in ("fsdp", "fsdp2"):
         return ""
-    try:
-        model = load_model(local_folder(config.actor_rollout_ref.model, "path"))
-    except ConfigError:
-        return ""  # of a kind whose size is not known; a missing one is named by the check of the model
-    accelerator, hardware = accelerator_of(config)
-    memory_bytes, trainer = 1e9 * accelerator.memory_gb, trainer_of(config, model)
+    model = model_size(config.actor_rollout_ref.model)
+    if model is None:
+        return ""
+    here = gpu_here()
+    gpu = here or assumed_gpu
+    memory_bytes, trainer = 1e9 * gpu.memory_gb, trainer_of(config, model)
     asked, keeps_kv = rollout.gpu_memory_utilization, not rollout.free_cache_engine
     certain = trainer.engine_share(memory_bytes, keeps_kv=keeps_kv, with_activations=False)
     likely = trainer.engine_share(memory_bytes, keeps_kv=keeps_kv)
     if asked <= likely:
         return ""
-    is_certain = torch.cuda.is_available() and asked > certain
+    is_certain = here is not None and asked > certain
     limit = certain if is_certain else likely
     error = ConfigError(
         _ROLLOUT + "gpu_memory_utilization",
         asked,
-        f"engines and trainer do not fit on {hardware} of {accelerator.memory_gb:.0f} GB: "
+        f"engines and trainer do not fit on {gpu.name} of {gpu.memory_gb:.0f} GB: "
         f"{_trainers_part(trainer, keeps_kv, alone=limit <= 0)}; {_remedy(trainer, memory_bytes, limit, keeps_kv)}",
     )
     if is_certain:
@@ -55,18 +59,15 @@ def check_memory(config: DictConfig) -> str:
     return str(error)
 
 
-def accelerator_of(config: DictConfig) -> tuple[Accelerator, str]:
-    """This machine's GPU, else the rehearsal's, else the default; and what to call it."""
-    if torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(0)
-        gpu = Accelerator(name=found.name, memory_gb=found.total_memory / 1e9, bandwidth_tb_s=1.0, bf16_tflop_s=1.0)
-        return gpu, found.name
-    name = config.rehearsal.accelerator or DEFAULT_ACCELERATOR
-    gpu = find_accelerator(name)
-    return gpu, f"{gpu.name} (assumed: no GPU here, rehearsal.accelerator={config.rehearsal.accelerator})"
+def gpu_here() -> Gpu | None:
+    """One of this machine's."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    return Gpu(name=found.name, memory_gb=found.total_memory / 1e9)
 
 
-def trainer_of(config: DictConfig, model: ModelShape) -> TrainerMemory:
+def trainer_of(config: DictConfig, model: ModelSize) -> TrainerMemory:
     """The actor alone: a critic comes on top."""
     actor, options = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     fsdp = actor.fsdp_config

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from ..option_values import ConfigError, refused
 from .agent_loop_check import shipped_modules
+from .hardware import ModelSize, find_config, size_of
 
 _MODEL = "actor_rollout_ref.model."
 _HUB_FILES = ("config.json", "tokenizer_config.json")
@@ -30,6 +31,17 @@ def local_folder(model: DictConfig, key: str) -> str:
     if name.startswith(("/", "~", ".")) and not Path(name).exists():
         raise ConfigError(_MODEL + key, name, "no such folder; correct the path (verl expands no ~)")
     return copy_to_local(name)
+
+
+def model_size(model: DictConfig) -> ModelSize | None:
+    """Of the model that a `model` node names; None for one whose size is not known, and for one that is missing, which
+    `check_context` tells.
+    """
+    try:
+        config, name = find_config(local_folder(model, "path"))
+        return size_of(config, name=name)
+    except (ConfigError, FileNotFoundError):
+        return None
 
 
 def load_by_verl(config: DictConfig) -> Any:

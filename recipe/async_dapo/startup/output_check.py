@@ -24,8 +24,7 @@ from ..record.checkpoint_folder import (
     verify,
 )
 from ..record.run_files import metrics_file
-from .hardware import BYTES_PER_VALUE, load_model
-from .model_check import local_folder
+from .model_check import model_size
 from .verl_options import listed
 
 logger = logging.getLogger(__name__)
@@ -85,12 +84,11 @@ def _check_room(config: DictConfig) -> str:
 def _checkpoint_bytes(config: DictConfig) -> float | None:
     """Of the actor's weights and Adam's two moments, whichever are saved; None for a model that is not known."""
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    try:
-        shape = load_model(local_folder(model, "path"))
-    except ConfigError:
+    size = model_size(model)
+    if size is None:
         return None
     wide = str(actor.fsdp_config.model_dtype) in ("fp32", "float32")
-    weights = shape.weight_bytes * (4 if wide else 2) / BYTES_PER_VALUE
+    weights = size.parameters * (4 if wide else 2)
     saved, has_lora = actor.checkpoint.save_contents, bool(model.lora_rank)
     return weights * (("model" in saved) + 2 * ("optimizer" in saved and not has_lora))
 

@@ -36,36 +36,39 @@ def show_usage(arguments: Sequence[str], *, module: str, about: str) -> None:
     sys.exit(0)
 
 
-def compose_overrides(overrides: Sequence[str]) -> DictConfig:
+def compose_overrides(overrides: Sequence[str], base: Sequence[str] = ()) -> DictConfig:
     """The configuration with these overrides.
+
+    Args:
+        base: overrides before them, for options that the recipe's yaml does not have.
 
     Raises:
         ConfigError: for an override that Hydra cannot read or apply.
     """
     with initialize_config_dir(str(CONFIG_FOLDER), version_base=None):
         try:
-            return compose(CONFIG_NAME, overrides=list(overrides))
+            return compose(CONFIG_NAME, overrides=[*base, *overrides])
         except HydraException as error:
-            raise _explained(error, overrides) from error
+            raise _explained(error, overrides, base) from error
 
 
-def check_overrides(arguments: Sequence[str]) -> None:
+def check_overrides(arguments: Sequence[str], base: Sequence[str] = ()) -> None:
     """Compose once before Hydra does, for its errors; not with flags of Hydra's, which may change all of it.
 
     Raises:
         ConfigError: for an override that Hydra cannot read or apply.
     """
     if not any(argument.startswith("-") for argument in arguments):
-        compose_overrides(arguments)
+        compose_overrides(arguments, base)
 
 
-def _explained(error: HydraException, overrides: Sequence[str]) -> ConfigError:
+def _explained(error: HydraException, overrides: Sequence[str], base: Sequence[str]) -> ConfigError:
     if not (match := _UNKNOWN_KEY.search(str(error))):
         said = " ".join(str(error).partition("Config search path:")[0].split())
         return ConfigError("hydra", "compose", f"Hydra refuses these overrides: {said}")
     key = match[1]
     value = next((text.partition("=")[2] for text in overrides if text.startswith(f"{key}=")), "<unset>")
-    known = list(_keys(compose(CONFIG_NAME)))
+    known = list(_keys(compose(CONFIG_NAME, overrides=list(base))))
     same_name = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
     alike = get_close_matches(key, same_name, n=1, cutoff=0) or get_close_matches(key, known, n=1)
     hint = f"did you mean {alike[0]}?" if alike else "see docs/options.md"

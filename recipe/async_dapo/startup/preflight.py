@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ..config import AsyncDAPOConfig
 from ..option_values import ConfigError, ConfigErrors
 from ..verl_version import check_versions
+from .hardware import ASSUMED_GPU, Gpu
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +30,23 @@ class Finding:
     error: ConfigError | None = None
 
 
-def check_all(config: DictConfig) -> None:
+def check_all(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> None:
     """Check options, folders, checkpoint, code, data and reward function; nothing that starts Ray.
+
+    Args:
+        assumed_gpu: the one to count with where this machine has none.
 
     Raises:
         ConfigError: the first that is found, naming key, value and remedy.
     """
-    for finding in findings(config):
+    for finding in findings(config, assumed_gpu):
         if finding.error is not None:
             raise finding.error
         if finding.note.startswith(WARNING):
             logger.warning("%s: %s", finding.name, finding.note.removeprefix(WARNING))
 
 
-def findings(config: DictConfig) -> Iterator[Finding]:
+def findings(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> Iterator[Finding]:
     """Run every check, cheap ones first, each whatever became of those before; without options no other can run."""
     yield from _run("versions", check_versions)
     parsed: list[AsyncDAPOConfig] = []
@@ -53,7 +57,7 @@ def findings(config: DictConfig) -> Iterator[Finding]:
 
     yield from _run("async_dapo options", parse)
     for options in parsed:
-        for name, check in checks_of(config, options).items():
+        for name, check in checks_of(config, options, assumed_gpu).items():
             yield from _run(name, check)
 
 
@@ -71,7 +75,7 @@ def _run(name: str, check: Check) -> Iterator[Finding]:
         yield Finding(name=name, error=problem)
 
 
-def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
+def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> dict[str, Check]:
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
     from .algorithm_check import check_algorithm
@@ -91,7 +95,7 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig) -> dict[str, Check]:
         return f"sources {', '.join(sorted(row['data_source'] for row in rows))}" if rows else ""
 
     def memory() -> str:
-        warning = check_memory(config)
+        warning = check_memory(config, assumed_gpu)
         return WARNING + warning if warning else ""
 
     return {

@@ -6,7 +6,7 @@ Random weights answer nothing, so that on a GPU the reward is a hash of the answ
 from pathlib import Path
 from typing import Any
 
-from ...async_dapo.startup.hardware import MODEL_PRESETS
+from ..plan.hardware import MODEL_PRESETS
 from ..quickstart.model_and_data import Assets, prepare_assets, write_rows
 
 SMALL = {  # four layers of Qwen3-0.6B: its heads, and its ratio of KV heads, are those of Qwen3-8B

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.option_values import ConfigError, RolloutStrategy
-from ...async_dapo.startup.hardware import PRESETS, Accelerator, ModelShape, find_accelerator, load_model
 from ..plan.candidates import recipe_candidates
+from ..plan.hardware import ACCELERATORS, Accelerator, ModelShape, find_accelerator, load_model
 from ..plan.inputs import Inputs
 from ..plan.sweep import sweep
 from .machine import GB, Gpu
@@ -85,7 +85,7 @@ def hardware(gpus: Sequence[Gpu], prefills: Sequence[Mapping[str, float]], model
     """Inputs of the planner that the accelerator decides; none on a CPU."""
     if not gpus:
         return {}
-    preset = next((name for name in PRESETS if name in gpus[0].name.lower()), None)
+    preset = next((name for name in ACCELERATORS if name in gpus[0].name.lower()), None)
     if preset is None:
         return {"memory_gb": gpus[0].memory_bytes / GB}
     share = prefill_flop_share(prefills, model=load_model(str(model)), accelerator=find_accelerator(preset))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from ...async_dapo.option_values import ConfigError
-from ...async_dapo.startup.hardware import Accelerator, ModelShape
+from ...async_dapo.startup.hardware import Gpu
+from .hardware import Accelerator, ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class StepCost:
 
 def kv_room_tok(
     model: ModelShape,
-    accelerator: Accelerator,
+    accelerator: Gpu,
     constants: ServerConstants,
     *,
     tensor_parallel_size: int,
@@ -130,7 +131,7 @@ def kv_room_tok(
     return int((usable * tensor_parallel_size - model.weight_bytes) / model.kv_bytes_per_token)
 
 
-def _remedy(model: ModelShape, accelerator: Accelerator, usable_bytes: float) -> str:
+def _remedy(model: ModelShape, accelerator: Gpu, usable_bytes: float) -> str:
     other = f"a larger accelerator than {accelerator.name}, or a higher gpu_memory_utilization"
     if usable_bytes <= 0:
         return f"use {other}"

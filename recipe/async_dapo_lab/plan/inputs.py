@@ -15,11 +15,10 @@ from yaml import YAMLError
 
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.option_values import ConfigError, RolloutStrategy
-from ...async_dapo.startup.hardware import DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
-from ...async_dapo.startup.hardware import PRESETS as ACCELERATORS
 from .calibration import calibrate
 from .candidates import VLLM_CALL_LIMIT
 from .costs import ServerConstants
+from .hardware import ACCELERATORS, DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
 from .lengths import LengthModel, LogNormalLengths, load_lengths
 from .scenario import Scenario
 from .workload import ANSWERS, BLOCK, BetaPassRates, PassRates, ValidShare, load_pass_rates

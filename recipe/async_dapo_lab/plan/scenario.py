@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from ...async_dapo.option_values import MOST_DRAFT_TOK, ConfigError
-from ...async_dapo.startup.hardware import Accelerator, ModelShape
 from .calibration import MeasuredCosts
 from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cost, step_cost
+from .hardware import Accelerator, ModelShape
 from .lengths import LengthModel
 from .workload import ANSWERS, PassRates, ToolCalls, Workload
 

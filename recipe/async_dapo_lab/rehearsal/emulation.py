@@ -12,12 +12,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ...async_dapo.option_values import ConfigError
 from ...async_dapo.startup.agent_loop_check import loops_of_data
-from ...async_dapo.startup.hardware import MODEL_PRESETS as PRESETS
 from ...async_dapo.startup.preflight import check_all
+from ..plan.hardware import MODEL_PRESETS
 from ..plan.workload import ToolCalls
 from ..quickstart.tiny_model import build_tokenizer
 from . import answers
-from .options import SEPARATE, RehearsalOptions, RewardSource, have_own_gpus
+from .options import SEPARATE, RehearsalOptions, RewardSource, assumed_gpu, have_own_gpus
 
 MODEL = "qwen3-8b"
 POSITIONS = 131_072
@@ -47,7 +47,7 @@ def _make_stand_in(folder: Path) -> None:
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    (model / "config.json").write_text(json.dumps(PRESETS[MODEL] | about, indent=2) + "\n")
+    (model / "config.json").write_text(json.dumps(MODEL_PRESETS[MODEL] | about, indent=2) + "\n")
     for name, count in (("train", TRAIN_ROWS), ("validation", VALIDATION_ROWS)):
         rng = random.Random(name)
         rows = [_row(number, rng) for number in range(count)]
@@ -108,7 +108,7 @@ def check_as_training(config: DictConfig) -> None:
         ConfigError: naming key, value and remedy.
     """
     save_freq, config.trainer.save_freq = config.trainer.save_freq, -1
-    check_all(config)
+    check_all(config, assumed_gpu(config))
     config.trainer.save_freq = save_freq
 
 

@@ -1,8 +1,10 @@
-"""Options of a rehearsal: the node `rehearsal` of the configuration, and the planner's scenario that follows."""
+"""Options of a rehearsal, `options.yaml`: the node `rehearsal` that it adds to the configuration, and the planner's
+scenario that follows.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
@@ -11,10 +13,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config import training_gpus
 from ...async_dapo.option_values import ConfigError, Placement, SpeculativeConfig, parse_options
+from ...async_dapo.startup.hardware import Gpu
 from ..plan.costs import StepCost
+from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator
 from ..plan.inputs import Inputs
 from ..plan.scenario import Scenario
 
+# Hydra's overrides that add the node to the recipe's configuration.
+WITH_REHEARSAL = (
+    f"hydra.searchpath=[pkg://verl.trainer.config,pkg://{__package__.rpartition('.')[0]}]",
+    "+rehearsal=options",
+)
 NODE = "rehearsal."
 KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
 RECIPE_MODE = "async_dapo"
@@ -60,7 +69,7 @@ class SpeedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalOptions:
-    """The yaml documents units and ranges; `inputs` are those that the planner has under the same names."""
+    """The options of `options.yaml`, which has units and ranges; `inputs` are those that the planner has, too."""
 
     speedup: float
     steps: int
@@ -177,6 +186,17 @@ def gpus_of(config: DictConfig) -> tuple[int, int]:
     rollout = config.actor_rollout_ref.rollout
     own = rollout.nnodes * rollout.n_gpus_per_node if have_own_gpus(config) else 0
     return training_gpus(config), own
+
+
+def assumed_gpu(config: DictConfig) -> Gpu:
+    """The GPU that checks count with where this machine has none.
+
+    Raises:
+        ConfigError: for one that the planner does not know.
+    """
+    named = config.rehearsal.accelerator
+    gpu = find_accelerator(named or DEFAULT_ACCELERATOR)
+    return replace(gpu, name=f"{gpu.name} (assumed: no GPU here, rehearsal.accelerator={named})")
 
 
 def make_clock(config: DictConfig) -> CompressedClock:
