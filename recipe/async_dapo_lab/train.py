@@ -6,6 +6,7 @@
 import sys
 
 from ..async_dapo import main_async_dapo
+from ..async_dapo.config import ConfigError
 from ..async_dapo.startup.overrides import compose_overrides
 from .report.write import report_the_end
 
@@ -20,9 +21,14 @@ def main() -> None:
 
 
 def _report(arguments: list[str]) -> None:
-    """Of a run that came to a step; Hydra's own flags (`--cfg job`) train nothing."""
-    if not any(argument.startswith("-") for argument in arguments):
-        report_the_end(compose_overrides(arguments).async_dapo.report_dir)
+    """Of a run that came to a step; Hydra's own flags (`--cfg job`) and overrides that are refused train nothing."""
+    if any(argument.startswith("-") for argument in arguments):
+        return
+    try:
+        config = compose_overrides(arguments)
+    except ConfigError:
+        return  # the training has said so
+    report_the_end(config.async_dapo.report_dir)
 
 
 if __name__ == "__main__":

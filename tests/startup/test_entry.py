@@ -58,14 +58,17 @@ UNKNOWN = "no such option; did you mean async_dapo.stop_rule? (+async_dapo.stop_
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("entry", "override", "message"),
     [
-        ("async_dapo.stop_rule=soon", "must be one of first_completed, fifo, drain"),
-        ("async_dapo.stop_rules=fifo", UNKNOWN),
+        ("async_dapo.main_async_dapo", "async_dapo.stop_rule=soon", "must be one of first_completed, fifo, drain"),
+        ("async_dapo.main_async_dapo", "async_dapo.stop_rules=fifo", UNKNOWN),
+        ("async_dapo_lab.train", "async_dapo.stop_rules=fifo", UNKNOWN),
     ],
 )
-def test_given_a_bad_option_when_started_then_the_process_ends_with_its_message(files, tmp_path, override, message):
-    assert_refused(start(tmp_path, *valid_overrides(files), override), tmp_path, f"{override}: {message}")
+def test_given_a_bad_option_when_started_then_the_process_ends_with_its_message(
+    files, tmp_path, entry, override, message
+):
+    assert_refused(start(tmp_path, *valid_overrides(files), override, entry=entry), tmp_path, f"{override}: {message}")
 
 
 @pytest.mark.slow
