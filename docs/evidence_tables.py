@@ -261,7 +261,7 @@ def engines() -> str:
     return (
         f"{markdown(shown[columns].rename(columns={'Of verl async': 'Of colocate_async'}))}\n"
         f"On one H100 (B=32, n=8, 4K) the defaults take {alone[DEFAULTS]:.2f}. "
-        f"With drafts (0.6 accepted, 0.01 ms of host a request): {drafted:.2f}, {alone[DRAFTED]:.2f}.\n"
+        f"With drafts (0.6 accepted, 10 µs a request): {drafted:.2f}, {alone[DRAFTED]:.2f}.\n"
     )
 
 
