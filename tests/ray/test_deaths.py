@@ -80,12 +80,12 @@ class Worker:
 
 
 def test_given_a_worker_that_never_starts_when_it_is_connected_then_the_run_ends_and_names_it(monkeypatch):
-    monkeypatch.setattr(manager_module, "CONNECT_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(manager_module, "CONNECT_TIMEOUT_S", 10.0)  # in which a busy machine starts a coordinator
     manager = bare_manager()
     manager.agent_loop_workers = [ray.remote(num_cpus=0)(Worker).remote(hangs) for hangs in (False, True)]
     ray.get([worker.__ray_ready__.remote() for worker in manager.agent_loop_workers])
     client: Any = SimpleNamespace(_load_balancer=start_balancer(start_servers(1), capacity=1))
-    with pytest.raises(RolloutError, match=r"agent loop workers \[1\] have not started within 3 s"):
+    with pytest.raises(RolloutError, match=r"agent loop workers \[1\] have not started within 10 s"):
         manager.connect(client, [])
 
 
