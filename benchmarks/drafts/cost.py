@@ -4,9 +4,9 @@ python -m benchmarks.drafts.cost --tails 8 25 --temperatures 1 2 --pairs 6
 
 Model, engine options and requests in flight are those of `side_by_side`, prompts come in groups as in a training. At
 temperature 2 the model's answers are noise, of which a quarter of the drafts is accepted. Needs
-`pip install arctic-inference==0.1.1`. Writes `cost.csv`, a row for each pair of blocks, of what it does not
-have yet; prints tokens per second with drafts over those without. Its rows of `siblings` are of a drafter that this
-recipe had (commit 74cf2d1), and dropped for them.
+`pip install arctic-inference==0.1.1`. Writes `cost.csv`, a row for each pair of blocks, of what it does not have yet;
+prints tokens per second with drafts over those without. Rows of `siblings` are of the recipe's former drafter (commit
+74cf2d1).
 """
 
 import argparse

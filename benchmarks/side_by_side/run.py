@@ -24,6 +24,7 @@ from benchmarks.side_by_side import verl_checkpoint_engine
 from benchmarks.support import learning_curve
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import RECIPE, STREAM_INTERVAL, TAILS, WARM_UP_STEPS, RunLoad, train
+from recipe.async_dapo.option_values import MOST_DRAFT_TOK, SPECULATIVE_CONFIGS, Drafts
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT, recipe_overrides
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, STEP_S, RunMetrics
@@ -105,16 +106,12 @@ VERL_SEPARATE = (
     *OWN_GPU,
 )
 SEPARATE = ("async_dapo.placement=separate", *OWN_GPU)
-# vLLM's suffix decoding, which needs arctic-inference==0.1.1. vLLM drafts nothing near `max_model_len`; the recipe sees
-# to that itself.
+# vLLM's suffix decoding on both sides, which needs arctic-inference==0.1.1. vLLM drafts nothing near `max_model_len`,
+# which the recipe allows for itself.
+DRAFTS = ("async_dapo.drafts=suffix",)
 VLLM = "++actor_rollout_ref.rollout.engine_kwargs.vllm"
-MOST_DRAFT_TOK = 7
-DRAFTS = (
-    f"{VLLM}.speculative_config.method=suffix",
-    f"{VLLM}.speculative_config.num_speculative_tokens={MOST_DRAFT_TOK}",
-)
 VERL_DRAFTS = (
-    *DRAFTS,
+    *(f"{VLLM}.speculative_config.{key}={value}" for key, value in SPECULATIVE_CONFIGS[Drafts.SUFFIX].items()),
     f"{VLLM}.max_model_len={MAX_PROMPT_TOK + max(shape.max_response_tok for shape in TAILS.values()) + MOST_DRAFT_TOK}",
 )
 

@@ -147,6 +147,7 @@ def test_suffix_decoding_is_the_first_runners_and_asks_for_the_package_that_is_n
     unsupported = methods("config/vllm.py", "VllmConfig")["_get_v2_model_runner_unsupported_features"]
     assert "speculative" in ast.unparse(unsupported)
     assert SUFFIX_PACKAGE in source("config/speculative.py")
+    assert SUFFIX_PACKAGE in (Path(__file__).parents[2] / "requirements" / "drafts.txt").read_text().splitlines()
 
 
 def test_a_sequence_near_the_limit_takes_the_drafts_of_its_whole_batch() -> None:
