@@ -23,23 +23,26 @@ NEWER = ServerConstants(step_overhead_ms=1.5, request_overhead_ms=0.03)
 
 @pytest.mark.parametrize(
     ("accepted", "ratio", "context_tok", "gain"),
-    [(0.4, 0.27, 6000, 1.15), (0.6, 0.4, 6000, 1.32), (0.9, 0.45, 6000, 1.53)],
+    [(0.4, 0.27, 6000, 1.075), (0.6, 0.4, 6000, 1.23), (0.9, 0.45, 6000, 1.42)],
 )
 def test_an_8b_on_an_h100_that_is_full_gains_what_arithmetic_says(accepted, ratio, context_tok, gain):
+    """52 requests fill the cache; a step takes 27.2 ms without drafts, with them 3 ms more, and for each request 0.05
+    ms to draft and 0.03 ms for a drafted token to verify.
+    """
     scenario = small_scenario(
         accelerator=find_accelerator("h100"), constants=NEWER, drafts_accepted=accepted, drafts_accepted_ratio=ratio
     )
     plain, drafting = scenario.step_cost(), scenario.step_cost(drafts=True)
     requests = plain.kv_room_tok // context_tok
     kv_tok = requests * context_tok
-    assert plain.decode_s(1, requests, kv_tok) / drafting.decode_s(1, requests, kv_tok) == pytest.approx(gain, rel=0.03)
+    assert plain.decode_s(1, requests, kv_tok) / drafting.decode_s(1, requests, kv_tok) == pytest.approx(gain, rel=0.01)
     assert drafting.kv_room_tok == plain.kv_room_tok and drafting.prefill_s(100) == plain.prefill_s(100)
 
 
 def test_drafts_that_nobody_accepts_cost_their_host_time():
     scenario = small_scenario(drafts_accepted=0.0)
     plain, drafting = scenario.step_cost(), scenario.step_cost(drafts=True)
-    assert drafting.decode_s(1, 10, 1000) - plain.decode_s(1, 10, 1000) == pytest.approx(3e-3 + 10 * 0.01e-3)
+    assert drafting.decode_s(1, 10, 1000) - plain.decode_s(1, 10, 1000) == pytest.approx(3e-3 + 10 * 0.05e-3)
 
 
 def test_drafts_make_rollouts_shorter_and_change_no_decision_of_a_fixed_pool():
