@@ -23,7 +23,7 @@ bash docs/build.sh
 in_two_lanes=(--numprocesses 2 --dist loadfile --no-loadscope-reorder)
 [[ ${1:-} == --fast ]] || pip install -qq --disable-pip-version-check --no-deps -r requirements/drafts.txt
 case ${1:-} in
-  --fast) pytest "${in_two_lanes[@]}" -m "not slow" tests/{core,coroutines,plan,report,contract} "${@:2}" ;;
+  --fast) HYPOTHESIS_PROFILE=few pytest "${in_two_lanes[@]}" -m "not slow" tests/{core,coroutines,plan,report,contract} "${@:2}" ;;
   "" | --nightly) pytest "${in_two_lanes[@]}" "$@" ;;
   *) pytest "$@" ;;
 esac
