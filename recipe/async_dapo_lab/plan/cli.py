@@ -128,8 +128,8 @@ class _Progress:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    if options.figure is not None and Path(options.figure).suffix not in (".png", ".html"):
-        raise ConfigError("figure", options.figure, "must end in .png or .html")
+    if options.figure is not None and Path(options.figure).suffix != ".png":
+        raise ConfigError("figure", options.figure, "must end in .png")
     for key, path in (("figure", options.figure), ("json", options.json)):
         if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
             raise ConfigError(key, path, "must be a file in a folder that exists")
@@ -148,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         "--from-run", metavar="DIR", help="take sizes, lengths, valid share and speeds from the record of a run"
     )
     parser.add_argument("--json", metavar="FILE", help="write every measure of every row")
-    parser.add_argument("--figure", metavar="FILE", help="write one figure, .png or .html")
+    parser.add_argument("--figure", metavar="FILE", help="write one figure, .png")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="COUNT", help="processes (default: all cores)"
     )

@@ -22,8 +22,7 @@ from ...async_dapo.record.run_files import set_aside
 from .. import train
 from ..report.headline import headline
 from ..report.run import Run
-from ..report.write import report_the_end
-from ..report.write import write_report as write_html
+from ..report.write import report_the_end, write_report
 from .activation import run_environment
 from .model_and_data import Assets, prepare_assets
 from .overrides import (
@@ -37,7 +36,7 @@ from .overrides import (
 )
 from .progress import Progress, TrainLog
 from .run_metrics import RunMetrics
-from .summary import failures, summarise, write_report
+from .summary import failures, summarise, write_summary
 from .supervision import RayFolder, TrainingProcess, exit_on_signals, vllm_inspects
 
 STOP_RULES = ("first_completed", "fifo", "drain")
@@ -114,7 +113,7 @@ def _run(options: Options) -> None:
         wall_s=wall_s,
         peak_memory_bytes=peak_memory_bytes,
     )
-    console.print(write_report(summary, metrics, options.output))
+    console.print(write_summary(summary, options.output))
     for cause, count in failures(options.output):
         console.print(f"[bold red]{count} groups failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
     if options.compare:
@@ -143,7 +142,7 @@ def _train(options: Options, assets: Assets, progress: Progress, *, system: str)
 
 def _show_comparison(ours: Path, verls: Path) -> None:
     """Write the report of both, in the place of that of one, and say what it measures."""
-    report = write_html([ours, verls])
+    report = write_report([ours, verls])
     said = headline(Run.load(ours), Run.load(verls))
     console.print(f"{said}\nboth runs, side by side: {report}", markup=False, highlight=False, soft_wrap=True)
 
