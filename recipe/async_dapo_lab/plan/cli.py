@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 from rich.console import Console
 from rich.progress import Progress
@@ -91,40 +90,24 @@ def _simulated(candidates: Sequence[Candidate], scenario: Scenario, inputs: Inpu
     later = [] if inputs.concurrency is not None else [one for one in candidates if one.concurrency is not None]
     began = [one for one in candidates if one not in later]
     simulate = partial(sweep, scenario, steps=inputs.steps, warmup=inputs.warmup, jobs=jobs)
-    with _Progress(total=len(began)) as progress:
-        rows = simulate(began, on_row=progress.advance)
+    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task("simulating", total=len(began))
+        began_s = time.perf_counter()
+
+        def told() -> None:
+            """A bar on a terminal, else a line for each row."""
+            bar.advance(task)
+            if not stderr.is_terminal:
+                done, total = bar.tasks[0].completed, bar.tasks[0].total or 0
+                _say(f"simulated {done:.0f} of {total:.0f}, {time.perf_counter() - began_s:.0f} s", to=stderr)
+
+        rows = simulate(began, on_row=told)
         equal = at_equal_share(rows)
         later = worth_trying(later, rows) + equal
-        progress.expect(len(later))
-        rows += simulate(later, on_row=progress.advance, first=rows[0])
+        bar.update(task, total=len(began) + len(later))
+        rows += simulate(later, on_row=told, first=rows[0])
     place = {id(one): number for number, one in enumerate([*candidates, *equal])}
     return sorted(rows, key=lambda row: place[id(row.candidate)])
-
-
-class _Progress:
-    """A bar on a terminal, else a line for each row; on stderr."""
-
-    def __init__(self, *, total: int) -> None:
-        self._total, self._done, self._began_s = total, 0, time.perf_counter()
-        self._bar = Progress(console=stderr, transient=True, disable=not stderr.is_terminal)
-        self._task = self._bar.add_task("simulating", total=total)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def expect(self, more: int) -> None:
-        self._total += more
-        self._bar.update(self._task, total=self._total)
-
-    def advance(self) -> None:
-        self._done += 1
-        self._bar.advance(self._task)
-        if not stderr.is_terminal:
-            _say(f"simulated {self._done} of {self._total}, {time.perf_counter() - self._began_s:.0f} s", to=stderr)
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

@@ -135,7 +135,7 @@ def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Adv
     }
     return json.dumps(
         {
-            "inputs": inputs.as_dict(),
+            "inputs": asdict(inputs),
             "step_cost": asdict(scenario.step_cost()),
             "rows": [_row_dict(row) for row in rows],
             "choices": choices,
