@@ -13,9 +13,8 @@ from recipe.async_dapo_lab.plan.engine import Engine
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.workload import ToolCalls, ValidShare
 from recipe.async_dapo_lab.rehearsal.answers import AnswerBook, Vocabulary
-from recipe.async_dapo_lab.rehearsal.engine import EmulatedEngine
+from recipe.async_dapo_lab.rehearsal.engine import LOG_PROB, EmulatedEngine
 from recipe.async_dapo_lab.rehearsal.options import CompressedClock
-from recipe.async_dapo_lab.rehearsal.outputs import LOG_PROB
 
 from ..support.scripted_engine import start_server
 from ..support.simulation import at_each, now_s, settle, simulate

@@ -14,9 +14,8 @@ from recipe.async_dapo_lab.plan.engine import Engine
 from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.workload import ANSWERS
 from recipe.async_dapo_lab.rehearsal.answers import NUMBER_TOK, Answer, AnswerBook, Vocabulary
-from recipe.async_dapo_lab.rehearsal.engine import EmulatedEngine
+from recipe.async_dapo_lab.rehearsal.engine import LOG_PROB, EmulatedEngine
 from recipe.async_dapo_lab.rehearsal.options import CompressedClock
-from recipe.async_dapo_lab.rehearsal.outputs import LOG_PROB
 
 from .scripted_engine import start_server
 from .simulated_cluster import Cluster

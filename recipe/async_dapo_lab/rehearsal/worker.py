@@ -12,7 +12,7 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 
 from ...async_dapo.weights.snapshots import SnapshotRoom
-from .outputs import LOG_PROB
+from .engine import LOG_PROB
 
 logger = logging.getLogger(__name__)
 
