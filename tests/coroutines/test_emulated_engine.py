@@ -130,7 +130,7 @@ async def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_en
     assert (await call).stop_reason == "paused"
     await server.abort_requests(["request"], forget=True)
     await server.allow_generation()
-    assert engine.model.num_requests == 0 and engine.model.kv_tok == 0
+    assert engine.model.num_running == engine.model.num_waiting == 0 and engine.model.kv_tok == 0
     assert not server._requests.running()
 
 

@@ -114,10 +114,6 @@ class Engine:
         self._at_resume = EngineCounters()
 
     @property
-    def num_requests(self) -> int:
-        return self.num_running + len(self._waiting)
-
-    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 

@@ -139,7 +139,7 @@ class Inputs:
 
     @classmethod
     def unit_of(cls, name: str) -> str:
-        """What the command line shows in place of the value: its choices, or the unit in brackets of its description."""
+        """What the command line shows in place of the value: its choices, or the unit in its description."""
         hint = get_type_hints(cls)[name]
         kind = next(one for one in (get_args(hint) if isinstance(hint, UnionType) else (hint,)) if one is not NoneType)
         if get_origin(kind) is list:

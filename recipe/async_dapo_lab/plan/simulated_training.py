@@ -46,11 +46,6 @@ class TrainingRun:
         self._since_stop_s = 0.0  # what the trainer does between two rounds
 
     @property
-    def leases_out(self) -> int:
-        """Leases that are held; between rounds, only requests left in their engines hold one."""
-        return self._fleet.leases.total_inflight
-
-    @property
     def first_pool_size(self) -> int:
         """Trajectories that the first round may have unfinished at once."""
         return self._pool_size or self.options.lanes_hold

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -109,7 +108,7 @@ def _run(options: Options) -> None:
             _train(verl, assets, progress, system=VERL_SYNC)
     summary = summarise(
         metrics,
-        options=_printable(options),
+        options=asdict(options) | {"output": str(options.output)},
         wall_s=wall_s,
         peak_memory_bytes=peak_memory_bytes,
     )
@@ -229,10 +228,6 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
         return arguments, []
     index = arguments.index("--")
     return arguments[:index], arguments[index + 1 :]
-
-
-def _printable(options: Options) -> dict[str, Any]:
-    return asdict(options) | {"output": str(options.output)}
 
 
 def _show_log_tail(log: Path) -> None:

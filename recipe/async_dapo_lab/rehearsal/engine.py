@@ -56,8 +56,8 @@ class EmulatedEngine:
         self._book = book
         self._clock = clock
         self._tools = tools
-        # Contexts of answers that will go on, until the cache is reset; there is room for all. The answer itself is kept
-        # too, so that no other one gets its id.
+        # Answers that will go on, with their contexts [tokens], until the cache is reset; there is room for all. By the
+        # id of the answer, which is kept too, so that no other one gets it.
         self._prefixes: dict[int, tuple[Answer, int]] = {}
         self._running: dict[str, _Running] = {}
         self._unadmitted: set[_Running] = set()
