@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe.async_dapo_lab.plan.__main__ import main
 from recipe.async_dapo_lab.plan.candidates import baselines, default_concurrency, fitting
-from recipe.async_dapo_lab.plan.cli import main
 from recipe.async_dapo_lab.plan.hardware import load_model
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.systems import System

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ...async_dapo.record.keys import STEP_S
 from ..report.run import StepMetrics
@@ -13,20 +12,15 @@ ACCURACY = f"val-core/{DATA_SOURCE}/acc/mean@1"
 
 
 @dataclass(slots=True)
-class RunMetrics(StepMetrics):
+class RunMetrics(StepMetrics, GrowingFile):
     """Grows as the file does."""
 
-    file: Path
     by_step: dict[int, dict[str, float]] = field(default_factory=dict)
-    _lines: GrowingFile = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._lines = GrowingFile(self.file)
 
     def read_new(self) -> list[int]:
         """Read the lines that have been completed since the last call; returns their steps."""
         steps = []
-        for line in self._lines.new_lines():
+        for line in self.new_lines():
             record = json.loads(line)
             self.by_step.setdefault(record["step"], {}).update(record["data"])
             steps.append(record["step"])
