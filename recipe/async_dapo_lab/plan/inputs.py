@@ -27,16 +27,9 @@ CHOICES_OF = {"accelerator": tuple(ACCELERATORS), "kv_cache_dtype": ("auto", "fp
 MOST_CUT = 0.9  # of responses, that may be as long as the limit [0-1]
 LEAST_VALID_SHARE = 0.005  # of groups, that is worth simulating [0-1]
 KV_BYTES = {"auto": 1.0, "fp8": 0.5}  # of a value, compared with bf16
-SMALLEST = {
-    "steps": 1,
-    "warmup": 0,
-    "seed": 0,
-    "servers": 1,
-    "step_overhead_ms": 0,
-    "request_overhead_ms": 0,
-    "max_length_bias": 0,
-    "max_off_policy": 0,
-}
+SMALLEST = {"steps": 1, "servers": 1} | dict.fromkeys(
+    ("warmup", "seed", "step_overhead_ms", "request_overhead_ms", "max_length_bias", "max_off_policy"), 0
+)
 ABOVE_ZERO = ("weight_gb", "kv_bytes_per_token", "memory_gb", "bandwidth_tb_s", "bf16_tflop_s")
 LARGEST = {"length_sigma": 4.0, "prompt_len_tok": 1_000_000, "max_response_length": 10_000_000}
 
