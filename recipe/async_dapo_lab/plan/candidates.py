@@ -210,7 +210,7 @@ def recipe_candidates(
                     for one in CORRECTIONS.get(strategy, ())
                 ]
             rows += [
-                row(f"auto, {name}", options, changes_data=True) for name, options in _data_choices(scenario).items()
+                row(f"auto, {name}", options, changes_data=True) for name, options in data_choices(scenario).items()
             ]
     if scenario.drafts_accepted is None:
         return rows
@@ -241,7 +241,7 @@ def _row(
     return Candidate(system=system, strategy=strategy, stop_rule=rule, **traits)
 
 
-def _data_choices(scenario: Scenario) -> dict[str, dict[str, Any]]:
+def data_choices(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """Options that choose which prompts are trained, by the end of their rows' names; none where pass rates are not
     known. Screening takes a quarter of a group as samples; history is that of a second visit to every prompt."""
     if not isinstance(scenario.pass_rates, KnownPassRates):

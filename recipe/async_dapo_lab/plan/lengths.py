@@ -218,13 +218,13 @@ def read_jsonl(path: Path, *, key: str, wanted: str) -> list[Any]:
     """
     if not path.is_file():
         raise ConfigError(key, path, f"no such file; give {wanted}")
-    values = []
+    values: list[Any] = []
     try:
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
-            if line.strip():
-                values.append(json.loads(line))
+        for line in path.read_text().splitlines():
+            values.append(json.loads(line) if line.strip() else None)
     except json.JSONDecodeError as error:
-        raise ConfigError(key, path, f"line {number} is not JSON ({error}); write one object per line") from error
+        wrong = f"line {len(values) + 1} is not JSON ({error})"
+        raise ConfigError(key, path, f"{wrong}; write one object per line") from error
     except (UnicodeDecodeError, OSError) as error:
         raise ConfigError(key, path, f"cannot be read as text ({error}); give {wanted}") from error
     return [value for value in values if value is not None]

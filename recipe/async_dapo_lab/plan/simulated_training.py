@@ -160,9 +160,7 @@ class TrainingRun:
         self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
         versions = VersionShares.of(batch, step=self._step)
         outcomes = simulated.summary.outcomes
-        ended = observe_round(
-            self._over_sampling, self._round_size, outcomes, partial_share=versions.partial_share
-        )
+        ended = observe_round(self._over_sampling, self._round_size, outcomes, partial_share=versions.partial_share)
         screened = Screened.of(outcomes, self.options.rollout_n)
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
         log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok, step=self._step)

@@ -111,8 +111,8 @@ def _engines(run: Run, prefix: str) -> str:
 
 
 def report_the_end(report_dir: str | Path | None) -> Path | None:
-    """However the run ended, if it came to a step, and its record is on this machine. What goes wrong is logged: the run
-    has ended as it did.
+    """However the run ended, if it came to a step, and its record is on this machine. What goes wrong is logged: the
+    run has ended as it did.
     """
     if report_dir is None or not Path(report_dir, STEPS_FILE).exists():
         return None
