@@ -5,7 +5,6 @@ One paragraph says what will be trained, on what, how much of it at once, and wh
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
@@ -28,38 +27,22 @@ def main(arguments: Sequence[str]) -> int:
     return check.main(arguments, described, assumed_gpu, WITH_REHEARSAL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engines:
-    """The vLLM engines of a run."""
-
-    count: int
-    gpus_each: int
-    max_num_seqs: int  # of each
-    kv_room_tok: int | None  # of each; None: not known before it runs
-    hardware: str
-
-    @classmethod
-    def of(cls, config: DictConfig) -> "Engines":
-        rollout, gpus_each = config.actor_rollout_ref.rollout, gpus_per_engine(config)
-        room_tok, hardware = None, "CPU"
-        if config.trainer.device != "cpu":
-            gpu = gpu_here() or assumed_gpu(config)
-            room_tok, hardware = _kv_room_tok(config, gpu, gpus_each), gpu.name
-        return cls(
-            count=num_engines(config),
-            gpus_each=gpus_each,
-            max_num_seqs=rollout.max_num_seqs * rollout.data_parallel_size,
-            kv_room_tok=room_tok,
-            hardware=hardware,
-        )
-
-
 def described(config: DictConfig) -> str:
     return run_in_words(config, AsyncDAPOConfig.from_hydra(config))
 
 
 def run_in_words(config: DictConfig, options: AsyncDAPOConfig) -> str:
-    engines = Engines.of(config)
+    room_tok, hardware = None, "CPU"
+    if config.trainer.device != "cpu":
+        gpu = gpu_here() or assumed_gpu(config)
+        room_tok, hardware = _kv_room_tok(config, gpu), gpu.name
+    count = num_engines(config)
+    engines = f"{count} engine{'s' * (count > 1)} of {gpus_per_engine(config)} x {hardware}"
+    room = (
+        "; how much its KV cache holds is known once vLLM runs."
+        if room_tok is None
+        else f", each with room for {room_tok:,} tokens of KV cache."
+    )
     batch = options.target_valid_groups * options.rollout_n
     held = options.over_sampling().groups_to_hold
     buffered_bytes = held * options.rollout_n * options.max_response_length * BUFFERED_BYTES_PER_TOK
@@ -68,8 +51,8 @@ def run_in_words(config: DictConfig, options: AsyncDAPOConfig) -> str:
         f"Each step trains on B = {options.target_valid_groups} valid groups of n = {options.rollout_n} "
         f"({batch:,} trajectories of up to {options.max_response_length:,} tokens; {_valid(options)}). "
         f"{held:,} groups are held at the start of a round. Strategy {options.rollout_strategy}, stop rule "
-        f"{options.stop_rule}, tokens {age}, correction {options.importance_sampling}. {_engines(engines)} "
-        f"{_in_flight(options, engines)} "
+        f"{options.stop_rule}, tokens {age}, correction {options.importance_sampling}. {engines}{room} "
+        f"{_in_flight(config, options, count, room_tok)} "
         + (
             f"Trajectories kept for a later step take up to {_memory(buffered_bytes)} of the trainer's memory."
             if options.keeps_tokens and options.max_staleness != 0
@@ -87,43 +70,38 @@ def _valid(options: AsyncDAPOConfig) -> str:
     return "no filter" if metric is None else f"valid: `{metric}` varies within the group"
 
 
-def _engines(engines: Engines) -> str:
-    names = f"{engines.count} engine{'s' * (engines.count > 1)} of {engines.gpus_each} x {engines.hardware}"
-    if engines.kv_room_tok is None:
-        return f"{names}; how much its KV cache holds is known once vLLM runs."
-    return f"{names}, each with room for {engines.kv_room_tok:,} tokens of KV cache."
-
-
-def _in_flight(options: AsyncDAPOConfig, engines: Engines) -> str:
+def _in_flight(config: DictConfig, options: AsyncDAPOConfig, engines: int, room_tok: int | None) -> str:
     """How many requests run at once, as the load balancer would decide in the first round."""
-    most_each = options.max_loads_per_server or server_calls(engines.max_num_seqs) - 1
-    capacity = engines.count * most_each
+    rollout = config.actor_rollout_ref.rollout
+    max_num_seqs = rollout.max_num_seqs * rollout.data_parallel_size
+    most_each = options.max_loads_per_server or server_calls(max_num_seqs) - 1
+    capacity = engines * most_each
     if options.rollout_pool_size is None:
         return f"{min(options.lanes_hold, capacity):,} requests in flight at most."
     if options.fixed_pool_size is not None:
         return f"{min(options.fixed_pool_size, capacity):,} requests in flight."
-    if engines.kv_room_tok is None:
+    if room_tok is None:
         return f"Requests in flight size themselves, {capacity:,} at most."
     balance = options.balance(most_per_server=most_each)
-    load = EngineLoad(kv_room_tok=engines.kv_room_tok, max_num_seqs=engines.max_num_seqs)
-    balance.leases.add_servers([f"engine {i}" for i in range(engines.count)])
-    balance.open({f"engine {i}": load for i in range(engines.count)})
+    load = EngineLoad(kv_room_tok=room_tok, max_num_seqs=max_num_seqs)
+    balance.leases.add_servers([f"engine {i}" for i in range(engines)])
+    balance.open({f"engine {i}": load for i in range(engines)})
     first = options.round_size().decide(balance.places, 1.0)
     return f"Requests in flight size themselves, {first:,} in the first round."
 
 
-def _kv_room_tok(config: DictConfig, gpu: Gpu, gpus: int) -> int | None:
-    rollout = config.actor_rollout_ref.rollout
+def _kv_room_tok(config: DictConfig, gpu: Gpu) -> int | None:
+    """Of an engine; None: not known before it runs, as the planner does not know the model."""
     try:
         return kv_room_tok(
             load_model(local_folder(config.actor_rollout_ref.model, "path")),
             gpu,
             ServerConstants(),
-            tensor_parallel_size=gpus,
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            tensor_parallel_size=gpus_per_engine(config),
+            gpu_memory_utilization=config.actor_rollout_ref.rollout.gpu_memory_utilization,
         )
     except ConfigError:
-        return None  # a model that the planner does not know
+        return None
 
 
 if __name__ == "__main__":

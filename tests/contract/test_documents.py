@@ -17,7 +17,6 @@ from ..support.documents import PAGES, ROOT, arguments_of, arguments_of_script, 
 FILE_NAME = re.compile(r"[\w./-]+\.(py|sh|md|yaml|toml|txt|csv|png|json|jsonl|msgpack)|[\w./-]+/")
 OPTION = re.compile(r"([a-z_0-9]+(?:\.[a-z_0-9]+)+)(?:=.*)?", re.DOTALL)
 WRITTEN_BY_RUNS = {
-    "training.png",
     "outputs/",
     "config.yaml",
     "timeline.png",

@@ -13,9 +13,8 @@ from recipe.async_dapo_lab.plan.engine import Engine
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.workload import ToolCalls, ValidShare
 from recipe.async_dapo_lab.rehearsal.answers import AnswerBook, Vocabulary
-from recipe.async_dapo_lab.rehearsal.engine import EmulatedEngine
+from recipe.async_dapo_lab.rehearsal.engine import LOG_PROB, EmulatedEngine
 from recipe.async_dapo_lab.rehearsal.options import CompressedClock
-from recipe.async_dapo_lab.rehearsal.outputs import LOG_PROB
 
 from ..support.scripted_engine import start_server
 from ..support.simulation import at_each, now_s, settle, simulate
@@ -131,7 +130,7 @@ async def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_en
     assert (await call).stop_reason == "paused"
     await server.abort_requests(["request"], forget=True)
     await server.allow_generation()
-    assert engine.model.num_requests == 0 and engine.model.kv_tok == 0
+    assert engine.model.num_running == engine.model.num_waiting == 0 and engine.model.kv_tok == 0
     assert not server._requests.running()
 
 

@@ -64,7 +64,7 @@ def run(code: str, output: Path, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_it(tmp_path):
+def test_given_a_run_of_two_steps_when_it_ends_then_table_and_summary_tell_it(tmp_path):
     log = f"log(0, **{{{ACCURACY!r}: 0.4}}); log(1, **{step_data()}); log(2, **{step_data(accuracy=0.7)})"
     done = run(log, tmp_path / "run", "--steps", "2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,7 +75,6 @@ def test_given_a_run_of_two_steps_when_it_ends_then_table_summary_and_plot_tell_
     assert summary["steps_stopped_early"] == 2
     assert summary["groups"]["drawn"] == 20
     assert summary["groups"]["trained"] is None
-    assert (tmp_path / "run" / "training.png").stat().st_size > 1000
     assert "0.40 -> 0.70" in done.stdout
     assert "[tokens]" in done.stdout
     assert f"step 0/2 | accuracy 0.4 ({ACCURACY.removeprefix('val-core/')})\n" in done.stdout

@@ -34,7 +34,7 @@ def quick_start(assets: Assets, name: str, *arguments: str) -> tuple[Path, str]:
 @pytest.fixture(scope="module")
 def summary(assets: Assets) -> dict:
     folder, _ = quick_start(assets, "quickstart")
-    for name in ("train.log", "training.png", "metrics.jsonl"):
+    for name in ("train.log", "metrics.jsonl"):
         assert Path(folder, name).stat().st_size > 0
     return json.loads(Path(folder, "summary.json").read_text())
 

@@ -41,7 +41,7 @@ def drive(engine: Engine, arrivals: list[Arrival]) -> dict[int, float]:
             now_s = engine.next_boundary_s
             finished_s |= {done.owner: now_s for done in engine.run_boundary()}
             assert engine.kv_tok <= engine._cost.kv_room_tok and engine.num_running <= engine._max_num_seqs
-    assert engine.kv_tok == 0 and engine.num_requests == 0
+    assert engine.kv_tok == 0 and engine.num_running == engine.num_waiting == 0
     return finished_s
 
 
@@ -94,7 +94,7 @@ def test_given_requests_when_aborted_then_every_token_of_a_whole_step_comes_back
     back = engine.abort(abort_s)
     assert sum(one.generated_tok for one in done + back) == engine.counters.generated_tok
     assert sorted(one.owner for one in done + back) == list(range(len(given_arrivals)))
-    assert engine.num_requests == 0 and engine.next_boundary_s == inf
+    assert engine.num_running == engine.num_waiting == 0 and engine.next_boundary_s == inf
 
 
 def test_given_running_requests_when_paused_and_resumed_then_no_prefill_is_repeated():

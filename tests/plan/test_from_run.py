@@ -8,7 +8,7 @@ from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.record.responses import MOST_GROUPS, LengthsFile
 from recipe.async_dapo.record.run_files import LENGTHS_FILE
-from recipe.async_dapo_lab.plan.cli import main
+from recipe.async_dapo_lab.plan.__main__ import main
 from recipe.async_dapo_lab.plan.from_run import RecordedRun
 from recipe.async_dapo_lab.plan.inputs import Inputs
 

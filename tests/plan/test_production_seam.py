@@ -75,7 +75,7 @@ def test_given_no_ray_verl_or_torch_then_the_plan_still_runs():
         "import sys\n"
         "for name in ('ray', 'verl', 'torch', 'transfer_queue', 'vllm', 'tensordict', 'matplotlib', 'pandas'):\n"
         "    sys.modules[name] = None\n"
-        "from recipe.async_dapo_lab.plan.cli import main\n"
+        "from recipe.async_dapo_lab.plan.__main__ import main\n"
         "sys.exit(main('--train-batch-size 4 --rollout-n 2 --max-response-length 512 --length-median-tok 100 '\n"
         "    '--servers 1 --steps 1 --warmup 0 --jobs 1 --strategies partial'.split()))\n"
     )

@@ -14,7 +14,7 @@ from recipe.async_dapo_lab.report.charts import Chart, Series
 from recipe.async_dapo_lab.report.contents import charts_of
 from recipe.async_dapo_lab.report.headline import headline
 from recipe.async_dapo_lab.report.run import Run, phases
-from recipe.async_dapo_lab.report.write import try_to_write, write_report
+from recipe.async_dapo_lab.report.write import report_the_end, write_report
 
 from ..support.recorded_runs import recipe_step, recorder_of, write_recipe_run, write_verl_run
 
@@ -197,8 +197,8 @@ def test_a_folder_without_a_record_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written_ends_no_run(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("recipe.async_dapo_lab"), "propagate", True)  # whatever ran before
     folder = write_recipe_run(tmp_path / "run", steps=1)
-    assert try_to_write(folder) == folder / "report.html"
+    assert report_the_end(folder) == folder / "report.html"
     (folder / "steps.jsonl").write_text("{broken\n")
     with caplog.at_level(logging.WARNING, "recipe.async_dapo_lab"):
-        assert try_to_write(folder) is None
+        assert report_the_end(folder) is None
     assert "no report was written" in caplog.text

@@ -14,9 +14,8 @@ from recipe.async_dapo_lab.plan.engine import Engine
 from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.workload import ANSWERS
 from recipe.async_dapo_lab.rehearsal.answers import NUMBER_TOK, Answer, AnswerBook, Vocabulary
-from recipe.async_dapo_lab.rehearsal.engine import EmulatedEngine
+from recipe.async_dapo_lab.rehearsal.engine import LOG_PROB, EmulatedEngine
 from recipe.async_dapo_lab.rehearsal.options import CompressedClock
-from recipe.async_dapo_lab.rehearsal.outputs import LOG_PROB
 
 from .scripted_engine import start_server
 from .simulated_cluster import Cluster
@@ -100,7 +99,8 @@ class EmulatedCluster(Cluster):
 
     def check(self, batch: KVBatchMeta) -> None:
         super().check(batch)
-        assert all(engine.model.num_requests == 0 for engine in self.emulated) or self.options.keeps_kv
+        held = sum(engine.model.num_running + engine.model.num_waiting for engine in self.emulated)
+        assert held == 0 or self.options.keeps_kv
 
     def check_trajectory(self, fields: dict[str, Any], tag: dict[str, Any]) -> None:
         tokens = fields["responses"].tolist()

@@ -64,4 +64,4 @@ def assert_nothing_vanished(run: TrainingRun, steps: int) -> None:
     spent = sum(step.trained_tok + step.filtered_tok + step.wasted_tok for step in measures)
     assert sum(step.generated_tok for step in measures) == spent + measures[-1].buffered_tok
     assert all(step.trained_trajectories == 8 * 4 for step in measures)
-    assert run.leases_out == len([a for group in run.pool.buffered for a in group.attachments()])
+    assert run._fleet.leases.total_inflight == len([a for group in run.pool.buffered for a in group.attachments()])

@@ -33,18 +33,17 @@ def make_model(folder: Path, *, seed: int, shape: dict[str, Any] = SMALL) -> Pat
     import torch
     from transformers import Qwen3ForCausalLM
 
-    tokenizer_size = _save_tokenizer(folder)
+    tokenizer = _save_tokenizer(folder)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(_config(folder, shape | {"vocab_size": tokenizer_size}))
+        model = Qwen3ForCausalLM(_config(tokenizer, shape | {"vocab_size": len(tokenizer)}))
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
 def make_config(folder: Path, *, shape: dict[str, Any] = LARGE) -> Path:
     """A model's folder without weights, for an engine with `load_format=dummy`."""
-    _save_tokenizer(folder)
-    _config(folder, shape).save_pretrained(folder)
+    _config(_save_tokenizer(folder), shape).save_pretrained(folder)
     return folder
 
 
@@ -56,18 +55,17 @@ def tensor_sizes(shape: dict[str, Any] = LARGE) -> list[int]:
     return layer * shape["num_hidden_layers"] + [hidden * shape["vocab_size"]] * 2
 
 
-def _save_tokenizer(folder: Path) -> int:
+def _save_tokenizer(folder: Path) -> Any:
     from ..quickstart.tiny_model import build_tokenizer
 
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)
-    return len(tokenizer)
+    return tokenizer
 
 
-def _config(folder: Path, shape: dict[str, Any]) -> Any:
-    from transformers import AutoTokenizer, Qwen3Config
+def _config(tokenizer: Any, shape: dict[str, Any]) -> Any:
+    from transformers import Qwen3Config
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     return Qwen3Config(
         **shape,
         max_position_embeddings=_MOST_POSITIONS,

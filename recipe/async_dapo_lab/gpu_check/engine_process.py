@@ -78,10 +78,8 @@ class Probe:
         }
 
     async def generate(self) -> Facts:
-        settings = self._settings
         began_s = time.perf_counter()
-        started = [self._start(self._prompt(), settings.response_tok) for _ in range(settings.requests)]
-        self._finished = await _all(started)
+        self._finished = await _all(self._start_usual(self._settings.requests))
         return self._generated(began_s)
 
     def _generated(self, began_s: float) -> Facts:
@@ -111,7 +109,7 @@ class Probe:
 
     async def abort(self) -> Facts:
         """One of two requests, once both generate."""
-        started = [self._start(self._prompt(), self._settings.response_tok) for _ in range(2)]
+        started = self._start_usual(2)
         await _begun(started)
         (_, unwanted), (_, wanted) = started
         began_s = time.perf_counter()
@@ -132,19 +130,15 @@ class Probe:
 
     async def keep(self) -> Facts:
         """A pause that keeps requests and their KV cache, and the version they go on with."""
-        started = [self._start(self._prompt(), self._settings.response_tok) for _ in range(4)]
+        started = self._start_usual(4)
         await _begun(started)
-        began_s = time.perf_counter()
-        await self._engine.pause_generation(mode="keep", clear_cache=False)
-        paused_s = time.perf_counter() - began_s
+        paused_s = await _seconds_of(self._engine.pause_generation(mode="keep", clear_cache=False))
         await asyncio.wait([request.finished for _, request in started], timeout=_QUIET_S)  # what was on its way
         before_tok = _tokens(started)
         await asyncio.wait([request.finished for _, request in started], timeout=_QUIET_S)
         meanwhile_tok = _tokens(started) - before_tok
         self._version += 1
-        began_s = time.perf_counter()
-        await self._engine.resume_generation()
-        resumed_s = time.perf_counter() - began_s
+        resumed_s = await _seconds_of(self._engine.resume_generation())
         await _all(started)
         return {
             "pause_s": paused_s,
@@ -179,9 +173,7 @@ class Probe:
         """Level 1 keeps the weights in host memory; after level 2 they are sent again."""
         get_torch_device().synchronize()
         before = get_torch_device().mem_get_info()[0]
-        began_s = time.perf_counter()
-        await self._engine.sleep(level=level)
-        sleep_s = time.perf_counter() - began_s
+        sleep_s = await _seconds_of(self._engine.sleep(level=level))
         asleep = get_torch_device().mem_get_info()[0]
         began_s = time.perf_counter()
         await self._engine.wake_up(tags=["weights"])
@@ -190,7 +182,7 @@ class Probe:
         await self._engine.wake_up(tags=["kv_cache"])
         wake_s = time.perf_counter() - began_s
         await self._engine.reset_prefix_cache()
-        started = await _all([self._start(self._prompt(), self._settings.response_tok) for _ in range(4)])
+        started = await _all(self._start_usual(4))
         after = get_torch_device().mem_get_info()[0]
         return {
             "sleep_s": sleep_s,
@@ -208,15 +200,11 @@ class Probe:
             model.lm_head.weight.mul_(_SCALE)
         self._version += 1
         sent = [*self._ballast(), *self._named_weights()]
-        began_s = time.perf_counter()
-        await self._send(sent)
-        seconds = time.perf_counter() - began_s
-        began_s = time.perf_counter()
-        await self._send([*self._ballast(), *self._named_weights()], as_verl=True)
-        verls_s = time.perf_counter() - began_s
+        seconds = await _seconds_of(self._send(sent))
+        verls_s = await _seconds_of(self._send([*self._ballast(), *self._named_weights()], as_verl=True))
         mismatch = await self._refusal()
         await self._engine.reset_prefix_cache()
-        started = await _all([self._start(self._prompt(), self._settings.response_tok) for _ in range(4)])
+        started = await _all(self._start_usual(4))
         return {
             "bytes": sum(tensor.nbytes for _, tensor in sent),
             "tensors": len(sent),
@@ -254,11 +242,7 @@ class Probe:
         return [self._rng.randrange(_FIRST_TOKEN, vocabulary) for _ in range(tokens or self._settings.prompt_tok)]
 
     def _start(self, prompt: list[int], tokens: int, *, temperature: float = 1.0) -> Asked:
-        """A request that generates exactly so many tokens.
-
-        Args:
-            name: what its own begins with.
-        """
+        """A request that generates exactly so many tokens."""
         self._count += 1
         name = f"request-{self._count}"
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=0, temperature=temperature)
@@ -266,6 +250,10 @@ class Probe:
         request = RunningRequest(name, asyncio.ensure_future(_last(stream)), piece_tok=1)
         self._requests.add(request)
         return prompt, request
+
+    def _start_usual(self, count: int) -> list[Asked]:
+        """Requests of the lengths that are set."""
+        return [self._start(self._prompt(), self._settings.response_tok) for _ in range(count)]
 
     async def _cached_tok(self, prompt: list[int]) -> int:
         """Tokens of a prompt that the prefix cache had."""
@@ -374,6 +362,12 @@ async def _all(started: list[Asked]) -> list[Asked]:
     return started
 
 
+async def _seconds_of(call: Awaitable[Any]) -> float:
+    began_s = time.perf_counter()
+    await call
+    return time.perf_counter() - began_s
+
+
 async def _last(stream: AsyncIterator[Any]) -> Any:
     async for output in stream:
         last = output
@@ -381,11 +375,11 @@ async def _last(stream: AsyncIterator[Any]) -> Any:
 
 
 def _arguments(settings: EngineSettings) -> AsyncEngineArgs:
-    lengths: dict[str, Any] = {"max_model_len": settings.max_model_len}
     return AsyncEngineArgs(
         model=settings.model,
         dtype=settings.dtype,
         load_format=settings.load_format,
+        max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         enforce_eager=settings.device == "cpu",
@@ -394,7 +388,6 @@ def _arguments(settings: EngineSettings) -> AsyncEngineArgs:
         logprobs_mode="processed_logprobs",
         stream_interval=1,
         worker_extension_cls=f"{BallastReceiver.__module__}.{BallastReceiver.__qualname__}",
-        **lengths,
         **settings.engine_kwargs,
     )
 

@@ -12,7 +12,6 @@ tell two things more: the engine's time per request, if rollouts with more reque
 outside of its rollout.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -25,6 +24,7 @@ import numpy as np
 from ...async_dapo.option_values import ConfigError
 from ...async_dapo.record.keys import DRAFT_TOK_PER_STEP, PREFIX, ROUND_S, STEP_S
 from .costs import StepCost
+from .lengths import read_jsonl
 
 TERMS = ("latency_s", "base_s", "per_request_s", "per_kv_token_s", "admission_s")
 
@@ -69,7 +69,10 @@ def calibrate(path: str, *, num_servers: int) -> MeasuredCosts:
     Raises:
         ConfigError: when the file is missing, empty, says too little to fit a decode step, or gives `kv_tok` in part.
     """
-    rows = _read(path)
+    lines = read_jsonl(Path(path), key="calibrate", wanted="a JSONL record of a real run")
+    rows = [row for row in lines if isinstance(row, dict)]
+    if not rows:
+        raise ConfigError("calibrate", path, f"the file is empty; a line needs {_FORMS}")
     _check_kv(path, rows)
     equations = [equation for row in rows if (equation := _equation(row)) is not None]
     # A line of a validation alone has no round.
@@ -168,19 +171,3 @@ def _fit(terms: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
                 best[list(subset)] = solution
                 best_error = error
     return best, best_error
-
-
-def _read(path: str) -> list[dict[str, Any]]:
-    if not Path(path).is_file():
-        raise ConfigError("calibrate", path, "no such file; give a JSONL record of a real run")
-    rows = []
-    for number, line in enumerate(Path(path).read_text().splitlines()):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except ValueError as error:
-            raise ConfigError("calibrate", path, f"line {number + 1} is not JSON ({error})") from error
-        if isinstance(row, dict):
-            rows.append(row)
-    if not rows:
-        raise ConfigError("calibrate", path, f"the file is empty; a line needs {_FORMS}")
-    return rows

@@ -2,8 +2,9 @@
 them passes, and which of them fit on the GPUs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from .workload import ANSWERS, KnownPassRates
 
 SAMPLE = 4096  # prompts
 
-# Corrections beside the default one, as rows of their own.
+# Corrections beside the default one, as rows of their own. `bypass` saves the pass that recomputes old log-probs;
+# `balance` adds one for each older version of a group that mixes versions.
 CORRECTIONS = {
     RolloutStrategy.PARTIAL: (ImportanceSampling.BYPASS, ImportanceSampling.BALANCE),
     RolloutStrategy.PARTIAL_STALE_KV: (ImportanceSampling.BYPASS,),
@@ -100,18 +102,21 @@ def bound_of(scenario: Scenario, *, drafts: bool = False) -> Bound:
 
 
 def best_tokens_per_s(cost: StepCost, lens_tok: np.ndarray, *, prompt_len_tok: int, max_num_seqs: int) -> float:
-    """What one server generates in the steady state, with the batch that suits it best.
-
-    In the steady state a running request is the longer, and the further, the longer it is: its mean context is the
-    prompt plus E[n^2] / 2 E[n]. Every request is prefilled once.
-    """
+    """What one server generates in the steady state, with the batch that suits it best; all requests are prefilled."""
     mean_tok = lens_tok.mean()
-    context_tok = prompt_len_tok + (lens_tok**2).mean() / (2 * mean_tok)
+    context_tok = _mean_context_tok(lens_tok, prompt_len_tok)
     most = max(1, min(max_num_seqs, int(cost.kv_room_tok / context_tok)))
     batch = np.arange(1, most + 1)
     step_s = cost.base_s + batch * (cost.per_request_s + cost.per_kv_token_s * context_tok)
     prefill_s = batch * cost.prefill_s(prompt_len_tok) / mean_tok
     return float((batch / (step_s + prefill_s)).max())
+
+
+def _mean_context_tok(lens_tok: np.ndarray, prompt_len_tok: int) -> float:
+    """Of a running request in the steady state: the longer a request, the longer it runs, and the further it is. The
+    mean is the prompt plus E[n^2] / 2 E[n].
+    """
+    return prompt_len_tok + (lens_tok**2).mean() / (2 * lens_tok.mean())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +126,21 @@ class Candidate:
     system: System
     strategy: str
     stop_rule: str
-    concurrency: int | None  # trajectories in flight; None = as the system decides
+    concurrency: int | None = None  # trajectories in flight; None = as the system decides
     is_baseline: bool = False
     changes_loss: bool = False  # not what is recommended for being faster
     changes_data: bool = False  # which prompts are trained how often; neither is this
     is_plain: bool = False  # without drafts, where others have them
 
     @property
+    def is_usual(self) -> bool:
+        """Whether it is this recipe, with its own loss and data."""
+        return not (self.is_baseline or self.changes_loss or self.changes_data)
+
+    @property
     def is_default(self) -> bool:
         """Whether it is this recipe with the options of its yaml."""
-        changes = self.is_baseline or self.changes_loss or self.changes_data or self.concurrency is not None
-        changes = changes or self.is_plain or CAP in self.system.overrides
+        changes = not self.is_usual or self.is_plain or self.concurrency is not None or CAP in self.system.overrides
         return (
             not changes and self.strategy == RolloutStrategy.PARTIAL and self.stop_rule == StopRuleName.FIRST_COMPLETED
         )
@@ -139,8 +148,13 @@ class Candidate:
 
 def verl_reference(scenario: Scenario) -> Candidate:
     """What speed-ups refer to: verl's sync mode."""
-    system = verl_sync(groups=scenario.train_batch_size)
-    return Candidate(system=system, strategy="discard", stop_rule="drain", concurrency=None, is_baseline=True)
+    return _baseline(verl_sync(groups=scenario.train_batch_size))
+
+
+def _baseline(system: System) -> Candidate:
+    """Another system, by the strategy and the stop rule among its overrides."""
+    strategy, rule = (system.overrides[f"async_dapo.{key}"] for key in ("rollout_strategy", "stop_rule"))
+    return Candidate(system=system, strategy=strategy, stop_rule=rule, is_baseline=True)
 
 
 def baselines(scenario: Scenario) -> list[Candidate]:
@@ -148,23 +162,16 @@ def baselines(scenario: Scenario) -> list[Candidate]:
     groups = scenario.train_batch_size
     pool_size = max(scenario.rollout_n, natural_concurrency(scenario))
     colocate = verl_colocate_async(groups=groups)
-    drafting = () if scenario.drafts_accepted is None else (with_drafts(colocate, COLOCATE_WITH_DRAFTS),)
     systems = [
-        (colocate, "partial", "first_completed"),
-        *((one, "partial", "first_completed") for one in drafting),
-        *((one, "partial", "first_completed") for one in separate_splits(scenario)),
-        (dynamic_sampling(batch=groups), "discard", "drain"),
-        (async_dapo_2025(over_sampling=2 * groups), "discard", "first_completed"),
-        (april(over_sampling=2 * groups), "partial", "first_completed"),
-        (copris(pool_size=pool_size, over_sampling=_over_sampling(scenario, pool_size)), "partial", "first_completed"),
+        colocate,
+        *([] if scenario.drafts_accepted is None else [with_drafts(colocate, COLOCATE_WITH_DRAFTS)]),
+        *separate_splits(scenario),
+        dynamic_sampling(batch=groups),
+        async_dapo_2025(over_sampling=2 * groups),
+        april(over_sampling=2 * groups),
+        copris(pool_size=pool_size, over_sampling=_over_sampling(scenario, pool_size)),
     ]
-    return [
-        verl_reference(scenario),
-        *(
-            Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=None, is_baseline=True)
-            for system, strategy, rule in systems
-        ),
-    ]
+    return [verl_reference(scenario), *map(_baseline, systems)]
 
 
 def separate_splits(scenario: Scenario) -> list[System]:
@@ -194,15 +201,17 @@ def recipe_candidates(
                 continue  # nothing is interrupted, so there is nothing to keep: the same as discard
             if rule is StopRuleName.FIFO and strategy is RolloutStrategy.CONSISTENT:
                 continue  # it awaits whatever runs under either rule
-            for pool_size in (None, *concurrency):
-                options: dict[str, Any] = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
-                if pool_size is not None:
-                    options |= pool_options(scenario, pool_size)
-                system = recipe(f"{strategy} {rule} {pool_size or 'auto'}", **options)
-                rows.append(Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=pool_size))
+            row = partial(_row, strategy, rule)
+            rows.append(row("auto", {}))
+            rows += [row(str(size), pool_options(scenario, size), concurrency=size) for size in concurrency]
             if rule is StopRuleName.FIRST_COMPLETED:
-                rows += [_corrected(strategy, rule, one) for one in CORRECTIONS.get(strategy, ())]
-            rows += [_choosing(strategy, rule, *choice) for choice in data_choices(scenario).items()]
+                rows += [
+                    row(f"auto, {one}", {"importance_sampling": one.value}, changes_loss=True)
+                    for one in CORRECTIONS.get(strategy, ())
+                ]
+            rows += [
+                row(f"auto, {name}", options, changes_data=True) for name, options in data_choices(scenario).items()
+            ]
     if scenario.drafts_accepted is None:
         return rows
     plain = [
@@ -218,40 +227,31 @@ def with_drafts(system: System, name: str | None = None) -> System:
     return replace(system.with_overrides({DRAFTS: Drafts.SUFFIX.value}), name=name or system.name)
 
 
+def _row(
+    strategy: RolloutStrategy, rule: StopRuleName, ending: str, options: Mapping[str, Any], **traits: Any
+) -> Candidate:
+    """
+    Args:
+        ending: of its name.
+        options: of the `async_dapo` node, beside strategy and stop rule.
+        traits: of the candidate, by name.
+    """
+    chosen = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
+    system = recipe(f"{strategy} {rule} {ending}", **chosen, **options)
+    return Candidate(system=system, strategy=strategy, stop_rule=rule, **traits)
+
+
 def data_choices(scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """Overrides that choose which prompts are trained, by the end of their rows' names; none where pass rates are not
+    """Options that choose which prompts are trained, by the end of their rows' names; none where pass rates are not
     known. Screening takes a quarter of a group as samples; history is that of a second visit to every prompt."""
     if not isinstance(scenario.pass_rates, KnownPassRates):
         return {}
-    choices: dict[str, dict[str, Any]] = {"history": {"async_dapo.selection.by": "history"}}
+    choices: dict[str, dict[str, Any]] = {}
     samples = max(2, scenario.rollout_n // 4)
     if samples < scenario.rollout_n:
-        choices = {"screened": {"async_dapo.screening.samples": samples}} | choices
+        choices["screened"] = {"screening.samples": samples}
+    choices["history"] = {"selection.by": "history"}
     return choices
-
-
-def _choosing(strategy: RolloutStrategy, rule: StopRuleName, name: str, overrides: dict[str, Any]) -> Candidate:
-    options = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
-    system = recipe(f"{strategy} {rule} auto, {name}", **options)
-    return Candidate(
-        system=system.with_overrides(overrides),
-        strategy=strategy,
-        stop_rule=rule,
-        concurrency=None,
-        changes_data=True,
-    )
-
-
-def _corrected(strategy: RolloutStrategy, rule: StopRuleName, correction: ImportanceSampling) -> Candidate:
-    """Another correction: `bypass` saves the pass that recomputes old log-probs, `balance` adds one for each older
-    version of a group that mixes versions."""
-    system = recipe(
-        f"{strategy} {rule} auto, {correction}",
-        rollout_strategy=strategy.value,
-        stop_rule=rule.value,
-        importance_sampling=correction.value,
-    )
-    return Candidate(system=system, strategy=strategy, stop_rule=rule, concurrency=None, changes_loss=True)
 
 
 def pool_options(scenario: Scenario, pool_size: int) -> dict[str, int]:
@@ -276,9 +276,9 @@ def default_concurrency(scenario: Scenario) -> list[int]:
 def natural_concurrency(scenario: Scenario) -> int:
     """Trajectories in flight that fill the KV cache, at the mean context of a running one."""
     answers = scenario.workload().draw(512, step=0)
-    lens_tok = np.array([one.prompt["answers"].response_lens_tok for one in answers], dtype=float)
-    mean_context_tok = scenario.prompt_len_tok + (lens_tok**2).mean() / (2 * lens_tok.mean())
-    return max(1, int(scenario.num_servers * scenario.step_cost().kv_room_tok / mean_context_tok))
+    lens_tok = np.array([one.prompt[ANSWERS].response_lens_tok for one in answers], dtype=float)
+    context_tok = _mean_context_tok(lens_tok, scenario.prompt_len_tok)
+    return max(1, int(scenario.num_servers * scenario.step_cost().kv_room_tok / context_tok))
 
 
 def _over_sampling(scenario: Scenario, pool_size: int) -> int:

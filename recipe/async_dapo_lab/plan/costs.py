@@ -1,6 +1,6 @@
 """How long things take: a decode step, a prefill, a training step; and how many tokens a server's KV cache holds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from ...async_dapo.option_values import ConfigError
 from ...async_dapo.startup.hardware import Gpu
@@ -96,15 +96,8 @@ class StepCost:
 
     def at_speed(self, speed: float) -> "StepCost":
         """Of a server that takes 1 / `speed` of the time for everything [> 0]."""
-        return replace(
-            self,
-            base_s=self.base_s / speed,
-            per_request_s=self.per_request_s / speed,
-            per_kv_token_s=self.per_kv_token_s / speed,
-            prefill_token_s=self.prefill_token_s / speed,
-            prefill_token2_s=self.prefill_token2_s / speed,
-            admission_s=self.admission_s / speed,
-        )
+        seconds = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_s")}
+        return replace(self, **{name: value / speed for name, value in seconds.items()})
 
 
 def kv_room_tok(

@@ -40,22 +40,6 @@ class EngineCounters:
         self.generated_tok += steps * running
         self.step_requests2 += steps * running**2
 
-    def load(self, *, kv_room_tok: int, max_num_seqs: int, kv_peak: float) -> EngineLoad:
-        """What a vLLM server says that has done this."""
-        return EngineLoad(
-            kv_room_tok=kv_room_tok,
-            max_num_seqs=max_num_seqs,
-            kv_peak=kv_peak,
-            kv_tok_s=self.kv_tok_s,
-            preemptions=self.preemptions,
-            generated_tok=self.generated_tok,
-            busy_s=self.busy_s,
-            request_s=self.request_s,
-            steps=self.steps,
-            step_requests=self.generated_tok,
-            step_requests2=self.step_requests2,
-        )
-
     def __add__(self, other: "EngineCounters") -> "EngineCounters":
         return EngineCounters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
@@ -130,10 +114,6 @@ class Engine:
         self._at_resume = EngineCounters()
 
     @property
-    def num_requests(self) -> int:
-        return self.num_running + len(self._waiting)
-
-    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
@@ -157,8 +137,19 @@ class Engine:
     def load(self) -> EngineLoad:
         """What a vLLM server says of itself."""
         done, room_tok = self.counters - self._at_resume, self._cost.kv_room_tok
-        kv_peak = max(self.kv_peak_tok, self.kv_tok) / room_tok
-        return done.load(kv_room_tok=room_tok, max_num_seqs=self._max_num_seqs, kv_peak=kv_peak)
+        return EngineLoad(
+            kv_room_tok=room_tok,
+            max_num_seqs=self._max_num_seqs,
+            kv_peak=max(self.kv_peak_tok, self.kv_tok) / room_tok,
+            kv_tok_s=done.kv_tok_s,
+            preemptions=done.preemptions,
+            generated_tok=done.generated_tok,
+            busy_s=done.busy_s,
+            request_s=done.request_s,
+            steps=done.steps,
+            step_requests=done.generated_tok,
+            step_requests2=done.step_requests2,
+        )
 
     def forget_load(self) -> None:
         """Count what it says of itself from now on."""

@@ -1,8 +1,6 @@
-"""One figure per plan: where the time of a step goes, and speed against freshness. PNG (matplotlib) or HTML."""
+"""One figure per plan, as a PNG: where the time of a step goes, and speed against freshness."""
 
 from collections.abc import Callable, Sequence
-from html import escape
-from pathlib import Path
 from typing import Any
 
 from ...async_dapo.option_values import ConfigError
@@ -21,25 +19,14 @@ BASELINE, OURS, CHOSEN = "#9c9c9c", "#4269d0", "#ff725c"
 
 
 def draw(path: str, rows: Sequence[Row], advice: Advice, title: str) -> None:
-    """Write the figure; the ending of `path` chooses the format.
-
-    Raises:
-        ConfigError: for another ending, or a PNG without matplotlib.
     """
-    match Path(path).suffix:
-        case ".png":
-            _draw_png(path, rows, advice, title)
-        case ".html":
-            Path(path).write_text(_html(rows, advice, title))
-        case _:
-            raise ConfigError("figure", path, "must end in .png or .html")
-
-
-def _draw_png(path: str, rows: Sequence[Row], advice: Advice, title: str) -> None:
+    Raises:
+        ConfigError: without matplotlib.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("figure", path, "matplotlib is not installed; install it, or choose a .html file") from None
+        raise ConfigError("figure", path, "matplotlib is not installed; install it") from None
     figure = Figure(figsize=(14, 2 + 0.26 * len(rows)), layout="constrained")
     bars, dots = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_bars(bars, rows, advice)
@@ -87,33 +74,6 @@ def _draw_front(dots: Any, rows: Sequence[Row], advice: Advice) -> None:
     dots.set_ylabel(f"trained tokens per second, over {rows[0].candidate.system.name}")
     dots.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8)
     dots.grid(alpha=0.3)
-
-
-def _html(rows: Sequence[Row], advice: Advice, title: str) -> str:
-    """A page without scripts: one bar per row, cut into the parts of a step."""
-    longest = max(row.mean.step_s for row in rows)
-    front = {id(row) for row in pareto_front(rows)}
-    lines = []
-    for row in rows:
-        bar = "".join(
-            f'<span style="display:inline-block;height:1em;background:{colour};width:'
-            f'{40 * seconds / longest:.2f}em" title="{label} {seconds:.3g} s"></span>'
-            for label, seconds, colour in ((label, seconds_of(row.mean), colour) for label, seconds_of, colour in PARTS)
-        )
-        weight = "bold" if advice.names_of(row) else "normal"
-        lines.append(
-            f'<tr style="font-weight:{weight}"><td>{escape(_label(row, advice))}</td><td>{bar}</td>'
-            f"<td>{row.mean.step_s:.4g} s</td><td>{row.speed_up:.2f}x</td><td>{row.mean.off_policy_ratio:.2f}</td>"
-            f"<td>{row.mean.waste_ratio:.2f}</td><td>{row.length_bias:.2f}</td>"
-            f"<td>{'yes' if id(row) in front else ''}</td></tr>"
-        )
-    legend = ", ".join(f'<span style="color:{colour}">{label}</span>' for label, _, colour in PARTS)
-    return (
-        f'<!doctype html><meta charset="utf-8"><title>plan</title>'
-        f'<body style="font-family:sans-serif"><p>{escape(title)}</p><p>{legend}</p>'
-        f"<table><tr><th>system</th><th>step</th><th>step</th><th>speed-up</th><th>off-policy</th><th>waste</th>"
-        f"<th>length bias</th><th>none is faster and fresher</th></tr>{''.join(lines)}</table></body>"
-    )
 
 
 def _label(row: Row, advice: Advice) -> str:

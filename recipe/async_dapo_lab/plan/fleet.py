@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from math import inf
+from typing import Any
 
-from ...async_dapo.core.balance import Balance, Returned
+from ...async_dapo.config import AsyncDAPOConfig
+from ...async_dapo.core.balance import Returned
 from ...async_dapo.core.concurrency import EngineLoad
-from ...async_dapo.core.leases import Grant
+from ...async_dapo.core.leases import Grant, server_calls
 from ...async_dapo.core.trajectory import Attachment
-from .costs import StepCost
 from .engine import Engine, EngineCounters, Request
+from .scenario import Scenario
 
 
 class VirtualClock:
@@ -61,20 +63,12 @@ class Fleet:
     """What the load balancer and the servers are to the recipe: leases from the production `LeaseTable`, engines.
 
     Engines live on over rounds, since a strategy may leave requests in them; the clock starts anew with each round.
-
-    Args:
-        balance: the load balancer's decisions.
     """
 
-    def __init__(
-        self,
-        cost: StepCost,
-        *,
-        num_servers: int,
-        max_num_seqs: int,
-        balance: Balance,
-    ) -> None:
-        self._new_engine = partial(Engine, cost, max_num_seqs=max_num_seqs)
+    def __init__(self, scenario: Scenario, options: AsyncDAPOConfig, *, num_servers: int) -> None:
+        cost, most = scenario.step_cost(drafts=options.drafts is not None), scenario.max_num_seqs
+        balance = options.balance(most_per_server=server_calls(most) - 1)
+        self._new_engine = partial(Engine, cost, max_num_seqs=most)
         self.engines = {f"server-{i}": self._new_engine() for i in range(num_servers)}
         self._gone = EngineCounters()  # of engines that are lost
         self.balance, self.leases = balance, balance.leases
@@ -206,6 +200,21 @@ class Fleet:
     def counters(self) -> EngineCounters:
         """Of all engines together, since the run began."""
         return sum((engine.counters for engine in self.engines.values()), start=self._gone)
+
+    def in_measure(self, before: EngineCounters, *, generating_s: float) -> dict[str, Any]:
+        """What the `StepMeasure` of a step takes of it.
+
+        Args:
+            before: the counters when the step began.
+            generating_s: in which engines may generate [s].
+        """
+        return (self.counters() - before).in_measure() | {
+            "generating_s": generating_s,
+            "inflight_max": self.inflight_max,
+            "inflight_max_s": self.inflight_max * generating_s,
+            "lease_s": self.lease_s,
+            "num_servers": len(self.engines),
+        }
 
     def _deliver(self, grants: Iterable[Grant]) -> None:
         for grant in grants:

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ...async_dapo.core.stop_rules import StopRuleName
-from ...async_dapo.option_values import ConfigError, RolloutStrategy
+from ...async_dapo.option_values import ConfigError, RolloutStrategy, check_choice
 from .calibration import calibrate
 from .candidates import VLLM_CALL_LIMIT
 from .costs import ServerConstants
@@ -27,16 +27,10 @@ CHOICES_OF = {"accelerator": tuple(ACCELERATORS), "kv_cache_dtype": ("auto", "fp
 MOST_CUT = 0.9  # of responses, that may be as long as the limit [0-1]
 LEAST_VALID_SHARE = 0.005  # of groups, that is worth simulating [0-1]
 KV_BYTES = {"auto": 1.0, "fp8": 0.5}  # of a value, compared with bf16
-SMALLEST = {
-    "steps": 1,
-    "warmup": 0,
-    "seed": 0,
-    "servers": 1,
-    "step_overhead_ms": 0,
-    "request_overhead_ms": 0,
-    "max_length_bias": 0,
-    "max_off_policy": 0,
-}
+SMALLEST = {"steps": 1, "servers": 1} | dict.fromkeys(
+    ("warmup", "seed", "step_overhead_ms", "request_overhead_ms", "max_length_bias", "max_off_policy"), 0
+)
+ABOVE_ZERO = ("weight_gb", "kv_bytes_per_token", "memory_gb", "bandwidth_tb_s", "bf16_tflop_s")
 LARGEST = {"length_sigma": 4.0, "prompt_len_tok": 1_000_000, "max_response_length": 10_000_000}
 
 
@@ -66,21 +60,6 @@ def _list_of(item: type) -> str:
 
 
 _INPUT_KINDS = {int: "a whole number", float: "a number", str: "text"}
-
-
-def unit_of(kind: Any, choices: Sequence[str], about: str) -> str:
-    """The choices of an input of this type, or the unit in brackets that its description has, for the help."""
-    first = next(option for option in (get_args(kind) or (kind,)) if option is not NoneType)
-    if get_origin(kind) is list:
-        first = kind
-    if get_origin(first) is list:
-        item = get_args(first)[0]
-        return f"{'|'.join(item)},..." if issubclass(item, StrEnum) else "A,B,..."
-    if choices:
-        return "|".join(choices)
-    if unit := re.search(r"\[([^\]]+)\]", about):
-        return re.sub(r"\W+", "-", unit[1]).strip("-").upper()
-    return "FILE" if first is str else "NUMBER"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +132,17 @@ class Inputs:
 
     @classmethod
     def unit_of(cls, name: str) -> str:
-        """What the command line shows in place of the value: its choices, or its unit."""
-        kind = get_type_hints(cls)[name]
-        return unit_of(kind, CHOICES_OF.get(name, ()), cls.described()[name][1])
+        """What the command line shows in place of the value: its choices, or the unit in its description."""
+        hint = get_type_hints(cls)[name]
+        kind = next(one for one in (get_args(hint) if isinstance(hint, UnionType) else (hint,)) if one is not NoneType)
+        if get_origin(kind) is list:
+            item = get_args(kind)[0]
+            return f"{'|'.join(item)},..." if issubclass(item, StrEnum) else "A,B,..."
+        if name in CHOICES_OF:
+            return "|".join(CHOICES_OF[name])
+        if unit := re.search(r"\[([^\]]+)\]", cls.described()[name][1]):
+            return re.sub(r"\W+", "-", unit[1]).strip("-").upper()
+        return "FILE" if kind is str else "NUMBER"
 
     @classmethod
     def load(
@@ -222,6 +209,9 @@ class Inputs:
                 group would be valid.
         """
         constants = {f.name: getattr(self, f.name) for f in fields(ServerConstants) if f.name in _NAMES}
+        for key in ABOVE_ZERO:
+            if (value := getattr(self, key)) is not None and value <= 0:
+                raise ConfigError(key, value, "must be > 0")
         for key in ("bandwidth_share", "prefill_flop_share", "training_flop_share"):
             if not 0 < getattr(self, key) <= 1:
                 raise ConfigError(key, getattr(self, key), "must be in 0..1, above 0")
@@ -268,32 +258,17 @@ class Inputs:
                 f"{LEAST_VALID_SHARE:.1%} a step of B={self.train_batch_size} would hardly end",
             )
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def _model(self) -> ModelShape:
         model = load_model(self.model)
-        given = {
-            "weight_bytes": None if self.weight_gb is None else self.weight_gb * 1e9,
-            "kv_bytes_per_token": self.kv_bytes_per_token,
-        }
-        for key, value in given.items():
-            if value is not None and value <= 0:
-                raise ConfigError(key, value, "must be > 0")
-        if self.kv_cache_dtype not in KV_BYTES:
-            raise ConfigError("kv_cache_dtype", self.kv_cache_dtype, f"must be one of {', '.join(KV_BYTES)}")
-        kv_bytes_per_token = given["kv_bytes_per_token"] or model.kv_bytes_per_token
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_BYTES)
         return replace(
             model,
-            weight_bytes=given["weight_bytes"] or model.weight_bytes,
-            kv_bytes_per_token=KV_BYTES[self.kv_cache_dtype] * kv_bytes_per_token,
+            weight_bytes=model.weight_bytes if self.weight_gb is None else self.weight_gb * 1e9,
+            kv_bytes_per_token=KV_BYTES[self.kv_cache_dtype] * (self.kv_bytes_per_token or model.kv_bytes_per_token),
         )
 
     def _accelerator(self) -> Accelerator:
         given = {key: getattr(self, key) for key in ("memory_gb", "bandwidth_tb_s", "bf16_tflop_s")}
-        for key, value in given.items():
-            if value is not None and value <= 0:
-                raise ConfigError(key, value, "must be > 0")
         if None not in given.values():
             return Accelerator(name=self.accelerator, **given)
         return replace(find_accelerator(self.accelerator), **{k: v for k, v in given.items() if v is not None})

@@ -195,27 +195,36 @@ def load_lengths(path: str, *, default_correlation: float) -> LengthModel:
 
 
 def _read_rows(path: Path) -> Sequence[Mapping[str, Any]]:
-    if not path.is_file():
-        raise ConfigError("lengths", path, "no such file; give a JSONL or parquet file, or set length_median_tok")
-    if path.suffix == ".parquet":
+    if path.suffix == ".parquet" and path.is_file():
         import pyarrow.parquet  # only where a parquet file is read
 
         try:
             return pyarrow.parquet.read_table(path).to_pylist()
         except (pyarrow.ArrowInvalid, OSError) as error:
             raise ConfigError("lengths", path, f"cannot be read as parquet ({error})") from error
+    rows = read_jsonl(path, key="lengths", wanted="a JSONL or parquet file, or set length_median_tok")
+    return [row if isinstance(row, dict) else {"length": row} for row in rows]
+
+
+def read_jsonl(path: Path, *, key: str, wanted: str) -> list[Any]:
+    """The values of a file with one a line.
+
+    Args:
+        key: of the input that names the file.
+        wanted: what to give in its place, if it cannot be read.
+
+    Raises:
+        ConfigError: when the file is missing, or is something else.
+    """
+    if not path.is_file():
+        raise ConfigError(key, path, f"no such file; give {wanted}")
+    values: list[Any] = []
     try:
-        lines = path.read_text().splitlines()
+        for line in path.read_text().splitlines():
+            values.append(json.loads(line) if line.strip() else None)
+    except json.JSONDecodeError as error:
+        wrong = f"line {len(values) + 1} is not JSON ({error})"
+        raise ConfigError(key, path, f"{wrong}; write one object per line") from error
     except (UnicodeDecodeError, OSError) as error:
-        raise ConfigError("lengths", path, f"cannot be read as text ({error}); give a JSONL or parquet file") from error
-    rows = []
-    for number, line in enumerate(lines):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except ValueError as error:
-            raise ConfigError(
-                "lengths", path, f"line {number + 1} is not JSON ({error}); write one object per line"
-            ) from error
-        if row is not None:
-            rows.append(row if isinstance(row, dict) else {"length": row})
-    return rows
+        raise ConfigError(key, path, f"cannot be read as text ({error}); give {wanted}") from error
+    return [value for value in values if value is not None]

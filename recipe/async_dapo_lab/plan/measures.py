@@ -1,9 +1,13 @@
 """What a simulated step came to, and the mean of steps."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
+from ...async_dapo.core.outcome import GroupOutcome, Verdict
+from ...async_dapo.core.over_sampling import OverSampling, RoundSize
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
+from ...async_dapo.core.trajectory import PromptGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +22,8 @@ class StepMeasure:
     trained_tok: int
     generated_tok: int
     filtered_tok: int
-    screened_tok: int  # of groups whose first samples were alike
-    saved_tok: float  # that the other trajectories of these groups would have taken, estimated
+    screened_tok: int = 0  # of groups whose first samples were alike
+    saved_tok: float = 0.0  # that the other trajectories of these groups would have taken, estimated
     wasted_tok: int  # thrown away: interrupted without being kept, surplus, retired
     withheld_tok: int  # trained trajectories' tokens that are too stale for the loss
     buffered_tok: int  # kept for later steps, at the end of the step
@@ -31,9 +35,9 @@ class StepMeasure:
     trained_groups: int
     valid_groups: int  # that ended in this step
     filtered_groups: int
-    screened_groups: int
+    screened_groups: int = 0
     drawn_groups: int
-    retired_groups: int
+    retired_groups: int = 0
     prefilled_tok: int
     reprefilled_tok: int  # of these: contexts of continued trajectories
     recomputed_tok: int  # of these: after a preemption
@@ -112,6 +116,30 @@ def tokens_by_age(
         "staleness_tok": sum(stale * n for stale, n in in_loss.items()),
         "staleness_max": max(in_loss, default=0),
     }
+
+
+def version_tags(groups: Iterable[PromptGroup]) -> list[VersionTag]:
+    """Of their trajectories, a group's next to each other."""
+    return [
+        {"segments": list(one.stamps), "min_global_steps": min(version for version, _ in one.stamps), "age": one.age}
+        for group in groups
+        for one in group.trajectories
+    ]
+
+
+def observe_round(
+    over_sampling: OverSampling, round_size: RoundSize, outcomes: Sequence[GroupOutcome], *, partial_share: float
+) -> Counter[Verdict]:
+    """As `RoundReplayBuffer` at the end of a round: what the next one is sized by. Returns how groups have ended."""
+    ended = Counter(outcome.verdict for outcome in outcomes)
+    over_sampling.observe(
+        partial_share,
+        valid=ended[Verdict.VALID],
+        judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
+        screened=ended[Verdict.SCREENED],
+    )
+    round_size.observe(outcomes)
+    return ended
 
 
 def mean_of(steps: Sequence[StepMeasure]) -> StepMeasure:

@@ -148,9 +148,7 @@ def recommend(
     allowed = [
         row
         for row in rows
-        if not row.candidate.is_baseline
-        and not row.candidate.changes_loss
-        and not row.candidate.changes_data
+        if row.candidate.is_usual
         and abs(row.length_bias - 1) <= max_length_bias
         and row.mean.off_policy_ratio <= max_off_policy
     ]
@@ -175,7 +173,7 @@ def recommend(
 
 def _by_share(rows: Sequence[Row], allowed: Sequence[Row]) -> tuple[AtShare, ...]:
     """Where verl's modes are simulated. A larger share that changes nothing is left out."""
-    modes = [row for row in rows if row.candidate.is_baseline and row.candidate.system.name.startswith(VERL)]
+    modes = _verls_modes(rows)
     points: list[AtShare] = []
     for share in SHARES if modes else ():
         ours, verls = (
@@ -195,7 +193,7 @@ def worth_trying(pools: Sequence[Candidate], rows: Sequence[Row]) -> list[Candid
     itself is less fresh than the freshest choice.
     """
     limits = _limits_of(rows)
-    usual = [row for row in rows if not row.candidate.is_baseline and _is_usual(row.candidate)]
+    usual = [row for row in rows if row.candidate.is_usual]
     fastest = max((row.speed_up for row in usual), default=0.0)
     largest = max((one.concurrency or 0 for one in pools), default=0)
     tried = []
@@ -212,7 +210,7 @@ def at_equal_share(rows: Sequence[Row]) -> list[Candidate]:
     """This recipe's default with no more off-policy tokens than verl colocate_async, where it has more by itself: speed
     is compared on equal terms."""
     colocate = _row_of(rows, VERL_COLOCATE_ASYNC)
-    default = next((row for row in rows if row.candidate.is_default), None)
+    default = _default_of(rows)
     if colocate is None or default is None or _limits_of(rows)[FRESH].allow(default):
         return []
     cap = round(colocate.mean.off_policy_ratio + CAP_ABOVE, 2)
@@ -221,25 +219,26 @@ def at_equal_share(rows: Sequence[Row]) -> list[Candidate]:
     return [replace(default.candidate, system=capped)] if cap < 1 else []
 
 
-def _is_usual(candidate: Candidate) -> bool:
-    return not (candidate.changes_loss or candidate.changes_data)
-
-
 def _row_of(rows: Sequence[Row], name: str) -> Row | None:
     return next((row for row in rows if row.candidate.is_baseline and row.candidate.system.name == name), None)
 
 
+def _default_of(rows: Sequence[Row]) -> Row | None:
+    return next((row for row in rows if row.candidate.is_default), None)
+
+
+def _verls_modes(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.candidate.is_baseline and row.candidate.system.name.startswith(VERL)]
+
+
 def _as_good(row: Row, rows: Sequence[Row]) -> Row | None:
     """The fastest mode of verl's own that is as fast as a row, at an equal off-policy share or a lower one."""
-    modes = [
+    as_good = [
         one
-        for one in rows
-        if one.candidate.is_baseline
-        and one.candidate.system.name.startswith(VERL)
-        and one.speed_up >= (1 - NOISE) * row.speed_up
-        and one.mean.off_policy_ratio <= row.mean.off_policy_ratio + EQUAL
+        for one in _verls_modes(rows)
+        if one.speed_up >= (1 - NOISE) * row.speed_up and one.mean.off_policy_ratio <= row.mean.off_policy_ratio + EQUAL
     ]
-    return max(modes, key=lambda one: one.speed_up, default=None)
+    return max(as_good, key=lambda one: one.speed_up, default=None)
 
 
 def _compared_with_verl(rows: Sequence[Row], fresh: Recommendation | None) -> str:
@@ -271,7 +270,7 @@ def _reason(best: Row, within: Sequence[Row], limits: Limits, kv_room: int) -> s
     parts = [f"the fastest {limits}"]
     others = [row for row in within if row.candidate.strategy != best.candidate.strategy]
     if others:
-        parts = [f"{parts[0]}: {_compared(best, max(others, key=lambda row: row.speed_up))}"]
+        parts[0] += f": {_compared(best, max(others, key=lambda row: row.speed_up))}"
     else:
         parts[0] += "; no other strategy is"
     if faster := [row for row in within if row.speed_up > best.speed_up]:
@@ -279,10 +278,9 @@ def _reason(best: Row, within: Sequence[Row], limits: Limits, kv_room: int) -> s
         if _keeps_kv(faster[0]) > _keeps_kv(best):
             why = "frees the KV cache while the trainer runs"
         parts.append(f"{len(faster)} more within the noise of {NOISE:.0%}, of which this one {why}")
-    if best.candidate.concurrency is None:
-        parts.append(f"the pool sizes itself: the KV caches hold {kv_room:,} at the mean context")
-    else:
-        parts.append(f"pool {best.candidate.concurrency:,}: the KV caches hold {kv_room:,} at the mean context")
+    size = best.candidate.concurrency
+    pool = "the pool sizes itself" if size is None else f"pool {size:,}"
+    parts.append(f"{pool}: the KV caches hold {kv_room:,} at the mean context")
     return "; ".join(parts)
 
 
@@ -307,7 +305,7 @@ def _warnings(rows: Sequence[Row], advice: Advice) -> list[str]:
         else:
             limits = _limits_of(rows)[BALANCED]
             warnings.append(f"no row is {BALANCED} ({limits}); a smaller pool or batch in flight would be")
-    default = next((row for row in rows if row.candidate.is_default), None)
+    default = _default_of(rows)
     if default is not None and pasted.row.speed_up < default.speed_up:
         warnings.append(
             f"slower than this recipe's default, `{default.candidate.system.name}`, by "
@@ -377,7 +375,7 @@ def drawn_share(pass_rate: float, n: int, exploration: float) -> float:
 
 def drafts_advice(rows: Sequence[Row], scenario: Scenario) -> str | None:
     """What drafts would save; None where no row shows it."""
-    drafting = next((row for row in rows if row.candidate.is_default), None)
+    drafting = _default_of(rows)
     plain = next((row for row in rows if row.candidate.is_plain), None)
     if drafting is None or plain is None:
         return None

@@ -135,7 +135,7 @@ def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Adv
     }
     return json.dumps(
         {
-            "inputs": inputs.as_dict(),
+            "inputs": asdict(inputs),
             "step_cost": asdict(scenario.step_cost()),
             "rows": [_row_dict(row) for row in rows],
             "choices": choices,
@@ -152,24 +152,18 @@ def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Adv
 
 def _row_dict(row: Row) -> dict[str, Any]:
     candidate, mean = row.candidate, row.mean
-    derived = (
+    of_mean = (
         "tokens_per_s_per_gpu", "rollout_tokens_per_s_per_gpu", "idle_ratio", "server_idle_ratio", "waste_ratio",
         "off_policy_ratio", "staleness_mean", "trained_len_tok", "prefill_ratio",
     )  # fmt: skip
+    of_row = ("speed_up", "bound_s", "bound_share", "drafts_bound_share", "length_bias")
     return {
         "system": candidate.system.name,
-        "is_baseline": candidate.is_baseline,
-        "strategy": candidate.strategy,
-        "stop_rule": candidate.stop_rule,
-        "concurrency": candidate.concurrency,
+        **{name: getattr(candidate, name) for name in ("is_baseline", "strategy", "stop_rule", "concurrency")},
         "overrides": dict(candidate.system.overrides),
-        "speed_up": row.speed_up,
-        "bound_s": row.bound_s,
-        "bound_share": row.bound_share,
-        "drafts_bound_share": row.drafts_bound_share,
-        "length_bias": row.length_bias,
+        **{name: getattr(row, name) for name in of_row},
         **asdict(mean),
-        **{name: getattr(mean, name) for name in derived},
+        **{name: getattr(mean, name) for name in of_mean},
     }
 
 

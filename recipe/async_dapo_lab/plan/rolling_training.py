@@ -9,7 +9,6 @@ is updated takes no requests meanwhile. With `partial` what it runs goes on ther
 `partial_stale_kv` without one; with `consistent` it is updated when nothing is in flight there any more.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -23,9 +22,9 @@ from ...async_dapo.core.trajectory import PromptGroup
 from ...async_dapo.option_values import Auto, ConfigError, RolloutStrategy
 from .engine import Request
 from .group_simulation import GroupSimulation
-from .measures import StepMeasure
+from .measures import StepMeasure, observe_round, version_tags
 from .scenario import Scenario
-from .separate_training import SplitRun, version_tags
+from .separate_training import SplitRun
 from .systems import UNBOUNDED, System
 
 
@@ -133,7 +132,7 @@ class RollingRun(SplitRun):
         valid_tok = sum(group.generated_tok for group in self._valid.values())
         measure = self._measure(
             self._batch,
-            self._fleet.counters() - self._before,
+            self._before,
             held_tok=valid_tok + self._groups.recorded_tok + self._fleet.undelivered_tok,
             log_prob_s=self._log_prob_s,
             train_s=self._train_s,
@@ -158,15 +157,8 @@ class RollingRun(SplitRun):
         self._hand_over()
 
     def _learn(self) -> None:
-        """As `RoundReplayBuffer` at the end of a round."""
-        ended = Counter(outcome.verdict for outcome in self._ended)
-        self._over_sampling.observe(
-            VersionShares.of(self._batch, step=self._step).partial_share,
-            valid=ended[Verdict.VALID],
-            judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
-            screened=ended[Verdict.SCREENED],
-        )
-        self._round_size.observe(self._ended)
+        share = VersionShares.of(self._batch, step=self._step).partial_share
+        observe_round(self._over_sampling, self._round_size, self._ended, partial_share=share)
 
     # ---- the trainer ----
 

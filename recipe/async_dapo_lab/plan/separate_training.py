@@ -10,9 +10,8 @@ engines stop at once, and everything that they were at is sent again.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from ...async_dapo.core.leases import server_calls
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
@@ -20,7 +19,7 @@ from ...async_dapo.option_values import ConfigError
 from .engine import EngineCounters
 from .fleet import Fleet, VirtualClock, no_garbage_collection
 from .group_simulation import GroupSimulation
-from .measures import StepMeasure, tokens_by_age
+from .measures import StepMeasure, tokens_by_age, version_tags
 from .scenario import Scenario
 from .systems import System, TrainerPasses
 
@@ -43,12 +42,7 @@ class SplitRun(ABC):
             raise ConfigError("train_batch_size", scenario.train_batch_size, f"must be a multiple of {habits.parts}")
         self._scenario, self._habits = scenario, habits
         self.options = system.options(scenario)
-        self._fleet = Fleet(
-            scenario.step_cost(drafts=self.options.drafts is not None),
-            num_servers=engines,
-            max_num_seqs=scenario.max_num_seqs,
-            balance=self.options.balance(most_per_server=server_calls(scenario.max_num_seqs) - 1),
-        )
+        self._fleet = Fleet(scenario, self.options, num_servers=engines)
         share = habits.trainer_servers / scenario.num_servers
         cost = scenario.training_cost().at(share, parts=habits.parts)
         self._trainer = TrainerPasses(scenario, habits, self.options, cost=cost)
@@ -81,7 +75,7 @@ class SplitRun(ABC):
     def _measure(
         self,
         batch: Sequence[VersionTag],
-        done: EngineCounters,
+        before: EngineCounters,
         *,
         held_tok: int,
         log_prob_s: float,
@@ -95,6 +89,7 @@ class SplitRun(ABC):
         """The rollout is what the trainer has waited for samples.
 
         Args:
+            before: the counters when the step began.
             held_tok: that later steps may train on.
             stopped_s: in which neither engines nor trainer do anything [s].
         """
@@ -103,13 +98,10 @@ class SplitRun(ABC):
         return StepMeasure(
             step_s=generating_s + stopped_s,
             rollout_s=generating_s - log_prob_s - train_s + min(stopped_s, self._scenario.constants.stop_s),
-            generating_s=generating_s,
             log_prob_s=log_prob_s,
             train_s=train_s,
-            **done.in_measure(),
+            **self._fleet.in_measure(before, generating_s=generating_s),
             filtered_tok=sum(sum(outcome.response_lens_tok) for outcome in filtered),
-            screened_tok=0,
-            saved_tok=0.0,
             wasted_tok=wasted_tok,
             buffered_tok=held_tok,
             **tokens_by_age(batch, versions, limit=NO_LIMIT, step=self._step),
@@ -118,14 +110,8 @@ class SplitRun(ABC):
             trained_groups=self._scenario.train_batch_size,
             valid_groups=len(self._ended) - len(filtered),
             filtered_groups=len(filtered),
-            screened_groups=0,
             drawn_groups=self._drawn,
-            retired_groups=0,
             reprefilled_tok=reprefilled_tok,
-            inflight_max=self._fleet.inflight_max,
-            inflight_max_s=self._fleet.inflight_max * generating_s,
-            lease_s=self._fleet.lease_s,
-            num_servers=len(self._fleet.engines),
             num_gpus=self._scenario.num_gpus,
             events=events,
         )
@@ -163,7 +149,7 @@ class SeparateRun(SplitRun):
         stopped = self._running.stop()
         measure = self._measure(
             batch,
-            self._fleet.counters() - before,
+            before,
             held_tok=sum(group.generated_tok for group in (*stopped, *self._sampleable)),
             log_prob_s=log_prob_s,
             train_s=train_s,
@@ -234,12 +220,3 @@ class SeparateRun(SplitRun):
     def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
         self._ended.append(outcome)
         (self._sampleable if outcome.verdict is Verdict.VALID else self._filtered).append(group)
-
-
-def version_tags(groups: Iterable[PromptGroup]) -> list[VersionTag]:
-    """Of their trajectories, a group's next to each other."""
-    return [
-        {"segments": list(one.stamps), "min_global_steps": min(version for version, _ in one.stamps), "age": one.age}
-        for group in groups
-        for one in group.trajectories
-    ]

@@ -1,10 +1,8 @@
 """Steps of a run: open a round, let it stop, train, update the weights. Plays the trainer and its replay buffer."""
 
-from collections import Counter
 from collections.abc import Sequence
 
-from ...async_dapo.core.leases import server_calls
-from ...async_dapo.core.outcome import GroupOutcome, Verdict
+from ...async_dapo.core.outcome import Verdict
 from ...async_dapo.core.pool import Dispatch, PromptPool, Settlement
 from ...async_dapo.core.prompt_history import PromptHistory
 from ...async_dapo.core.screening import Screened
@@ -13,7 +11,7 @@ from ...async_dapo.core.trajectory import PromptGroup
 from ...async_dapo.option_values import Auto
 from .engine import EngineCounters
 from .fleet import Fleet, no_garbage_collection
-from .measures import StepMeasure, tokens_by_age
+from .measures import StepMeasure, observe_round, tokens_by_age, version_tags
 from .round_simulation import RoundSimulation, SimulatedRound, take_losses
 from .scenario import Scenario
 from .systems import System, TrainerPasses
@@ -27,12 +25,7 @@ class TrainingRun:
         self._scenario = scenario
         self._habits = system.habits
         self.options = system.options(scenario)
-        self._fleet = Fleet(
-            scenario.step_cost(drafts=self.options.drafts is not None),
-            num_servers=scenario.num_servers,
-            max_num_seqs=scenario.max_num_seqs,
-            balance=self.options.balance(most_per_server=server_calls(scenario.max_num_seqs) - 1),
-        )
+        self._fleet = Fleet(scenario, self.options, num_servers=scenario.num_servers)
         self._fleet.balance.open(self._fleet.loads)
         self._workload = scenario.workload()
         self._trainer = TrainerPasses(scenario, system.habits, self.options)
@@ -51,11 +44,6 @@ class TrainingRun:
         self._stored: dict[str, list[VersionTag]] = {}  # valid groups, as in the production store
         self._step = 0
         self._since_stop_s = 0.0  # what the trainer does between two rounds
-
-    @property
-    def leases_out(self) -> int:
-        """Leases that are held; between rounds, only requests left in their engines hold one."""
-        return self._fleet.leases.total_inflight
 
     @property
     def first_pool_size(self) -> int:
@@ -151,10 +139,7 @@ class TrainingRun:
         return self._round_size.decide(self._fleet.balance.places, self._over_sampling.trained_share)
 
     def _store(self, group: PromptGroup) -> None:
-        self._stored[group.uid] = [
-            {"segments": list(one.stamps), "min_global_steps": min(v for v, _ in one.stamps), "age": one.age}
-            for one in group.trajectories
-        ]
+        self._stored[group.uid] = version_tags([group])
 
     def _new_uid(self) -> str:
         self._retries += 1
@@ -175,20 +160,18 @@ class TrainingRun:
         self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
         versions = VersionShares.of(batch, step=self._step)
         outcomes = simulated.summary.outcomes
-        ended = self._learn(outcomes, versions)
+        ended = observe_round(self._over_sampling, self._round_size, outcomes, partial_share=versions.partial_share)
         screened = Screened.of(outcomes, self.options.rollout_n)
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
         log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok, step=self._step)
-        done = self._fleet.counters() - before
         rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
         self._since_stop_s = log_prob_s + train_s + self._scenario.weight_update_s
         return StepMeasure(
             step_s=rollout_s + self._since_stop_s,
             rollout_s=rollout_s,
-            generating_s=rollout_s,
             log_prob_s=log_prob_s,
             train_s=train_s,
-            **done.in_measure(),
+            **self._fleet.in_measure(before, generating_s=rollout_s),
             filtered_tok=sum(sum(o.response_lens_tok) for o in outcomes if o.verdict is Verdict.FILTERED),
             screened_tok=screened.generated_tok,
             saved_tok=screened.saved_tok,
@@ -204,25 +187,9 @@ class TrainingRun:
             drawn_groups=drawn_groups,
             retired_groups=retired_groups,
             reprefilled_tok=simulated.reprefilled_tok,
-            inflight_max=self._fleet.inflight_max,
-            inflight_max_s=self._fleet.inflight_max * rollout_s,
-            lease_s=self._fleet.lease_s,
-            num_servers=self._scenario.num_servers,
             num_gpus=self._scenario.num_gpus,
             events=simulated.events,
         )
-
-    def _learn(self, outcomes: Sequence[GroupOutcome], versions: VersionShares) -> Counter[Verdict]:
-        """As `RoundReplayBuffer`: what the next round is sized by. Returns how groups have ended."""
-        ended = Counter(outcome.verdict for outcome in outcomes)
-        self._over_sampling.observe(
-            versions.partial_share,
-            valid=ended[Verdict.VALID],
-            judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
-            screened=ended[Verdict.SCREENED],
-        )
-        self._round_size.observe(outcomes)
-        return ended
 
 
 def _length(tags: Sequence[VersionTag]) -> int:

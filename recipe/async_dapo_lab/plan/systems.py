@@ -100,15 +100,14 @@ def verl_sync(*, groups: int, poll_s: float = 2.0) -> System:
     )
 
 
-def verl_colocate_async(*, groups: int, warmup_batches: int = 1) -> System:
+def verl_colocate_async(*, groups: int) -> System:
     """verl 0.9's V1 trainer, mode colocate_async: stops at B groups, resumes after 1 s, submits without bound.
 
-    Every step submits B prompts on top of the `trainer.v1.colocate_async.num_warmup_batches` batches in flight.
+    Every step submits B prompts on top of the batch in flight (`trainer.v1.colocate_async.num_warmup_batches=1`).
     """
-    in_flight = (1 + warmup_batches) * groups
     return System(
         name=VERL_COLOCATE_ASYNC,
-        overrides=_everything_at_once(in_flight, stop_rule="first_completed", rollout_strategy="partial"),
+        overrides=_everything_at_once(2 * groups, stop_rule="first_completed", rollout_strategy="partial"),
         habits=Habits(poll_s=2.0, resume_delay_s=1.0, refill=Refill.PER_FILTERED),
     )
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,8 +21,7 @@ from ...async_dapo.record.run_files import set_aside
 from .. import train
 from ..report.headline import headline
 from ..report.run import Run
-from ..report.write import report_the_end
-from ..report.write import write_report as write_html
+from ..report.write import report_the_end, write_report
 from .activation import run_environment
 from .model_and_data import Assets, prepare_assets
 from .overrides import (
@@ -37,7 +35,7 @@ from .overrides import (
 )
 from .progress import Progress, TrainLog
 from .run_metrics import RunMetrics
-from .summary import failures, summarise, write_report
+from .summary import failures, summarise, write_summary
 from .supervision import RayFolder, TrainingProcess, exit_on_signals, vllm_inspects
 
 STOP_RULES = ("first_completed", "fifo", "drain")
@@ -110,11 +108,11 @@ def _run(options: Options) -> None:
             _train(verl, assets, progress, system=VERL_SYNC)
     summary = summarise(
         metrics,
-        options=_printable(options),
+        options=asdict(options) | {"output": str(options.output)},
         wall_s=wall_s,
         peak_memory_bytes=peak_memory_bytes,
     )
-    console.print(write_report(summary, metrics, options.output))
+    console.print(write_summary(summary, options.output))
     for cause, count in failures(options.output):
         console.print(f"[bold red]{count} groups failed:[/] {escape(cause)}", highlight=False, soft_wrap=True)
     if options.compare:
@@ -143,7 +141,7 @@ def _train(options: Options, assets: Assets, progress: Progress, *, system: str)
 
 def _show_comparison(ours: Path, verls: Path) -> None:
     """Write the report of both, in the place of that of one, and say what it measures."""
-    report = write_html([ours, verls])
+    report = write_report([ours, verls])
     said = headline(Run.load(ours), Run.load(verls))
     console.print(f"{said}\nboth runs, side by side: {report}", markup=False, highlight=False, soft_wrap=True)
 
@@ -230,10 +228,6 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
         return arguments, []
     index = arguments.index("--")
     return arguments[:index], arguments[index + 1 :]
-
-
-def _printable(options: Options) -> dict[str, Any]:
-    return asdict(options) | {"output": str(options.output)}
 
 
 def _show_log_tail(log: Path) -> None:

@@ -1,13 +1,8 @@
-"""Model, tokenizer and data of the quick start: made once, then reused by every run with the same recipe.
+"""Model, tokenizer and data of the quick start: made once, then reused by every run with the same recipe."""
 
-`python -m recipe.async_dapo_lab.quickstart.model_and_data PARENT` makes them and prints their folder.
-"""
-
-import argparse
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -105,16 +100,3 @@ def _make(assets: Assets, *, seed: int, on_progress: Callable[[float], None]) ->
     warm_start(model, tokenizer, seed=seed, shape=assets.shape, on_progress=on_progress)
     tokenizer.save_pretrained(assets.model)
     model.save_pretrained(assets.model)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parent", type=Path, help="the assets lie in a sub-folder of this one")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    assets = prepare_assets(arguments.parent, seed=arguments.seed)
-    sys.stdout.write(f"{assets.folder}\n")
-
-
-if __name__ == "__main__":
-    main()

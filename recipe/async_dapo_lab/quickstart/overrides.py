@@ -39,10 +39,37 @@ def verl_overrides(run: RunSettings) -> Iterator[str]:
 
 
 def run_overrides(run: RunSettings) -> Iterator[str]:
-    """Of a short run on any machine: model and data, GPUs, steps, folders."""
-    yield from _machine(run)
-    yield from _task(run)
-    yield from _trainer(run)
+    """Of a short run on any machine: GPUs, model and data, steps, folders.
+
+    Ray's resources are logical: they have to suffice for verl's actors, not to exist. Accuracy is that of sampling at
+    temperature 1, as in training.
+    """
+    yield "trainer.nnodes=1"
+    yield f"trainer.n_gpus_per_node={run.engines}"
+    yield f"ray_kwargs.ray_init.num_cpus={12 + 4 * run.engines}"
+    yield "++ray_kwargs.ray_init.include_dashboard=False"
+    yield f"++ray_kwargs.ray_init._temp_dir={quoted(run.ray_folder)}"
+    yield f"actor_rollout_ref.model.path={quoted(run.assets.model)}"
+    yield f"data.train_files={quoted(run.assets.train_file)}"
+    yield f"data.val_files={quoted(run.assets.validation_file)}"
+    yield f"data.seed={run.seed}"
+    yield f"data.train_batch_size={PROMPTS_PER_STEP}"
+    yield f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS_PER_STEP}"
+    yield f"actor_rollout_ref.rollout.n={RESPONSES_PER_PROMPT}"
+    yield "actor_rollout_ref.rollout.agent.num_workers=1"
+    yield f"data.max_prompt_length={task.MAX_PROMPT_TOK}"
+    yield f"data.max_response_length={run.assets.shape.max_response_tok}"
+    yield f"reward.custom_reward_function.path={quoted(Path(task.__file__))}"
+    yield "reward.custom_reward_function.name=compute_score"
+    yield f"trainer.total_training_steps={run.steps}"
+    yield "trainer.total_epochs=1000"
+    yield "trainer.val_before_train=True"
+    yield f"trainer.test_freq={max(1, run.steps // 2)}"
+    yield "trainer.save_freq=-1"
+    yield "trainer.resume_mode=disable"
+    yield f"trainer.default_local_dir={quoted(run.output / 'checkpoints')}"
+    yield f"hydra.run.dir={quoted(run.output / 'hydra')}"
+    yield "trainer.logger=[console,file,tensorboard]"
 
 
 def recipe_overrides(*, strategy: str, stop_rule: str | None) -> Iterator[str]:
@@ -67,15 +94,6 @@ def verl_sync_overrides() -> Iterator[str]:
     yield f"++{rollout}.engine_kwargs.vllm.stream_interval=64"
 
 
-def _machine(run: RunSettings) -> Iterator[str]:
-    """Ray's resources are logical: they have to suffice for verl's actors, not to exist."""
-    yield "trainer.nnodes=1"
-    yield f"trainer.n_gpus_per_node={run.engines}"
-    yield f"ray_kwargs.ray_init.num_cpus={12 + 4 * run.engines}"
-    yield "++ray_kwargs.ray_init.include_dashboard=False"
-    yield f"++ray_kwargs.ray_init._temp_dir={quoted(run.ray_folder)}"
-
-
 def _cpu_machine(run: RunSettings) -> Iterator[str]:
     yield "trainer.device=cpu"
     yield f"++ray_kwargs.ray_init.num_gpus={run.engines}"
@@ -83,21 +101,6 @@ def _cpu_machine(run: RunSettings) -> Iterator[str]:
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
     yield "reward.num_workers=1"
     yield "data.dataloader_num_workers=0"
-
-
-def _task(run: RunSettings) -> Iterator[str]:
-    yield f"actor_rollout_ref.model.path={quoted(run.assets.model)}"
-    yield f"data.train_files={quoted(run.assets.train_file)}"
-    yield f"data.val_files={quoted(run.assets.validation_file)}"
-    yield f"data.seed={run.seed}"
-    yield f"data.train_batch_size={PROMPTS_PER_STEP}"
-    yield f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS_PER_STEP}"
-    yield f"actor_rollout_ref.rollout.n={RESPONSES_PER_PROMPT}"
-    yield "actor_rollout_ref.rollout.agent.num_workers=1"
-    yield f"data.max_prompt_length={task.MAX_PROMPT_TOK}"
-    yield f"data.max_response_length={run.assets.shape.max_response_tok}"
-    yield f"reward.custom_reward_function.path={quoted(Path(task.__file__))}"
-    yield "reward.custom_reward_function.name=compute_score"
 
 
 def _actor(run: RunSettings) -> Iterator[str]:
@@ -133,19 +136,6 @@ def _rollout(run: RunSettings) -> Iterator[str]:
     yield f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=16"
     yield f"{rollout}.val_kwargs.do_sample=True"
     yield f"{rollout}.val_kwargs.temperature=1.0"
-
-
-def _trainer(run: RunSettings) -> Iterator[str]:
-    """Accuracy is that of sampling at temperature 1, as in training."""
-    yield f"trainer.total_training_steps={run.steps}"
-    yield "trainer.total_epochs=1000"
-    yield "trainer.val_before_train=True"
-    yield f"trainer.test_freq={max(1, run.steps // 2)}"
-    yield "trainer.save_freq=-1"
-    yield "trainer.resume_mode=disable"
-    yield f"trainer.default_local_dir={quoted(run.output / 'checkpoints')}"
-    yield f"hydra.run.dir={quoted(run.output / 'hydra')}"
-    yield "trainer.logger=[console,file,tensorboard]"
 
 
 def quoted(path: Path) -> str:

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import rich.progress
@@ -44,9 +43,7 @@ class Progress:
             self._print(f"preparing model and data; then {_STARTING}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def preparing(self, share: float) -> None:
@@ -77,14 +74,14 @@ class Progress:
 class GrowingFile:
     """A file that another process writes to: gives each line once, when it is complete."""
 
-    path: Path
+    file: Path
     _read_bytes: int = 0
 
     def new_lines(self) -> list[bytes]:
         """Those that have been completed since the last call; none while there is no file."""
-        if not self.path.exists():
+        if not self.file.exists():
             return []
-        with self.path.open("rb") as stream:
+        with self.file.open("rb") as stream:
             stream.seek(self._read_bytes)
             complete, newline, _ = stream.read().rpartition(b"\n")
         self._read_bytes += len(complete) + len(newline)
@@ -92,18 +89,12 @@ class GrowingFile:
 
 
 @dataclass(slots=True)
-class TrainLog:
+class TrainLog(GrowingFile):
     """The training process's log, as it grows: the phases of the start-up, and the last words."""
-
-    file: Path
-    _lines: GrowingFile = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._lines = GrowingFile(self.file)
 
     def new_phases(self) -> list[str]:
         """Of the lines that have been completed since the last call."""
-        lines = [_COLOUR.sub("", line.decode(errors="replace")) for line in self._lines.new_lines()]
+        lines = [_COLOUR.sub("", line.decode(errors="replace")) for line in self.new_lines()]
         return [match[1] for line in lines if (match := _PHASE.search(line))]
 
     def last_words(self) -> str | None:

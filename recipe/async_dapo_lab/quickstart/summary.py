@@ -1,8 +1,8 @@
-"""What a quick-start run leaves for its reader: `summary.json`, `training.png` and a table."""
+"""What a quick-start run leaves for its reader beside its report: `summary.json` and a table."""
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,8 @@ def summarise(metrics: RunMetrics, *, options: dict[str, Any], wall_s: float, pe
     }
 
 
-def write_report(summary: dict[str, Any], metrics: RunMetrics, output: Path) -> Table:
+def write_summary(summary: dict[str, Any], output: Path) -> Table:
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    _plot(metrics, output / "training.png")
     table = Table(title="async DAPO quick start", show_header=False, title_justify="left")
     for row in _rows(summary, output):
         table.add_row(*map(escape, row))
@@ -78,37 +77,7 @@ def _rows(summary: dict[str, Any], output: Path) -> Iterator[tuple[str, str]]:
     yield "report", "report.html"
     yield "log", "train.log"
     yield "metrics", "metrics.jsonl, tensorboard/"
-    yield "these figures, plot", "summary.json, training.png"
-
-
-def _plot(metrics: RunMetrics, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    panels: dict[str, list[tuple[Iterable[tuple[int, float]], str, str]]] = {
-        "validation accuracy": [(metrics.accuracy(), metrics.accuracy_name(), "o-")],
-        "reward in the batch": [(metrics.series(keys.REWARD), "mean", "-")],
-        "response length [tokens]": [
-            (metrics.series(keys.LENGTH_TRAINED), "trained", "-"),
-            (metrics.series(keys.LENGTH_DISPATCHED), "dispatched", "--"),
-        ],
-        "seconds per step": [(metrics.series(keys.STEP_S), "all", "-")],
-    }
-    figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), sharex=True, layout="constrained")
-    for axis, (title, lines) in zip(axes.flat, panels.items(), strict=True):
-        axis.set_title(title, fontsize=10)
-        axis.grid(alpha=0.3)
-        for series, label, style in lines:
-            points = list(series)
-            axis.plot([step for step, _ in points], [value for _, value in points], style, label=label)
-        axis.set_ylim(bottom=0)
-        axis.legend(fontsize=8)
-    for axis in axes[-1]:
-        axis.set_xlabel("step")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    yield "these figures", "summary.json"
 
 
 def _count(value: float | None) -> int | None:

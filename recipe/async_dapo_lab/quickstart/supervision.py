@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Self
 
 import psutil
@@ -74,9 +73,7 @@ class TrainingProcess:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # A second Ctrl-C waits until everything has ended.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         try:
@@ -151,9 +148,7 @@ class RayFolder:
         self.path = Path(tempfile.mkdtemp(prefix="ad-"))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def save_logs(self, target: Path) -> None:

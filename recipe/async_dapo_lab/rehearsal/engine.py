@@ -7,11 +7,13 @@ the batch, none for a token: a request's tokens are written out when it ends or 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf
 from types import SimpleNamespace
 from typing import Any
 
-from vllm.outputs import RequestOutput
+from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from ..plan.costs import StepCost
@@ -19,7 +21,8 @@ from ..plan.engine import Engine, Request
 from ..plan.workload import ToolCalls
 from .answers import Answer, AnswerBook
 from .options import CompressedClock
-from .outputs import output_of
+
+LOG_PROB = -1.0  # of every token, in the engines and in the trainer [nats]
 
 
 @dataclass(slots=True, eq=False)
@@ -35,24 +38,7 @@ class _Running:
     is_over: bool = False
 
     def hand_out(self, token_ids: list[int], finish_reason: str | None) -> None:
-        self.outputs.put_nowait(output_of(self.request_id, self.prompt_ids, self.params, token_ids, finish_reason))
-
-
-class _PrefixCache:
-    """Contexts of answers that will go on, until the cache is reset; there is room for all."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[Answer, int]] = {}  # the answer itself too: no other one gets its id
-
-    def keep(self, answer: Answer, context_tok: int) -> None:
-        self._kept[id(answer)] = (answer, context_tok)
-
-    def take(self, answer: Answer) -> int:
-        """Tokens of the answer's context that need no prefill."""
-        return self._kept.pop(id(answer), (answer, 0))[1]
-
-    def clear(self) -> None:
-        self._kept.clear()
+        self.outputs.put_nowait(_output_of(self.request_id, self.prompt_ids, self.params, token_ids, finish_reason))
 
 
 class EmulatedEngine:
@@ -70,7 +56,9 @@ class EmulatedEngine:
         self._book = book
         self._clock = clock
         self._tools = tools
-        self._prefixes = _PrefixCache()
+        # Answers that will go on, with their contexts [tokens], until the cache is reset; there is room for all. By the
+        # id of the answer, which is kept too, so that no other one gets it.
+        self._prefixes: dict[int, tuple[Answer, int]] = {}
         self._running: dict[str, _Running] = {}
         self._unadmitted: set[_Running] = set()
         self._all_admitted = asyncio.Event()
@@ -101,7 +89,7 @@ class EmulatedEngine:
             owner=running,
             context_tok=len(prompt_ids),
             remaining_tok=min(turn_tok, sampling_params.max_tokens or turn_tok),
-            prefill_tok=len(prompt_ids) - self._prefixes.take(answer),
+            prefill_tok=len(prompt_ids) - self._prefixes.pop(id(answer), (answer, 0))[1],
         )
         self._running[request_id] = running
         self._unadmitted.add(running)
@@ -237,7 +225,7 @@ class EmulatedEngine:
         if done_tok < answer.length_tok:
             context_ids = running.prompt_ids + answer.tokens(running.done_tok, done_tok)
             self._book.put_back(context_ids, answer, done_tok)
-            self._prefixes.keep(answer, len(context_ids))
+            self._prefixes[id(answer)] = (answer, len(context_ids))
         is_whole = done_tok == running.turn_end_tok and not (done_tok == answer.length_tok and answer.is_cut)
         self._hand_out(running, finish_reason="abort" if is_aborted else "stop" if is_whole else "length")
 
@@ -247,3 +235,45 @@ class EmulatedEngine:
         stop = running.done_tok + running.request.generated_tok
         start = stop - new_tok if running.params.output_kind is RequestOutputKind.DELTA else running.done_tok
         running.hand_out(running.answer.tokens(start, stop), finish_reason)
+
+
+def _output_of(
+    request_id: str, prompt_ids: list[int], params: SamplingParams, token_ids: list[int], finish_reason: str | None
+) -> RequestOutput:
+    """A chunk of an answer, as vLLM's engine hands it out; `finish_reason` is None while it goes on."""
+    log_probs: Any = None
+    if params.logprobs is not None:
+        log_probs = _flat(token_ids) if params.flat_logprobs else [_certain(token) for token in token_ids]
+    completion = CompletionOutput(
+        index=0,
+        text="",
+        token_ids=token_ids,
+        cumulative_logprob=None,
+        logprobs=log_probs,
+        finish_reason=finish_reason,
+    )
+    return RequestOutput(
+        request_id=request_id,
+        prompt=None,
+        prompt_token_ids=prompt_ids,
+        prompt_logprobs=None,
+        outputs=[completion],
+        finished=finish_reason is not None,
+    )
+
+
+def _flat(token_ids: list[int]) -> FlatLogprobs:
+    count = len(token_ids)
+    return FlatLogprobs(
+        start_indices=list(range(count)),
+        end_indices=list(range(1, count + 1)),
+        token_ids=token_ids,
+        logprobs=[LOG_PROB] * count,
+        ranks=[1] * count,
+        decoded_tokens=[None] * count,
+    )
+
+
+@cache
+def _certain(token_id: int) -> dict[int, Logprob]:
+    return {token_id: Logprob(logprob=LOG_PROB, rank=1)}

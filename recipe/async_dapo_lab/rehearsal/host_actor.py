@@ -5,6 +5,7 @@ Every process that gets an actor's handle loads the actor's class: these can be 
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -39,20 +40,14 @@ class ServerHandle:
     host: ActorHandle
     rank: int
 
-    def __getattr__(self, name: str) -> "_Method":
+    def __getattr__(self, name: str) -> SimpleNamespace:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Method(self.host, self.rank, name)
 
+        def remote(*args: Any, **kwargs: Any) -> ray.ObjectRef:
+            return self.host.call.remote(self.rank, name, args, kwargs)
 
-@dataclass(frozen=True, slots=True)
-class _Method:
-    host: ActorHandle
-    rank: int
-    name: str
-
-    def remote(self, *args: Any, **kwargs: Any) -> ray.ObjectRef:
-        return self.host.call.remote(self.rank, self.name, args, kwargs)
+        return SimpleNamespace(remote=remote)
 
 
 def start_host(config: DictConfig, *, is_recipe: bool, num_servers: int) -> ActorHandle:

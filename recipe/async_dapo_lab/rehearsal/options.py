@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import training_gpus
+from ...async_dapo.config import Seconds, training_gpus
 from ...async_dapo.option_values import ConfigError, Placement, SpeculativeConfig, parse_options
 from ...async_dapo.startup.hardware import Gpu
 from ..plan.costs import StepCost
@@ -64,21 +65,21 @@ class SpeedChange:
 
     server: int  # number of the replica, from 0
     from_s: float  # virtual, since its first request
-    speed: float  # over that of the others
+    speed: Annotated[float, Meta(gt=0)]  # over that of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalOptions:
     """The options of `options.yaml`, which has units and ranges; `inputs` are those that the planner has, too."""
 
-    speedup: float
-    steps: int
-    warmup: int
+    speedup: Annotated[float, Meta(gt=0)]
+    steps: Annotated[int, Meta(ge=1)]
+    warmup: Annotated[int, Meta(ge=0)]
     stand_in: bool
     reward: RewardSource
     stand_in_text: str
-    workers: int
-    poll_s: float
+    workers: Annotated[int, Meta(ge=1)]
+    poll_s: Seconds
     speed_changes: Sequence[SpeedChange]
     output: str
     inputs: Mapping[str, Any]
@@ -99,7 +100,8 @@ class RehearsalOptions:
             for number, change in enumerate(node["speed_changes"])
         ]
         options = cls(**parse_options(cls, node, NODE))
-        options._check()
+        if options.warmup >= options.steps:
+            raise ConfigError(NODE + "warmup", options.warmup, f"must be below {NODE}steps={options.steps}")
         return options
 
     @property
@@ -159,20 +161,6 @@ class RehearsalOptions:
         own = SpeculativeConfig.of(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
         drafts = own is not None or (is_recipe and config.async_dapo.drafts is not None)
         return self.scenario(config).step_cost(drafts=drafts)
-
-    def _check(self) -> None:
-        for key, least in {"steps": 1, "warmup": 0, "workers": 1}.items():
-            if getattr(self, key) < least:
-                raise ConfigError(NODE + key, getattr(self, key), f"must be >= {least}")
-        if self.speedup <= 0:
-            raise ConfigError(NODE + "speedup", self.speedup, "must be > 0: virtual seconds in a real one")
-        if self.poll_s <= 0:
-            raise ConfigError(NODE + "poll_s", self.poll_s, "must be > 0 seconds")
-        for number, change in enumerate(self.speed_changes):
-            if change.speed <= 0:
-                raise ConfigError(f"{NODE}speed_changes.{number}.speed", change.speed, "must be > 0")
-        if self.warmup >= self.steps:
-            raise ConfigError(NODE + "warmup", self.warmup, f"must be below {NODE}steps={self.steps}")
 
 
 def have_own_gpus(config: DictConfig) -> bool:

@@ -3,10 +3,10 @@
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import psutil
@@ -89,15 +89,13 @@ def judge(
     )
 
 
-class RunFigures(Protocol):
-    """Of the process that trained."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run was, apart from what it wrote."""
 
-    @property
-    def wall_s(self) -> float: ...
-    @property
-    def peak_memory_bytes(self) -> int: ...
-    @property
-    def cpu_share(self) -> float: ...
+    wall_s: float
+    peak_memory_bytes: int
+    cpu_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +123,19 @@ class Step:
     length_bias: float
 
 
+COLUMNS: dict[str, Callable[[Step], str]] = {
+    "step s": lambda step: f"{step.step_s:.1f}",
+    "rollout s": lambda step: f"{step.rollout_s:.1f}",
+    "idle": lambda step: f"{step.idle:.2f}",
+    "tok/s/GPU": lambda step: f"{step.tokens_per_s_per_gpu:.0f}",
+    "of bound": lambda step: f"{step.bound_share:.2f}",
+    "waste": lambda step: f"{step.waste:.2f}",
+    "off-policy": lambda step: "-" if step.off_policy is None else f"{step.off_policy:.2f}",
+    "staleness": lambda step: f"{step.staleness:.2f}",
+    "bias": lambda step: f"{step.length_bias:.2f}",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
     system: str
@@ -141,7 +152,7 @@ class Rehearsal:
     peak_memory_bytes: int
 
 
-def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: RunFigures) -> Rehearsal:
+def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: Ended) -> Rehearsal:
     """From what the processes of a run have written."""
     scenario = options.scenario(config)
     bound = bound_of(scenario)
@@ -149,7 +160,7 @@ def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: RunFigure
     metrics.read_new()
     timeline = Timeline.load(options.engines_file, options.phases_file)
     steps = [
-        _step(number, values, timeline, bound, scenario.num_gpus, scenario.train_batch_size, scenario.rollout_n)
+        _step(number, values, timeline, bound, scenario)
         for number, values in sorted(metrics.by_step.items())
         if number in timeline.steps
     ]
@@ -178,24 +189,16 @@ def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: RunFigure
     )
 
 
-def _step(
-    number: int,
-    values: dict[str, float],
-    timeline: Timeline,
-    bound: Bound,
-    num_gpus: int,
-    batch_groups: int,
-    n: int,
-) -> Step:
-    span = timeline.steps[number]
-    trained_tok = values["response_length/mean"] * batch_groups * n
+def _step(number: int, values: dict[str, float], timeline: Timeline, bound: Bound, scenario: Scenario) -> Step:
+    span, batch_groups = timeline.steps[number], scenario.train_batch_size
+    trained_tok = values["response_length/mean"] * batch_groups * scenario.rollout_n
     discarded = sum(values.get(key, 0.0) for key in VERL_DISCARDS)
     return Step(
         step=number,
         step_s=span.step_s,
         rollout_s=span.rollout_s,
         idle=timeline.idle_between(span.rollout_began_s, span.rollout_ended_s),
-        tokens_per_s_per_gpu=trained_tok / span.step_s / num_gpus,
+        tokens_per_s_per_gpu=trained_tok / span.step_s / scenario.num_gpus,
         bound_share=bound.step_s / span.step_s,
         waste=values[WASTE_RATIO] if WASTE_RATIO in values else discarded / (discarded + batch_groups),
         off_policy=values.get(OFF_POLICY),
@@ -241,11 +244,10 @@ def title_of(rehearsal: Rehearsal) -> str:
 
 def table(rehearsal: Rehearsal) -> str:
     """For the terminal."""
-    heads = ("step", "step s", "rollout s", "idle", "tok/s/GPU", "of bound", "waste", "off-policy", "staleness", "bias")
-    rows = [_cells(str(step.step), step) for step in rehearsal.steps]
-    rows.append(_cells("mean", rehearsal.mean))
-    widths = [max(len(line[i]) for line in (heads, *rows)) for i in range(len(heads))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in (heads, *rows)]
+    named = [*((str(step.step), step) for step in rehearsal.steps), ("mean", rehearsal.mean)]
+    rows = [("step", *COLUMNS), *((name, *(cell(step) for cell in COLUMNS.values())) for name, step in named)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     bound = rehearsal.bound
     return "\n".join(
         [
@@ -261,21 +263,6 @@ def table(rehearsal: Rehearsal) -> str:
     )
 
 
-def _cells(name: str, step: Step) -> tuple[str, ...]:
-    return (
-        name,
-        f"{step.step_s:.1f}",
-        f"{step.rollout_s:.1f}",
-        f"{step.idle:.2f}",
-        f"{step.tokens_per_s_per_gpu:.0f}",
-        f"{step.bound_share:.2f}",
-        f"{step.waste:.2f}",
-        "-" if step.off_policy is None else f"{step.off_policy:.2f}",
-        f"{step.staleness:.2f}",
-        f"{step.length_bias:.2f}",
-    )
-
-
 def as_json(rehearsal: Rehearsal) -> str:
     """Everything but the timeline."""
     bound = rehearsal.bound
@@ -288,7 +275,7 @@ def as_json(rehearsal: Rehearsal) -> str:
         "mean": asdict(rehearsal.mean),
         "steps": [asdict(step) for step in rehearsal.steps],
         "bound": asdict(bound) | {"rollout_s": bound.rollout_s, "step_s": bound.step_s},
-        "validity": asdict(rehearsal.validity) | {"is_valid": rehearsal.validity.is_valid},
+        "validity": asdict(rehearsal.validity),
         "wall_s": rehearsal.wall_s,
         "peak_memory_gb": rehearsal.peak_memory_bytes / 1e9,
     }

@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +16,7 @@ from ..quickstart.run_metrics import RunMetrics
 from ..quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals
 from .figure import draw_timeline
 from .options import RehearsalOptions
-from .report import CpuMeter, Rehearsal, as_json, load_rehearsal, table, title_of
+from .report import CpuMeter, Ended, Rehearsal, as_json, load_rehearsal, table, title_of
 
 MODULE = f"{__package__.rpartition('.')[0]}.rehearse"
 OUTPUT_OPTION = "rehearsal.output="
@@ -31,15 +30,6 @@ console = Console()
 
 class RehearsalFailed(Exception):
     """The run ended without its steps; the message says how."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a run was, apart from what it wrote."""
-
-    wall_s: float
-    peak_memory_bytes: int
-    cpu_share: float
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

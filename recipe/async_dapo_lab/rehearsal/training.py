@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -16,7 +17,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.ray_utils import auto_await
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerManager
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from ...async_dapo import store
 from ...async_dapo.aio import await_all
@@ -70,25 +71,19 @@ class TimedRanks:
         return getattr(self._workers, name)
 
     def compute_log_prob(self, batch: KVBatchMeta) -> Any:
-        result = self._workers.compute_log_prob(batch)
-        self._schedule.spend(self._cost.log_prob_s(*_sums(batch)))
-        return result
+        return self._timed(self._workers.compute_log_prob, batch, self._cost.log_prob_s)
 
     def compute_ref_log_prob(self, batch: KVBatchMeta) -> Any:
-        result = self._workers.compute_ref_log_prob(batch)
-        self._schedule.spend(self._cost.log_prob_s(*_sums(batch)))
-        return result
+        return self._timed(self._workers.compute_ref_log_prob, batch, self._cost.log_prob_s)
 
     def update_actor(self, batch: KVBatchMeta) -> Any:
-        result = self._workers.update_actor(batch)
-        self._schedule.spend(self._cost.train_s(*_sums(batch)))
+        return self._timed(self._workers.update_actor, batch, self._cost.train_s)
+
+    def _timed(self, call: Callable[[KVBatchMeta], Any], batch: KVBatchMeta, cost: Callable[..., float]) -> Any:
+        result = call(batch)
+        lens_tok = [tag["seq_len"] for tag in batch.tags if not store.is_padding(tag)]
+        self._schedule.spend(cost(float(sum(lens_tok)), float(sum(n * n for n in lens_tok))))
         return result
-
-
-def _sums(batch: KVBatchMeta) -> tuple[float, float]:
-    """Sum of the sequences' lengths, prompt included, and of their squares [tokens]."""
-    lens_tok = [tag["seq_len"] for tag in batch.tags if not store.is_padding(tag)]
-    return float(sum(lens_tok)), float(sum(n * n for n in lens_tok))
 
 
 class EmulatedWeightSync(CheckpointEngineManager):
@@ -144,7 +139,7 @@ class EmulatedTraining(PPOTrainer):
         return self._scenario.num_gpus
 
     def _setup(self) -> None:
-        RolloutReplicaRegistry.register("vllm", _emulated_replica)
+        RolloutReplicaRegistry.register("vllm", lambda: EmulatedReplica)
         self._host = start_host(self.config, is_recipe=self._is_recipe, num_servers=self._scenario.num_servers)
         super()._setup()
         self._start_engines()
@@ -259,7 +254,3 @@ class RehearsedSeparate(EmulatedTraining, _RecipesLines, SeparateTrainer):
 
     def _start_engines(self) -> None:
         """They have been."""
-
-
-def _emulated_replica() -> type[RolloutReplica]:
-    return EmulatedReplica

@@ -12,7 +12,7 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 
 from ...async_dapo.weights.snapshots import SnapshotRoom
-from .outputs import LOG_PROB
+from .engine import LOG_PROB
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,6 @@ class EmulatedRank(Worker):
         os.makedirs(folder, exist_ok=True)
         (folder / "rehearsed").write_text("a rehearsal has no weights\n")
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, *_: Any, **__: Any) -> None: ...
-
     # Earlier versions of the weights, for `async_dapo.importance_sampling=balance`.
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -67,25 +64,12 @@ class EmulatedRank(Worker):
         return 0
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_weights(self, *_: Any) -> None: ...
+    def load_checkpoint(self, *_: Any, **__: Any) -> None:
+        """There are no weights: nothing to load, to put aside or to profile."""
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_newest_weights(self) -> None: ...
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_model_to_cpu(self, *_: Any) -> None: ...
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def restore_model_from_cpu(self, *_: Any) -> None: ...
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def clear_cpu_model(self, *_: Any) -> None: ...
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def start_profile(self, **_: Any) -> None: ...
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def stop_profile(self, **_: Any) -> None: ...
+    load_weights = load_newest_weights = load_checkpoint
+    save_model_to_cpu = restore_model_from_cpu = clear_cpu_model = load_checkpoint
+    start_profile = stop_profile = load_checkpoint
 
 
 def _log_probs(data: TensorDict) -> TensorDict:

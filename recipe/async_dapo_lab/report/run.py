@@ -23,10 +23,34 @@ class NoRecord(ValueError):
     """A folder holds no record of a run."""
 
 
+class StepMetrics:
+    """What is asked of a run's metrics by step; step 0 is the validation before training."""
+
+    __slots__ = ()
+    by_step: dict[int, dict[str, float]]
+
+    def series(self, key: str) -> list[tuple[int, float]]:
+        """By step; steps that did not log it are left out."""
+        return [(step, values[key]) for step, values in sorted(self.by_step.items()) if key in values]
+
+    def last(self, key: str) -> float | None:
+        """The newest value; None where the run never logged it."""
+        points = self.series(key)
+        return points[-1][1] if points else None
+
+    def accuracy(self) -> list[tuple[int, float]]:
+        """Of the validations, whatever their data source, by step."""
+        return [(step, of) for step, values in sorted(self.by_step.items()) if (of := accuracy_of(values)) is not None]
+
+    def accuracy_name(self) -> str:
+        """Which metric that is; empty without a validation."""
+        return next((name for values in self.by_step.values() if (name := accuracy_name(values))), "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Metrics by step; step 0 is the validation before training. Means and medians leave out the first step, which
-    compiles and warms up, unless it is the only one."""
+class Run(StepMetrics):
+    """A run as its record tells it. Means and medians leave out the first step, which compiles and warms up, unless it
+    is the only one."""
 
     folder: Path
     description: RunDescription
@@ -69,13 +93,6 @@ class Run:
         """Whether this recipe trained it, and not verl alone."""
         return any(key.startswith(keys.LEDGER) for values in self.by_step.values() for key in values)
 
-    def series(self, key: str) -> list[Point]:
-        return [(step, values[key]) for step, values in sorted(self.by_step.items()) if key in values]
-
-    def last(self, key: str) -> float | None:
-        points = self.series(key)
-        return points[-1][1] if points else None
-
     def steady(self, key: str) -> list[float]:
         """Values of the trained steps after the first one."""
         return [self.by_step[step][key] for step in after_the_first(self.steps) if key in self.by_step[step]]
@@ -91,19 +108,9 @@ class Run:
     def total(self, key: str) -> float:
         return sum(value for _, value in self.series(key))
 
-    def accuracy(self) -> list[Point]:
-        """By step."""
-        return [
-            (step, value) for step, values in sorted(self.by_step.items()) if (value := accuracy_of(values)) is not None
-        ]
-
-    def accuracy_name(self) -> str:
-        """Which metric that is; empty without a validation."""
-        return next((name for values in self.by_step.values() if (name := accuracy_name(values))), "")
-
     def accuracy_over_time(self) -> list[Point]:
         """By hours since training began."""
-        return [(self.time_s[int(step)] / 3600, value) for step, value in self.accuracy()]
+        return [(self.time_s[step] / 3600, value) for step, value in self.accuracy()]
 
     def ledger(self) -> dict[str, int]:
         """At the end, in prompt groups; empty for a run of verl alone."""

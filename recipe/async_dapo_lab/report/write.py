@@ -110,23 +110,16 @@ def _engines(run: Run, prefix: str) -> str:
     return engine_charts(steps, prefix)
 
 
-def try_to_write(folder: Path) -> Path | None:
-    """At the end of a run: what goes wrong is logged, and the run has ended as it did."""
-    try:
-        return write_report([folder])
-    except Exception as error:  # a missing library, a full disk: no reason to call a training failed
-        logger.warning("no report was written: %r; try python -m %s.report %s", error, _recipe(), folder)
-        return None
-
-
 def report_the_end(report_dir: str | Path | None) -> Path | None:
-    """However the run ended, if it came to a step, and its record is on this machine."""
+    """However the run ended, if it came to a step, and its record is on this machine. What goes wrong is logged: the
+    run has ended as it did.
+    """
     if report_dir is None or not Path(report_dir, STEPS_FILE).exists():
         return None
-    if (path := try_to_write(Path(report_dir))) is not None:
-        log_phase(f"report: {path}")
+    try:
+        path = write_report([Path(report_dir)])
+    except Exception as error:  # a missing library, a full disk: no reason to call a training failed
+        logger.warning("no report was written: %r; try python -m %s %s", error, __package__, report_dir)
+        return None
+    log_phase(f"report: {path}")
     return path
-
-
-def _recipe() -> str:
-    return __name__.rpartition(".report")[0]
