@@ -1,4 +1,6 @@
-"""Snapshots of FSDP2's weights, on 2 ranks: what a forward pass computes with them, and what comes back."""
+"""Snapshots of FSDP2's weights, on 2 ranks: what a forward pass computes with them, what comes back, and the room for
+them.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from recipe.async_dapo.config import ConfigError
+from recipe.async_dapo.training.balance_heuristic import check_room
 from recipe.async_dapo.weights import snapshots as snapshots_module
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
-from recipe.async_dapo.weights.snapshots import WeightSnapshots
+from recipe.async_dapo.weights.snapshots import SnapshotRoom, WeightSnapshots
 
 RANKS = 2
 VERSIONS = 3
@@ -131,3 +135,29 @@ def test_room_is_asked_for_an_offloaded_optimizer_that_has_no_state_yet(monkeypa
     worker.actor = SimpleNamespace(engine=engine)
     room = worker.begin_snapshots()
     assert room.newest_bytes == 3 * 4 and room.optimizer_bytes == copies * room.newest_bytes
+
+
+def rank(node: str, *, available_bytes: int, optimizer_bytes: int = 0) -> SnapshotRoom:
+    return SnapshotRoom(
+        node=node,
+        snapshot_bytes=10,
+        newest_bytes=20,
+        optimizer_bytes=optimizer_bytes,
+        available_bytes=available_bytes,
+    )
+
+
+def test_snapshots_that_a_node_has_no_room_for_are_refused_with_what_they_take() -> None:
+    ranks = [rank("a", available_bytes=120), rank("a", available_bytes=125), rank("b", available_bytes=60)]
+    check_room(ranks, snapshots=4)
+    with pytest.raises(
+        ConfigError, match=r"balance: 5 earlier versions of the weights take .* lower async_dapo\.max_sta"
+    ):
+        check_room(ranks, snapshots=5)
+
+
+def test_room_is_left_for_what_the_optimizer_of_every_rank_of_a_node_will_take() -> None:
+    ranks = [rank("a", available_bytes=200, optimizer_bytes=40), rank("a", available_bytes=200, optimizer_bytes=40)]
+    check_room(ranks, snapshots=4)
+    with pytest.raises(ConfigError, match=r"with 0\.0 GB free beside the optimizer's state"):
+        check_room(ranks, snapshots=5)

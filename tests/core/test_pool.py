@@ -12,7 +12,7 @@ from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup
 
-from ..support.pool_run import Run, generate
+from ..support.pool_run import Run
 
 
 @given(
@@ -35,25 +35,23 @@ def test_given_any_rounds_when_settled_then_each_prompt_is_in_one_term_and_exact
     assert len(set(run.trained)) == 5 * target
 
 
-def summary_of(run: Run, outcomes: list[GroupOutcome], started: list[str], waiting: list[str]) -> RoundSummary:
+def summary_of(outcomes: list[GroupOutcome], started: list[str]) -> RoundSummary:
     ended = {o.prompt_uid for o in outcomes}
     return RoundSummary(
         round_id="round",
         outcomes=tuple(outcomes),
         start_order=tuple(started),
-        never_started=tuple(waiting),
+        never_started=(),
         taken_unreported=tuple(uid for uid in started if uid not in ended),
     )
 
 
-def valid(uid: str, *lens_tok: int) -> GroupOutcome:
-    return GroupOutcome(
-        prompt_uid=uid, verdict=Verdict.VALID, response_lens_tok=lens_tok, oldest_version=0, newest_version=0
-    )
+def valid(uid: str) -> GroupOutcome:
+    return GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID, oldest_version=0, newest_version=0)
 
 
-def opened_run(stop_rule: StopRuleName, **options: bool) -> tuple[Run, list[PromptGroup]]:
-    run = Run(Random(0), 2, 5, options.get("keeps", False), stop_rule, None, step=1)
+def opened_run(stop_rule: StopRuleName) -> tuple[Run, list[PromptGroup]]:
+    run = Run(Random(0), 2, 5, False, stop_rule, None, step=1)
     run.draw(5)
     return run, run.pool.dispatch(1).groups
 
@@ -68,7 +66,7 @@ def test_given_more_valid_groups_than_the_target_then_the_first_by_the_stop_rule
     run, _ = opened_run(stop_rule)
     uids = [f"drawn-{k}" for k in range(5)]
     outcomes = [valid("drawn-2"), valid("drawn-0"), valid("drawn-3")]
-    settlement = run.pool.settle(summary_of(run, outcomes, uids, []), [])
+    settlement = run.pool.settle(summary_of(outcomes, uids), [])
     assert settlement.trained_uids == trained
     assert run.pool.carried_uids == ("drawn-3",)
     assert settlement.lost_reports == 2
@@ -78,7 +76,7 @@ def test_given_more_valid_groups_than_the_target_then_the_first_by_the_stop_rule
 def test_given_a_group_given_back_twice_when_settled_then_it_is_queued_once() -> None:
     run, groups = opened_run(StopRuleName.FIRST_COMPLETED)
     uids = [group.uid for group in groups]
-    settlement = run.pool.settle(summary_of(run, [valid(uids[0]), valid(uids[1])], uids, []), [*groups[2:], groups[2]])
+    settlement = run.pool.settle(summary_of([valid(uids[0]), valid(uids[1])], uids), [*groups[2:], groups[2]])
     assert settlement.requeued == 3
     run.pool.check_ledger()
 
@@ -87,63 +85,18 @@ def test_given_a_round_below_its_target_when_settled_then_it_is_refused() -> Non
     run, groups = opened_run(StopRuleName.FIFO)
     uids = [group.uid for group in groups]
     with pytest.raises(AssertionError, match="has not reached its target"):
-        run.pool.settle(summary_of(run, [valid(uids[0])], uids, []), groups[1:])
-
-
-def test_given_the_discard_strategy_when_groups_come_back_then_their_tokens_are_counted_and_gone() -> None:
-    run, groups = opened_run(StopRuleName.FIRST_COMPLETED)
-    generate(groups[2].trajectories[0], 7, 0)
-    uids = [group.uid for group in groups]
-    settlement = run.pool.settle(summary_of(run, [valid(uids[0]), valid(uids[1])], uids, []), groups[2:])
-    assert (settlement.discarded_tok, settlement.requeued) == (7, 3)
-    assert sum(group.generated_tok for group in run.pool.dispatch(2).groups) == 0
+        run.pool.settle(summary_of([valid(uids[0])], uids), groups[1:])
 
 
 def test_given_a_complete_group_to_be_redrawn_when_settled_then_it_waits_in_its_place_and_its_tokens_are_waste():
     run, groups = opened_run(StopRuleName.FIFO)
     uids = [group.uid for group in groups]
     again = GroupOutcome(prompt_uid=uids[3], verdict=Verdict.REDRAWN, response_lens_tok=(4, 5))
-    summary = summary_of(run, [again, valid(uids[0]), valid(uids[1])], uids, [])
+    summary = summary_of([again, valid(uids[0]), valid(uids[1])], uids)
     settlement = run.pool.settle(summary, [groups[4], groups[2]])
     assert (settlement.redrawn_uids, settlement.requeued, settlement.discarded_tok) == ((uids[3],), 2, 9)
     assert run.pool.check_ledger()["waiting"] == 3 and run.pool.num_carried == 0
     assert [group.uid for group in run.pool.dispatch(2).groups] == uids[2:]
-
-
-def test_given_kept_groups_when_dispatched_then_the_oldest_come_first_and_of_these_the_longest() -> None:
-    run, groups = opened_run(StopRuleName.FIRST_COMPLETED, keeps=True)
-    for group, age, tokens in zip(groups[2:], (0, 2, 0), (9, 1, 4), strict=True):
-        group.trajectories[0].age = age
-        generate(group.trajectories[0], tokens, 0)
-    uids = [group.uid for group in groups]
-    run.pool.settle(summary_of(run, [valid(uids[0]), valid(uids[1])], uids, []), groups[2:][::-1])
-    dispatch = run.pool.dispatch(2)
-    assert [group.uid for group in dispatch.groups] == ["drawn-3", "drawn-2", "drawn-4"]
-    assert [group.age for group in dispatch.groups] == [3, 1, 1]
-
-
-def test_given_a_stale_group_when_dispatched_then_it_is_retired_and_its_prompt_waits_in_front_under_a_new_name():
-    run = Run(Random(0), 1, 3, True, StopRuleName.FIRST_COMPLETED, 1, step=1)
-    run.draw(3)
-    groups = run.pool.dispatch(1).groups
-    generate(groups[1].trajectories[0], 5, 0)
-    uids = [group.uid for group in groups]
-    run.pool.settle(summary_of(run, [valid(uids[0])], uids[:2], [uids[2]]), [groups[1]])
-    dispatch = run.pool.dispatch(3)  # trains version 2, so version 0 has staleness 2
-    assert dispatch.retired_uids == (uids[1],) and dispatch.retired_tok == 5
-    assert [group.uid for group in dispatch.groups] == ["again-1", uids[2]]
-    assert dispatch.groups[0].prompt == groups[1].prompt and dispatch.groups[0].generated_tok == 0
-    assert run.pool.ledger.retired == 1
-
-
-def test_given_a_stale_surplus_group_when_it_is_retired_then_its_tokens_are_counted() -> None:
-    run = Run(Random(0), 1, 2, True, StopRuleName.FIRST_COMPLETED, 1, step=1)
-    run.draw(2)
-    uids = [group.uid for group in run.pool.dispatch(1).groups]
-    run.pool.settle(summary_of(run, [valid(uids[0], 3, 4), valid(uids[1], 5, 6)], uids, []), [])
-    dispatch = run.pool.dispatch(3)
-    assert dispatch.retired_uids == (uids[1],) and dispatch.retired_tok == 11
-    assert run.pool.group_sizes == set() and dispatch.groups[0].uid == "again-1"
 
 
 def test_given_terms_that_do_not_close_when_checked_then_the_ledger_says_which() -> None:

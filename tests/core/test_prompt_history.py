@@ -1,4 +1,4 @@
-"""Prompts chosen by history: the posterior, the draw, and that what is skipped comes back."""
+"""Prompts chosen by history: the posterior and the draw; that what is skipped comes back: `test_pool.py`."""
 
 from math import comb, exp, lgamma, log
 
@@ -112,47 +112,14 @@ def test_given_lengths_then_the_longest_are_drawn_first_and_prompts_without_a_hi
     assert drawn(old, longest_first=True) == keys
 
 
-def empty_pool() -> PromptPool:
-    return PromptPool(
+def test_given_a_deferred_prompt_when_it_is_visited_again_then_it_is_one_prompt_still() -> None:
+    pool = PromptPool(
         over_sampling=OverSampling(target_valid_groups=1, batch_size=1),
         keeps_tokens=True,
         stop_rule=StopRuleName.DRAIN,
         staleness=StalenessLimit(max_staleness=None),
         new_uid=lambda: "again",
     )
-
-
-def end_round(pool: PromptPool) -> None:
-    """As if every group of the round had been filtered."""
-    pool.ledger.filtered += len(pool._in_round)
-    pool._in_round.clear()
-
-
-@given(defer_steps=st.integers(1, 5), steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12))
-def test_given_deferred_prompts_then_each_is_dispatched_in_the_step_it_is_due_and_in_one_term_until_then(
-    defer_steps, steps
-) -> None:
-    pool = empty_pool()
-    due: dict[str, int] = {}
-    number = 0
-    for step, (drawn, deferred) in enumerate(steps, start=1):
-        groups = [group(number + i, f"key-{number + i}") for i in range(drawn + deferred)]
-        number += len(groups)
-        for late in groups[drawn:]:
-            late.deferred_until = step + defer_steps
-            due[late.uid] = late.deferred_until
-        returned = {one.uid for one in pool.dispatch(step).groups}
-        assert returned == {uid for uid, until in due.items() if until == step}
-        end_round(pool)
-        pool.add_drawn(groups[:drawn], groups[drawn:])
-        assert pool.check_ledger()["deferred"] == sum(until > step for until in due.values())
-        pool.restore(pool.state())
-        pool.dispatch(step)
-        end_round(pool)
-
-
-def test_given_a_deferred_prompt_when_it_is_visited_again_then_it_is_one_prompt_still() -> None:
-    pool = empty_pool()
     first, second, third = (group(i, "hard") for i in range(3))
     first.deferred_until = second.deferred_until = 9
     pool.add_drawn([], [first])

@@ -42,15 +42,24 @@ def test_given_stamps_or_log_probs_that_do_not_cover_the_tokens_then_it_is_an_er
         append_tokens(Turn(prompt_digest=b"", prompt_len_tok=1), token_ids, probs, stamps)
 
 
+def recorder(trajectory: Trajectory) -> Recorder:
+    return Recorder(trajectory=trajectory, prompt_uid="group")
+
+
+def take_turn(it: Recorder, prompt: list[int], token_ids: list[int]) -> None:
+    """Generate these tokens, if the turn is not recorded."""
+    turn = it.begin_turn(prompt)
+    if turn.finish_reason is None:
+        append_tokens(turn, token_ids, [-1.0] * len(token_ids), [(0, len(token_ids))] if token_ids else [])
+        turn.finish_reason = "stop"
+
+
 def play(trajectory: Trajectory, prompts: list[list[int]], generated_tok: list[int]) -> Recorder:
     """One run of an agent loop that generates `generated_tok[k]` tokens in turn k, if they are not recorded."""
-    recorder = Recorder(trajectory=trajectory)
+    it = recorder(trajectory)
     for prompt, count in zip(prompts, generated_tok, strict=True):
-        turn = recorder.begin_turn(prompt)
-        if turn.finish_reason is None:
-            append_tokens(turn, [7] * count, [-1.0] * count, [(0, count)] if count else [])
-            turn.finish_reason = "stop"
-    return recorder
+        take_turn(it, prompt, [7] * count)
+    return it
 
 
 prompts = st.lists(st.lists(tokens, min_size=1, max_size=3), min_size=1, max_size=4)
@@ -64,11 +73,11 @@ def test_given_an_interrupted_loop_when_run_again_then_recorded_turns_are_replay
     play(trajectory, prompts[:interrupted_after], counts[:interrupted_after])
     before = [turn.raw_response_ids for turn in trajectory.turns]
     trajectory = pickle.loads(pickle.dumps(trajectory))
-    recorder = play(trajectory, prompts, [count + 10 for count in counts])
+    it = play(trajectory, prompts, [count + 10 for count in counts])
     lens = [turn.generated_tok for turn in trajectory.turns]
     assert [turn.raw_response_ids for turn in trajectory.turns][:interrupted_after] == before
     assert lens == counts[:interrupted_after] + [count + 10 for count in counts[interrupted_after:]]
-    assert recorder.diverged_tok == 0
+    assert it.diverged_tok == 0
 
 
 @given(prompts=prompts, data=st.data())
@@ -80,9 +89,9 @@ def test_given_a_loop_that_asks_something_else_when_run_again_then_the_record_en
     play(trajectory, prompts, counts)
     parted_at = data.draw(st.integers(0, len(prompts) - 1))
     other = [*prompts[:parted_at], [*prompts[parted_at], 1]]
-    recorder = play(trajectory, other, [*counts[:parted_at], 9])
+    it = play(trajectory, other, [*counts[:parted_at], 9])
     assert [turn.generated_tok for turn in trajectory.turns] == [*counts[:parted_at], 9]
-    assert recorder.diverged_tok == sum(counts[parted_at:])
+    assert it.diverged_tok == sum(counts[parted_at:])
 
 
 @given(st.lists(tokens, max_size=5), st.lists(tokens, max_size=5))
@@ -148,17 +157,6 @@ def test_means_of_turns_are_over_trajectories_and_over_turns() -> None:
     assert set(TurnCounts.total([]).figures().values()) == {0}
 
 
-def recorder(trajectory: Trajectory) -> Recorder:
-    return Recorder(trajectory=trajectory, prompt_uid="group")
-
-
-def turn(it: Recorder, prompt: int, token: int) -> None:
-    one = it.begin_turn([prompt])
-    if one.finish_reason is None:
-        append_tokens(one, [token], [0.0], [(0, 1)])
-        one.finish_reason = "stop"
-
-
 def ids(it: Recorder, names: list[str]) -> list[str]:
     return [it.begin_call(name, b"arguments")[0].call_id for name in names]
 
@@ -186,13 +184,13 @@ def test_given_a_loop_that_takes_another_way_then_later_calls_are_dropped_and_co
     trajectory = Trajectory(session_id=0)
     it = recorder(trajectory)
     before = ids(it, ["reset"])
-    turn(it, prompt=1, token=7)
+    take_turn(it, [1], [7])
     between = ids(it, ["tool"])
-    turn(it, prompt=2, token=8)
+    take_turn(it, [2], [8])
     ids(it, ["tool"])
     again = recorder(trajectory)
-    turn(again, prompt=1, token=7)
-    turn(again, prompt=3, token=9)
+    take_turn(again, [1], [7])
+    take_turn(again, [3], [9])
     assert list(trajectory.calls) == before + between
     assert again.calls.diverged == 1 and again.diverged_tok == 1
 

@@ -18,7 +18,7 @@ from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.core.worker_queues import WaitingGroup
 
-from ..support.pool_run import N, generate
+from ..support.pool_run import N, fresh_group, generate
 
 WORKERS = 2
 
@@ -104,18 +104,7 @@ class Rolling(RuleBasedStateMachine):
     def draw(self, count: int) -> None:
         names = [f"drawn-{self.drawn + k}" for k in range(count)]
         self.drawn += count
-        self.pool.add_drawn(
-            [
-                PromptGroup(
-                    uid=name,
-                    prompt={},
-                    drawn_at_step=self.step,
-                    key=name,
-                    trajectories=[Trajectory(session_id=k) for k in range(N)],
-                )
-                for name in names
-            ]
-        )
+        self.pool.add_drawn([fresh_group(name, step=self.step) for name in names])
 
     def add(self, groups: list[PromptGroup]) -> None:
         assert self.round is not None
@@ -303,9 +292,9 @@ def fresh(*uids: str) -> list[WaitingGroup]:
     return [WaitingGroup(prompt_uid=uid, unfinished=1) for uid in uids]
 
 
-def end(round_: RollingRound, *uids: str, verdict: Verdict = Verdict.VALID) -> None:
+def end(round_: RollingRound, *uids: str) -> None:
     for uid in uids:
-        round_.report(GroupOutcome(prompt_uid=uid, verdict=verdict))
+        round_.report(GroupOutcome(prompt_uid=uid, verdict=Verdict.VALID))
 
 
 def test_given_a_batch_that_is_trained_then_its_groups_count_as_begun_until_engines_are_told_of_its_weights() -> None:
@@ -318,15 +307,6 @@ def test_given_a_batch_that_is_trained_then_its_groups_count_as_begun_until_engi
     round_.note_versions(oldest=0, newest=0)
     assert begun(round_) == [], "an older message frees nothing"
     round_.note_versions(oldest=1, newest=1)
-    assert begun(round_) == [*"ef"]
-
-
-def test_given_groups_that_turn_out_invalid_then_others_begin_in_their_places() -> None:
-    round_ = RollingRound(spec_of(2), oldest_version=0)
-    round_.add_groups(fresh(*"abcdefgh"))
-    begun(round_)
-    end(round_, "a", verdict=Verdict.FILTERED)
-    end(round_, "b", verdict=Verdict.FAILED)
     assert begun(round_) == [*"ef"]
 
 
@@ -407,12 +387,7 @@ def pool_with(*uids: str) -> PromptPool:
         staleness=StalenessLimit(max_staleness=1),
         new_uid=lambda: "again",
     )
-    pool.add_drawn(
-        [
-            PromptGroup(uid=uid, prompt={}, drawn_at_step=1, key=uid, trajectories=[Trajectory(session_id=0)])
-            for uid in uids
-        ]
-    )
+    pool.add_drawn([fresh_group(uid) for uid in uids])
     return pool
 
 

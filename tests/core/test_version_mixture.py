@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transfer_queue import KVBatchMeta
 
 from benchmarks.corrections.softmax_sequence_model import (
     assert_exact,
@@ -18,7 +19,7 @@ from benchmarks.corrections.softmax_sequence_model import (
     trajectory_probs,
 )
 from recipe.async_dapo.core.staleness import plan_mixtures
-from recipe.async_dapo.training.balance_heuristic import group_mixture, group_schedules, segments_of
+from recipe.async_dapo.training.balance_heuristic import group_mixture, group_schedules, members_by_group, segments_of
 
 torch.set_num_threads(1)  # of small tensors
 derandomized = settings(max_examples=60, deadline=None, derandomize=True)
@@ -152,3 +153,10 @@ def test_a_group_is_mixed_where_its_members_schedules_differ(versions: list[list
     members = [longs(*own) for own in versions]
     plan = plan_mixtures([segments_of(own) for own in members], [range(len(members))], at_hand={1, 2, 3})
     assert bool(plan.groups) == (len(group_schedules(members)[0]) > 1)
+
+
+def test_a_group_s_members_are_those_of_a_prompt_and_an_output_without_padding() -> None:
+    keys = ["a_0_0", "b_0_0", "a_1_0", "a_1_1", "pad_0_0"]
+    tags = [{"is_padding": key.startswith("pad")} for key in keys]
+    batch = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+    assert members_by_group(batch) == {"a_0": [0, 2], "b_0": [1], "a_1": [3]}

@@ -8,15 +8,14 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from recipe.async_dapo.core.outcome import Cause, EndedGroups, GroupOutcome, Verdict
-from recipe.async_dapo.core.round import RoundSpec
-from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.rollout import coordinator as coordinator_module
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator, Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.reward import cause_of
 from recipe.async_dapo.rollout.started_process import RewardFunction, RewardProcess, RewardRaised
 from recipe.async_dapo.training.replay_buffer import too_many_failures
 
 from ..support.rollout_world import outcome_of, rollout, scores
+from ..support.rounds import spec, tickets
 from ..support.simulated_options import options
 from ..support.simulation import simulate
 
@@ -86,20 +85,13 @@ async def test_each_place_is_told_once_in_a_run(monkeypatch: pytest.MonkeyPatch)
 
     coordinator = EarlyStoppingCoordinator(None)
     for step in (1, 2):
-        spec = RoundSpec(
-            round_id=f"step-{step}",
-            stop_rule=StopRuleName.FIRST_COMPLETED,
-            target_valid_groups=9,
-            carried_valid_groups=0,
-            num_workers=1,
-            drains=False,
-        )
+        opened = spec(f"step-{step}", target_valid_groups=9, num_workers=1)
         uids = [f"{step}-{k}" for k in range(4)]
-        await coordinator.open_round(spec, [Ticket(prompt_uid=uid, unfinished=1, content=b"") for uid in uids])
+        await coordinator.open_round(opened, tickets(*uids))
         for k, uid in enumerate(uids):
-            await coordinator.take_group(spec.round_id, 0)
+            await coordinator.take_group(opened.round_id, 0)
             cause = Cause(f"KeyError({uid})", places[k % 2])
-            await coordinator.report_completion(spec.round_id, failed(uid, cause))
+            await coordinator.report_completion(opened.round_id, failed(uid, cause))
     assert len(told) == 2 and all(place in text for place, text in zip(places, told, strict=True))
 
 

@@ -44,15 +44,12 @@ async def test_a_turn_costs_a_call_for_its_lease_and_an_unawaited_one_to_give_it
     assert [method for method, _, _ in it.balancer_handle.calls[3:]] == ["lease", "give_back"]
 
 
-def test_given_a_prompt_group_when_a_request_is_sent_then_the_load_balancer_is_told_whose_answer_it_generates() -> None:
-    async def main() -> str:
-        it = world()
-        current_recorder.set(Recorder(trajectory=Trajectory(session_id=3), prompt_uid="group"))
-        await it.client.generate("request", prompt_ids=[7], sampling_params={})
-        [(_, arguments, _)] = [call for call in it.balancer_handle.calls if call[0] == "lease"]
-        return arguments[4]
-
-    assert simulate(main()) == "group"
+async def test_given_a_prompt_group_when_a_request_is_sent_then_the_load_balancer_is_told_whose_answer_it_generates():
+    it = world()
+    current_recorder.set(Recorder(trajectory=Trajectory(session_id=3), prompt_uid="group"))
+    await it.client.generate("request", prompt_ids=[7], sampling_params={})
+    [(_, arguments, _)] = [call for call in it.balancer_handle.calls if call[0] == "lease"]
+    assert arguments[4] == "group"
 
 
 @pytest.mark.parametrize("name", ["min_p", "logit_bias", "stop"])
@@ -196,19 +193,15 @@ async def test_given_a_loop_that_has_spent_its_budget_when_it_generates_then_it_
     assert (await it.generate(max_tokens=max_tokens)).token_ids == ALL_TOKENS[:1]
 
 
-def test_given_releases_that_overtake_their_requests_when_cancelled_at_any_time_then_no_lease_leaks() -> None:
-    def latency_s(method: str) -> float:
-        return 1.0 if method == "lease" else 0.0
-
-    async def main(time_s: float) -> None:
-        it = world(latency_s=latency_s)
-        task = asyncio.create_task(ending_of(it.generate()))
-        cancel_at([time_s], task)
-        await ending_of(task)
-        await it.is_quiet()
-
-    for time_s in GRID_S:
-        simulate(main(time_s))
+@at_each(GRID_S)
+async def test_given_releases_that_overtake_their_requests_when_cancelled_at_any_time_then_no_lease_leaks(
+    time_s: float,
+):
+    it = world(latency_s=lambda method: 1.0 if method == "lease" else 0.0)
+    task = asyncio.create_task(ending_of(it.generate()))
+    cancel_at([time_s], task)
+    await ending_of(task)
+    await it.is_quiet()
 
 
 @at_each((0.0, 0.5, 1.0, 1.5))

@@ -163,7 +163,7 @@ def test_given_a_cap_on_old_tokens_and_a_filter_that_drops_groups_then_fewer_are
             max_partial_share=cap,
         )
         cluster = start(opts, task=random_task(2))
-        steps = [cluster.step() for _ in range(25)][5:]
+        steps = cluster.steps(25)[5:]
         keys = "early_stop/interrupted_groups", "partial/off_policy_token_ratio"
         return tuple(sum(step[f"async_dapo/{key}"] for step in steps) / len(steps) for key in keys)
 
@@ -175,8 +175,7 @@ def test_given_a_cap_on_old_tokens_and_a_filter_that_drops_groups_then_fewer_are
 def test_given_discard_and_first_completed_then_training_prefers_short_answers_and_the_metrics_show_it(start) -> None:
     opts = options(stop_rule=StopRuleName.FIRST_COMPLETED, over_sampling_batch_size=8, max_concurrent_prompts=4)
     biased = start(opts, task=random_task(3))
-    for _ in range(10):
-        metrics = biased.step()
+    metrics = biased.steps(10)[-1]
     assert metrics["async_dapo/length/trained_to_dispatched"] < 0.8
 
 

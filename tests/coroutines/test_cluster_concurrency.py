@@ -66,8 +66,7 @@ def test_given_a_limit_on_staleness_then_the_pool_follows_the_lengths_that_were_
 
 def test_given_a_checkpoint_then_the_next_run_begins_with_what_was_learned(start) -> None:
     cluster = start(options(**AUTO))
-    for _ in range(2):
-        cluster.step()
+    cluster.steps(2)
     learned = cluster.records[-1].result.balancer.concurrency
     again = resumed(start, cluster)
     again.buffer.open_round(again.step_number + 1)
@@ -125,8 +124,7 @@ def test_given_rounds_then_a_line_for_each_says_what_limits_the_next_one(
     for server in cluster.servers:
         server.max_num_seqs = max_num_seqs
     caplog.set_level("INFO", logger="recipe.async_dapo.training.tracking")
-    for _ in range(4):
-        cluster.step()
+    cluster.steps(4)
     lines = [record.message for record in caplog.records if " in flight; next: at most " in record.message]
     assert [line.split(":")[0] for line in lines] == [f"step {step}" for step in (1, 2, 3, 4)]
     assert f"next: at most {limit}" in lines[-1]

@@ -59,8 +59,7 @@ def test_given_an_engine_that_dies_at_any_time_then_steps_go_on_without_it(
     cluster = start(options(rollout_strategy=strategy), task=Task(lambda prompt_ids: 20), num_servers=3)
     cluster.step()
     die(cluster)
-    for _ in range(3):
-        metrics = cluster.step()  # checks the batch, the ledger, leases and engines
+    metrics = cluster.steps(3)[-1]  # checks the batch, the ledger, leases and engines
     assert servers_of(cluster) == ["server-0", "server-2"]
     assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
     assert metrics["async_dapo/load_balancer/servers"] == 2
@@ -132,8 +131,7 @@ def test_given_an_engine_that_never_stops_then_it_is_ended_and_its_requests_are_
     cluster.servers[1]._hangs = True
     cluster.step()
     assert servers_of(cluster) == ["server-0"]
-    for _ in range(10):
-        cluster.step()
+    cluster.steps(10)
     assert "group-1" in cluster.trained
 
 

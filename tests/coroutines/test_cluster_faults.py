@@ -92,8 +92,7 @@ def test_given_connections_that_break_when_steps_are_run_then_no_server_is_lost_
     cluster = start(options(rollout_strategy=strategy))
     for second in range(3, 300, 7):
         cluster.loop.call_at(second, cluster.server_handles[second % 2].cut_off, 0.5)
-    for _ in range(5):
-        cluster.step()  # checks the batch, the ledger, leases and engines
+    cluster.steps(5)  # checks the batch, the ledger, leases and engines
     assert cluster.loop.time() > 20
     assert cluster.loop.run_until_complete(cluster.balancer.get_all_servers()) == ["server-0", "server-1"]
 
@@ -178,7 +177,7 @@ def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_coun
 
     for worker in cluster.workers:
         worker._compute_score = hang_sometimes
-    metrics = [cluster.step() for _ in range(5)]
+    metrics = cluster.steps(5)
     failed = sum(step["async_dapo/failure/groups"] for step in metrics)
     assert failed == cluster.buffer.pool.ledger.failed > 0
     assert sum(step["async_dapo/failure/killed_reward_processes"] for step in metrics) >= failed
@@ -203,7 +202,7 @@ def test_given_an_agent_loop_that_cancels_itself_when_nothing_stopped_then_its_g
 
 
 def test_given_agent_loops_that_all_cancel_themselves_then_training_ends_and_the_error_blames_them(start) -> None:
-    cluster = start(options(filter=FilterConfig(metric="acc", max_num_gen_batches=0)))
+    cluster = start(options())
 
     async def cancel(*_: Any) -> None:
         raise asyncio.CancelledError
@@ -220,7 +219,6 @@ def test_given_fewer_tokens_a_round_than_any_response_has_then_training_ends_and
         rollout_strategy=RolloutStrategy.PARTIAL,
         stop_rule=StopRuleName.FIRST_COMPLETED,
         max_tokens_per_round=2,
-        filter=FilterConfig(metric="acc", max_num_gen_batches=0),
     )
     cluster = start(opts, task=Task(lambda _: 10))
     end_after(cluster, prompts=2_000)

@@ -29,7 +29,7 @@ def opts(strategy: RolloutStrategy, *, most: int, workers: int = 1, **changes):
 @pytest.mark.parametrize("seed", range(2))
 def test_given_room_for_all_when_rounds_stop_then_every_loop_is_begun_once(start, strategy, seed: int) -> None:
     cluster = start(opts(strategy, most=64), task=replace(random_task(seed), tool_s=3.0, keeps_state=True))
-    metrics = [cluster.step() for _ in range(8)]
+    metrics = cluster.steps(8)
     [worker] = cluster.workers
     assert len(worker.loops_begun) == len(set(worker.loops_begun)) > len(cluster.trained)
     assert sum(step["async_dapo/calls/kept_loops"] for step in metrics) > 0
@@ -41,7 +41,7 @@ def test_given_room_for_all_when_rounds_stop_then_every_loop_is_begun_once(start
 @pytest.mark.parametrize("most", [0, 2])
 def test_given_no_room_for_some_when_rounds_stop_then_those_run_again(start, strategy, most: int, seed: int) -> None:
     cluster = start(opts(strategy, most=most, workers=2), task=replace(random_task(seed), tool_s=3.0, keeps_state=True))
-    metrics = [cluster.step() for _ in range(8)]
+    metrics = cluster.steps(8)
     begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
     assert len(begun) > len(set(begun))
     assert max(step["async_dapo/calls/kept_loops"] for step in metrics) <= 2 * most
@@ -51,7 +51,7 @@ def test_given_a_limit_of_tokens_a_round_then_loops_rest_while_the_round_goes_on
     changes = {"max_tokens_per_round": 10, "max_concurrent_prompts": 4}
     task = replace(random_task(1), tool_s=3.0, keeps_state=True)
     cluster = start(opts(RolloutStrategy.PARTIAL, most=64, **changes), task=task)
-    metrics = [cluster.step() for _ in range(8)]
+    metrics = cluster.steps(8)
     [worker] = cluster.workers
     assert len(worker.loops_begun) == len(set(worker.loops_begun))
     assert sum(step["async_dapo/partial/resumed_groups"] for step in metrics) > 0
@@ -64,8 +64,7 @@ def test_given_several_workers_when_a_group_is_continued_then_the_worker_with_it
     def begun_again(most: int) -> int:
         task = replace(random_task(0), tool_s=3.0, keeps_state=True)
         cluster = start(opts(strategy, most=most, workers=3), task=task)
-        for _ in range(8):
-            cluster.step()
+        cluster.steps(8)
         begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
         return len(begun) - len(set(begun))
 
@@ -77,8 +76,7 @@ def test_given_groups_that_become_too_stale_then_their_loops_end(start, strategy
     changes = {"max_staleness": 0, "over_sampling_batch_size": 9}
     task = replace(random_task(3), tool_s=3.0, keeps_state=True)
     cluster = start(opts(strategy, most=64, **changes), task=task)
-    for _ in range(12):
-        cluster.step()
+    cluster.steps(12)
     assert cluster.buffer.pool.ledger.retired > 0
     [worker] = cluster.workers
     waiting = {one.loop for group in cluster.buffer.pool.buffered for one in group.suspensions()}
@@ -92,7 +90,7 @@ def test_given_loops_that_cannot_run_again_and_room_for_all_then_each_goes_on_in
 ) -> None:
     task = replace(random_task(seed), tool_s=3.0, replayable=False)
     cluster = start(opts(strategy, most=64, workers=3), task=task)
-    metrics = [cluster.step() for _ in range(8)]
+    metrics = cluster.steps(8)
     begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
     assert len(begun) == len(set(begun))
     assert sum(step["async_dapo/partial/resumed_groups"] for step in metrics) > 0
@@ -105,7 +103,7 @@ def test_given_loops_that_cannot_run_again_when_there_is_no_room_then_their_grou
     start, strategy, most: int
 ) -> None:
     cluster = start(opts(strategy, most=most), task=replace(random_task(0), tool_s=3.0, replayable=False))
-    metrics = [cluster.step() for _ in range(8)]
+    metrics = cluster.steps(8)
     retired = metrics[-1]["async_dapo/ledger/retired"]
     assert sum(step["async_dapo/calls/lost_loops"] for step in metrics) >= retired > 0
     [worker] = cluster.workers

@@ -82,7 +82,7 @@ def test_given_that_every_group_is_kept_then_the_run_is_the_one_without_screenin
             over_sampling_batch_size=Auto.AUTO,
         )
         cluster = start(opts, task=random_task(7))
-        return [cluster.step() for _ in range(5)]
+        return cluster.steps(5)
 
     def unlike(metrics: list[dict[str, float]]) -> list[dict[str, float]]:
         own = ("/screening/kept", "stop_latency_s", "rollout_s")  # the last two are read from the real clock
@@ -100,7 +100,7 @@ def test_given_kept_groups_then_how_many_are_valid_after_all_is_counted(start) -
 
     opts = options(rollout_n=4, screening=Screening(samples=2, keep_share=0.5), stop_rule=StopRuleName.DRAIN)
     cluster = start(opts, task=Task(metric_of=metric_of))
-    steps = [cluster.step() for _ in range(6)]
+    steps = cluster.steps(6)
     judged = range(int(steps[-1]["async_dapo/ledger/drawn"]))
     kept = [k % 3 for k in judged if opts.screening.keeps(f"group-{k}")]
     assert sum(step["async_dapo/screening/kept_groups"] for step in steps) == kept.count(0) + kept.count(1)

@@ -41,7 +41,7 @@ def begun(start: Any, selection: Selection) -> Revisited:
 
 
 def filtered_per_trained(cluster: Revisited, *, warmup: int, steps: int) -> float:
-    ledgers = [cluster.step() for _ in range(warmup + steps)]
+    ledgers = cluster.steps(warmup + steps)
     first, last = ledgers[warmup - 1], ledgers[-1]
     filtered, trained = (
         last[f"async_dapo/ledger/{t}"] - first[f"async_dapo/ledger/{t}"] for t in ("filtered", "trained")

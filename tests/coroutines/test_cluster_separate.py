@@ -23,11 +23,9 @@ def test_given_a_steady_run_then_batches_are_exact_engines_work_and_are_updated_
     )
     task = Task(lambda ids: 4 + int(36 * Random(f"length {ids}").random()))
     cluster = start(opts, SeparateCluster, task=task, num_servers=3)
-    for _ in range(5):
-        cluster.step()
+    cluster.steps(5)
     cluster.watch()
-    for _ in range(15):
-        cluster.step()
+    cluster.steps(15)
     assert cluster.withheld_tok == 0
     assert cluster.seen.most_out == 1
     assert all(busy > 0.9 * cluster.seen.looks for busy in cluster.seen.busy.values()), cluster.seen
@@ -41,8 +39,7 @@ def test_given_a_steady_run_then_short_answers_are_not_preferred(start, strategy
     opts = separate_options(strategy, max_concurrent_prompts=6, target_valid_groups=4, over_sampling_batch_size=12)
     task = random_task(5)
     cluster = start(opts, SeparateCluster, task=task, num_servers=3, training_s=2.0)
-    for _ in range(40):
-        cluster.step()
+    cluster.steps(40)
     begun = [[index, session] for index in range(cluster.num_drawn) for session in range(opts.rollout_n)]
     valid = [
         index
@@ -62,8 +59,7 @@ def test_given_a_limit_when_the_tail_is_long_then_no_token_is_left_out(start, st
 
     opts = separate_options(strategy, max_staleness=max_staleness, rollout_pool_size=Auto.AUTO, target_valid_groups=3)
     cluster = start(opts, SeparateCluster, task=Task(length_of), num_servers=3)
-    for _ in range(15):
-        cluster.step()
+    cluster.steps(15)
     assert cluster.withheld_tok == 0
 
 
@@ -100,15 +96,6 @@ def test_given_checkpoints_and_validations_between_steps_then_every_update_is_to
         assert by_engine[name] == [version for version in taker.taken if version not in newer]
 
 
-@STRATEGIES
-def test_given_a_checkpoint_when_the_run_goes_on_then_so_do_its_groups(start, strategy) -> None:
-    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(2), num_servers=2)
-    for _ in range(6):
-        cluster.step()
-        cluster.end_round()
-    assert cluster.buffer.pool.ledger.trained == 12
-
-
 @pytest.mark.parametrize("looser", [None, 6])
 @STRATEGIES
 def test_given_a_checkpoint_of_a_looser_limit_then_what_is_too_stale_is_handed_over_late_and_steps_go_on(
@@ -116,17 +103,14 @@ def test_given_a_checkpoint_of_a_looser_limit_then_what_is_too_stale_is_handed_o
 ) -> None:
     opts = separate_options(strategy, max_staleness=looser, over_sampling_batch_size=20, max_concurrent_prompts=8)
     cluster = start(opts, SeparateCluster, task=random_task(3), num_servers=2, training_s=30.0)
-    for _ in range(4):
-        cluster.step()
+    cluster.steps(4)
     cluster.end_round()
     cluster.options = separate_options(strategy, max_staleness=1)
     cluster = resumed(start, cluster)
     cluster.accepts_withheld = True
-    for _ in range(10):
-        cluster.step()
+    cluster.steps(10)
     cluster.accepts_withheld = False
-    for _ in range(3):
-        cluster.step()
+    cluster.steps(3)
 
 
 @STRATEGIES
@@ -143,8 +127,7 @@ def test_given_a_validation_then_it_runs_under_the_newest_weights_and_steps_go_o
 def test_given_training_that_takes_longer_than_a_round_may_then_the_next_batch_has_its_whole_time(start) -> None:
     opts = separate_options(RolloutStrategy.PARTIAL, round_timeout_s=60.0)
     cluster = start(opts, SeparateCluster, task=Task(lambda _: 12), training_s=200.0)
-    for _ in range(3):
-        cluster.step()
+    cluster.steps(3)
 
 
 def test_given_a_worker_that_has_not_begun_when_the_others_have_a_batch_then_it_has_nothing_to_report(start) -> None:
@@ -160,8 +143,7 @@ def test_given_an_engine_that_dies_in_any_phase_then_steps_go_on_without_it(star
     if phase is Phase.DRAINING:
         strategy = RolloutStrategy.CONSISTENT  # no other drains
     cluster = start(separate_options(strategy), SeparateCluster, task=Task(lambda _: 12), num_servers=3, transfer_s=3.0)
-    for _ in range(3):
-        cluster.step()
+    cluster.steps(3)
     numbers = range(3)
     while not (there := [k for k in numbers if cluster.balancer._updates.phase_of(f"server-{k}") is phase]):
         cluster.run_for(0.25)
@@ -169,8 +151,7 @@ def test_given_an_engine_that_dies_in_any_phase_then_steps_go_on_without_it(star
             cluster.step()
     victim = there[0]
     cluster.server_handles[victim].kill()
-    for _ in range(4):
-        metrics = cluster.step()
+    metrics = cluster.steps(4)[-1]
     assert metrics["async_dapo/load_balancer/servers"] == 2
     assert [replica.replica_rank for replica in cluster.engines.replicas] == [k for k in numbers if k != victim]
     assert cluster.versions().keys() == {f"server-{k}" for k in numbers if k != victim}
@@ -186,8 +167,7 @@ def test_given_workers_that_cannot_bring_the_weights_then_their_engine_is_ended_
     cluster.step()
     setattr(cluster.takers["server-1"], fault, RuntimeError("broken") if fault == "fails" else True)
     before_s, limit_s = cluster.loop.time(), cluster.options.weight_update_timeout_s
-    for _ in range(4):
-        cluster.step()
+    cluster.steps(4)
     keeps_requests = strategy is RolloutStrategy.PARTIAL_STALE_KV and fault == "hangs"
     assert cluster.loop.time() - before_s < 4 * 60 + keeps_requests * limit_s
     cluster.run_for(limit_s)
@@ -199,14 +179,12 @@ def test_given_workers_that_cannot_bring_the_weights_then_their_engine_is_ended_
 @STRATEGIES
 def test_given_an_engine_that_joins_in_mid_run_then_it_has_the_newest_weights_before_any_request(start, strategy):
     cluster = start(separate_options(strategy), SeparateCluster, task=Task(lambda _: 12), num_servers=1, transfer_s=4.0)
-    for _ in range(2):
-        cluster.step()
+    cluster.steps(2)
     name = cluster.join()
     server = cluster.servers[-1]
     cluster.run_for(3.0)
     assert not server.running and not server.generated
-    for _ in range(4):
-        metrics = cluster.step()
+    metrics = cluster.steps(4)[-1]
     assert server.generated and cluster.takers[name].taken[0] >= 2
     assert metrics["async_dapo/load_balancer/servers"] == 2
 
@@ -218,11 +196,9 @@ def test_given_a_slow_engine_then_the_others_are_not_kept_by_it(start, strategy)
         cluster = start(opts, SeparateCluster, task=Task(lambda ids: 10 + ids[0] % 7), num_servers=4, training_s=2.0)
         if is_slow:
             slow_by_half(cluster, 0)
-        for _ in range(3):
-            cluster.step()
+        cluster.steps(3)
         before_s = cluster.loop.time()
-        for _ in range(12):
-            cluster.step()
+        cluster.steps(12)
         return cluster.loop.time() - before_s
 
     assert seconds(True) < 1.3 * seconds(False)

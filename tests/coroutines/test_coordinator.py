@@ -9,10 +9,10 @@ import pytest
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.rolling_round import RollingSpec
 from recipe.async_dapo.core.round import Round, RoundSpec
-from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.rollout.coordinator import VALIDATION_LINES, EarlyStoppingCoordinator, RoundEvent, Ticket
+from recipe.async_dapo.rollout.coordinator import VALIDATION_LINES, EarlyStoppingCoordinator, RoundEvent
 
 from ..support.fakes import FakeHandle
+from ..support.rounds import spec, tickets
 from ..support.simulation import now_s, settle, simulate
 
 
@@ -30,21 +30,6 @@ class FakeBalancer:
             raise self._error
         await asyncio.sleep(self._takes_s)
         return self._takes_s
-
-
-def spec(round_id: str = "step-1", **options: Any) -> RoundSpec:
-    defaults: dict[str, Any] = {
-        "stop_rule": StopRuleName.FIRST_COMPLETED,
-        "target_valid_groups": 2,
-        "carried_valid_groups": 0,
-        "num_workers": 2,
-        "drains": False,
-    }
-    return RoundSpec(round_id=round_id, **(defaults | options))
-
-
-def tickets(*uids: str, unfinished: int = 1) -> list[Ticket]:
-    return [Ticket(prompt_uid=uid, unfinished=unfinished, content=uid.encode()) for uid in uids]
 
 
 def ended(uid: str, verdict: Verdict = Verdict.VALID) -> GroupOutcome:
@@ -178,17 +163,6 @@ async def test_given_a_balancer_that_fails_to_stop_the_engines_then_the_trainer_
 def test_given_a_round_that_is_not_open_when_groups_are_added_then_it_is_an_error() -> None:
     with pytest.raises(AssertionError, match="step-1 is not open"):
         simulate(coordinator().add_groups("step-1", tickets("a")))
-
-
-async def test_given_a_pool_size_when_a_trajectory_ends_then_the_next_group_starts_before_the_first_has_ended() -> None:
-    it = coordinator()
-    await it.open_round(spec(pool_size=3), tickets("a", "b", unfinished=3))
-    await it.take_group("step-1", 0)
-    lane = asyncio.create_task(take(it))
-    await settle()
-    assert not lane.done()
-    await it.report_trajectories("step-1", ["a"])
-    assert await lane == "b"
 
 
 @pytest.mark.parametrize("is_woken_first", [True, False])

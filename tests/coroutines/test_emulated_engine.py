@@ -17,7 +17,7 @@ from recipe.async_dapo_lab.rehearsal.engine import LOG_PROB, EmulatedEngine
 from recipe.async_dapo_lab.rehearsal.options import CompressedClock
 
 from ..support.scripted_engine import start_server
-from ..support.simulation import at_each, now_s, settle, simulate
+from ..support.simulation import at_each, now_s, settle
 
 SPEEDUP = 4.0
 STEP_S = 1.0  # virtual
@@ -143,25 +143,22 @@ async def test_given_a_limit_of_tokens_when_it_is_reached_then_the_answer_goes_o
     assert second.extra_fields["finish_reason"] == "stop"
 
 
-def test_given_tools_when_an_answer_goes_on_after_a_call_then_its_context_is_in_the_cache_until_that_is_reset(
-    monkeypatch,
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_given_tools_when_an_answer_goes_on_after_a_call_then_its_context_is_in_the_cache_until_that_is_reset(
+    monkeypatch, is_reset: bool
 ) -> None:
-    async def main(is_reset: bool) -> None:
-        engine = emulated(prefill_token_s=1.0, tool_calls=2)
-        server = start_server(monkeypatch, engine)
-        tokens: list[int] = []
-        for number in range(3):
-            output = await generate(server, f"turn-{number}", PROMPT + tokens)
-            tokens += output.token_ids
-            assert (len(output.token_ids), output.extra_fields["finish_reason"]) == (LENGTH_TOK // 3, "stop")
-            if is_reset:
-                await engine.reset_prefix_cache()
-        assert tokens == answer(0)
-        again_tok = (LENGTH_TOK // 3) * (1 + 2) + 2 * len(PROMPT) if is_reset else 0
-        assert engine.model.counters.prefilled_tok == len(PROMPT) + again_tok
-
-    simulate(main(False))
-    simulate(main(True))
+    engine = emulated(prefill_token_s=1.0, tool_calls=2)
+    server = start_server(monkeypatch, engine)
+    tokens: list[int] = []
+    for number in range(3):
+        output = await generate(server, f"turn-{number}", PROMPT + tokens)
+        tokens += output.token_ids
+        assert (len(output.token_ids), output.extra_fields["finish_reason"]) == (LENGTH_TOK // 3, "stop")
+        if is_reset:
+            await engine.reset_prefix_cache()
+    assert tokens == answer(0)
+    again_tok = (LENGTH_TOK // 3) * (1 + 2) + 2 * len(PROMPT) if is_reset else 0
+    assert engine.model.counters.prefilled_tok == len(PROMPT) + again_tok
 
 
 async def test_given_a_busy_machine_when_a_batch_changes_late_then_it_says_how_late(monkeypatch) -> None:

@@ -13,35 +13,28 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout import agent_loops
 
 from ..support.rollout_world import N, finished, group, outcome_of, rollout, stopped_at
-from ..support.simulation import now_s
+from ..support.simulation import now_s, settle
 
 
-def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_is_not_awaited_for_ever(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(agent_loops, "END_TIMEOUT_S", 0.01)
+async def test_given_a_loop_that_does_not_let_itself_be_cancelled_then_its_end_is_not_awaited_for_ever(caplog) -> None:
+    released = asyncio.Event()
 
-    async def end_a_stubborn_loop() -> None:
-        released = asyncio.Event()
+    async def run() -> list[AgentLoopOutput]:
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+        return []
 
-        async def run() -> list:
-            while not released.is_set():
-                try:
-                    await released.wait()
-                except asyncio.CancelledError:
-                    continue
-            return []
-
-        recorder = Recorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7")
-        loop = agent_loops.KeptLoop(recorder, run())
-        await asyncio.sleep(0)  # it begins
-        await loop.end()
-        released.set()
-        await loop.outputs()
-
+    loop = agent_loops.KeptLoop(Recorder(trajectory=Trajectory(session_id=0), prompt_uid="prompt-7"), run())
+    await settle()  # it begins
     with caplog.at_level(logging.WARNING):
-        asyncio.run(end_a_stubborn_loop())
-    assert "prompt-7" in caplog.text
+        await loop.end()
+    assert "prompt-7" in caplog.text and now_s() == pytest.approx(agent_loops.END_TIMEOUT_S)
+    released.set()
+    await loop.outputs()
+    await settle()
 
 
 class Stateful:

@@ -35,17 +35,10 @@ def output(response_ids: list[int], mask: list[int], **rest: Any) -> AgentLoopOu
     )
 
 
-@pytest.mark.parametrize(
-    ("response_ids", "mask", "stamps"),
-    [
-        ([10, 11, 12, 99, 99, 13, 14], [1, 1, 1, 0, 0, 1, 1], ((0, 2), (1, 3))),
-        ([10, 11, 12], [1, 1, 1], ((0, 2), (1, 1))),
-        ([10, 12, 13, 14], [1, 1, 1, 1], ((0, 1), (1, 3))),
-    ],
-    ids=["tokens of tools", "ends early", "a sampled token is removed"],
-)
-def test_sampled_tokens_have_their_versions_whatever_the_loop_makes_of_them(response_ids, mask, stamps) -> None:
-    assert PackedOutput.pack(output(response_ids, mask), sampled()).stamps == stamps
+def test_tokens_of_tools_among_sampled_ones_have_no_version() -> None:
+    """Whatever a loop leaves out of what was sampled: `test_recording.py`."""
+    with_tools = output([10, 11, 12, 99, 99, 13, 14], [1, 1, 1, 0, 0, 1, 1])
+    assert PackedOutput.pack(with_tools, sampled()).stamps == ((0, 2), (1, 3))
 
 
 def test_given_several_outputs_then_each_has_the_versions_of_its_own_tokens() -> None:

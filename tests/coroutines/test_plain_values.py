@@ -1,7 +1,6 @@
 """Values of users' data, rewards and agent loops come back as they were, or are refused by name."""
 
-from datetime import UTC, date, datetime, time
-from decimal import Decimal
+from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -85,21 +84,12 @@ def test_given_plain_values_arrays_and_tensors_when_read_back_then_they_are_what
     assert same(read_back({"column": value}), {"column": value})
 
 
-def test_given_rows_as_data_sets_have_them_when_read_back_then_they_are_what_they_were() -> None:
-    row = {
-        "raw_prompt": [{"role": "user", "content": "1+1="}],
-        "reward_model": {"style": "rule", "ground_truth": Decimal("2.0")},
-        "extra_info": {"index": np.int64(7), "seen": datetime(2026, 1, 2, tzinfo=UTC), "on": date(2026, 1, 2)},
-        "at": time(12, 30),
-        "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
-        "embedding": torch.ones(3, 4).T,
-        "nested": objects([[1, 2], {"a": (1,)}]),
-    }
+def test_given_a_time_zone_and_transposed_arrays_when_read_back_then_they_are_what_they_were_and_can_be_written_to():
+    row = {"seen": datetime(2026, 1, 2, tzinfo=UTC), "tensor": torch.ones(3, 4).T, "array": np.ones((2, 3)).T}
     back = read_back(row)
     assert same(back, row)
-    back["embedding"] += 1  # both can be written to
-    assert same(read_back({"a": np.ones((2, 3)).T}), {"a": np.ones((2, 3)).T})
-    read_back({"a": np.ones(3)})["a"] += 1
+    back["tensor"] += 1
+    back["array"] += 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The planner and the code that runs agree: the same options, on the same server model, take the same time."""
+"""The planner and the code that runs agree: the same options, or the same one of verl's own trainer modes, on the same
+server model, take the same time.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -8,17 +10,19 @@ import pytest
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
-from recipe.async_dapo_lab.plan.systems import System, recipe
+from recipe.async_dapo_lab.plan.sweep import start
+from recipe.async_dapo_lab.plan.systems import System, recipe, verl_colocate_async, verl_separate_async, verl_sync
 from recipe.async_dapo_lab.plan.workload import BetaPassRates, ValidShare
 
 from ..support.emulated_cluster import EmulatedCluster
 from ..support.plan_settings import small_scenario
+from ..support.verl_cluster import COLOCATE, SEPARATE, SYNC, VerlCluster
 
 WARMUP = 3
 STEPS = 12  # counted
 LONGER = 40  # counted where chance makes 5 % over twelve: rounds sized by the last, or prompts answered anew
 LONGEST = 160  # half of what is drawn is thrown away and answered anew, differently in both
-AGREEMENT = 0.05  # of the seconds of a rollout
+AGREEMENT = 0.05  # of the seconds of a rollout, or of a step of verl's
 SCENARIO = small_scenario(
     num_servers=4,
     train_batch_size=8,
@@ -40,6 +44,13 @@ SYSTEMS = {
     "partial, pool": {"rollout_strategy": "partial", "over_sampling_batch_size": 32, "rollout_pool_size": 48},
     "partial_stale_kv": {"rollout_strategy": "partial_stale_kv", "over_sampling_batch_size": 24},
     "consistent": {"rollout_strategy": "consistent", "over_sampling_batch_size": 16},
+}
+GROUPS, SERVERS = SCENARIO.train_batch_size, SCENARIO.num_servers
+VERLS = {
+    "sync": (SYNC, verl_sync(groups=GROUPS)),
+    "colocate_async": (COLOCATE, verl_colocate_async(groups=GROUPS)),
+    "separate_async": (SEPARATE, verl_separate_async(groups=GROUPS, trainer_servers=1, servers=SERVERS, parts=1)),
+    "separate_async in parts": (SEPARATE, verl_separate_async(groups=GROUPS, trainer_servers=1, servers=SERVERS)),
 }
 
 
@@ -88,6 +99,22 @@ def test_given_screening_or_history_when_run_on_emulated_engines_then_seconds_an
     expected, ledger = plan.pool.check_ledger(), clusters[-1].buffer.pool.check_ledger()
     assert ledger[term] == pytest.approx(expected[term], rel=0.02) and expected[term] > 100
     assert ledger["filtered"] == pytest.approx(expected["filtered"], rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VERLS)
+def test_given_a_mode_of_verls_when_run_on_emulated_engines_then_its_steps_take_what_the_planner_says(
+    monkeypatch, clusters, name
+) -> None:
+    mode, verls = VERLS[name]
+    plan = start(SCENARIO, verls)
+    planned_s = [plan.step().step_s for _ in range(WARMUP + STEPS)][WARMUP:]
+    with monkeypatch.context() as patched:
+        engines, parts = SERVERS - verls.habits.trainer_servers, verls.habits.parts
+        cluster = VerlCluster(patched, SCENARIO, mode, passes=plan._trainer, engines=engines, parts=parts)
+        clusters.append(cluster)
+        measured_s = [cluster.step()[0] for _ in range(WARMUP + STEPS)][WARMUP:]
+    assert sum(measured_s) == pytest.approx(sum(planned_s), rel=AGREEMENT)
 
 
 def planned(scenario: Scenario, name: str, changes: dict[str, Any] | None = None) -> list[float]:

@@ -17,7 +17,7 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.tools import recorded_tools
 
 from ..support.rollout_world import Loop, finished, group, outcome_of, rollout, stopped_at
-from ..support.simulation import now_s, simulate
+from ..support.simulation import now_s
 
 SCHEMA = {
     "type": "function",
@@ -106,17 +106,12 @@ class Hanging(Till):
         await asyncio.sleep(1e6)
 
 
-def test_given_a_tool_that_never_releases_then_its_trajectory_ends_at_the_limit_and_the_log_names_the_tool(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def main() -> None:
-        [tool] = recorded_tools([Hanging(10.0)], timeout_s=60.0)
-        outcome = await outcome_of(rollout(lifecycle(tool, 1, [])))
-        assert outcome.verdict is Verdict.VALID
-        assert now_s() == pytest.approx(1 + 10 + 60)
-
+async def test_given_a_tool_that_never_releases_then_its_trajectory_ends_at_the_limit_and_the_log_names_it(caplog):
+    [tool] = recorded_tools([Hanging(10.0)], timeout_s=60.0)
     with caplog.at_level(logging.WARNING):
-        simulate(main())
+        outcome = await outcome_of(rollout(lifecycle(tool, 1, [])))
+    assert outcome.verdict is Verdict.VALID
+    assert now_s() == pytest.approx(1 + 10 + 60)
     assert "tool till: release took longer than async_dapo.calls.timeout_s=60.0" in caplog.text
 
 

@@ -127,21 +127,6 @@ async def test_given_newer_weights_while_an_engine_stops_then_it_takes_the_newes
     assert sorted(len(taker.taken) for taker in it.takers.values()) == [2, 2]
 
 
-@STRATEGIES
-async def test_given_an_engine_that_joins_then_it_gets_the_newest_weights_before_any_request(monkeypatch, strategy):
-    it = RollingWorld(monkeypatch, strategy, "a")
-    await it.begin()
-    clients = [asyncio.create_task(it.answers(range(k, k + 200, 20))) for k in range(9)]
-    await asyncio.sleep(1)
-    await it.publish(1)
-    await it.join("b")
-    await asyncio.sleep(1)
-    assert not it.servers["b"].running and it.phase("b") is Phase.UPDATING
-    await asyncio.gather(*clients)
-    assert it.servers["b"].generated and it.takers["b"].taken == [1]
-    await it.is_well(newest=1)
-
-
 @pytest.mark.parametrize("is_silent", [False, True])
 @at_each(MOMENTS_S)
 async def test_given_an_engine_that_dies_or_is_silent_at_any_moment_then_the_others_get_all_answers_and_the_weights(

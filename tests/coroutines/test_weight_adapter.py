@@ -15,28 +15,16 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
 from recipe.async_dapo.weights import adapter as adapter_module
-from recipe.async_dapo.weights import adapter as watch_module
 from recipe.async_dapo.weights.adapter import BoundedServerAdapter, EngineWatch
+
+from ..support.weight_ends import Call
 
 PATIENCE_S = 60.0
 TENSORS = [(f"layer-{k}", torch.full((1000,), float(k))) for k in range(600)]  # more than a bucket of 1 MB
 
 
-class Call:
-    """What `.remote()` returns, to be ended by hand, in any thread."""
-
-    def __init__(self) -> None:
-        self.ended: Future[Any] = Future()
-
-    def future(self) -> Future[Any]:
-        return self.ended
-
-    def __await__(self) -> Iterator[Any]:
-        return asyncio.wrap_future(self.ended).__await__()
-
-
 class FakeServer:
-    """A server actor's handle: its methods are `.remote()` calls, each in `calls`."""
+    """A server actor's handle: its methods are `.remote()` calls, each in `calls`. They are ended by hand."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Call]] = []
@@ -44,10 +32,10 @@ class FakeServer:
 
     def __getattr__(self, method: str) -> Any:
         def remote(*args: Any, **kwargs: Any) -> Call:
-            call = Call()
+            call = Call(Future())
             self.calls.append((method, call))
             if method in ("clear_kv_cache", "set_global_steps"):
-                call.ended.set_result(None)
+                call.future().set_result(None)
             return call
 
         return SimpleNamespace(remote=remote)
@@ -132,7 +120,7 @@ def test_given_a_living_engine_then_it_gets_all_weights_and_their_version(tmp_pa
 
     def engine() -> None:
         receive_all(adapter, received)
-        server.call("collective_rpc").ended.set_result(None)
+        server.call("collective_rpc").future().set_result(None)
 
     update(adapter, stream, meanwhile=engine)
     assert received == [name for name, _ in TENSORS]
@@ -150,7 +138,7 @@ def test_given_an_engine_that_dies_before_it_takes_anything_then_the_rank_goes_o
 
 def die_once_called(server: FakeServer) -> None:
     wait_for_call(server)
-    server.call("until_death").ended.set_exception(ActorDiedError())
+    server.call("until_death").future().set_exception(ActorDiedError())
 
 
 def wait_for_call(server: FakeServer) -> None:
@@ -163,7 +151,7 @@ def test_given_an_engine_that_dies_in_the_middle_then_the_rank_takes_all_tensors
 
     def engine() -> None:
         receive_one_bucket(adapter)
-        server.call("until_death").ended.set_exception(ActorDiedError())
+        server.call("until_death").future().set_exception(ActorDiedError())
 
     update(adapter, stream, meanwhile=engine)
     assert stream.taken == len(TENSORS)
@@ -194,7 +182,7 @@ def test_given_an_engine_that_cannot_be_reached_for_a_while_then_it_is_asked_aga
             while server.named("wake_up") < attempt:  # the adapter calls in another thread
                 threading.Event().wait(0.001)
             cut_off = ActorUnavailableError("cut off", None)
-            call = server.call("wake_up").ended
+            call = server.call("wake_up").future()
             call.set_exception(cut_off) if attempt == 1 else call.set_result(None)
 
     thread = threading.Thread(target=engine)
@@ -222,7 +210,7 @@ def test_given_an_engine_that_fails_to_load_the_weights_then_its_error_is_raised
 
     def engine() -> None:
         wait_for_call(server)
-        server.call("collective_rpc").ended.set_exception(broken)
+        server.call("collective_rpc").future().set_exception(broken)
 
     with pytest.raises(ValueError, match="shapes differ"):
         update(adapter, Stream(), meanwhile=engine)
@@ -230,12 +218,12 @@ def test_given_an_engine_that_fails_to_load_the_weights_then_its_error_is_raised
 
 
 def test_given_a_connection_that_breaks_then_the_engine_is_watched_again_and_not_lost(monkeypatch) -> None:
-    monkeypatch.setattr(watch_module, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(adapter_module, "RECONNECT_S", 0.0)
     server = FakeServer()
     watch = EngineWatch([server])
-    server.call("until_death").ended.set_exception(ActorUnavailableError("cut off", None))
+    server.call("until_death").future().set_exception(ActorUnavailableError("cut off", None))
     while server.named("until_death") < 2:  # a timer's thread watches again
         threading.Event().wait(0.001)
     assert watch.failure is None
-    server.call("until_death").ended.set_exception(ActorDiedError())
+    server.call("until_death").future().set_exception(ActorDiedError())
     assert isinstance(watch.failure, ActorDiedError)

@@ -1,21 +1,16 @@
 """A real engine with drafts by suffix decoding samples what it samples without: the same distributions, log-probs,
 and, at temperature 0, the same tokens."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH, cpu_environment
+from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH
 
 from ..support.composed_runs import write_model
+from ..support.engine_program import seen_by
 
-ROOT = Path(__file__).parents[2]
 TEMPERATURES = ("1.0", "0.6")
 FEW, MANY = (1024, 384), (9984, 9984)  # answers at each temperature, in one piece and interrupted
 LEAST_COUNT = 20  # of a token, to be a cell of its own
@@ -25,21 +20,7 @@ LEAST_COUNT = 20  # of a token, to be a cell of its own
 def seen(tmp_path_factory) -> dict[str, dict[str, Any]]:
     """With drafts, and without."""
     model = write_model(tmp_path_factory.mktemp("drafts") / "model")
-    return {drafts: sampled(model, drafts, FEW, timeout_s=580) for drafts in ("suffix", "none")}
-
-
-def sampled(model: Path, drafts: str, counts: tuple[int, int], *, timeout_s: float) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.drafted_answers", str(model), drafts, *map(str, counts)],
-        cwd=ROOT,
-        env=cpu_environment(os.environ, code_path=ROOT),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return {drafts: seen_by("drafted_answers", model, drafts, *FEW, timeout_s=580) for drafts in ("suffix", "none")}
 
 
 def p_value(one: dict[str, int], other: dict[str, int]) -> float:
@@ -91,7 +72,7 @@ def test_given_drafts_when_answers_are_interrupted_and_weights_change_then_the_d
 def test_given_drafts_when_ten_thousand_answers_are_sampled_then_their_distribution_is_the_same(tmp_path):
     """Fourteen comparisons: one of them would be below 0.01 / 14 in a hundredth of all runs of a right engine."""
     model = write_model(tmp_path / "model")
-    drafted, plain = (sampled(model, drafts, MANY, timeout_s=3000) for drafts in ("suffix", "none"))
+    drafted, plain = (seen_by("drafted_answers", model, drafts, *MANY, timeout_s=3000) for drafts in ("suffix", "none"))
     values = [
         p_value(one, other)
         for temperature in TEMPERATURES

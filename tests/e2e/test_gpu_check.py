@@ -1,9 +1,6 @@
 """The first hour on GPUs, as far as a CPU goes: the command, once, with a real engine and three training steps."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +8,16 @@ import pytest
 
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
-from ..support.harness import ROOT
+from ..support.harness import run_module
 
 NEEDS_A_GPU = {"driver and CUDA", "GPUs", "flash attention", "sleep level 1", "sleep level 2", "FP8 cache"}
 NEEDS_TWO = {"gloo all-reduce", "tensor parallel 2", "two FSDP ranks", "one engine killed"}
 
 
 def check(folder: Path, *arguments: str) -> Path:
-    """The command on the CPU, in a process of its own."""
-    command = [sys.executable, "-m", "recipe.async_dapo_lab.gpu_check", "--device", "cpu", "--output", str(folder)]
-    done = subprocess.run(
-        [*command, "--timeout-s", "600", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    """The command on the CPU."""
+    own = ("--device", "cpu", "--output", str(folder), "--timeout-s", "600")
+    run_module("recipe.async_dapo_lab.gpu_check", *own, *arguments)
     return folder
 
 

@@ -1,9 +1,6 @@
 """The quick start, whole: it learns, it stops early, and it says so."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,24 +8,14 @@ import pytest
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import QUICK_STEPS
 
-from ..support.harness import ROOT, Run
+from ..support.harness import Run, run_module
 
 
 def quick_start(assets: Assets, name: str, *arguments: str) -> tuple[Path, str]:
     """Returns its folder, and what it said."""
     folder = assets.folder.parent / name  # finds its model there
-    command = [sys.executable, "-m", "recipe.async_dapo_lab.quickstart", "--output", str(folder), *arguments]
-    command += ["--timeout-s", "3000"]  # before pytest's own limit, which would leave its processes
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    return folder, done.stdout
+    limit = ("--timeout-s", "3000")  # before pytest's own limit, which would leave its processes
+    return folder, run_module("recipe.async_dapo_lab.quickstart", "--output", str(folder), *arguments, *limit)
 
 
 @pytest.fixture(scope="module")

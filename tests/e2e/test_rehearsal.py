@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ..support.composed_runs import rows, write_parquet
+from ..support.harness import ledger_closes
 from ..support.signals import as_in_the_foreground
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,10 +67,7 @@ def test_given_a_gpu_configuration_when_rehearsed_then_it_trains_and_says_how_fa
         assert 0 < step["bound_share"] <= 1.2
         assert 0 <= step["idle"] < 1 and step["step_s"] > step["rollout_s"] > 0
     lines = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for step in lines:
-        terms = ("trained", "filtered", "screened", "failed", "retired", "waiting", "deferred", "buffered")
-        ledger = {term: step[f"async_dapo/ledger/{term}"] for term in ("drawn", *terms)}
-        assert ledger["drawn"] == sum(ledger[term] for term in terms) and ledger["failed"] == 0
+    assert all(ledger_closes(step) and step["async_dapo/ledger/failed"] == 0 for step in lines)
     assert lines[-1]["response_length/max"] <= 4096
     assert sum(step["async_dapo/mixture/scored_trajectories"] for step in lines) > 0, "no group mixed versions"
     speeds = [step["async_dapo/concurrency/slowest_speed"] for step in lines]

@@ -8,20 +8,17 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
-from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RunSettings, recipe_overrides, verl_overrides
-from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
+from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 
 from ..support.composed_runs import rows, write_model, write_parquet
 from ..support.doors import files_with
-from ..support.harness import ROOT, Run, StallWatch, ledger_closes
-from ..support.ray_nodes import RAY_ENVIRONMENT, TOKEN, two_nodes
+from ..support.harness import ROOT, Run, ledger_closes
+from ..support.ray_nodes import RAY_ENVIRONMENT, TOKEN, training_on, two_nodes
 
 STEPS = 4
 STRANGERS = {"nothing": {"RAY_AUTH_MODE": "disabled"}, "another token": {"RAY_AUTH_TOKEN": "f" * 64}}
@@ -56,6 +53,17 @@ AGENT_LOOPS = """
   _target_: my_loops.WitnessedLoop
 """
 
+OVERRIDES = (
+    "actor_rollout_ref.rollout.agent.num_workers=2",
+    "async_dapo.rollout_pool_size=32",
+    "reward.num_workers=2",
+    "reward.custom_reward_function.path=my_reward.py",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=witnessed_loop",
+    "+ray_kwargs.ray_init.runtime_env.py_modules=[modules/my_loops]",
+    "data.max_response_length=64",
+)
+
 
 @pytest.fixture(scope="module")
 def assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
@@ -78,8 +86,18 @@ def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
     my_loops.mkdir(parents=True)
     (my_loops / "__init__.py").write_text((WITNESS + AGENT_LOOP).format(notes=folder / "notes"))
     (driver / "loops.yaml").write_text(AGENT_LOOPS)
-    with two_nodes(folder, gpus=(1, 0)) as nodes, ExitStack() as stack:
-        exit_code = train(stack, assets, driver, nodes.address, nodes.ray_folder, watched=nodes.head)
+    with (
+        two_nodes(folder, gpus=(1, 0)) as nodes,
+        training_on(
+            nodes,
+            assets,
+            driver,
+            module="recipe.async_dapo.main_async_dapo",
+            steps=STEPS,
+            strategy="consistent",
+            overrides=OVERRIDES,
+        ) as exit_code,
+    ):
         strangers = {name: join_as_stranger(nodes.address, has) for name, has in STRANGERS.items()}
         told = files_with([TOKEN], folder, nodes.ray_folder)
     (folder / "strangers.json").write_text(json.dumps(strangers))
@@ -87,49 +105,6 @@ def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(folder=driver, exit_code=exit_code)
     assert exit_code == 0, run.log_tail
     return run
-
-
-def train(
-    stack: ExitStack, assets: Assets, driver: Path, address: str, ray_folder: Path, *, watched: TrainingProcess
-) -> int:
-    """Train to the end; `watched` is the process that was started first, whose end clears up what all others leave."""
-    settings = RunSettings(assets=assets, output=driver, ray_folder=ray_folder, steps=STEPS, seed=0)
-    overrides = [line for line in verl_overrides(settings) if not line.lstrip("+").startswith("ray_kwargs.ray_init")]
-    command = [
-        *overrides,
-        *recipe_overrides(strategy="consistent", stop_rule=None),
-        "actor_rollout_ref.rollout.agent.num_workers=2",
-        "async_dapo.rollout_pool_size=32",
-        "reward.num_workers=2",
-        "reward.custom_reward_function.path=my_reward.py",
-        "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=witnessed_loop",
-        "+ray_kwargs.ray_init.runtime_env.py_modules=[modules/my_loops]",
-        "data.max_response_length=64",
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        "trainer.logger=[console,file]",
-    ]
-    shell = f'cd "{driver}" && exec "{sys.executable}" -m recipe.async_dapo.main_async_dapo "$@"'
-    process = stack.enter_context(
-        TrainingProcess(
-            ["bash", "-c", shell, "train", *command],
-            environment=cpu_environment(os.environ, code_path=ROOT)
-            | RAY_ENVIRONMENT
-            | {
-                "RAY_ADDRESS": address,
-                "HF_HUB_OFFLINE": "1",
-                "PYTHONUNBUFFERED": "1",
-                "VERL_FILE_LOGGER_PATH": str(driver / "metrics.jsonl"),
-            },
-            log_file=driver / "train.log",
-        )
-    )
-    stall = StallWatch(driver)
-    while process.exit_code is None:
-        stall.check()
-        watched.watch(1.0)
-    return process.exit_code
 
 
 def join_as_stranger(address: str, has: dict[str, str]) -> tuple[int, str]:

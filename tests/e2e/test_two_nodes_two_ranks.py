@@ -2,16 +2,13 @@
 
 import json
 import os
-import sys
 
 import pytest
 
 from recipe.async_dapo_lab.quickstart.activation import cpu_environment
-from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
-from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
-from ..support.harness import ROOT, Run, StallWatch, ledger_closes
-from ..support.ray_nodes import RAY_ENVIRONMENT, two_nodes
+from ..support.harness import ROOT, Run, ledger_closes
+from ..support.ray_nodes import training_on, two_nodes
 
 pytestmark = [pytest.mark.nightly, pytest.mark.alone]
 
@@ -25,42 +22,33 @@ def run(assets, tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("nodes")
     driver = folder / "driver"
     driver.mkdir()
-    environment = cpu_environment(os.environ, code_path=ROOT)
-    environment |= RAY_ENVIRONMENT | {
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "VERL_FILE_LOGGER_PATH": str(driver / "metrics.jsonl"),
+    plugin = cpu_environment(os.environ, code_path=ROOT)
+    deaths = {
         "DEATHS": json.dumps([(KILLED_IN, "round", "rank", 1)]),
         "INSPECTION_FILE": str(driver / "inspection.jsonl"),
     }
-    known = {name: environment[name] for name in ("PYTHONPATH", "VERL_PLATFORM", "DEATHS", "INSPECTION_FILE")}
-    with two_nodes(folder, gpus=(RANKS, RANKS), cpus=16, knows=known) as nodes:
-        settings = RunSettings(
-            assets=assets, output=driver, ray_folder=nodes.ray_folder, steps=STEPS, seed=0, engines=RANKS
-        )
-        own = [line for line in verl_overrides(settings) if not line.lstrip("+").startswith("ray_kwargs.ray_init")]
-        command = [
-            *own,
-            *recipe_overrides(strategy="partial", stop_rule=None),
-            f"trainer.nnodes={NODES}",
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={RANKS}",
-            "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp",
-            "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ
-            "trainer.val_before_train=False",
-            "trainer.test_freq=-1",
-            "trainer.logger=[console,file]",
-        ]
-        shell = f'cd "{driver}" && exec "{sys.executable}" -m tests.support.dying_run "$@"'
-        with TrainingProcess(
-            ["bash", "-c", shell, "train", *command],
-            environment=environment | {"RAY_ADDRESS": nodes.address},
-            log_file=driver / "train.log",
-        ) as process:
-            stall = StallWatch(driver)
-            while process.exit_code is None:
-                stall.check()
-                nodes.head.watch(1.0)
-    run = Run(folder=driver, exit_code=process.exit_code)
+    knows = {name: plugin[name] for name in ("PYTHONPATH", "VERL_PLATFORM")} | deaths
+    overrides = (
+        f"trainer.nnodes={NODES}",
+        f"actor_rollout_ref.rollout.tensor_model_parallel_size={RANKS}",
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp",
+        "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ
+    )
+    with (
+        two_nodes(folder, gpus=(RANKS, RANKS), cpus=16, knows=knows) as nodes,
+        training_on(
+            nodes,
+            assets,
+            driver,
+            module="tests.support.dying_run",
+            steps=STEPS,
+            strategy="partial",
+            overrides=overrides,
+            engines=RANKS,
+            environment=deaths,
+        ) as exit_code,
+    ):
+        run = Run(folder=driver, exit_code=exit_code)
     assert run.exit_code == 0, run.log_tail
     return run
 

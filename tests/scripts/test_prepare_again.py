@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ..support.fake_hub import REVISION, published_rows
-from ..support.prepare_runner import PART, READY, RUN_TIMEOUT_S, assert_ready
+from ..support.prepare_runner import PART, READY, RUN_TIMEOUT_S, assert_ready, assert_refused
 
 
 def test_given_good_files_when_run_again_then_they_are_checked_and_kept_without_a_request(prepare, hub):
@@ -39,9 +39,7 @@ def test_given_a_damaged_file_when_run_again_then_it_is_refused_and_overwrite_re
     prepare()
     target = prepare.data_home / "train.parquet"
     target.write_bytes(target.read_bytes()[:-1] + b"?")
-    run = prepare()
-    assert run.status == 1
-    assert f"{target}: expected sha256" in run.log and "set OVERWRITE=1 to replace it" in run.log
+    assert_refused(prepare, f"{target}: expected sha256", "set OVERWRITE=1 to replace it", left=READY)
     assert prepare(OVERWRITE="1").status == 0
     assert_ready(prepare)
 
@@ -52,9 +50,8 @@ def test_given_a_file_with_repeated_prompts_under_the_final_name_when_run_then_i
     prepare.data_home.mkdir()
     target = prepare.data_home / "train.parquet"
     target.write_bytes(body)
-    run = prepare()
-    assert run.status == 1
-    assert f"{target}: expected 5 rows, got 15; set OVERWRITE=1 to replace it, or move it away" in run.log
+    said = f"{target}: expected 5 rows, got 15; set OVERWRITE=1 to replace it, or move it away"
+    assert_refused(prepare, said, left={target.name})
     assert target.read_bytes() == body
     assert hub.requests == []
 
@@ -72,10 +69,8 @@ def test_given_a_good_file_without_a_record_when_run_then_its_checksum_is_record
 def test_given_another_pin_than_the_file_was_made_from_when_run_then_both_sources_are_named(prepare):
     prepare()
     prepare.pins.write_text(prepare.pins.read_text().replace(REVISION, "f" * 40))
-    run = prepare()
-    assert run.status == 1
-    assert f"expected one made from org/data@{'f' * 40}" in run.log
-    assert f"got one made from org/data@{REVISION}" in run.log and "set OVERWRITE=1" in run.log
+    said = f"expected one made from org/data@{'f' * 40}", f"got one made from org/data@{REVISION}"
+    assert_refused(prepare, *said, "set OVERWRITE=1", left=READY)
 
 
 def test_given_a_run_in_progress_when_a_second_starts_then_it_is_refused_and_the_first_succeeds(prepare, hub):

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ..support.fake_hub import published_rows
-from ..support.prepare_runner import PART, READY, RUN_TIMEOUT_S, assert_ready
+from ..support.prepare_runner import PART, READY, RUN_TIMEOUT_S, assert_ready, assert_refused
 
 
 def test_given_repeated_rows_when_prepared_then_the_first_copy_of_each_prompt_stays_in_order_with_all_columns(prepare):
@@ -63,10 +63,7 @@ def without_prompt(row: dict) -> dict:
 def test_given_rows_that_verl_cannot_use_when_prepared_then_they_are_refused_by_column(prepare, hub, change, complaint):
     rows = [change(row) for row in published_rows(prompts=5, copies=3)]
     prepare.pins.write_text(hub.publish("train.parquet", pa.Table.from_pylist(rows), prompts=5))
-    run = prepare()
-    assert run.status == 1
-    assert complaint in run.log and "train.parquet" in run.log
-    assert prepare.files() == {PART}
+    assert_refused(prepare, complaint, "train.parquet", left={PART})
 
 
 @pytest.mark.parametrize(
@@ -81,6 +78,4 @@ def test_given_another_file_than_pinned_when_prepared_then_it_is_refused(
     prepare, hub, body, content, rows, prompts, complaint
 ):
     prepare.pins.write_text(hub.publish_bytes("train.parquet", content or body, rows=rows, prompts=prompts))
-    run = prepare()
-    assert run.status == 1 and complaint in run.log
-    assert prepare.files() == {PART}
+    assert_refused(prepare, complaint, left={PART})

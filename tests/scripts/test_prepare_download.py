@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ..support.fake_hub import REVISION, parquet_bytes, published_rows
-from ..support.prepare_runner import PART, assert_ready
+from ..support.prepare_runner import PART, assert_ready, assert_refused
 
 
 def test_given_a_hub_that_redirects_when_the_body_is_cut_then_the_rest_is_asked_for_behind_the_redirect(
@@ -25,18 +25,13 @@ def test_given_a_hub_that_redirects_when_the_body_is_cut_then_the_rest_is_asked_
 
 def test_given_a_cut_body_of_unknown_length_when_prepared_then_it_is_refused_with_its_size(prepare, hub):
     hub.script = [hub.end_early_without_length(1000)]
-    run = prepare()
-    assert run.status == 1
-    assert "got a file of 1000 bytes with sha256" in run.log
-    assert prepare.files() == set()
+    assert_refused(prepare, "got a file of 1000 bytes with sha256")
 
 
 def test_given_a_run_that_gave_up_in_the_middle_when_run_again_then_it_continues_from_there(prepare, hub, body):
     hub.script = [hub.break_after(1000)]
-    run = prepare(DOWNLOAD_ATTEMPTS="1")
-    assert run.status == 1
-    assert "expected a complete download, got 1000 bytes in 1 attempts" in run.log and "run again" in run.log
-    assert prepare.files() == {PART}
+    gave_up = "expected a complete download, got 1000 bytes in 1 attempts"
+    assert_refused(prepare, gave_up, "run again", left={PART}, DOWNLOAD_ATTEMPTS="1")
     assert prepare().status == 0
     assert hub.ranges == [None, "bytes=1000-"]
     assert_ready(prepare)
@@ -63,11 +58,9 @@ def test_given_a_server_that_stalls_when_prepared_then_it_is_cut_off_and_the_dow
 
 def test_given_errors_when_prepared_then_it_tries_again_up_to_the_limit(prepare, hub):
     hub.script = [hub.status(503)] * 3
-    run = prepare(DOWNLOAD_ATTEMPTS="3")
-    assert run.status == 1
-    assert "got 0 bytes in 3 attempts (HTTP status 503)" in run.log and "set HF_ENDPOINT to a mirror" in run.log
+    said = "got 0 bytes in 3 attempts (HTTP status 503)", "set HF_ENDPOINT to a mirror"
+    assert_refused(prepare, *said, DOWNLOAD_ATTEMPTS="3")
     assert len(hub.requests) == 3
-    assert prepare.files() == set()
     hub.script = [hub.status(503), hub.status(429), hub.status(500)]
     run = prepare()
     assert run.status == 0 and "HTTP status 429; attempt 3 of 8" in run.log
@@ -77,20 +70,16 @@ def test_given_errors_when_prepared_then_it_tries_again_up_to_the_limit(prepare,
 @pytest.mark.parametrize("code", [401, 403, 404])
 def test_given_a_missing_or_closed_file_when_prepared_then_the_url_is_named_without_a_second_try(prepare, hub, code):
     hub.script = [hub.status(code)] * 2
-    run = prepare()
-    assert run.status == 1
     url = f"{hub.endpoint}/datasets/org/data/resolve/{REVISION}/data/train.parquet"
-    assert f"train.parquet: expected the file at {url}, got HTTP status {code}; check HF_ENDPOINT" in run.log
+    assert_refused(prepare, f"train.parquet: expected the file at {url}, got HTTP status {code}; check HF_ENDPOINT")
     assert len(hub.requests) == 1
-    assert prepare.files() == set()
 
 
 def test_given_nobody_listens_when_prepared_then_it_gives_up_after_the_limit(prepare):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    run = prepare(HF_ENDPOINT=f"http://127.0.0.1:{port}", DOWNLOAD_ATTEMPTS="2")
-    assert run.status == 1
-    assert "in 2 attempts" in run.log and "curl exit status 7" in run.log
+    endpoint = f"http://127.0.0.1:{port}"
+    assert_refused(prepare, "in 2 attempts", "curl exit status 7", HF_ENDPOINT=endpoint, DOWNLOAD_ATTEMPTS="2")
 
 
 @pytest.mark.parametrize(
@@ -107,13 +96,10 @@ def test_given_wrong_bytes_when_prepared_then_both_checksums_are_named_and_nothi
     prepare, hub, body, wrong, kind
 ):
     hub.script = [hub.other_bytes(wrong)]
-    run = prepare()
-    assert run.status == 1
-    assert f"train.parquet: expected sha256 {hashlib.sha256(body).hexdigest()} from {hub.endpoint}" in run.log
-    assert f"got {kind}" in run.log and "try another one" in run.log
-    assert not wrong or hashlib.sha256(wrong).hexdigest() in run.log
+    expected = f"train.parquet: expected sha256 {hashlib.sha256(body).hexdigest()} from {hub.endpoint}"
+    found = hashlib.sha256(wrong).hexdigest() if wrong else ""
+    assert_refused(prepare, expected, f"got {kind}", found, "try another one")
     assert len(hub.requests) == 1
-    assert prepare.files() == set()
 
 
 @pytest.mark.parametrize("kept_length", [10, 10**6], ids=["shorter than the file", "longer than the file"])
@@ -133,11 +119,8 @@ def test_given_wrong_bytes_from_an_earlier_run_and_from_the_server_when_prepared
     prepare.data_home.mkdir()
     (prepare.data_home / PART).write_bytes(b"x" * 10)
     hub.script = [hub.serve, *[hub.other_bytes(b"<html>please log in</html>")] * 2]
-    run = prepare()
-    assert run.status == 1
-    assert "got no parquet file of 26 bytes" in run.log
+    assert_refused(prepare, "got no parquet file of 26 bytes")
     assert hub.ranges == ["bytes=10-", None]
-    assert prepare.files() == set()
 
 
 def test_given_a_complete_part_from_an_earlier_run_when_prepared_then_nothing_is_downloaded(prepare, hub, body):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ..support.prepare_runner import REPOSITORY, SCRIPT, assert_ready
+from ..support.prepare_runner import REPOSITORY, SCRIPT, assert_ready, assert_refused
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,7 @@ NULLS, ZEROS = "0" * 40, "0" * 64
 )
 def test_given_a_pin_that_is_none_when_run_then_it_is_refused_without_a_request(prepare, hub, row, complaint):
     prepare.pins.write_text(row + "\n")
-    run = prepare()
-    assert run.status == 1 and complaint in run.log
+    assert_refused(prepare, complaint)
     assert hub.requests == []
 
 

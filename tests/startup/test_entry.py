@@ -54,21 +54,10 @@ def assert_refused(done: subprocess.CompletedProcess[str], folder: Path, message
     assert not (folder / "ray").exists(), "Ray was started"
 
 
-UNKNOWN = "no such option; did you mean async_dapo.stop_rule? (+async_dapo.stop_rules=... would add it)"
-
-
-@pytest.mark.parametrize(
-    ("entry", "override", "message"),
-    [
-        ("async_dapo.main_async_dapo", "async_dapo.stop_rule=soon", "must be one of first_completed, fifo, drain"),
-        ("async_dapo.main_async_dapo", "async_dapo.stop_rules=fifo", UNKNOWN),
-        ("async_dapo_lab.train", "async_dapo.stop_rules=fifo", UNKNOWN),
-    ],
-)
-def test_given_a_bad_option_when_started_then_the_process_ends_with_its_message(
-    files, tmp_path, entry, override, message
-):
-    assert_refused(start(tmp_path, *valid_overrides(files), override, entry=entry), tmp_path, f"{override}: {message}")
+def test_given_a_key_that_does_not_exist_when_started_then_the_process_ends_with_what_was_meant(files, tmp_path):
+    done = start(tmp_path, *valid_overrides(files), "async_dapo.stop_rules=fifo", entry="async_dapo_lab.train")
+    meant = "no such option; did you mean async_dapo.stop_rule? (+async_dapo.stop_rules=... would add it)"
+    assert_refused(done, tmp_path, f"async_dapo.stop_rules=fifo: {meant}")
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOpt
 from recipe.async_dapo_lab.rehearsal.supervisor import cause_of_failure
 from recipe.async_dapo_lab.rehearsal.training import TimedRanks
 
-from ..support.composed_runs import ComposeRun, compose_run
+from ..support.composed_runs import ComposeRun, compose_run, override
 
 STAND_IN = [
     *WITH_REHEARSAL,
@@ -43,10 +43,15 @@ STAND_IN = [
 ]
 
 
+@pytest.fixture(scope="module")
+def composed() -> DictConfig:
+    return compose_run(STAND_IN)
+
+
 @pytest.fixture
-def stand_in_run(tmp_path: Path) -> ComposeRun:
+def stand_in_run(composed: DictConfig, tmp_path: Path) -> ComposeRun:
     def compose_with(*overrides: str) -> DictConfig:
-        config = compose_run([*STAND_IN, f"rehearsal.output={tmp_path}/run", *overrides])
+        config = override(composed, [f"rehearsal.output={tmp_path}/run", *overrides])
         use_stand_in(config, RehearsalOptions.from_hydra(config))
         return config
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -125,6 +126,20 @@ def train(
     run = Run(folder=folder, exit_code=process.exit_code)
     assert (run.exit_code != 0) == fails, f"exit code {run.exit_code}:\n{run.log_tail}"
     return run
+
+
+def run_module(*arguments: str) -> str:
+    """What a module of this repository says, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-_LOG_TAIL_CHARS:] + done.stderr[-2000:]
+    return done.stdout
 
 
 def train_at_once(*runs: Callable[[], Run]) -> list[Run]:

@@ -16,7 +16,13 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, 
 from recipe.async_dapo.core.worker_queues import WaitingGroup
 
 N = 2
-DEFER_STEPS = 2
+MOST_DEFER_STEPS = 3
+
+
+def fresh_group(uid: str, *, step: int = 1, prompt: dict[str, int] | None = None) -> PromptGroup:
+    """The key of its prompt is its uid."""
+    trajectories = [Trajectory(session_id=k) for k in range(N)]
+    return PromptGroup(uid=uid, prompt=prompt or {}, drawn_at_step=step, key=uid, trajectories=trajectories)
 
 
 def generate(trajectory: Trajectory, tokens: int, version: int) -> None:
@@ -45,8 +51,10 @@ class Run:
     trained: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)  # trained, filtered, failed or retired: never to be seen again
     expected_start: list[str] = field(default_factory=list)  # of what waits
-    due: dict[str, int] = field(default_factory=dict)  # deferred uid -> step in which it is back at the latest
+    due: dict[str, int] = field(default_factory=dict)  # deferred uid -> step in which it is back
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)  # uid -> (age, tokens)
+    valid_tok: dict[str, int] = field(default_factory=dict)  # of groups that have ended valid
+    prompts: dict[str, dict[str, int]] = field(default_factory=dict)  # of all groups
 
     def __post_init__(self) -> None:
         self.pool = self.new_pool()
@@ -71,19 +79,12 @@ class Run:
     def draw(self, count: int) -> list[str]:
         """Draw so many prompts, and defer some on the way. Returns the uids of those that were not deferred."""
         deferred = self.random.randint(0, 2) if self.defers else 0
-        groups = [
-            PromptGroup(
-                uid=f"drawn-{self.drawn + k}",
-                key=f"key-{self.drawn + k}",
-                prompt={"raw_prompt": k},
-                drawn_at_step=self.step,
-                trajectories=[Trajectory(session_id=i) for i in range(N)],
-            )
-            for k in range(count + deferred)
-        ]
+        numbers = range(self.drawn, self.drawn + count + deferred)
+        groups = [fresh_group(f"drawn-{number}", step=self.step, prompt={"number": number}) for number in numbers]
         self.drawn += len(groups)
+        self.prompts |= {group.uid: group.prompt for group in groups}
         for group in groups[count:]:
-            group.deferred_until = self.step + DEFER_STEPS
+            group.deferred_until = self.step + self.random.randint(1, MOST_DEFER_STEPS)
             self.due[group.uid] = group.deferred_until
         self.pool.add_drawn(groups[:count], groups[count:])
         return [group.uid for group in groups[:count]]
@@ -172,12 +173,18 @@ class Run:
         uids = [group.uid for group in dispatch.groups]
         assert len(set(uids)) == len(uids) and not self.ended & set(uids), "a group that had ended was started"
         resumed = dispatch.groups[: dispatch.resumed]
-        assert [group.age for group in resumed] == sorted((group.age for group in resumed), reverse=True)
+        order = [(group.age, group.generated_tok) for group in resumed]
+        assert order == sorted(order, reverse=True), "not the oldest first, and of these the longest"
         for group in resumed:
             assert (group.age, group.generated_tok) == self.kept.pop(group.uid)
         assert set(self.kept) <= set(dispatch.retired_uids), "kept tokens vanished"
+        retired_tok = [self.kept[uid][1] if uid in self.kept else self.valid_tok[uid] for uid in dispatch.retired_uids]
+        assert dispatch.retired_tok == sum(retired_tok)
         assert all(group.generated_tok == 0 and group.age == 0 for group in dispatch.groups[dispatch.resumed :])
         replaced = [f"again-{k}" for k in range(again_before + 1, self.again + 1)]
+        again = dispatch.groups[dispatch.resumed :][: len(replaced)]
+        assert [group.prompt for group in again] == [self.prompts[uid] for uid in dispatch.retired_uids]
+        self.prompts |= {group.uid: group.prompt for group in again}
         back = [uid for uid, step in self.due.items() if step == self.step]
         self.due = {uid: step for uid, step in self.due.items() if step > self.step}
         expected = [*replaced, *self.expected_start, *back, *fresh]
@@ -195,6 +202,8 @@ class Run:
             o.prompt_uid for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.SCREENED, Verdict.FAILED)
         }
         self.ended |= gone | set(settlement.trained_uids)
+        valid = [o for o in summary.outcomes if o.verdict is Verdict.VALID]
+        self.valid_tok |= {o.prompt_uid: sum(o.response_lens_tok) for o in valid}
         self.trained += settlement.trained_uids
         ledger = self.pool.check_ledger()
         assert ledger["drawn"] == self.drawn + self.again

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,3 +87,10 @@ def assert_ready(prepare: Runner) -> None:
     """The one published file is there, each of its prompts once."""
     assert prepare.files() == READY
     assert pq.read_table(prepare.data_home / "train.parquet").to_pylist() == published_rows(prompts=5, copies=1)
+
+
+def assert_refused(prepare: Runner, *said: str, left: Set[str] = frozenset(), **changes: str | None) -> None:
+    """It ends with an error that says so, and leaves these files."""
+    run = prepare(**changes)
+    assert run.status == 1 and all(words in run.log for words in said), run.log
+    assert prepare.files() == left

@@ -1,16 +1,21 @@
-"""Ray nodes on this machine that ask for a token; each starts in an empty folder."""
+"""Ray nodes on this machine that ask for a token, each started in an empty folder; and a training on them."""
 
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo_lab.quickstart.activation import cpu_environment
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets
+from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
+
+from .harness import ROOT, StallWatch
 
 RAY = Path(sys.executable).with_name("ray")
 TOKEN = "0123456789abcdef" * 4
@@ -84,3 +89,57 @@ def _start_node(stack: ExitStack, folder: Path, arguments: list[str], knows: Map
     node = TrainingProcess(command, environment=environment | RAY_ENVIRONMENT | dict(knows), log_file=log)
     await_node(stack.enter_context(node), log)
     return node
+
+
+@contextmanager
+def training_on(
+    nodes: Nodes,
+    assets: Assets,
+    driver: Path,
+    *,
+    module: str,
+    steps: int,
+    strategy: str,
+    overrides: Sequence[str],
+    engines: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[int]:
+    """Train to the end. What is left of it is ended with the context, but for the nodes.
+
+    Args:
+        driver: its folder.
+        environment: further variables of the driver.
+
+    Yields:
+        The driver's exit code.
+    """
+    settings = RunSettings(
+        assets=assets, output=driver, ray_folder=nodes.ray_folder, steps=steps, seed=0, engines=engines
+    )
+    verls = [line for line in verl_overrides(settings) if not line.lstrip("+").startswith("ray_kwargs.ray_init")]
+    command = [
+        *verls,
+        *recipe_overrides(strategy=strategy, stop_rule=None),
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.logger=[console,file]",
+        *overrides,
+    ]
+    own = {
+        "RAY_ADDRESS": nodes.address,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "VERL_FILE_LOGGER_PATH": str(driver / "metrics.jsonl"),
+    }
+    shell = f'cd "{driver}" && exec "{sys.executable}" -m {module} "$@"'
+    process = TrainingProcess(
+        ["bash", "-c", shell, "train", *command],
+        environment=cpu_environment(os.environ, code_path=ROOT) | RAY_ENVIRONMENT | own | dict(environment or {}),
+        log_file=driver / "train.log",
+    )
+    with process:
+        stall = StallWatch(driver)
+        while process.exit_code is None:
+            stall.check()
+            nodes.head.watch(1.0)
+        yield process.exit_code

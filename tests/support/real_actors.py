@@ -10,11 +10,12 @@ import ray
 from ray.actor import ActorHandle
 
 from benchmarks.support.router import router_options
-from recipe.async_dapo.core.round import RoundSpec, Standstill
+from recipe.async_dapo.core.round import Standstill
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
 
+from .rounds import spec, tickets
 from .scripted_server import ScriptedServer
 
 T = TypeVar("T")
@@ -58,15 +59,8 @@ def waiting_manager(balancer: ActorHandle, *, engine_timeout_s: float = PATIENCE
     manager._look_at = manager._started + engine_timeout_s / 2
     manager._standstill = Standstill(first_s=PATIENCE_S, now_s=manager._started)
     manager._worker_refs, manager._deadline = [], None
-    spec = RoundSpec(
-        round_id="step-1",
-        stop_rule=None,
-        target_valid_groups=0,
-        carried_valid_groups=0,
-        num_workers=1,
-        drains=True,
-    )
-    ray.get(manager._coordinator.open_round.remote(spec, [Ticket(prompt_uid="a", unfinished=1, content=b"")]))
+    validation = spec(stop_rule=None, target_valid_groups=0, num_workers=1, drains=True)
+    ray.get(manager._coordinator.open_round.remote(validation, tickets("a")))
     return manager
 
 

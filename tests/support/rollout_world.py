@@ -18,7 +18,7 @@ from recipe.async_dapo.rollout.group_rollout import GroupRollout, Listeners
 from recipe.async_dapo.rollout.reward import RewardScorer
 
 from .fake_handle import FakeHandle
-from .scripted_reward import reward_options
+from .scripted_reward import ScriptedReward, reward_options
 
 N = 4
 Loop = Callable[[PromptGroup, Trajectory], Awaitable[list[AgentLoopOutput]]]
@@ -74,19 +74,7 @@ async def quick(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]
     return finished(trajectory)
 
 
-def scores(*values: float | Exception, takes_s: float = 0.0) -> Any:
-    """Scores of the sessions, in order of completion."""
-    remaining = list(values)
-
-    async def compute_score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
-        value = remaining.pop(0) if remaining else 1.0
-        await asyncio.sleep(takes_s)
-        if isinstance(value, Exception):
-            raise value
-        outputs[-1].reward_score = value
-        outputs[-1].extra_fields["reward_extra_info"] = {"acc": value}
-
-    return compute_score
+scores = ScriptedReward  # of the sessions, in order of completion
 
 
 def call_runner(timeout_s: float = 60.0, journal_limit_bytes: int = 2**20) -> CallRunner:

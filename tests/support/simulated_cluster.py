@@ -85,6 +85,9 @@ class Cluster:
             self.update_weights()
         return metrics
 
+    def steps(self, count: int) -> list[dict[str, float]]:
+        return [self.step() for _ in range(count)]
+
     def sample(self) -> dict[str, float]:
         self.step_number += 1
         self.buffer.open_round(self.step_number)

@@ -1,0 +1,22 @@
+"""Rounds to open, and tickets of their groups."""
+
+from typing import Any
+
+from recipe.async_dapo.core.round import RoundSpec
+from recipe.async_dapo.core.stop_rules import StopRuleName
+from recipe.async_dapo.rollout.coordinator import Ticket
+
+
+def spec(round_id: str = "step-1", **options: Any) -> RoundSpec:
+    defaults: dict[str, Any] = {
+        "stop_rule": StopRuleName.FIRST_COMPLETED,
+        "target_valid_groups": 2,
+        "carried_valid_groups": 0,
+        "num_workers": 2,
+        "drains": False,
+    }
+    return RoundSpec(round_id=round_id, **(defaults | options))
+
+
+def tickets(*uids: str, unfinished: int = 1) -> list[Ticket]:
+    return [Ticket(prompt_uid=uid, unfinished=unfinished, content=uid.encode()) for uid in uids]
