@@ -31,6 +31,7 @@ ORDER = (
     "cpu/",
     "ray/",
     "e2e/test_partial_rollout.py",
+    "e2e/test_separate.py",
     "e2e/test_tensor_parallel.py",
     "e2e/test_faults.py",
     "e2e/test_copied_recipe.py",
