@@ -273,6 +273,7 @@ def test_an_equal_share_has_the_loosest_cap_that_keeps_it(share: float, cap: flo
 NOISE = 0.03  # of a window of few steps, and of the bound's sample of prompts
 
 
+@pytest.mark.slow
 def test_no_rollout_of_the_grid_is_faster_than_the_bound() -> None:
     """But those of separate_async, which the trainer's own seconds hide."""
     rows = pd.read_csv(FOLDER / "systems.csv")
@@ -283,6 +284,7 @@ def test_no_rollout_of_the_grid_is_faster_than_the_bound() -> None:
     assert share.max() <= 1 + NOISE, rows.loc[share > 1 + NOISE, ["setting", "system"]]
 
 
+@pytest.mark.slow
 def test_side_by_side_starts_in_a_process_that_has_loaded_nothing() -> None:
     """verl's modules can be imported on CPUs only after the platform plugin, which comes with vLLM."""
     command = [sys.executable, "-m", "benchmarks.side_by_side", "--help"]

@@ -127,6 +127,7 @@ def test_metrics_that_are_named_exist(name: str) -> None:
     assert not unknown - {"*"}, f"{name} names metrics that do not exist"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 def test_generated_parts_are_up_to_date(name: str) -> None:
     assert up_to_date(name) == page(name).text, "run: python -m docs.generate"

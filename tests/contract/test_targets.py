@@ -158,6 +158,7 @@ def measured() -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_what_the_files_say() -> None:
     named: set[str] = set()
     for key, value in measured().items():

@@ -74,6 +74,7 @@ def test_given_frozen_requests_in_every_place_then_their_groups_start_and_nobody
         assert cluster.step()["async_dapo/round/rollout_s"] < 300
 
 
+@pytest.mark.slow
 def test_given_a_long_tail_when_tokens_may_be_one_version_old_then_none_is_masked(start) -> None:
     """Groups that begin while older ones have to be finished must find room in a later step."""
     opts = options(

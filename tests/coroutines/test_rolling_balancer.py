@@ -127,6 +127,7 @@ async def test_given_newer_weights_while_an_engine_stops_then_it_takes_the_newes
     assert sorted(len(taker.taken) for taker in it.takers.values()) == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_silent", [False, True])
 @at_each(MOMENTS_S)
 async def test_given_an_engine_that_dies_or_is_silent_at_any_moment_then_the_others_get_all_answers_and_the_weights(

@@ -98,6 +98,7 @@ def ratios(*, seeds: int, sigma: float, valid_share: float = 0.6, **options) -> 
     return fmean(run.answers_ratio for run in runs), fmean(run.prompts_ratio for run in runs)
 
 
+@pytest.mark.slow
 def test_given_discard_when_half_of_the_groups_are_behind_those_trained_then_short_answers_are_not_preferred():
     answers, prompts = ratios(seeds=1, sigma=1.4, valid_share=1.0, rollout_strategy=DISCARD.value, **TWICE)
     assert answers == pytest.approx(1, abs=0.02) and prompts == pytest.approx(1, abs=0.01)

@@ -107,6 +107,7 @@ def test_idle_places_count_by_the_time_of_their_rounds(tmp_path: Path) -> None:
     assert "; engines idle 38 % of the round; " in headline(Run.load(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_the_first_steps_of_a_long_run_do_not_count_in_what_is_said_of_its_health(tmp_path: Path) -> None:
     def hinted(folder: Path, early: float, late: float) -> bool:
         recorder = recorder_of(folder)
