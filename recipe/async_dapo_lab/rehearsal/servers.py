@@ -14,15 +14,13 @@ from typing import Any
 import ray
 from omegaconf import DictConfig
 from verl.workers.config import HFModelConfig
-from verl.workers.rollout.replica import RolloutMode
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from ...async_dapo.core.concurrency import EngineLoad
 from ...async_dapo.engines.server import AsyncDAPOServer
 from ..plan.engine import Engine
 from .answers import AnswerBook, vocabulary_of
 from .engine import EmulatedEngine
-from .host_actor import HOST_NAME, ServerHandle
 from .options import CompressedClock, RehearsalOptions, make_clock
 
 SAMPLING_S = 0.25  # between two samples [real s]
@@ -198,36 +196,3 @@ class ServerHost:
 
     async def close(self) -> None:
         self._record.close()
-
-
-class EmulatedReplica(vLLMReplica):
-    """A replica whose server is one of the host's; it shares no GPU with a rank of the trainer."""
-
-    async def init_standalone(self) -> None:
-        self.rollout_mode = RolloutMode.HYBRID
-        await self.launch_servers()
-
-    async def launch_servers(self) -> None:
-        host = ray.get_actor(HOST_NAME)
-        await host.launch.remote(
-            self.replica_rank,
-            config=self.config,
-            rollout_mode=self.rollout_mode,
-            workers=[],
-            node_rank=0,
-            gpus_per_node=self.gpus_per_replica_node,
-            nnodes=1,
-            cuda_visible_devices="",
-        )
-        handle = ServerHandle(host, self.replica_rank)
-        self.servers = self.workers = [handle]
-        self._server_handle = handle
-        self._server_address = f"rehearsed-{self.replica_rank}"
-
-    async def install_weights(self, version: int | None) -> None:
-        """What a weight update does to a server, but for the weights."""
-        server = self.servers[0]
-        await server.wake_up.remote()
-        await server.clear_kv_cache.remote()
-        if version is not None:
-            await server.set_global_steps.remote(version)

@@ -17,7 +17,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.ray_utils import auto_await
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerManager
-from verl.workers.rollout.replica import RolloutReplicaRegistry
+from verl.workers.rollout.replica import RolloutMode, RolloutReplicaRegistry
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ...async_dapo import store
 from ...async_dapo.aio import await_all
@@ -26,12 +27,44 @@ from ...async_dapo.training.separate_trainer import SeparateTrainer
 from ...async_dapo.training.tracking import CONSOLE, StepLines
 from ...async_dapo.training.trainer import AsyncDAPOTrainer
 from ..plan.costs import TrainingCost
-from .host_actor import start_host
+from .host_actor import HOST_NAME, ServerHandle, start_host
 from .options import CompressedClock, RehearsalOptions, gpus_of, make_clock
-from .servers import EmulatedReplica
 from .worker import EmulatedRank
 
 _SHORTEST_POLL_S = 0.02  # a look at TransferQueue takes some milliseconds of this machine [real s]
+
+
+class EmulatedReplica(vLLMReplica):
+    """A replica whose server is one of the host's; it shares no GPU with a rank of the trainer."""
+
+    async def init_standalone(self) -> None:
+        self.rollout_mode = RolloutMode.HYBRID
+        await self.launch_servers()
+
+    async def launch_servers(self) -> None:
+        host = ray.get_actor(HOST_NAME)
+        await host.launch.remote(
+            self.replica_rank,
+            config=self.config,
+            rollout_mode=self.rollout_mode,
+            workers=[],
+            node_rank=0,
+            gpus_per_node=self.gpus_per_replica_node,
+            nnodes=1,
+            cuda_visible_devices="",
+        )
+        handle = ServerHandle(host, self.replica_rank)
+        self.servers = self.workers = [handle]
+        self._server_handle = handle
+        self._server_address = f"rehearsed-{self.replica_rank}"
+
+    async def install_weights(self, version: int | None) -> None:
+        """What a weight update does to a server, but for the weights."""
+        server = self.servers[0]
+        await server.wake_up.remote()
+        await server.clear_kv_cache.remote()
+        if version is not None:
+            await server.set_global_steps.remote(version)
 
 
 class TrainingSchedule:
