@@ -47,8 +47,8 @@ ORDER = (
 )
 E2E_TIMEOUT_S = 3600  # for what hangs beside training: a run that stalls is ended by those who started it
 
-# HYPOTHESIS_PROFILE=explore looks for new examples; the default is the same in every run, and few, of the fast tests,
-# are its first.
+# HYPOTHESIS_PROFILE=explore looks for new examples. The default tries the same ones in every run; `few`, for --fast,
+# tries fewer.
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 settings.register_profile("few", deadline=None, derandomize=True, database=None, max_examples=15)
 settings.register_profile("explore", deadline=None, database=None, print_blob=True, max_examples=1000)
