@@ -1,5 +1,7 @@
 """Tools in simulated runs: turns add up to the response, and who waits for a tool keeps nobody from generating."""
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +59,16 @@ def test_given_calls_that_outlive_a_round_then_their_contexts_are_computed_again
         if trajectory.session_id in group.prompt[ANSWERS].calls_left_s
     ]
     assert run.step().reprefilled_tok == sum(contexts_tok) > 0
+
+
+def test_given_hundreds_of_groups_that_resume_at_their_tools_then_they_start_one_after_another_and_not_nested() -> None:
+    many = {"train_batch_size": 300, "rollout_n": 2, "tool_calls": 1, "tool_median_s": 300.0, "tool_sigma": 0.01}
+    run = TrainingRun(small_scenario(**many), recipe("waits", rollout_strategy="partial"))
+    for _ in range(2):
+        run.step()
+    at_a_tool = [group for group in run.pool.buffered if group.prompt[ANSWERS].calls_left_s]
+    assert len(at_a_tool) > sys.getrecursionlimit() / 5, "too few to show it: a start takes five frames"
+    assert run.step().resumed_trajectories > 0
 
 
 @pytest.mark.parametrize(("key", "value"), [("tool_calls", -1), ("tool_median_s", -1.0), ("tool_sigma", -0.1)])

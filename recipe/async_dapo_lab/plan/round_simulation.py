@@ -90,6 +90,7 @@ class RoundSimulation:
         self._worker_of: dict[str, int] = {}
         self._unfinished: list[PromptGroup] = []
         self._is_stopped = False
+        self._is_filling = False
         self._gen_batches = Fraction(1)
         self._filtered = 0
         self._refilled = 0
@@ -183,15 +184,20 @@ class RoundSimulation:
             self._act()
 
     def _fill_lanes(self) -> None:
-        progress = True
-        while progress and self._round.num_waiting:
-            progress = False
+        """A group that starts may make room at once; the loop that started it sees that, and nothing is nested."""
+        if self._is_filling:
+            return
+        self._is_filling = True
+        started = True
+        while started and self._round.num_waiting:
+            started = False
             for worker, free in enumerate(self._free_lanes):
                 if free and (uid := self._round.take(worker)) is not None:
-                    progress = True
+                    started = True
                     self._free_lanes[worker] -= 1
                     self._worker_of[uid] = worker
                     self._running.start(self._groups.pop(uid))
+        self._is_filling = False
 
     def on_generated(self, uid: str) -> None:
         self._round.end_trajectory(uid)
