@@ -88,7 +88,8 @@ trainer.logger=[console,wandbb] -> trainer.logger=wandbb: must be one of wandb, 
 trainer.logger=tensorbord -> : must be one of ... did you mean tensorboard?
 async_dapo.max_concurrent_prompts=50000 async_dapo.rollout_pool_size=null -> : 8 workers could wait with 1600000
 reward.num_workers=0 -> : must be >= 1
-reward.reward_manager.name=dapoo -> : must be one of
+reward.reward_manager.name=dapoo -> : must be one of ... with reward.reward_manager.source=importlib and ...
+    did you mean dapo?
 reward.reward_model.enable=True -> reward.reward_model.enable_resource_pool=False: a reward model on the trainer's GPUs
 reward.reward_model.enable_resource_pool=True -> : would reserve GPUs for nothing
 reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True

@@ -111,6 +111,15 @@ def test_given_an_option_that_does_not_exist_then_the_one_most_like_it_is_named(
         compose_overrides(["rehearsal.speedups=3"], WITH_REHEARSAL)
 
 
+def test_given_a_search_path_of_the_users_own_then_a_rehearsal_finds_its_options_and_the_users(tmp_path) -> None:
+    folder = tmp_path / "habits"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("# @package _global_\nasync_dapo:\n  max_staleness: 7\n")
+    search_path = f"hydra.searchpath=[pkg://verl.trainer.config,file://{tmp_path}]"
+    config = compose_overrides([search_path, "+habits=mine"], WITH_REHEARSAL)
+    assert config.async_dapo.max_staleness == 7 and config.rehearsal.speedup > 0
+
+
 OWN = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method:suffix}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig
-from ..option_values import ConfigError, check_choice, check_each, refused
+from ..option_values import ConfigError, check_each, did_you_mean, refused
 from ..record.plain_values import to_plain
 from ..rollout.reward_isolation import RewardPool, function_of
 from ..rollout.started_process import RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised
@@ -119,8 +119,12 @@ def _check_reward_manager(config: DictConfig) -> None:
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
     manager = config.reward.reward_manager
-    if manager.source == "register":
-        check_choice("reward.reward_manager.name", manager.name, REWARD_MANAGER)
+    if manager.source == "register" and manager.name not in REWARD_MANAGER:
+        remedy = (
+            f"must be one of {', '.join(REWARD_MANAGER)}, or a class of your own with "
+            "reward.reward_manager.source=importlib and reward.reward_manager.module.path"
+        )
+        raise refused(config, "reward.reward_manager.name", remedy + did_you_mean(manager.name, REWARD_MANAGER))
 
 
 def _check_reward_model(config: DictConfig) -> None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+from hydra.core.config_store import ConfigStore
 from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,10 +21,11 @@ from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator
 from ..plan.inputs import Inputs
 from ..plan.scenario import Scenario
 
-# Hydra's overrides that add the node to the recipe's configuration.
-WITH_REHEARSAL = (
-    f"hydra.searchpath=[pkg://verl.trainer.config,pkg://{__package__.rpartition('.')[0]}]",
-    "+rehearsal=options",
+# The node that this override of Hydra's adds to the recipe's configuration; no search path is asked for it, so that a
+# run may have one of its own.
+WITH_REHEARSAL = ("+rehearsal=options",)
+ConfigStore.instance().store(
+    group="rehearsal", name="options", node=OmegaConf.load(Path(__file__).with_name("options.yaml"))
 )
 NODE = "rehearsal."
 KV_CACHE_DTYPE = "engine_kwargs.vllm.kv_cache_dtype"
