@@ -35,7 +35,6 @@ REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may t
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
 CONFIG_NAME = "async_dapo_trainer"
-CUSTOM_OPTIONS = "async_dapo"  # in verl's `rollout.custom`: what servers and training workers need of these options
 
 Seconds = Annotated[float, Meta(gt=0)]
 

@@ -15,7 +15,6 @@ from .own_ray import collect_cycles_rarely, prepare_own_ray
 from .startup.output_check import how_to_go_on
 from .startup.overrides import check_overrides, show_usage
 from .startup.preflight import check_all
-from .verl_version import check_versions
 
 MODULE = f"{__package__}.main_async_dapo"
 
@@ -26,7 +25,6 @@ def main(module: str = MODULE) -> None:
     prepare_own_ray()
     collect_cycles_rarely()
     with explained():
-        check_versions()  # before verl's own configuration is looked for
         check_overrides(sys.argv[1:])
     _run()
 

@@ -11,10 +11,9 @@ import pytest
 import ray
 import torch
 
-from recipe.async_dapo.config import CUSTOM_OPTIONS
 from recipe.async_dapo.weights.adapter import EngineWatch
 from recipe.async_dapo.weights.sender import WeightSender
-from recipe.async_dapo.weights.stream import FOLDER_VARIABLE, WeightReceiver
+from recipe.async_dapo.weights.stream import CUSTOM_OPTIONS, FOLDER_VARIABLE, WeightReceiver
 
 FIRST_JOB = "01000000"  # of every Ray cluster
 NAMES = [f"layer.{k}.weight" for k in range(40)]

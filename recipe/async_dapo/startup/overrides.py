@@ -11,6 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ..config import CONFIG_FOLDER, CONFIG_NAME, ConfigError
+from ..verl_version import check_versions
 
 USAGE = """\
 usage: python -m {module} KEY=VALUE ...
@@ -53,11 +54,13 @@ def compose_overrides(overrides: Sequence[str], base: Sequence[str] = ()) -> Dic
 
 
 def check_overrides(arguments: Sequence[str], base: Sequence[str] = ()) -> None:
-    """Compose once before Hydra does, for its errors; not with flags of Hydra's, which may change all of it.
+    """What is looked at before Hydra runs: the versions first, as verl's own configuration is read next. Then
+    compose once, for Hydra's errors; not with flags of Hydra's, which may change all of it.
 
     Raises:
-        ConfigError: for an override that Hydra cannot read or apply.
+        ConfigError: for a version that the recipe does not know, and an override that Hydra cannot read or apply.
     """
+    check_versions()
     if not any(argument.startswith("-") for argument in arguments):
         compose_overrides(arguments, base)
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
 from ..actor_watch import watched
-from ..config import CUSTOM_OPTIONS, AsyncDAPOConfig, Placement, num_engines
+from ..config import AsyncDAPOConfig, Placement, num_engines
 from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
@@ -21,7 +21,7 @@ from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
 from ..shipping import localise
 from ..store import end_queue, queue_watched
-from ..weights.stream import sockets_folder
+from ..weights.stream import CUSTOM_OPTIONS, sockets_folder
 from .importance_sampling import wire_importance_sampling
 from .separate_trainer import SeparateTrainer
 from .trainer import AsyncDAPOTrainer

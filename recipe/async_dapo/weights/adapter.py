@@ -23,7 +23,7 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 from ..aio import RECONNECT_S
-from ..config import CUSTOM_OPTIONS
+from .stream import CUSTOM_OPTIONS
 
 logger = logging.getLogger(__name__)
 

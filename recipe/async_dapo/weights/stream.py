@@ -31,6 +31,7 @@ STAMP = "async_dapo.weight_stamp"  # travels as a tensor of this name
 _SAMPLED_EVERY = 16
 _SAMPLED_VALUES = 64
 
+CUSTOM_OPTIONS = "async_dapo"  # in verl's `rollout.custom`: what servers and training workers need of the options
 FOLDER_VARIABLE = "ASYNC_DAPO_SOCKETS"  # tells the folder to engine processes, which know nothing of Ray
 
 _VLLMS_FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
