@@ -7,7 +7,6 @@ from pathlib import Path
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo_lab.quickstart.supervision import vllm_inspects
-from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL
 
 from .cells import Stack
 
@@ -22,7 +21,6 @@ _EVERY_STEP = (
     "trainer.test_freq=4",
 )
 _EMULATED = (
-    *WITH_REHEARSAL,
     "trainer.device=cuda",
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=2",

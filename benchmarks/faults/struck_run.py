@@ -1,6 +1,7 @@
 """A training run of the fault matrix: `python -m benchmarks.faults.struck_run <hydra overrides>`; `life` starts it."""
 
 import os
+import sys
 from pathlib import Path
 
 import hydra
@@ -12,6 +13,7 @@ from benchmarks.faults.variables import STACK
 from recipe.async_dapo.main_async_dapo import explained
 from recipe.async_dapo.own_ray import collect_cycles_rarely
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions
 
 _OF_A_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "_temp_dir")
 
@@ -46,7 +48,6 @@ def _run(config: DictConfig) -> None:
 
 def _rehearse(config: DictConfig) -> None:
     from recipe.async_dapo_lab.rehearsal.emulation import check_as_training, emulate, use_stand_in
-    from recipe.async_dapo_lab.rehearsal.options import RehearsalOptions
 
     options = RehearsalOptions.from_hydra(config)
     use_stand_in(config, options)
@@ -61,4 +62,6 @@ def _rehearse(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     collect_cycles_rarely()
+    if Stack(os.environ[STACK]).is_rehearsed:
+        sys.argv[1:1] = WITH_REHEARSAL
     _run()

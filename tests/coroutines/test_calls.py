@@ -174,7 +174,7 @@ def test_given_a_recover_that_blocks_then_the_worker_goes_on_meanwhile() -> None
 
     def recover(_: str) -> int:
         running_loop.call_soon_threadsafe(others_ran.set)
-        return 2 if others_ran.wait(timeout=1) else 0
+        return 2 if others_ran.wait(timeout=60) else 0
 
     loop = asking(service, unknown_calls("retry", recover)(free_function(service)))
     left = simulate(killed(loop))

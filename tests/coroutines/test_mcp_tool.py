@@ -1,7 +1,6 @@
 """A tool of a real MCP server in a process of its own: called once, over stops and a kill."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.tools import recorded_tools
 from recipe.async_dapo.training.checkpoints import group_of, record_of
 
+from ..support.doors import free_ports
 from ..support.rollout_world import Loop, N, finished, group, outcome_of, rollout
 from ..support.till import lines
 
@@ -27,9 +27,7 @@ CONFIG = ROOT / "examples" / "tools" / "mcp_tools.yaml"
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     """Of the server, whose ledger is in the folder."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    [port] = free_ports(1)
     command = [sys.executable, "-m", "tests.support.mcp_till", str(port), str(tmp_path / "ledger.jsonl")]
     with subprocess.Popen(command, cwd=ROOT) as server:
         asyncio.run(reached(port))

@@ -49,7 +49,7 @@ def command_of(folder: Path, *overrides: str) -> list[str]:
 
 def rehearse(folder: Path, *overrides: str) -> Path:
     command = command_of(folder, *overrides)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "of bound" in done.stdout and "Bound:" in done.stdout
     return folder

@@ -85,6 +85,7 @@ def test_given_a_worker_that_never_starts_when_it_is_connected_then_the_run_ends
     manager.agent_loop_workers = [ray.remote(num_cpus=0)(Worker).remote(hangs) for hangs in (False, True)]
     ray.get([worker.__ray_ready__.remote() for worker in manager.agent_loop_workers])
     client: Any = SimpleNamespace(_load_balancer=start_balancer(start_servers(1), capacity=1))
+    ray.get(client._load_balancer.__ray_ready__.remote())
     with pytest.raises(RolloutError, match=r"agent loop workers \[1\] have not started within 10 s"):
         manager.connect(client, [])
 

@@ -69,14 +69,14 @@ def test_given_4096_waiters_when_a_lease_is_released_then_the_release_is_not_beh
 
 def test_given_a_server_that_hangs_in_a_round_when_it_gives_no_sign_of_life_then_its_requests_go_on_elsewhere() -> None:
     servers = start_servers(2, length_of=LENGTH_TOK, token_s=0.01)
-    balancer = start_balancer(servers, capacity=4, engine_timeout_s=2.0)
+    balancer = start_balancer(servers, capacity=4, engine_timeout_s=6.0)
     pid = ray.get(servers["server-0"].__ray_call__.remote(lambda _: os.getpid()))
 
     async def both_generate() -> bool:
         return all([await server.num_running.remote() == 4 for server in servers.values()])
 
     async def main() -> None:
-        manager = await asyncio.to_thread(waiting_manager, balancer, engine_timeout_s=2.0)
+        manager = await asyncio.to_thread(waiting_manager, balancer, engine_timeout_s=6.0)
         async with asyncio.TaskGroup() as tasks:
             trainer = tasks.create_task(asyncio.to_thread(next_error, manager))
             calls = [tasks.create_task(generate(balancer, f"request-{k}")) for k in range(8)]

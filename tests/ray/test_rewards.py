@@ -23,7 +23,7 @@ from recipe.async_dapo.rollout.started_process import RewardProcessDied, RewardP
 from ..support.composed_runs import compose_run, valid_overrides, write_files
 from ..support.scripted_reward import reward_options
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 4.0
 GRACE_S = 1.0  # of coroutines; the recipe's own would be most of this test's time
 PATIENCE_S = 120.0  # what has not ended by then hangs
 REWARD_FUNCTION = """

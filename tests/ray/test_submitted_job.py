@@ -13,10 +13,11 @@ from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
 
 from ..support.composed_runs import valid_overrides, write_files
-from ..support.ray_nodes import RAY, RAY_ENVIRONMENT, await_node, free_ports
+from ..support.doors import free_ports
+from ..support.ray_nodes import RAY, RAY_ENVIRONMENT, await_node
 
 ROOT = Path(__file__).parents[2]
-JOB_S = 120  # longest time that it takes
+JOB_S = 400  # longest time that it takes
 
 # What the recipe's entry does between its checks and the first actor. Only the driver can import from the repository.
 DRIVER = """

@@ -76,10 +76,10 @@ def test_given_a_missing_or_closed_file_when_prepared_then_the_url_is_named_with
 
 
 def test_given_nobody_listens_when_prepared_then_it_gives_up_after_the_limit(prepare):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    endpoint = f"http://127.0.0.1:{port}"
-    assert_refused(prepare, "in 2 attempts", "curl exit status 7", HF_ENDPOINT=endpoint, DOWNLOAD_ATTEMPTS="2")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        assert_refused(prepare, "in 2 attempts", "curl exit status 7", HF_ENDPOINT=endpoint, DOWNLOAD_ATTEMPTS="2")
 
 
 @pytest.mark.parametrize(

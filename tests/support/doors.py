@@ -2,7 +2,11 @@
 
 import ipaddress
 import json
+import os
+import random
+import socket
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
@@ -65,12 +69,24 @@ def _is_loopback(address: str) -> bool:
     return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
+def free_ports(count: int) -> list[int]:
+    """Below those that the system gives to whoever asks for any: a server of another test may ask meanwhile."""
+    with ExitStack() as sockets:
+        bound: list[socket.socket] = []
+        while len(bound) < count:
+            with suppress(OSError):
+                port = random.randrange(20_000, 30_000)
+                bound.append(sockets.enter_context(socket.create_server(("127.0.0.1", port))))
+        return [each.getsockname()[1] for each in bound]
+
+
 def files_with(secrets: Iterable[str], *folders: Path) -> list[str]:
     """Files in these folders that hold one of the secrets."""
     words = [secret.encode() for secret in secrets]
     found = []
-    for path in (path for folder in folders for path in folder.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            content = path.read_bytes()
+    walked = (entry for folder in folders for entry in os.walk(folder))
+    for path in (Path(folder, name) for folder, _, names in walked for name in names):
+        with suppress(FileNotFoundError):  # a folder may be in use
+            content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
             found += [str(path)] * any(word in content for word in words)
     return found

@@ -45,11 +45,12 @@ class DyingTrainer(RecordsWeights):
     def _kill(self, moment: str) -> None:
         for step, when, part, engine in json.loads(os.environ["DEATHS"]):
             if (step, when) == (self.global_steps, moment):
+                if moment == "round":
+                    self._await_requests()
                 self._kill_part(part, engine)
 
     def _kill_part(self, part: str, engine: int) -> None:
         [replica] = [replica for replica in self.checkpoint_manager.replicas if replica.replica_rank == engine]
-        self._await_requests()
         server = psutil.Process(replica.processes[0].pid)
         core = next(child for child in server.children() if "EngineCore" in " ".join(child.cmdline()))
         ranks = [child for child in core.children() if "resource_tracker" not in " ".join(child.cmdline())]
@@ -60,12 +61,13 @@ class DyingTrainer(RecordsWeights):
         os.kill(victim.pid, signal.SIGKILL)
 
     def _await_requests(self) -> None:
-        """In a round, until engines generate."""
+        """Until all engines generate."""
         balancer = self.replay_buffer.manager._balancer
         deadline = time.monotonic() + PATIENCE_S
         while (status := ray.get(balancer.get_status.remote()))["is_open"] and time.monotonic() < deadline:
             if all(status["servers"].values()):
                 return
+            time.sleep(0.05)
 
     def _note(self, record: dict[str, Any]) -> None:
         with open(os.environ["INSPECTION_FILE"], "a") as file:

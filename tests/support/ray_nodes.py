@@ -1,7 +1,6 @@
 """Ray nodes on this machine that ask for a token, each started in an empty folder; and a training on them."""
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, recipe_overrides, verl_overrides
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
 
+from .doors import free_ports
 from .harness import ROOT, StallWatch
 
 RAY = Path(sys.executable).with_name("ray")
@@ -28,12 +28,6 @@ class Nodes:
     address: str
     ray_folder: Path
     head: TrainingProcess
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as sockets:
-        bound = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in bound]
 
 
 def await_node(node: TrainingProcess, log: Path) -> None:

@@ -47,6 +47,13 @@ class WatchedTrainer(DyingTrainer, SeparateTrainer):
         self._note({"step": self.global_steps, "inflight_in_training": status["total_inflight"]})
         return super()._update_actor(batch, metrics)
 
+    def _save_checkpoint(self) -> None:
+        """With a valid group that waits for a later batch, if one of those under way is valid."""
+        manager = self.replay_buffer.manager
+        while not manager.count_ended().valid and ray.get(manager._balancer.get_status.remote())["total_inflight"]:
+            time.sleep(0.1)
+        super()._save_checkpoint()
+
     def on_step_end(self) -> None:
         super().on_step_end()
         self._note({"step": self.global_steps, "versions": self._versions()})

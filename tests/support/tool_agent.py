@@ -82,7 +82,7 @@ class Total:
         self._sandbox.code.append(f"total = globals().get('total', 0) + {length}; print(total)")
         printed = await recorded(self._sandbox.output)
         if self._sandbox.process is not None:
-            till.note_process(self._sandbox.process.pid, pieces=len(self._sandbox.code))
+            till.note_process(self._sandbox.process.pid)
         assert int(printed) == self._expected
 
     async def close(self) -> None:
