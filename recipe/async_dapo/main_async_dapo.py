@@ -13,7 +13,7 @@ from .config import CONFIG_FOLDER, CONFIG_NAME, ConfigError
 from .logs import last_line, log_phase, note_start, show_logs
 from .own_ray import collect_cycles_rarely, prepare_own_ray
 from .startup.output_check import how_to_go_on
-from .startup.overrides import check_overrides, show_usage
+from .startup.overrides import check_before_hydra, show_usage
 from .startup.preflight import check_all
 
 MODULE = f"{__package__}.main_async_dapo"
@@ -25,7 +25,7 @@ def main(module: str = MODULE) -> None:
     prepare_own_ray()
     collect_cycles_rarely()
     with explained():
-        check_overrides(sys.argv[1:])
+        check_before_hydra(sys.argv[1:])
     _run()
 
 

@@ -25,7 +25,7 @@ POOL_SIZE = 48  # trajectories at once
 ROUND_LIMIT_TOK = 250  # a third of the trajectories is longer
 PROMPTS = 40  # few, so that all that are trained have been validated
 SANDBOX = "pieces.put(line)"  # in the command of a sandbox's process
-WORST, MEAN = 1e-3, 1e-5  # nats, float32: the worst of 25,000 tokens differs by up to 6e-5 in a step
+TOLERANCE = 1e-4  # nats, float32
 
 LIMITS: dict[str, tuple[str, ...]] = {
     "partial": (
@@ -104,7 +104,7 @@ def test_given_several_turns_when_trained_then_the_tool_s_tokens_are_masked_and_
     assert all(record["unsampled_tok"] > 0 for record in run.inspections), "no tool has answered"
     # With the KV cache of older weights, the newest ones sample from what no version computes afresh.
     comparable = run.inspections[:1] if "stale_kv" in run.folder.name else run.inspections
-    assert all(record["max_diff_newest"] < WORST and record["mean_diff_newest"] < MEAN for record in comparable)
+    assert all(record["max_diff_newest"] < TOLERANCE for record in comparable)
 
 
 def test_given_calls_that_take_money_when_rounds_stop_under_them_then_each_is_paid_once(run: Run):
@@ -151,15 +151,16 @@ def test_given_room_for_all_loops_when_rounds_stop_then_they_stay_alive(run: Run
 def test_given_loops_with_a_process_each_when_rounds_stop_then_it_goes_on_or_another_is_brought_to_where_it_was(
     run: Run,
 ):
-    """What one has lost would be a failure, see above; none outlives its worker, killed or not. How many were to be
-    built again after the kill is chance: `coroutines/test_sandbox.py` builds one."""
-    pids = Counter(one["pid"] for one in till.lines(run.folder / till.PROCESSES))
-    assert pids, "no loop has started a process"
+    """What one has lost would be a failure, see above; none outlives its worker, killed or not."""
+    told = till.lines(run.folder / till.PROCESSES)
+    began_with = {one["pid"]: one["pieces"] for one in reversed(told)}
     if "stale_kv" in run.folder.name:
-        assert max(pids.values()) > 1
+        assert max(Counter(one["pid"] for one in told).values()) > 1
+    else:
+        assert max(began_with.values()) > 1, "that run was killed, and none had to be built again"
     processes = psutil.process_iter(["cmdline"])
     alive = {process.pid for process in processes if SANDBOX in " ".join(process.info["cmdline"] or [])}
-    assert alive.isdisjoint(pids)
+    assert alive.isdisjoint(began_with)
 
 
 @pytest.mark.nightly

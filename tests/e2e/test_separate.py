@@ -83,9 +83,9 @@ def test_given_engines_of_their_own_when_steps_train_then_each_has_b_groups_of_n
 
 
 def test_given_a_trainer_that_trains_then_engines_generate_meanwhile(run):
-    """Seldom where they are ahead, and soon have all that may be under way: how often is up to the machine."""
+    """Not in every step: where they are ahead they soon have all that may be under way."""
     inflight = [note["inflight_in_training"] for note in run.inspections if "inflight_in_training" in note]
-    assert sum(requests > 0 for requests in inflight) > 1
+    assert sum(requests > 0 for requests in inflight) >= len(inflight) / 2
 
 
 def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_what_was_generated_before_is_trained(steps):

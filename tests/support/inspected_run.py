@@ -117,7 +117,6 @@ class InspectedTrainer(RecordsWeights):
             "spans": [[list(segment) for segment in tag["segments"]] for tag in batch.tags],
             "unsampled_tok": int((data["policy_versions"] < 0).sum()),
             "max_diff_newest": float(difference[newest].max()) if newest.any() else 0.0,
-            "mean_diff_newest": float(difference[newest].mean()) if newest.any() else 0.0,
             "max_diff_older": float(difference[older].max()) if older.any() else 0.0,
         }
         with open(os.environ["INSPECTION_FILE"], "a") as file:

@@ -34,9 +34,9 @@ def note(**fields: object) -> None:
     till_server.write_line(str(_folder() / DIARY), **fields)
 
 
-def note_process(pid: int) -> None:
-    """A process that has run a piece of code."""
-    till_server.write_line(str(_folder() / PROCESSES), pid=pid)
+def note_process(pid: int, pieces: int) -> None:
+    """A process that has run so many pieces of code."""
+    till_server.write_line(str(_folder() / PROCESSES), pid=pid, pieces=pieces)
 
 
 def recover(call: str) -> str:

@@ -56,14 +56,16 @@ class NextProblemLoop(ToolAgentLoop):
         dialogue = Dialogue(self, sample["raw_prompt"], sampling_params | GREEDY)
         total = Total() if is_training and sample["session_id"] == 0 else None
         try:
+            if total is not None:
+                await total.add(1)  # whenever it is interrupted from now on, a process has run something,
             while True:
                 answer = await dialogue.ask()
+                if total is not None:
+                    await total.add(len(answer))  # and has more to run
                 if dialogue.turns == TURNS or dialogue.is_full:
                     return dialogue.output()
                 is_slow = is_training and len(answer) % 5 == 0  # a validation is not kept waiting
                 problem = await recorded(till.pay, len(answer), till.SLOW_S if is_slow else 0.0)
-                if total is not None:
-                    await total.add(len(answer))
                 await dialogue.tell(problem)
         finally:
             if total is not None:
@@ -82,7 +84,7 @@ class Total:
         self._sandbox.code.append(f"total = globals().get('total', 0) + {length}; print(total)")
         printed = await recorded(self._sandbox.output)
         if self._sandbox.process is not None:
-            till.note_process(self._sandbox.process.pid)
+            till.note_process(self._sandbox.process.pid, pieces=len(self._sandbox.code))
         assert int(printed) == self._expected
 
     async def close(self) -> None:

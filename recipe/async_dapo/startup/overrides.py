@@ -53,7 +53,7 @@ def compose_overrides(overrides: Sequence[str], base: Sequence[str] = ()) -> Dic
             raise _explained(error, overrides, base) from error
 
 
-def check_overrides(arguments: Sequence[str], base: Sequence[str] = ()) -> None:
+def check_before_hydra(arguments: Sequence[str], base: Sequence[str] = ()) -> None:
     """What is looked at before Hydra runs: the versions first, as verl's own configuration is read next. Then
     compose once, for Hydra's errors; not with flags of Hydra's, which may change all of it.
 
