@@ -28,13 +28,12 @@ FIRST_OPTIONS = {
     "async_dapo.rollout_strategy": "you want on-policy data (`consistent`, `discard`) or no new prefill",
     "async_dapo.max_staleness": "importance weights vary too much (lower)",
     "async_dapo.importance_sampling": "`null` is `decoupled`; `bypass` saves a pass of log-probs a step",
-    "async_dapo.screening.samples": "most groups are filtered: they end after so many samples (docs/selection.md)",
     "async_dapo.rollout_pool_size": "you know better than the controller how much should run at once",
 }
 
 # Areas of metrics, by what a reader wants to know.
 THEMES = {
-    "Prompt groups": ("ledger", "round", "early_stop", "filter", "screening", "selection", "failure"),
+    "Prompt groups": ("ledger", "round", "early_stop", "filter", "selection", "failure"),
     "Engines and calls": ("load_balancer", "concurrency", "drafts", "calls", "turns"),
     "Tokens": ("tokens", "partial", "staleness", "age", "length"),
     "Corrections": ("importance", "mixture"),

@@ -24,7 +24,6 @@ from ray.actor import ActorHandle
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.round import RoundSpec
-from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, Ticket
@@ -73,7 +72,7 @@ def measure(*, by: str, trajectories: int, tokens: int, workers: int) -> dict[st
     started = time.monotonic()
     groups = [group for report in ray.get([actor.report.remote(by) for actor in actors]) for group in report]
     back_s, started = time.monotonic() - started, time.monotonic()
-    tickets = [_by_value(group) if by == VALUE else ticket_of(group, NO_SCREENING) for group in groups]
+    tickets = [_by_value(group) if by == VALUE else ticket_of(group) for group in groups]
     spec = RoundSpec(
         round_id="next",
         stop_rule=StopRuleName.FIFO,

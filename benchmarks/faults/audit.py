@@ -18,7 +18,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # the last one
     drawn: tuple[str, ...]
     trained: tuple[str, ...]
-    ended: tuple[str, ...]  # filtered, screened or failed
+    ended: tuple[str, ...]  # filtered or failed
     held: tuple[str, ...]
 
 

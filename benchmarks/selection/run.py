@@ -1,4 +1,4 @@
-"""What screening and prompts chosen by history save, and what the model learns meanwhile: real runs, interleaved.
+"""What prompts chosen by history save, and what the model learns meanwhile: real runs, interleaved.
 
 python -m benchmarks.selection --seeds 0 1 2                              # quick start's task
 python -m benchmarks.selection --seeds 0 1 2 --task "tail 25"
@@ -28,15 +28,11 @@ from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, recipe_
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
 
 START_STEPS = 15
-SAMPLES = 3
 ROWS: dict[str, list[str]] = {
     "without": [],
-    "screening": [f"async_dapo.screening.samples={SAMPLES}"],
-    "screening, k=2": ["async_dapo.screening.samples=2"],
     "history": ["async_dapo.selection.by=history"],
-    "screening, history": [f"async_dapo.screening.samples={SAMPLES}", "async_dapo.selection.by=history"],
 }
-GENERATED = ("trained", "discarded", "filtered", "screened")
+GENERATED = ("trained", "discarded", "filtered")
 PASS_RATES = [0.0, 0.05, 0.2, 0.8, 0.95, 1.0]
 
 
@@ -70,14 +66,12 @@ def figures(metrics: RunMetrics, load: RunLoad) -> dict[str, float | str]:
         "validations_cpu": learning_curve.written(
             (load.cpu_s_until(step), accuracy) for step, accuracy in metrics.series(ACCURACY)
         ),
-        "saved_tok_share": round(_share(steps, "screening/saved_tokens"), 4),
         "rollout_s": round(statistics.median(step["async_dapo/round/rollout_s"] for step in warm), 3),
         "step_s": round(statistics.median(step[STEP_S] for step in warm), 3),
         "engine_cpu_s": round(statistics.median(load.step_engines_cpu_s(quiet)), 3),
         "cpu_s": round(statistics.median(load.step_cpu_s(quiet)), 3),
         "drawn": ledger["async_dapo/ledger/drawn"],
         "filtered": ledger["async_dapo/ledger/filtered"],
-        "screened": ledger["async_dapo/ledger/screened"],
         "filtered_per_trained_last_third": round(
             sum(step["async_dapo/filter/rejected_groups"] for step in last) / (PROMPTS_PER_STEP * len(last)), 3
         ),
@@ -113,12 +107,6 @@ def run(cell: dict[str, Any], assets: Assets, folder: Path, options: argparse.Na
     rows = visits(str(history)).assign(**cell)
     rows.to_csv(file, mode="a", header=not file.exists(), index=False)
     return figures(metrics, load)
-
-
-def _share(steps: Sequence[dict[str, float]], name: str) -> float:
-    generated = sum(step[f"async_dapo/tokens/{part}"] for step in steps for part in GENERATED)
-    saved = sum(step[f"async_dapo/{name}"] for step in steps)
-    return saved / (saved + generated)
 
 
 def main() -> None:

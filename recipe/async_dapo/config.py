@@ -16,7 +16,6 @@ from .core.over_sampling import OverSampling, RoundSize
 from .core.prompt_history import Selection
 from .core.rolling_round import RollingSpec
 from .core.round import RoundSpec
-from .core.screening import Screening
 from .core.staleness import StalenessLimit
 from .core.stop_rules import StopRuleName
 from .option_values import (
@@ -89,7 +88,6 @@ def check_together(options: "AsyncDAPOConfig") -> None:
     _check_staleness(options)
     _check_placement(options)
     _check_filter(options)
-    _check_screening(options)
     _check_selection(options)
 
 
@@ -145,27 +143,6 @@ def _check_filter(options: "AsyncDAPOConfig") -> None:
             1,
             "a group of one never varies, so the filter drops every group; set n >= 2 or "
             "algorithm.filter_groups.enable=False",
-        )
-
-
-def _check_screening(options: "AsyncDAPOConfig") -> None:
-    samples, n = options.screening.samples, options.rollout_n
-    if samples is None:
-        return
-    if options.filter.metric is None:
-        raise ConfigError(
-            "async_dapo.screening.samples",
-            samples,
-            "screening asks whether the filter's metric varies, and there is no filter; set "
-            "algorithm.filter_groups.enable=True and algorithm.filter_groups.metric, or leave it null",
-        )
-    if not 2 <= samples < n:
-        room = f"must be in 2..{n - 1}" if n > 2 else "needs actor_rollout_ref.rollout.n >= 3"
-        raise ConfigError(
-            "async_dapo.screening.samples",
-            samples,
-            f"{room}: one sample cannot differ from itself, and actor_rollout_ref.rollout.n={n} are the whole group; "
-            "null = no screening",
         )
 
 
@@ -239,7 +216,6 @@ class AsyncDAPOConfig:
     calls: CallsConfig
     reward_function: str  # names it in errors
     filter: FilterConfig
-    screening: Screening
     selection: Selection
     round_timeout_s: Seconds
     engine_timeout_s: Seconds
@@ -284,7 +260,6 @@ class AsyncDAPOConfig:
                     "reward_function": _reward_function(config),
                     "reward": RewardConfig(**parse_options(RewardConfig, node["reward"], "async_dapo.reward.")),
                     "calls": CallsConfig(**parse_options(CallsConfig, node["calls"], "async_dapo.calls.")),
-                    "screening": Screening(**parse_options(Screening, node["screening"], "async_dapo.screening.")),
                     "selection": Selection(**parse_options(Selection, node["selection"], "async_dapo.selection.")),
                     "filter": FilterConfig(
                         metric=filter_groups.metric if filter_groups.enable else None,
@@ -399,7 +374,6 @@ class AsyncDAPOConfig:
             batch_size=batch_size if isinstance(batch_size, int) else None,
             keeps_tokens=self.keeps_tokens and self.max_staleness != 0,
             max_partial_share=self.max_partial_share,
-            screened_cost=self.screening.cost(self.rollout_n),
         )
 
     def round_size(self) -> RoundSize:

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-from collections import Counter
-from math import comb
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,13 +14,10 @@ from benchmarks.defaults import run as grid
 from benchmarks.defaults.draw import FOLDER, SEPARATE
 from benchmarks.defaults.settings import SETTINGS
 from benchmarks.null_test import summary as null_test
-from benchmarks.selection import summary as selection
 from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
 from benchmarks.support import learning_curve
-from benchmarks.support.exact_selection import answers_per_trained_group
 from benchmarks.support.runs_file import RunsFile
-from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.record.keys import STEP_S
 from recipe.async_dapo_lab.plan.candidates import bound_of
 from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
@@ -169,16 +164,6 @@ def test_a_runs_file_keeps_older_rows_when_columns_are_added(tmp_path: Path) -> 
     assert older == {"tail": "8", "step_s": "1.5", "staleness": "", "commit": ""}
     assert newer["staleness"] == "0.5" and newer["commit"]
     assert (last["tail"], last["step_s"], last["staleness"]) == ("2", "4.5", "")
-
-
-@pytest.mark.parametrize(("k", "keep_share"), [(2, 0.0), (3, 0.05), (7, 0.5)])
-def test_what_screening_can_save_needs_right_answers_alone(k: int, keep_share: float) -> None:
-    """Beside the enumeration that knows the pass rates."""
-    n, rates = selection.MEASURED_N, [0.02, 0.3, 0.5, 0.9]
-    right = Counter({r: sum(comb(n, r) * p**r * (1 - p) ** (n - r) for p in rates) for r in range(n + 1)})
-    screened = answers_per_trained_group(rates, n, Screening(samples=k, keep_share=keep_share))
-    expected = screened / answers_per_trained_group(rates, n, NO_SCREENING)
-    assert selection.answers_over_whole(right, (k, k), keep_share) == pytest.approx(expected)
 
 
 def test_a_correction_stands_beside_the_on_policy_run_of_its_seed_and_machine() -> None:

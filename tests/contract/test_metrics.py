@@ -74,13 +74,12 @@ def test_names_and_meanings_follow_the_style() -> None:
         assert name.endswith(("_ratio", "_share")) <= ("[0-1]" in meaning), name
 
 
-def test_every_token_that_is_not_trained_counts_as_discarded_filtered_or_screened() -> None:
+def test_every_token_that_is_not_trained_counts_as_discarded_or_filtered() -> None:
     outcomes = [
         GroupOutcome(prompt_uid=verdict, verdict=verdict, response_lens_tok=(lens_tok, 1))
         for verdict, lens_tok in (
             (Verdict.VALID, 50),
             (Verdict.FILTERED, 8),
-            (Verdict.SCREENED, 2),
             (Verdict.FAILED, 6),
         )
     ]
@@ -95,7 +94,6 @@ def test_every_token_that_is_not_trained_counts_as_discarded_filtered_or_screene
         "tokens/trained": 70,
         "tokens/discarded": 5 + 4 + 30 + 3 + 7,
         "tokens/filtered": 9,
-        "tokens/screened": 3,
         "tokens/waste_ratio": 49 / 119,
     }
 

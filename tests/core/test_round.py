@@ -77,7 +77,6 @@ class RoundMachine(RuleBasedStateMachine):
         self.workers = workers
         self.waiting: list[str] = []
         self.sizes: dict[str, int] = {}
-        self.held_back: dict[str, int] = {}
         self.attached: set[str] = set()  # of these
         self.certain: set[str] = set()
         self.running: dict[str, int] = {}
@@ -89,15 +88,14 @@ class RoundMachine(RuleBasedStateMachine):
         if must_finish or carried < enough:
             self.add(num_must_finish + 3, 1)
 
-    @rule(count=st.integers(1, 4), size=st.integers(0, 3), is_attached=st.booleans(), held_back=st.integers(0, 2))
-    def add(self, count: int, size: int, is_attached: bool = False, held_back: int = 0) -> None:
+    @rule(count=st.integers(1, 4), size=st.integers(0, 3), is_attached=st.booleans())
+    def add(self, count: int, size: int, is_attached: bool = False) -> None:
         sizes = {f"group-{self.num_added + k}": size for k in range(count)}
         self.num_added += count
         self.waiting += sizes
         self.sizes |= sizes
-        self.held_back |= dict.fromkeys(sizes, held_back)
         self.attached |= set(sizes) if is_attached else set()
-        self.round.add_groups(waiting(*sizes, unfinished=size, is_attached=is_attached, held_back=held_back))
+        self.round.add_groups(waiting(*sizes, unfinished=size, is_attached=is_attached))
 
     @rule(workers=st.lists(st.integers(0, 2), min_size=1, max_size=4))
     def take(self, workers: list[int]) -> None:
@@ -141,9 +139,8 @@ class RoundMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def mark_certain(self, data: st.DataObject) -> None:
-        """Changes neither the stop nor what may start, but for the places of what was held back."""
+        """Changes neither the stop nor what may start."""
         uid = data.draw(st.sampled_from(sorted(self.running)))
-        self.running[uid] += self.held_back.pop(uid, 0)
         self.certain.add(uid)
         self.round.mark_certain(uid)
 
@@ -185,7 +182,6 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.round.ended_trajectories == self.num_ended_trajectories
         assert self.round.num_waiting == len(self.waiting)
         assert self.round.num_running == len(self.running)
-        assert self.round.count_ended().screened == [one.verdict for one in self.ended].count(Verdict.SCREENED)
         at_hand = self.round.at_hand
         assert at_hand.certain == self.num_valid + len(self.certain)
         assert at_hand.expected_valid(1.0) == self.num_valid + len(self.waiting) + len(self.running)
@@ -253,7 +249,7 @@ def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_on
     assert opened.take(0) == "b"
 
 
-@pytest.mark.parametrize("verdict", [Verdict.VALID, Verdict.FILTERED, Verdict.SCREENED])
+@pytest.mark.parametrize("verdict", [Verdict.VALID, Verdict.FILTERED])
 @pytest.mark.parametrize("draws_again", [True, False])
 def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_again_where_interrupted_ones_do(
     draws_again: bool, verdict: Verdict

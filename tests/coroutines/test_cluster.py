@@ -8,7 +8,6 @@ from random import Random
 import pytest
 
 from recipe.async_dapo.config import Auto, FilterConfig, RolloutStrategy
-from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 
@@ -116,7 +115,6 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
         target_valid_groups=random.choice([1, 2, 3]),
         max_partial_share=random.choice([None, 0.2]),
         max_tokens_per_round=random.choice([None, 6]) if strategy is RolloutStrategy.PARTIAL else None,
-        screening=random.choice([NO_SCREENING, Screening(samples=2, keep_share=random.choice([0.0, 0.3]))]),
     )
     latency_s = random.choice([0.0, 0.01, lambda method: random.choice([0.0, 0.01, 0.3, random.uniform(0, 3)])])
     task = replace(

@@ -9,7 +9,6 @@ import pytest
 from ray.exceptions import GetTimeoutError, OwnerDiedError
 
 from recipe.async_dapo.config import RolloutStrategy
-from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.rollout import parking
 
@@ -53,7 +52,7 @@ def test_given_changes_in_the_pool_when_a_lane_opens_the_ticket_then_the_group_h
     parking.park(group)
     group.trajectories[1].age = 4
     group.detach()
-    taken = asyncio.run(parking.unpark(parking.ticket_of(group, NO_SCREENING)))
+    taken = asyncio.run(parking.unpark(parking.ticket_of(group)))
     expected = interrupted_group()
     expected.trajectories[1].age = 4
     expected.detach()
@@ -65,14 +64,14 @@ def test_given_a_ticket_then_it_carries_no_tokens_whether_a_worker_or_a_checkpoi
     parked = interrupted_group()
     parking.park(parked)
     for group in (parked, interrupted_group()):
-        ticket = parking.ticket_of(group, NO_SCREENING)
+        ticket = parking.ticket_of(group)
         assert not isinstance(ticket.content, bytes)
         assert (ticket.unfinished, ticket.is_attached) == (2, True)
 
 
 def test_given_a_group_without_tokens_then_the_ticket_carries_it() -> None:
     group = PromptGroup(uid="new", prompt={"index": 0}, drawn_at_step=1, trajectories=[Trajectory(session_id=0)])
-    ticket = parking.ticket_of(group, NO_SCREENING)
+    ticket = parking.ticket_of(group)
     assert isinstance(ticket.content, bytes) and pickle.loads(ticket.content) == group
     assert asyncio.run(parking.unpark(ticket)) == group and group.parked is None
 
@@ -104,7 +103,7 @@ def test_given_a_worker_that_died_when_the_tokens_that_it_kept_are_wanted_then_i
     with pytest.raises(parking.TokensLost, match="worker died, and with it the tokens of prompt group group"):
         parking.with_tokens(group)
     with pytest.raises(parking.TokensLost):
-        asyncio.run(parking.unpark(parking.ticket_of(group, NO_SCREENING)))
+        asyncio.run(parking.unpark(parking.ticket_of(group)))
 
 
 def test_given_a_parked_group_when_it_starts_anew_then_nothing_of_it_is_kept() -> None:

@@ -145,7 +145,6 @@ def test_given_groups_that_failed_when_the_run_ends_then_their_causes_and_a_tabl
         "drawn": 10,
         "trained": 4,
         "filtered": 3,
-        "screened": 0,
         "failed": 3,
         "retired": 0,
         "waiting": 0,

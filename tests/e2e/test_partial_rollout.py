@@ -20,7 +20,6 @@ from ..support.harness import ROOT, Run, ledger_closes, train
 from ..support.weights_by_hand import WeighedRun, assert_weighed, trained_with, versions_of
 
 SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 8
-SAMPLES = 3
 DATA_SET = 48  # prompts: visited a second time before the kill, and a third time after it
 SAVED_HISTORY = "saved_history.json"
 EARLIER = "a prompt of an earlier run"
@@ -29,7 +28,6 @@ TOLERANCE = 1e-4  # nats, float32
 OVERRIDES = (
     "async_dapo.importance_sampling=balance",
     f"async_dapo.max_staleness={LAST_STEP}",  # no token is too old, and no version's weights are let go
-    f"async_dapo.screening.samples={SAMPLES}",
     "async_dapo.selection.by=history",
     f"data.train_max_samples={DATA_SET}",
     # A fifth of the responses are longer than two rounds, on whatever machine: their groups have three versions.
@@ -137,20 +135,6 @@ def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_the_buffer_g
     assert continued, "no buffered group was trained on after the resume"
 
 
-def test_given_a_kill_in_mid_screening_when_training_resumes_then_half_screened_groups_go_on_as_such(
-    first_life, second_life, killed_and_resumed
-):
-    held_back = [group for group in first_life[-1]["buffered"] if group["held_back"]]
-    assert held_back, "no group was half-screened at the checkpoint: the test shows nothing"
-    assert all(group["held_back"] == RESPONSES_PER_PROMPT - SAMPLES for group in held_back)
-    assert held_back == [group for group in second_life[0]["restored"] if group["held_back"]]
-    assert killed_and_resumed.steps[-1]["async_dapo/ledger/screened"] > 0
-    spared = RESPONSES_PER_PROMPT / SAMPLES - 1
-    for step in killed_and_resumed.steps:
-        saved_tok = spared * step["async_dapo/tokens/screened"]
-        assert step["async_dapo/screening/saved_tokens"] == pytest.approx(saved_tok)
-
-
 def test_given_a_history_when_prompts_come_again_then_some_are_skipped_and_a_resumed_run_goes_on_with_it(
     killed_and_resumed,
 ):
@@ -164,7 +148,7 @@ def test_given_a_history_when_prompts_come_again_then_some_are_skipped_and_a_res
     assert counts.data_set == saved.data_set and len(counts.prompts) <= DATA_SET + 1
     assert counts.prompts.keys() >= saved.prompts.keys(), "the resumed run forgot prompts"
     assert max(count.visits for count in counts.prompts.values()) >= 2
-    ended = sum(last[f"async_dapo/ledger/{term}"] for term in ("trained", "filtered", "screened"))
+    ended = sum(last[f"async_dapo/ledger/{term}"] for term in ("trained", "filtered"))
     carried = killed_and_resumed.inspections[-1]["carried"]
     assert sum(count.visits for count in counts.prompts.values()) == 1 + ended + carried
 

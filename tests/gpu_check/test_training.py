@@ -24,7 +24,7 @@ B = PROMPTS_PER_STEP
 
 def step(number: int, **changed: float) -> dict[str, float]:
     """Metrics of a good one."""
-    terms = {"trained": B * number, "filtered": 3.0, "screened": 0.0, "failed": 0.0, "retired": 0.0}
+    terms = {"trained": B * number, "filtered": 3.0, "failed": 0.0, "retired": 0.0}
     terms |= {"waiting": 1.0, "deferred": 0.0, "buffered": 4.0}
     good = {f"async_dapo/ledger/{term}": value for term, value in terms.items()}
     good |= {

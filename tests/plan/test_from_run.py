@@ -70,12 +70,6 @@ def test_a_record_says_sizes_lengths_valid_share_and_speeds(folder):
     assert scenario.measured.outside_s == pytest.approx(8.0)
 
 
-def test_groups_that_were_screened_out_count_in_the_valid_share(folder):
-    outcomes = [outcome(i, Verdict.VALID, 300, 500, 900, 1500) for i in range(4)]
-    LengthsFile(str(folder)).add([*outcomes, *(outcome(i, Verdict.SCREENED, 10, 20) for i in range(4))], step=1)
-    assert RecordedRun.read(str(folder)).inputs["valid_share"] == 0.5
-
-
 def test_turns_and_seconds_in_tools_are_taken_from_the_record(folder):
     steps = [{"step": k, "data": {"async_dapo/turns/mean": 3.0, "async_dapo/turns/calls_s": 8.0}} for k in (1, 2)]
     with (folder / "steps.jsonl").open("a") as stream:

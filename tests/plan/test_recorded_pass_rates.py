@@ -24,7 +24,7 @@ def history(folder: Path, counts: dict[str, tuple[float, float]]) -> Path:
 def test_given_a_history_then_pass_rates_are_drawn_from_its_prompts_posteriors(tmp_path: Path) -> None:
     file = history(tmp_path, {"easy": (16, 0), "hard": (0, 16), "mixed": (4, 12)})
     scenario = Inputs.load(None, {"history_file": str(file)}).scenario()
-    assert set(data_choices(scenario)) == {"screened", "history"}
+    assert set(data_choices(scenario)) == {"history"}
     metrics = scenario.pass_rates.draw(np.random.default_rng(0), 20_000, 2, visits=1)[:, 0]
     means = [(right + PRIOR) / (16 + 2 * PRIOR) for right in (16, 0, 4)]
     assert metrics.mean() == pytest.approx(sum(means) / 3, abs=0.01)

@@ -126,20 +126,9 @@ def test_a_group_that_failed_early_is_told_at_the_end(tmp_path: Path) -> None:
     assert "async_dapo/failure/groups is 0.0417 (healthy: 0)" in write_report([tmp_path]).read_text()
 
 
-def test_tokens_of_screened_out_groups_are_shown_where_there_are_any(tmp_path: Path) -> None:
-    def shown(screened_tok: float) -> list[str]:
-        folder = tmp_path / f"{screened_tok:.0f}"
-        recorder_of(folder).log(recipe_step(1) | {keys.TOKENS_SCREENED: screened_tok}, 1)
-        [chart] = [chart for chart in charts_of(Run.load(folder), "run") if chart.name == "run-waste"]
-        return [series.name for series in chart.series]
-
-    assert shown(0.0) == ["trained", "filtered"]
-    assert shown(5e4) == ["trained", "filtered", "screened out"]
-
-
 def test_the_ledger_adds_up_and_failures_are_told_with_their_cause(both: tuple[Path, Path], text: str) -> None:
     assert "Where 1200 prompt groups went" in text
-    assert "768 + 360 + 0 + 24 + 0 + 0 + 48 = 1200</p>" in text
+    assert "768 + 360 + 24 + 0 + 0 + 48 = 1200</p>" in text
     assert "KeyError(&#x27;acc&#x27;) at &lt;reward&gt;.py:12</th><td>26</td>" in text
     assert "async_dapo/failure/groups is 2 (healthy: 0)" in text
 

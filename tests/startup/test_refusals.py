@@ -46,11 +46,6 @@ async_dapo.engine_timeout_s=0 -> async_dapo.engine_timeout_s=0.0: must be > 0 se
 async_dapo.reward.timeout_s=0 -> async_dapo.reward.timeout_s=0.0: must be > 0 seconds
 async_dapo.reward.on_error=ignore -> : must be one of drop_group, raise
 async_dapo.reward.processes=-1 -> : must be >= 0
-async_dapo.screening.samples=1 -> : must be in 2..3: one sample cannot differ
-async_dapo.screening.samples=4 -> : must be in 2..3: one sample cannot differ
-async_dapo.screening.samples=2 rollout.n=2 -> : needs actor_rollout_ref.rollout.n >= 3
-async_dapo.screening.samples=2 rollout.n=1 -> : a group of one never varies
-async_dapo.screening.samples=2 algorithm.filter_groups.enable=False -> : screening asks whether ... metric varies
 async_dapo.selection.by=luck -> : must be one of uniform, history
 async_dapo.selection.by=history algorithm.filter_groups.enable=False -> : a history counts answers by
 data.train_batch_size=0 -> : must be >= 1

@@ -58,7 +58,7 @@ class Run:
 
 def ledger_closes(step: dict[str, float]) -> bool:
     """Whether every prompt drawn so far is accounted for."""
-    terms = ("trained", "filtered", "screened", "failed", "retired", "waiting", "deferred", "buffered")
+    terms = ("trained", "filtered", "failed", "retired", "waiting", "deferred", "buffered")
     return step["async_dapo/ledger/drawn"] == sum(step[f"async_dapo/ledger/{term}"] for term in terms)
 
 

@@ -88,7 +88,6 @@ class InspectedTrainer(RecordsWeights):
                 "uid": group.uid,
                 "age": group.age,
                 "finished": sum(trajectory.is_finished for trajectory in group.trajectories),
-                "held_back": len(self.options.screening.held_back(group)),
                 "tokens": group.generated_tok,
             }
             for group in self.replay_buffer.pool.buffered

@@ -198,9 +198,7 @@ class Run:
     def check_settlement(self, settlement: Settlement, summary: RoundSummary, unfinished: list[PromptGroup]) -> None:
         assert len(settlement.trained_uids) == self.target
         assert not self.ended & set(settlement.trained_uids), "a group was trained twice"
-        gone = {
-            o.prompt_uid for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.SCREENED, Verdict.FAILED)
-        }
+        gone = {o.prompt_uid for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.FAILED)}
         self.ended |= gone | set(settlement.trained_uids)
         valid = [o for o in summary.outcomes if o.verdict is Verdict.VALID]
         self.valid_tok |= {o.prompt_uid: sum(o.response_lens_tok) for o in valid}
@@ -240,9 +238,9 @@ class Run:
         }
         assert held["deferred"] == self.due.keys()
         assert {term: len(uids) for term, uids in held.items()} == {term: ledger[term] for term in held}
-        assert len(self.ended) == sum(
-            ledger[term] for term in ("trained", "filtered", "screened", "failed", "retired")
-        ), "a group has ended twice"
+        assert len(self.ended) == sum(ledger[term] for term in ("trained", "filtered", "failed", "retired")), (
+            "a group has ended twice"
+        )
         named = [f"drawn-{k}" for k in range(self.drawn)] + [f"again-{k + 1}" for k in range(self.again)]
         everywhere = [*self.ended, *held["waiting"], *held["deferred"], *held["buffered"]]
         assert sorted(everywhere) == sorted(named), "a prompt is in no term, or in two"

@@ -32,7 +32,7 @@ def verl_step(step: int, *, rollout_s: float) -> dict[str, float]:
 def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
     """B = 64; 100 groups are drawn in a step, 30 are filtered."""
     kept = 100 - 64 - 30 - failed
-    ledger = {"drawn": 100, "trained": 64, "filtered": 30, "screened": 0, "failed": failed, "retired": 0, "waiting": 0}
+    ledger = {"drawn": 100, "trained": 64, "filtered": 30, "failed": failed, "retired": 0, "waiting": 0}
     return {
         **verl_step(step, rollout_s=28.0 + math.sin(step)),
         **{keys.LEDGER + term: float(count * step) for term, count in ledger.items()},
@@ -50,7 +50,6 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
         keys.TOKENS_TRAINED: 900_000.0,
         keys.TOKENS_DISCARDED: 0.0,
         keys.TOKENS_FILTERED: 200_000.0,
-        keys.TOKENS_SCREENED: 0.0,
         keys.WASTE_RATIO: 0.0,
         keys.OFF_POLICY: 0.11,
         keys.STALENESS_MEAN: 0.12,

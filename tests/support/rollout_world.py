@@ -9,7 +9,6 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from recipe.async_dapo.calls import Recorder, append_tokens, current_recorder
 from recipe.async_dapo.core.outcome import GroupOutcome
-from recipe.async_dapo.core.screening import NO_SCREENING, Screening
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.rollout.agent_loops import KeptLoops
@@ -94,7 +93,6 @@ def rollout(
     on_error: OnRewardError = OnRewardError.DROP_GROUP,
     is_filtered: bool = True,
     keeps_failures: bool = False,
-    screening: Screening = NO_SCREENING,
     kept: KeptLoops | None = None,
     **listeners: Any,
 ) -> GroupRollout:
@@ -102,7 +100,6 @@ def rollout(
     options: Any = SimpleNamespace(
         reward=reward,
         filter=SimpleNamespace(metric="acc" if is_filtered else None),
-        screening=screening,
         max_tokens_per_round=None,
         calls=SimpleNamespace(short_s=1.0),
     )

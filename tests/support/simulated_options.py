@@ -6,7 +6,6 @@ import pytest
 
 from recipe.async_dapo.config import AsyncDAPOConfig, CallsConfig, FilterConfig, Placement, RolloutStrategy
 from recipe.async_dapo.core.prompt_history import SelectBy, Selection
-from recipe.async_dapo.core.screening import NO_SCREENING
 from recipe.async_dapo.core.stop_rules import StopRuleName
 
 from .scripted_reward import reward_options
@@ -40,7 +39,6 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "calls": CallsConfig(timeout_s=3600.0, short_s=1.0, journal_limit_mb=1),
         "reward_function": "compute_score of reward.py",
         "filter": FilterConfig(metric="acc", max_num_gen_batches=0),
-        "screening": NO_SCREENING,
         "selection": UNIFORM,
         "round_timeout_s": 7200.0,
         "engine_timeout_s": 60.0,

@@ -15,7 +15,6 @@ class Ledger:
     drawn: int = 0
     trained: int = 0
     filtered: int = 0
-    screened: int = 0  # ended after a few samples that were alike
     failed: int = 0
     retired: int = 0  # given up: too stale, or its agent loops gone; its prompt is drawn again under a new uid
 

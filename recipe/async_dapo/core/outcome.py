@@ -30,13 +30,12 @@ class Verdict(StrEnum):
 
     VALID = "valid"  # complete, and its metric varies: it can be trained on
     FILTERED = "filtered"  # complete, but every trajectory has the same metric: no gradient
-    SCREENED = "screened"  # its first samples have the same metric: the others were never started
     FAILED = "failed"  # a trajectory failed for good; `reason` says why
     SET_ASIDE = "set_aside"  # interrupted by the round's limits: continued in a later round
     REDRAWN = "redrawn"  # complete, but not of those that the stop rule waited for: its prompt starts again
 
 
-JUDGED = (Verdict.VALID, Verdict.FILTERED, Verdict.SCREENED)  # every trajectory that was started has been scored
+JUDGED = (Verdict.VALID, Verdict.FILTERED)  # every trajectory has been scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,12 @@ class GroupOutcome:
     verdict: Verdict
     reason: str = ""
     cause: Cause | None = None  # that of its first trajectory that failed
-    response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory; of a screened group, of its samples
+    response_lens_tok: tuple[int, ...] = ()  # generated tokens of each trajectory
     oldest_version: int | None = None  # of all generated tokens of the group
     newest_version: int | None = None
     scored: int = 0  # trajectories [count]
     failed: int = 0  # trajectories that failed for good; their siblings were interrupted, in a validation kept [count]
     metrics: tuple[float, ...] = ()  # of its trajectories, where it was judged by them
-    is_kept: bool = False  # screening would have ended it, had it not been drawn to be kept
 
     @classmethod
     def of(
@@ -84,23 +82,20 @@ class GroupOutcome:
         cause: Cause | None = None,
         failed: int = 0,
         metrics: Sequence[float] = (),
-        is_kept: bool = False,
     ) -> "GroupOutcome":
-        """The report of a group with what it has generated so far; of a screened one without what never started."""
+        """The report of a group with what it has generated so far."""
         versions = group.versions()
-        counted = [one for one in group.trajectories if verdict is not Verdict.SCREENED or one.is_finished]
         return cls(
             prompt_uid=group.uid,
             verdict=verdict,
             reason=reason,
             cause=cause,
-            response_lens_tok=tuple(trajectory.generated_tok for trajectory in counted),
+            response_lens_tok=tuple(trajectory.generated_tok for trajectory in group.trajectories),
             oldest_version=min(versions, default=None),
             newest_version=max(versions, default=None),
             scored=len(group.trajectories) - len(group.unfinished),
             failed=failed,
             metrics=tuple(metrics),
-            is_kept=is_kept,
         )
 
 
@@ -164,7 +159,6 @@ class EndedGroups:
 
     valid: int = 0
     filtered: int = 0
-    screened: int = 0
     set_aside: int = 0  # not finished, though the round goes on
     failed: Mapping[str, int] = field(default_factory=dict)  # by reason
     causes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of failed ones: by reason and summary
@@ -172,7 +166,7 @@ class EndedGroups:
     failed_trajectories: int = 0
 
     def __str__(self) -> str:
-        counts = {"valid": self.valid, "filtered": self.filtered, "screened out": self.screened, **self.failed}
+        counts = {"valid": self.valid, "filtered": self.filtered, **self.failed}
         counts["set aside"] = self.set_aside
         return ", ".join(f"{count} {how}" for how, count in counts.items() if count)
 
@@ -182,7 +176,7 @@ class EndedGroups:
 
     @property
     def num_scored(self) -> int:
-        return self.valid + self.filtered + self.screened
+        return self.valid + self.filtered
 
     @property
     def main_reason(self) -> str:

@@ -47,7 +47,6 @@ class OverSamplingState:
     surplus: int
     valid: float = 0.0
     judged: float = 0.0
-    screened: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,18 +59,15 @@ class OverSampling:
             over-sampling. Smaller: rounds are filled at that granularity until B can be reached. None = predicted.
         keeps_tokens: whether interrupted groups keep what they have generated.
         max_partial_share: share of a batch's tokens that may come from older versions [0-1]; None = no cap.
-        screened_cost: trajectories of a group that is screened out, over those of a whole one [0-1].
     """
 
     target_valid_groups: int
     batch_size: int | None
     keeps_tokens: bool = True
     max_partial_share: float | None = None
-    screened_cost: float = 1.0
     _surplus: int = 0  # groups beyond B, valid ones where they are predicted
     _valid: float = 0.0  # groups judged valid, of recent steps
-    _judged: float = 0.0  # whole
-    _screened: float = 0.0
+    _judged: float = 0.0
 
     def __post_init__(self) -> None:
         self._surplus = self._max_surplus
@@ -79,12 +75,13 @@ class OverSampling:
     @property
     def valid_share(self) -> float:
         """Share of the groups that will turn out valid, as far as is known [0-1]; 1 where it is not predicted."""
-        return self._share_of(self._judged + self._screened)
+        if self.batch_size is not None or not self._judged:
+            return 1.0
+        return max(LEAST_VALID_SHARE, self._valid / self._judged)
 
     @property
     def trained_share(self) -> float:
-        """The same share of trajectories: a group that is screened out has only a few."""
-        return self._share_of(self._judged + self.screened_cost * self._screened)
+        return self.valid_share
 
     @property
     def groups_to_hold(self) -> int:
@@ -118,16 +115,15 @@ class OverSampling:
             return max(1, self.missing(at_hand))
         return self.batch_size if self.max_partial_share is None else self._surplus + 1
 
-    def observe(self, partial_share: float, *, valid: int = 0, judged: int = 0, screened: int = 0) -> None:
+    def observe(self, partial_share: float, *, valid: int = 0, judged: int = 0) -> None:
         """Learn from a step.
 
         Args:
             partial_share: of older versions in the batch that was just trained [0-1].
-            valid, judged, screened: groups that ended in the round; `judged` are whole ones [count].
+            valid, judged: groups that ended in the round [count].
         """
         self._valid = REMEMBERED * self._valid + valid
         self._judged = REMEMBERED * self._judged + judged
-        self._screened = REMEMBERED * self._screened + screened
         if self.max_partial_share is None:
             return
         if partial_share > self.max_partial_share:
@@ -136,18 +132,13 @@ class OverSampling:
             self._surplus = min(self._max_surplus, self._surplus + max(1, self._max_surplus // 8))
 
     def state(self) -> OverSamplingState:
-        return OverSamplingState(surplus=self._surplus, valid=self._valid, judged=self._judged, screened=self._screened)
+        return OverSamplingState(surplus=self._surplus, valid=self._valid, judged=self._judged)
 
     def restore(self, state: OverSamplingState) -> None:
         """Go on with what was adapted, as far as the options of this run allow."""
-        self._valid, self._judged, self._screened = state.valid, state.judged, state.screened
+        self._valid, self._judged = state.valid, state.judged
         if self.max_partial_share is not None:
             self._surplus = min(self._max_surplus, state.surplus)
-
-    def _share_of(self, ended: float) -> float:
-        if self.batch_size is not None or not ended:
-            return 1.0
-        return max(LEAST_VALID_SHARE, self._valid / ended)
 
     @property
     def _max_surplus(self) -> int:

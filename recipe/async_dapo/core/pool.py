@@ -2,7 +2,7 @@
 
     draw -> waiting --dispatch--> in the round --settle--> trained | carried | ended | waiting | buffered
 
-`ended` are groups that were filtered, screened out or have failed. `carried` are valid groups beyond the B of a step:
+`ended` are groups that were filtered or have failed. `carried` are valid groups beyond the B of a step:
 they are trained first in the next one. `buffered` are groups that were interrupted and keep their tokens. Everything
 else that was interrupted waits again, in front, with the groups that are redrawn. A group that has become too stale, or
 whose agent loops cannot go on, is retired, and its prompt waits again under a new uid. Deferred prompts wait until
@@ -387,12 +387,11 @@ class PromptPool:
 
     def _count_ended(self, summary: RoundSummary) -> tuple[Counter[Verdict], dict[str, int]]:
         """How groups have ended that cannot be trained on, and why those failed."""
-        gone = [o for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.SCREENED, Verdict.FAILED)]
+        gone = [o for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.FAILED)]
         for outcome in gone:
             del self._in_round[outcome.prompt_uid]
         ended = Counter(outcome.verdict for outcome in gone)
         self.ledger.filtered += ended[Verdict.FILTERED]
-        self.ledger.screened += ended[Verdict.SCREENED]
         self.ledger.failed += ended[Verdict.FAILED]
         return ended, dict(Counter(outcome.reason for outcome in gone if outcome.verdict is Verdict.FAILED))
 

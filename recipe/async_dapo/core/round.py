@@ -110,7 +110,6 @@ class Round:
         self._attached: set[str] = set()  # of these
         self._begun: set[str] = set()  # of these
         self._certain: set[str] = set()  # waiting and running groups that are sure to be valid
-        self._held_back: dict[str, int] = {}  # trajectories that start when their running group is certain
         self._running = Unfinished(pool_size=spec.pool_size, most=spec.most_unfinished)
         self._ended_trajectories = 0
         self._start_order: list[str] = []
@@ -205,7 +204,6 @@ class Round:
             group = self._waiting.pop(uid)
             self._begun.discard(uid)
             self._attached.discard(uid)
-            self._held_back[uid] = group.held_back
             if group.is_attached:
                 self._running.hold(-group.unfinished)
             self._running.add(uid, group.unfinished)
@@ -227,10 +225,9 @@ class Round:
         self._running.grow(count)
 
     def mark_certain(self, uid: str) -> None:
-        """Two trajectories of a running group differ: it will be valid, and what was held back of it starts."""
+        """Two trajectories of a running group differ: it will be valid."""
         if uid in self._running:
             self._certain.add(uid)
-            self._running.add(uid, self._held_back.pop(uid, 0))
 
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
@@ -238,7 +235,6 @@ class Round:
         if outcome.prompt_uid not in self._running:
             return
         unreported = self._running.remove(outcome.prompt_uid)
-        self._held_back.pop(outcome.prompt_uid, None)
         if outcome.verdict in JUDGED:
             self._ended_trajectories += unreported
         self._must_finish.discard(outcome.prompt_uid)
@@ -270,7 +266,6 @@ class Round:
         return EndedGroups(
             valid=verdicts[Verdict.VALID],
             filtered=verdicts[Verdict.FILTERED],
-            screened=verdicts[Verdict.SCREENED],
             set_aside=verdicts[Verdict.SET_ASIDE],
             failed=Counter(outcome.reason for outcome in failed),
             causes=CauseCounts().count(failed),

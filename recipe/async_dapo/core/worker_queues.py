@@ -11,7 +11,6 @@ class WaitingGroup:
 
     prompt_uid: str
     unfinished: int  # trajectories that are to be generated
-    held_back: int = 0  # further ones, which start when it has become certain
     is_certain: bool = False  # its finished trajectories differ: it will be valid
     has_begun: bool = False  # in an earlier round
     is_attached: bool = False  # requests of its that were frozen in their engines are still there
@@ -73,8 +72,8 @@ class Unfinished:
         return most
 
     def add(self, uid: str, count: int) -> None:
-        """So many trajectories of a group start."""
-        self._of_group[uid] = self._of_group.get(uid, 0) + count
+        """A group starts with so many trajectories."""
+        self._of_group[uid] = count
         self._total += count
 
     def end(self, uid: str) -> bool:

@@ -16,7 +16,7 @@ VALIDATION_FAILED = "val-aux/failed_trajectories"  # this recipe's, beside verl'
 
 PREFIX = "async_dapo/"  # of the metrics that verl does not have
 LEDGER = PREFIX + "ledger/"
-LEDGER_TERMS = ("drawn", "trained", "filtered", "screened", "failed", "retired", "waiting", "deferred", "buffered")
+LEDGER_TERMS = ("drawn", "trained", "filtered", "failed", "retired", "waiting", "deferred", "buffered")
 TRAINED_GROUPS = PREFIX + "round/trained_groups"
 REJECTED_RATIO = PREFIX + "filter/rejected_ratio"
 VALID_SHARE = PREFIX + "filter/valid_share"
@@ -30,7 +30,6 @@ DRAFT_TOK_PER_STEP = PREFIX + "drafts/tok_per_step"
 TOKENS_TRAINED = PREFIX + "tokens/trained"
 TOKENS_DISCARDED = PREFIX + "tokens/discarded"
 TOKENS_FILTERED = PREFIX + "tokens/filtered"
-TOKENS_SCREENED = PREFIX + "tokens/screened"
 WASTE_RATIO = PREFIX + "tokens/waste_ratio"
 OFF_POLICY = PREFIX + "partial/off_policy_token_ratio"
 STALENESS_MEAN = PREFIX + "staleness/mean"

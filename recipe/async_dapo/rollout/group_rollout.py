@@ -1,12 +1,9 @@
-"""One prompt group on a worker: run its trajectories, score each as it ends, judge the group with the last.
-
-With screening only the first samples run; the others start with the score that makes the group certain, or never.
-"""
+"""One prompt group on a worker: run its trajectories, score each as it ends, judge the group with the last."""
 
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -17,7 +14,6 @@ from ..calls import Recorder, SampledTokens, TrajectoryGivenUp, current_recorder
 from ..config import AsyncDAPOConfig, ConfigError, OnRewardError
 from ..core.journal import CallCounts
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, Verdict, is_certain, judge_group
-from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts
 from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from .agent_loops import KeptLoops
@@ -156,7 +152,6 @@ class GroupRollout:
         self._kept = kept
         self._on_reward_error = options.reward.on_error
         self._is_filtered = options.filter.metric is not None
-        self._screening = NO_SCREENING if validates else options.screening
         self._keeps_failures = validates
         self._max_tokens_per_round = None if validates else options.max_tokens_per_round
         self._short_call_s = options.calls.short_s
@@ -181,7 +176,7 @@ class GroupRollout:
         failures: list[BaseException] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._start(group, self._screening.to_run(group), tasks)
+                self._start(group, tasks)
         except* _TrajectoryFailed as errors:
             failures = list(leaves(errors))
         if failures:
@@ -195,22 +190,20 @@ class GroupRollout:
             )
         if self._keeps_failures:
             return self._validated(group)
-        if self._screening.is_screened_out(group):
-            return GroupOutcome.of(group, Verdict.SCREENED, metrics=self._metrics(group))
         if group.unfinished:
             return None if self.running.is_stopping else GroupOutcome.of(group, Verdict.SET_ASIDE)
         return self._judge(group)
 
-    def _start(self, group: PromptGroup, trajectories: Iterable[Trajectory], tasks: asyncio.TaskGroup) -> None:
-        for trajectory in trajectories:
+    def _start(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
+        for trajectory in group.unfinished:
             recorder = self._kept.recorder_of(trajectory) or Recorder(
                 trajectory=trajectory, prompt_uid=group.uid, waiting=Waiting(self._short_call_s)
             )
             recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round)
             recorder.waiting.begin_round(functools.partial(self._listeners.on_waiting, group.uid))
-            self.running.add(tasks.create_task(self._run_trajectory(group, recorder, tasks)), recorder)
+            self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
 
-    async def _run_trajectory(self, group: PromptGroup, recorder: Recorder, tasks: asyncio.TaskGroup) -> None:
+    async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
         current_recorder.set(recorder)
         trajectory = recorder.trajectory
         self._kept.claim(trajectory)
@@ -241,7 +234,7 @@ class GroupRollout:
             turns = TurnCounts.of(trajectory.turns, recorder.calls_s)
             self._report.turns = TurnCounts.total([self._report.turns, turns])
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
-            self._note_certain(group, tasks)
+            self._note_certain(group)
         finally:
             await self._kept.settle(recorder)
             self._listeners.abandon(recorder.diverged_attachments)
@@ -275,21 +268,18 @@ class GroupRollout:
         first = failures[0]
         return GroupOutcome.of(group, Verdict.VALID, reason=first.reason, cause=first.cause, failed=len(failures))
 
-    def _note_certain(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
+    def _note_certain(self, group: PromptGroup) -> None:
         if not self._is_filtered or self._keeps_failures or group.is_certain or not group.unfinished:
             return
         if is_certain(self._metrics(group)):
-            held_back = self._screening.held_back(group)
             group.is_certain = True
             self._listeners.on_certain(group.uid)
-            self._start(group, held_back, tasks)
 
     def _judge(self, group: PromptGroup) -> GroupOutcome:
         if not self._is_filtered:
             return GroupOutcome.of(group, Verdict.VALID)
         metrics = self._metrics(group)
-        is_kept = self._screening.is_kept(group.uid, metrics)
-        return GroupOutcome.of(group, judge_group(metrics), metrics=metrics, is_kept=is_kept)
+        return GroupOutcome.of(group, judge_group(metrics), metrics=metrics)
 
     def _metrics(self, group: PromptGroup) -> list[float]:
         """Of the trajectories that have ended."""

@@ -26,7 +26,6 @@ from ..core.outcome import EndedGroups
 from ..core.over_sampling import AtHand
 from ..core.rolling_round import RollingSpec
 from ..core.round import RoundProgress, RoundSpec, Standstill
-from ..core.screening import NO_SCREENING
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
@@ -149,7 +148,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
         self._frozen |= _frozen(groups)
-        tickets = [ticket_of(group, self._options.screening) for group in groups]
+        tickets = [ticket_of(group) for group in groups]
         self._get(self._coordinator.add_groups.remote(self._round_id, tickets))
 
     def next_event(self) -> RoundEvent:
@@ -296,8 +295,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._standstill = Standstill(first_s=QUIET_S, now_s=self._started)
         self._look_at = self._started + self._options.engine_timeout_s / 2
         self._frozen = _frozen(groups)
-        screening = NO_SCREENING if order.validate else self._options.screening
-        tickets = [ticket_of(group, screening) for group in groups]
+        tickets = [ticket_of(group) for group in groups]
         self._get(self._coordinator.open_round.remote(spec, tickets))
         self._worker_refs = [worker.run_round.remote(order) for worker in self.agent_loop_workers]
 

@@ -13,7 +13,6 @@ import pickle
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from ..core.screening import Screening
 from ..core.trajectory import PromptGroup
 from .coordinator import Ticket
 
@@ -30,14 +29,13 @@ def park(group: PromptGroup) -> None:
         group.park(ray.put(group))
 
 
-def ticket_of(group: PromptGroup, screening: Screening) -> Ticket:
+def ticket_of(group: PromptGroup) -> Ticket:
     """What a lane needs to run a group. Its tokens are parked with it."""
     park(group)
     is_parked = group.parked is not None
     return Ticket(
         prompt_uid=group.uid,
-        unfinished=len(screening.to_run(group)),
-        held_back=len(screening.held_back(group)),
+        unfinished=len(group.unfinished),
         is_certain=group.is_certain,
         content=group.parked if is_parked else pickle.dumps(group, protocol=5),
         ages=_ages(group) if is_parked else (),

@@ -13,7 +13,6 @@ from ..core.length_bias import LengthBiasWindow, mean_tok, quantile_tok
 from ..core.outcome import Verdict
 from ..core.over_sampling import OverSampling, RoundSize
 from ..core.pool import Dispatch, Settlement
-from ..core.screening import Screened
 from ..core.staleness import VersionShares
 from ..core.trajectory import PromptGroup
 from ..record.keys import PREFIX, STALENESS_BUCKETS
@@ -23,7 +22,6 @@ METRICS: dict[str, str] = {
     "ledger/drawn": "prompt groups drawn since the start of the run [groups]",
     "ledger/trained": "of these: trained on [groups]",
     "ledger/filtered": "of these: dropped because their metric does not vary [groups]",
-    "ledger/screened": "of these: ended after a few samples that were alike [groups]",
     "ledger/failed": "of these: dropped because a trajectory failed for good [groups]",
     "ledger/retired": "of these: given up, too stale or with agent loops that are gone; drawn again [groups]",
     "ledger/waiting": "of these: waiting to be generated [groups]",
@@ -39,11 +37,7 @@ METRICS: dict[str, str] = {
     "filter/rejected_groups": "groups whose metric does not vary [groups]",
     "filter/valid_share": "share of groups that is expected to be valid in the next step; 1 where "
     "over_sampling_batch_size is a number [0-1]",
-    "filter/rejected_ratio": "share of rejected and screened-out groups, of all that were judged [0-1]",
-    "screening/screened_groups": "groups ended because their first samples were alike [groups]",
-    "screening/saved_tokens": "estimate of what their other trajectories would have taken [tokens]",
-    "screening/kept_groups": "groups exempt from screening whose first samples were alike [groups]",
-    "screening/kept_valid_groups": "of these: valid after all [groups]",
+    "filter/rejected_ratio": "share of rejected groups, of all that were judged [0-1]",
     "selection/skipped_prompts": "prompts deferred [groups]",
     "failure/groups": "groups dropped because a trajectory failed for good [groups]",
     "failure/killed_reward_processes": "reward processes killed because a call hung, or ended by a call [count]",
@@ -76,7 +70,6 @@ METRICS: dict[str, str] = {
     "tokens/discarded": "tokens thrown away: interrupted without being kept, retired, withheld, diverged, or of failed "
     "groups [tokens]",
     "tokens/filtered": "tokens of groups that the filter removed [tokens]",
-    "tokens/screened": "tokens of groups that were screened out [tokens]",
     "tokens/waste_ratio": "thrown-away tokens over thrown-away plus trained ones [0-1]",
     "partial/off_policy_token_ratio": "share of the batch's tokens from older policy versions [0-1]",
     "partial/resumed_groups": "groups continued from earlier steps [groups]",
@@ -135,7 +128,6 @@ class RoundRecord:
     versions: VersionShares
     buffered: Sequence[PromptGroup]
     lengths: LengthBiasWindow
-    screened: Screened
     skipped: int
 
     @property
@@ -147,7 +139,7 @@ class RoundRecord:
 def round_metrics(record: RoundRecord) -> dict[str, float]:
     """The step's metrics. Keys are those of `METRICS`, prefixed."""
     values: dict[str, float] = {f"ledger/{term}": count for term, count in record.ledger.items()}
-    for part in (_round, _stop, _screening, _failures, _load, _concurrency, _tokens, _partial, _versions, _lengths):
+    for part in (_round, _stop, _failures, _load, _concurrency, _tokens, _partial, _versions, _lengths):
         values |= part(record)
     calls = record.result.workers.calls
     values |= {f"calls/{name}": getattr(calls, name) for name in ("replayed", "carried", "kept_loops")}
@@ -160,14 +152,15 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
 def _round(record: RoundRecord) -> dict[str, float]:
     summary = record.result.summary
     valid = sum(outcome.verdict is Verdict.VALID for outcome in summary.outcomes)
-    alike = record.settlement.filtered + record.screened.groups
+    rejected = record.settlement.filtered
     return {
         "round/groups_to_hold": record.over_sampling.groups_to_hold,
         "round/rollout_s": record.result.rollout_s,
         "round/trained_groups": len(record.settlement.trained_uids),
-        "filter/rejected_groups": record.settlement.filtered,
+        "selection/skipped_prompts": record.skipped,
+        "filter/rejected_groups": rejected,
         "filter/valid_share": record.over_sampling.valid_share,
-        "filter/rejected_ratio": _ratio(alike, alike + valid),
+        "filter/rejected_ratio": _ratio(rejected, rejected + valid),
     }
 
 
@@ -177,17 +170,6 @@ def _stop(record: RoundRecord) -> dict[str, float]:
         "early_stop/interrupted_groups": len(record.result.summary.taken_unreported),
         "early_stop/redrawn_groups": len(record.settlement.redrawn_uids),
         "early_stop/lost_reports": record.settlement.lost_reports,
-    }
-
-
-def _screening(record: RoundRecord) -> dict[str, float]:
-    screened = record.screened
-    return {
-        "screening/screened_groups": screened.groups,
-        "screening/saved_tokens": screened.saved_tok,
-        "screening/kept_groups": screened.kept,
-        "screening/kept_valid_groups": screened.kept_valid,
-        "selection/skipped_prompts": record.skipped,
     }
 
 
@@ -245,7 +227,6 @@ def _tokens(record: RoundRecord) -> dict[str, float]:
         "tokens/trained": trained,
         "tokens/discarded": discarded,
         "tokens/filtered": ended[Verdict.FILTERED],
-        "tokens/screened": ended[Verdict.SCREENED],
         "tokens/waste_ratio": _ratio(discarded, discarded + trained),
     }
 

@@ -21,7 +21,6 @@ from ..core.outcome import EndedGroups, Verdict
 from ..core.pool import Dispatch, PromptPool, Settlement
 from ..core.prompt_history import PromptHistory
 from ..core.round import RoundSpec
-from ..core.screening import Screened
 from ..core.staleness import StalenessLimit, VersionShares
 from ..core.trajectory import PromptGroup
 from ..record.responses import LengthsFile
@@ -213,7 +212,6 @@ class RoundReplayBuffer(ReplayBuffer):
             buffered=self.pool.buffered,
             lengths=self._lengths,
             skipped=self._skipped,
-            screened=Screened.of(result.summary.outcomes, self._options.rollout_n),
         )
         metrics = round_metrics(record)
         self.news.observe(global_steps, record, self._options)
@@ -268,7 +266,6 @@ class RoundReplayBuffer(ReplayBuffer):
             versions.partial_share,
             valid=ended[Verdict.VALID],
             judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
-            screened=ended[Verdict.SCREENED],
         )
         self._round_size.observe(result.summary.outcomes)
         self._concurrency_state = result.balancer.concurrency_state

@@ -35,10 +35,9 @@ LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
     "Speed": {
         "Seconds of a step and of its rollout": (keys.STEP_S, keys.ROLLOUT_S),
         "Empty places in the engines": (keys.IDLE_RATIO,),
-        "Tokens trained, filtered, screened out, thrown away": (
+        "Tokens trained, filtered, thrown away": (
             keys.TOKENS_TRAINED,
             keys.TOKENS_FILTERED,
-            keys.TOKENS_SCREENED,
             keys.TOKENS_DISCARDED,
         ),
         "KV cache, at most": (keys.KV_PEAK,),

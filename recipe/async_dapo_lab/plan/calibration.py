@@ -142,7 +142,7 @@ def _step_equations(steps: Iterable[Mapping[str, float]], num_servers: int) -> l
         def of(name: str, data: Mapping[str, float] = data) -> float:
             return float(data.get(PREFIX + name, 0.0))
 
-        generated = sum(map(of, ("tokens/trained", "tokens/discarded", "tokens/filtered", "tokens/screened")))
+        generated = sum(map(of, ("tokens/trained", "tokens/discarded", "tokens/filtered")))
         generated += of("partial/buffer_tokens") - buffered
         buffered = of("partial/buffer_tokens")
         inflight = of("load_balancer/inflight/max") * (1 - of("load_balancer/idle_ratio")) / num_servers

@@ -243,15 +243,10 @@ def _row(
 
 def data_choices(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """Options that choose which prompts are trained, by the end of their rows' names; none where pass rates are not
-    known. Screening takes a quarter of a group as samples; history is that of a second visit to every prompt."""
+    known. History is that of a second visit to every prompt."""
     if not isinstance(scenario.pass_rates, KnownPassRates):
         return {}
-    choices: dict[str, dict[str, Any]] = {}
-    samples = max(2, scenario.rollout_n // 4)
-    if samples < scenario.rollout_n:
-        choices["screened"] = {"screening.samples": samples}
-    choices["history"] = {"selection.by": "history"}
-    return choices
+    return {"history": {"selection.by": "history"}}
 
 
 def pool_options(scenario: Scenario, pool_size: int) -> dict[str, int]:

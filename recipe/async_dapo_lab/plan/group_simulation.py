@@ -5,7 +5,6 @@ start(group) -> n requests -> lease -> engine -> tokens recorded -> reward -> th
                    stop: tokens so far recorded; with `keeps_kv` the request stays, attached to its turn
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -79,13 +78,9 @@ class GroupSimulation:
         fleet.open(clock, self._receive)
 
     def start(self, group: PromptGroup) -> None:
-        unfinished = self._options.screening.to_run(group)
-        self._running[group.uid] = (group, len(unfinished))
+        self._running[group.uid] = (group, len(group.unfinished))
         delay_s = self._scenario.request_latency_s + (self._resume_delay_s if group.has_started else 0.0)
-        self._send_all(group, unfinished, delay_s)
-
-    def _send_all(self, group: PromptGroup, trajectories: Iterable[Trajectory], delay_s: float) -> None:
-        for trajectory in trajectories:
+        for trajectory in group.unfinished:
             if delay_s:
                 self._clock.at(self._clock.now_s + delay_s, partial(self._send, group, trajectory))
             else:
@@ -219,22 +214,16 @@ class GroupSimulation:
             return
         metrics = group.prompt[ANSWERS].metrics
         if is_certain(metrics[one.session_id] for one in group.trajectories if one.is_finished):
-            held_back = self._options.screening.held_back(group)
             group.is_certain = True
             self._listener.on_certain(group.uid)
-            self._running[group.uid] = (group, self._running[group.uid][1] + len(held_back))
-            self._send_all(group, held_back, self._scenario.request_latency_s)
 
     def _judge(self, group: PromptGroup) -> GroupOutcome:
-        screening = self._options.screening
-        if screening.is_screened_out(group):
-            return GroupOutcome.of(group, Verdict.SCREENED)
         if group.unfinished:
             return GroupOutcome.of(group, Verdict.SET_ASIDE)
         if self._options.filter.metric is None:
             return GroupOutcome.of(group, Verdict.VALID)
         metrics = group.prompt[ANSWERS].metrics
-        return GroupOutcome.of(group, judge_group(metrics), is_kept=screening.is_kept(group.uid, metrics))
+        return GroupOutcome.of(group, judge_group(metrics))
 
     def _record(self, request: Request) -> None:
         """Add what a request has brought since it was last asked."""

@@ -22,8 +22,6 @@ class StepMeasure:
     trained_tok: int
     generated_tok: int
     filtered_tok: int
-    screened_tok: int = 0  # of groups whose first samples were alike
-    saved_tok: float = 0.0  # that the other trajectories of these groups would have taken, estimated
     wasted_tok: int  # thrown away: interrupted without being kept, surplus, retired
     withheld_tok: int  # trained trajectories' tokens that are too stale for the loss
     buffered_tok: int  # kept for later steps, at the end of the step
@@ -35,7 +33,6 @@ class StepMeasure:
     trained_groups: int
     valid_groups: int  # that ended in this step
     filtered_groups: int
-    screened_groups: int = 0
     drawn_groups: int
     retired_groups: int = 0
     prefilled_tok: int
@@ -136,7 +133,6 @@ def observe_round(
         partial_share,
         valid=ended[Verdict.VALID],
         judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
-        screened=ended[Verdict.SCREENED],
     )
     round_size.observe(outcomes)
     return ended

@@ -1,6 +1,6 @@
 """Which rows to run: three choices between fresh tokens and fast steps, each with its reason, as Hydra overrides.
 
-Beside them: what screening and prompts chosen by history would save, and what they would change about the data. For
+Beside them: what prompts chosen by history would save, and what they would change about the data. For
 that rewards are right or wrong, and answers to a prompt are independent.
 """
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from math import comb
 
 from ...async_dapo.core.prompt_history import PassCount
-from ...async_dapo.core.screening import NO_SCREENING, Screening
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from ...async_dapo.option_values import RolloutStrategy
 from .candidates import CAP, Candidate
@@ -353,15 +352,6 @@ def mixed_share(pass_rate: float, n: int) -> float:
     return 1 - pass_rate**n - (1 - pass_rate) ** n
 
 
-def trained_share(pass_rate: float, n: int, screening: Screening) -> float:
-    """Probability that a group is trained [0-1]."""
-    whole = mixed_share(pass_rate, n)
-    if screening.samples is None:
-        return whole
-    share = screening.keep_share
-    return (1 - share) * mixed_share(pass_rate, screening.samples) + share * whole
-
-
 def drawn_share(pass_rate: float, n: int, exploration: float) -> float:
     """Probability that selection by history draws a prompt at its second visit [0-1], by enumeration of the right
     answers of the first."""
@@ -383,22 +373,6 @@ def drafts_advice(rows: Sequence[Row], scenario: Scenario) -> str | None:
         f"With drafts of which a request has {scenario.drafts_accepted:.2g} tokens accepted in a step, "
         f"`{drafting.candidate.system.name}` takes {drafting.mean.step_s / plain.mean.step_s:.2f} of its step without. "
         "See docs/drafts.md."
-    )
-
-
-def screening_advice(rows: Sequence[Row], chosen: Row, scenario: Scenario) -> str | None:
-    """What screening would save and change; None where no row shows it."""
-    pair = _with_and_without(rows, chosen, "async_dapo.screening.samples")
-    if pair is None:
-        return None
-    whole, screened = pair
-    screening, n = screened.candidate.system.options(scenario).screening, scenario.rollout_n
-    trained = _examples(
-        lambda rate: 100 * trained_share(rate, n, screening), lambda rate: 100 * trained_share(rate, n, NO_SCREENING)
-    )
-    return (
-        f"With async_dapo.screening.samples={screening.samples}, {_saving(whole, screened)} It changes the data: "
-        f"of a prompt's groups it trains {trained}; without it as in brackets. See docs/selection.md."
     )
 
 
@@ -438,8 +412,5 @@ def _saving(whole: Row, changed: Row) -> str:
     )
 
 
-def _examples(percent: Callable[[float], float], without: Callable[[float], float] | None = None) -> str:
-    def bracket(rate: float) -> str:
-        return "" if without is None else f" ({without(rate):.0f} %)"
-
-    return ", ".join(f"{percent(rate):.0f} % with a pass rate of {rate:g}{bracket(rate)}" for rate in SHOWN_RATES)
+def _examples(percent: Callable[[float], float]) -> str:
+    return ", ".join(f"{percent(rate):.0f} % with a pass rate of {rate:g}" for rate in SHOWN_RATES)

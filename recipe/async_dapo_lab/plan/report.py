@@ -7,7 +7,7 @@ from typing import Any
 
 from .candidates import COLOCATE_WITH_DRAFTS
 from .inputs import Inputs
-from .recommend import Advice, drafts_advice, history_advice, screening_advice
+from .recommend import Advice, drafts_advice, history_advice
 from .scenario import Scenario
 from .sweep import Row
 from .systems import VERL, VERL_COLOCATE_ASYNC
@@ -113,7 +113,7 @@ def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row], scenario: Scen
         return "\n".join([*lines, stay_with(advice.verls_own)])
     overrides = " \\\n    ".join(advice.to_paste.overrides)
     lines.append(f"Recommended ({advice.name_to_paste}):\n    {overrides}")
-    lines += filter(None, (about(rows, advice.to_paste.row, scenario) for about in (screening_advice, history_advice)))
+    lines += filter(None, [history_advice(rows, advice.to_paste.row, scenario)])
     return "\n".join(lines)
 
 

@@ -162,11 +162,9 @@ class RoundSimulation:
         self._after_change()
 
     def _waiting(self, group: PromptGroup) -> WaitingGroup:
-        screening = self._options.screening
         return WaitingGroup(
             prompt_uid=group.uid,
-            unfinished=len(screening.to_run(group)),
-            held_back=len(screening.held_back(group)),
+            unfinished=len(group.unfinished),
             is_certain=group.is_certain,
             has_begun=group.has_started,
             is_attached=bool(group.attachments()),

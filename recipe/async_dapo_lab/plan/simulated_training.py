@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from ...async_dapo.core.outcome import Verdict
 from ...async_dapo.core.pool import Dispatch, PromptPool, Settlement
 from ...async_dapo.core.prompt_history import PromptHistory
-from ...async_dapo.core.screening import Screened
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
 from ...async_dapo.option_values import Auto
@@ -161,7 +160,6 @@ class TrainingRun:
         versions = VersionShares.of(batch, step=self._step)
         outcomes = simulated.summary.outcomes
         ended = observe_round(self._over_sampling, self._round_size, outcomes, partial_share=versions.partial_share)
-        screened = Screened.of(outcomes, self.options.rollout_n)
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
         log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok, step=self._step)
         rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
@@ -173,8 +171,6 @@ class TrainingRun:
             train_s=train_s,
             **self._fleet.in_measure(before, generating_s=rollout_s),
             filtered_tok=sum(sum(o.response_lens_tok) for o in outcomes if o.verdict is Verdict.FILTERED),
-            screened_tok=screened.generated_tok,
-            saved_tok=screened.saved_tok,
             wasted_tok=wasted_tok,
             buffered_tok=sum(buffered_tok) + sum(map(_length, self._stored.values())),
             **tokens_by_age(batch, versions, limit=self._staleness, step=self._step),
@@ -183,7 +179,6 @@ class TrainingRun:
             trained_groups=len(settlement.trained_uids),
             valid_groups=ended[Verdict.VALID],
             filtered_groups=ended[Verdict.FILTERED],
-            screened_groups=screened.groups,
             drawn_groups=drawn_groups,
             retired_groups=retired_groups,
             reprefilled_tok=simulated.reprefilled_tok,

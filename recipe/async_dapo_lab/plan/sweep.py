@@ -34,7 +34,7 @@ class Row:
 
     @property
     def bound_share(self) -> float:
-        """Of the bound's speed, reached; one that drafts, prefers short answers or screens groups may pass 1."""
+        """Of the bound's speed, reached; one that drafts or prefers short answers may pass 1."""
         return self.bound_s / self.mean.step_s
 
     @property

@@ -51,7 +51,6 @@ def _speed(run: Run) -> Iterator[Chart]:
     tokens = {
         "trained": keys.TOKENS_TRAINED,
         "filtered": keys.TOKENS_FILTERED,
-        "screened out": keys.TOKENS_SCREENED,
         "thrown away": keys.TOKENS_DISCARDED,
     }
     yield _chart(
@@ -59,7 +58,7 @@ def _speed(run: Run) -> Iterator[Chart]:
         "Generated tokens",
         "tokens",
         [(name, run.series(key)) for name, key in tokens.items() if run.total(key)],
-        "filtered and screened-out groups carry no gradient; thrown-away tokens are waste",
+        "filtered groups carry no gradient; thrown-away tokens are waste",
         is_stacked=True,
     )
     yield _one(run, "stop", "From the stop to idle engines", "s", keys.STOP_LATENCY_S, "waiting for nothing else")

@@ -18,7 +18,6 @@ _DARK = ("#56a8e0", "#f0b840", "#2fc79b", "#e29bc4", "#8fd0f5", "#f5844a", "#d8c
 LEDGER_WORDS = {
     "trained": "trained",
     "filtered": "filtered: no gradient",
-    "screened": "screened out after a few samples",
     "failed": "failed",
     "retired": "retired: too stale, or their agent loops gone; drawn again",
     "waiting": "waiting to be generated",
