@@ -13,10 +13,10 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.rolling_round import RollingRound, RollingSpec
+from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
-from recipe.async_dapo.core.worker_queues import WaitingGroup
 
 from ..support.pool_run import N, fresh_group, generate
 
@@ -29,7 +29,6 @@ def spec_of(target: int, **about) -> RollingSpec:
         "stop_rule": StopRuleName.FIRST_COMPLETED,
         "target_valid_groups": target,
         "carried_valid_groups": len(about.get("carried", ())),
-        "num_workers": 1,
         "drains": False,
         "step": 1,
         "max_staleness": 1,
@@ -117,7 +116,6 @@ class Rolling(RuleBasedStateMachine):
             step=self.step,
             max_staleness=self.max_staleness,
             carried=self.pool.carried_versions,
-            num_workers=WORKERS,
             pool_size=self.pool_size,
             most_begun=self.over_sampling.valid_to_hold,
         )
@@ -347,7 +345,7 @@ def test_given_a_group_that_was_interrupted_before_its_first_token_then_it_finds
 def test_given_resumed_groups_in_other_queues_when_there_is_no_room_then_a_worker_takes_these_and_no_fresh_one() -> (
     None
 ):
-    round_ = RollingRound(spec_of(1, step=3, max_staleness=2, most_begun=9, num_workers=3), oldest_version=1)
+    round_ = RollingRound(spec_of(1, step=3, max_staleness=2, most_begun=9), oldest_version=1)
     resumed = [
         WaitingGroup(prompt_uid=u, unfinished=1, has_begun=True, oldest_version=v) for u, v in (("x", 0), ("y", 1))
     ]

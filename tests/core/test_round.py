@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
 from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, Standstill
+from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
-from recipe.async_dapo.core.worker_queues import WaitingGroup
 
 VERDICTS = st.sampled_from([*Verdict, *[Verdict.VALID] * 5])
 
@@ -21,7 +21,6 @@ def make_round(
     *,
     target: int = 2,
     carried: int = 0,
-    workers: int = 2,
     must_finish: tuple[str, ...] = (),
     pool_size: int | None = None,
     most_unfinished: int | None = None,
@@ -33,7 +32,6 @@ def make_round(
             stop_rule=name,
             target_valid_groups=target,
             carried_valid_groups=carried,
-            num_workers=workers,
             drains=name in (StopRuleName.DRAIN, None),
             must_finish=frozenset(must_finish),
             pool_size=pool_size,
@@ -56,25 +54,22 @@ class RoundMachine(RuleBasedStateMachine):
         name=st.sampled_from([*StopRuleName, None]),
         enough=st.integers(1, 3),
         carried=st.integers(0, 3),
-        workers=st.integers(1, 3),
         num_must_finish=st.integers(0, 2),
         pool_size=st.none() | st.integers(1, 5),
         most=st.none() | st.integers(5, 9),
     )
-    def open(self, name, enough, carried, workers, num_must_finish, pool_size, most) -> None:
+    def open(self, name, enough, carried, num_must_finish, pool_size, most) -> None:
         self.name, self.target, self.carried, self.pool_size, self.most = name, enough, carried, pool_size, most
         must_finish = tuple(f"group-{k}" for k in range(num_must_finish if name else 0))
         self.round = make_round(
             name,
             target=enough,
             carried=carried,
-            workers=workers,
             must_finish=must_finish,
             pool_size=pool_size,
             most_unfinished=most,
         )
         self.must_finish = set(must_finish)
-        self.workers = workers
         self.waiting: list[str] = []
         self.sizes: dict[str, int] = {}
         self.attached: set[str] = set()  # of these
@@ -104,7 +99,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     def take_one(self, worker: int) -> None:
         halted, free = self.round.is_halted, self.has_place
-        uid = self.round.take(worker % self.workers)
+        uid = self.round.take(worker)
         assert (uid is not None) == (not halted and (bool(self.attached) or (free and bool(self.waiting))))
         assert uid in self.attached or not self.attached or uid is None, "one that holds no places went first"
         if uid is not None:
@@ -236,7 +231,6 @@ def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_on
         stop_rule=StopRuleName.FIRST_COMPLETED,
         target_valid_groups=1,
         carried_valid_groups=0,
-        num_workers=1,
         drains=False,
         must_finish=frozenset({"old"}),
         most_trainable=3,
@@ -254,7 +248,7 @@ def test_given_groups_that_may_fill_every_step_that_can_train_them_then_fresh_on
 def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_again_where_interrupted_ones_do(
     draws_again: bool, verdict: Verdict
 ) -> None:
-    opened = make_round(StopRuleName.FIFO, target=1, workers=1, draws_again=draws_again)
+    opened = make_round(StopRuleName.FIFO, target=1, draws_again=draws_again)
     opened.add_groups(waiting("first", "second", "behind", "failed", "running"))
     for _ in range(5):
         opened.take(0)

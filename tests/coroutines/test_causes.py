@@ -85,7 +85,7 @@ async def test_each_place_is_told_once_in_a_run(monkeypatch: pytest.MonkeyPatch)
 
     coordinator = EarlyStoppingCoordinator(None)
     for step in (1, 2):
-        opened = spec(f"step-{step}", target_valid_groups=9, num_workers=1)
+        opened = spec(f"step-{step}", target_valid_groups=9)
         uids = [f"{step}-{k}" for k in range(4)]
         await coordinator.open_round(opened, tickets(*uids))
         for k, uid in enumerate(uids):

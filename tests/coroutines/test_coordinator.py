@@ -197,7 +197,7 @@ async def test_given_many_waiting_lanes_when_places_come_free_then_only_those_th
 
     it = coordinator()
     names = [f"group-{i}" for i in range(groups)]
-    await it.open_round(spec(target_valid_groups=groups, pool_size=1, num_workers=1), tickets(*names))
+    await it.open_round(spec(target_valid_groups=groups, pool_size=1), tickets(*names))
     async with asyncio.TaskGroup() as tasks:
         taken = [tasks.create_task(it.take_group("step-1", 0)) for _ in range(lanes)]
         for name in names:
@@ -225,7 +225,7 @@ async def test_given_a_group_that_only_its_home_can_go_on_with_when_a_place_come
 
 
 def rolling_spec(**options: Any) -> RollingSpec:
-    about = {"step": 1, "max_staleness": 1, "most_begun": 2, "target_valid_groups": 1, "num_workers": 1}
+    about = {"step": 1, "max_staleness": 1, "most_begun": 2, "target_valid_groups": 1}
     return RollingSpec(**{f.name: getattr(spec(), f.name) for f in fields(RoundSpec)} | about | options)
 
 

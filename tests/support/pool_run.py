@@ -10,10 +10,10 @@ from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.pool import Dispatch, PromptPool, Settlement
 from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
+from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
-from recipe.async_dapo.core.worker_queues import WaitingGroup
 
 N = 2
 MOST_DEFER_STEPS = 3
@@ -104,7 +104,6 @@ class Run:
                 stop_rule=self.stop_rule,
                 target_valid_groups=self.target,
                 carried_valid_groups=len(carried),
-                num_workers=self.random.randint(1, 3),
                 drains=self.stop_rule is StopRuleName.DRAIN,
                 draws_again=self.draws_again,
                 must_finish=dispatch.must_finish,

@@ -59,7 +59,7 @@ def waiting_manager(balancer: ActorHandle, *, engine_timeout_s: float = PATIENCE
     manager._look_at = manager._started + engine_timeout_s / 2
     manager._standstill = Standstill(first_s=PATIENCE_S, now_s=manager._started)
     manager._worker_refs, manager._deadline = [], None
-    validation = spec(stop_rule=None, target_valid_groups=0, num_workers=1, drains=True)
+    validation = spec(stop_rule=None, target_valid_groups=0, drains=True)
     ray.get(manager._coordinator.open_round.remote(validation, tickets("a")))
     return manager
 

@@ -12,7 +12,6 @@ def spec(round_id: str = "step-1", **options: Any) -> RoundSpec:
         "stop_rule": StopRuleName.FIRST_COMPLETED,
         "target_valid_groups": 2,
         "carried_valid_groups": 0,
-        "num_workers": 2,
         "drains": False,
     }
     return RoundSpec(round_id=round_id, **(defaults | options))

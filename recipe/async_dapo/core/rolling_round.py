@@ -11,8 +11,8 @@ from .deadlines import Deadlines
 from .outcome import GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .round import Round, RoundSpec, RoundSummary
+from .round_groups import WaitingGroup
 from .stop_rules import WhenTold
-from .worker_queues import WaitingGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class RollingRound(Round):
 
     @property
     def _can_be_trained(self) -> bool:
-        begun, certain = self.num_running + len(self._begun), len(self._certain)
+        begun, certain = self._num_begun, self._groups.num_certain
         at_hand = AtHand(certain=self._valid + certain + self._in_training, open=max(0, begun - certain))
         is_enough = at_hand.expected_valid(self._spec.valid_share) >= self._spec.most_begun
         return not is_enough and self._deadlines.may_begin(self._oldest_version)
@@ -71,7 +71,7 @@ class RollingRound(Round):
 
     def resize(self, spec: RollingSpec) -> None:
         """How much may be under way from now on."""
-        self._running.resize(pool_size=spec.pool_size, most=spec.most_unfinished)
+        self._groups.resize(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
         self._spec = replace(self._spec, most_begun=spec.most_begun, valid_share=spec.valid_share)
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
@@ -88,7 +88,7 @@ class RollingRound(Round):
         return uid
 
     def report(self, outcome: GroupOutcome) -> None:
-        if outcome.prompt_uid in self._running:
+        if outcome.prompt_uid in self._groups:
             self._deadlines.end(outcome.prompt_uid, is_valid=outcome.verdict is Verdict.VALID)
         super().report(outcome)
 
@@ -105,7 +105,7 @@ class RollingRound(Round):
             never_started=(),
             taken_unreported=(),
             ended_trajectories=self._ended_trajectories,
-            waiting_for_calls_max=self._running.take_waiting_max(),
+            waiting_for_calls_max=self._groups.take_in_calls_max(),
             handed_over=tuple(taken),
             under_way=self.num_waiting + self.num_running,
         )

@@ -9,21 +9,21 @@
 
 The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
 
-A group with requests that are frozen in their engines (`partial_stale_kv`) starts first, and whatever the pool size:
-until it starts, its requests keep their places, and groups that run may wait for these for ever.
+A group with frozen requests (`partial_stale_kv`) starts first, and ignores the pool size. Its requests hold places in
+engines until it starts: if it had to wait for a place, all could wait for each other.
 
 A fresh group waits while those that have begun may already fill every step in which they can be trained: what is begun
 beyond that would become too stale, however soon it ended.
 """
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
+from .round_groups import WAITING, GroupState, RoundGroups, WaitingGroup
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
-from .worker_queues import Unfinished, WaitingGroup, WorkerQueues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,6 @@ class RoundSpec:
     stop_rule: StopRuleName | None  # None: it ends when every group has, and engines go on (validation)
     target_valid_groups: int  # B [groups]
     carried_valid_groups: int  # left over from earlier rounds [groups]
-    num_workers: int
     drains: bool  # running groups are awaited after the rule is met, rather than interrupted
     draws_again: bool = False  # groups that the rule did not wait for start again, complete or not
     must_finish: frozenset[str] = frozenset()  # too stale in the next step: the round does not halt before they ended
@@ -104,13 +103,8 @@ class Round:
         self._spec = spec
         self._rule = spec.make_rule()
         self._valid = spec.carried_valid_groups
-        self._queues = WorkerQueues(spec.num_workers)
+        self._groups = RoundGroups(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
         self._must_finish = set(spec.must_finish)
-        self._waiting: dict[str, WaitingGroup] = {}
-        self._attached: set[str] = set()  # of these
-        self._begun: set[str] = set()  # of these
-        self._certain: set[str] = set()  # waiting and running groups that are sure to be valid
-        self._running = Unfinished(pool_size=spec.pool_size, most=spec.most_unfinished)
         self._ended_trajectories = 0
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []
@@ -128,17 +122,17 @@ class Round:
 
     @property
     def num_waiting(self) -> int:
-        return self._queues.num_waiting
+        return self._groups.num(*WAITING)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return self._groups.num(GroupState.RUNNING)
 
     @property
     def at_hand(self) -> AtHand:
         """Groups that are valid or can still become so."""
-        still_open = self.num_waiting + self.num_running - len(self._certain)
-        return AtHand(certain=self._valid + len(self._certain), open=still_open)
+        certain = self._groups.num_certain
+        return AtHand(certain=self._valid + certain, open=self.num_waiting + self.num_running - certain)
 
     @property
     def wants_prompts(self) -> bool:
@@ -149,36 +143,35 @@ class Round:
 
     @property
     def may_start(self) -> bool:
-        """Whether a waiting group may start now."""
-        if self.is_halted:
-            return False
-        return bool(self._attached) or (self._has_place and self.num_waiting > 0)
+        """Whether a waiting group may start now, on some worker."""
+        return self._groups.num(*self._startable) > 0
 
     def may_start_on(self, worker: int) -> bool:
         """Whether this worker may take one."""
-        return self.may_start and self._queues.has_for(
-            worker, attached_only=not self._has_place, among=self._only_these
-        )
+        return self._groups.next_for(worker, self._startable) is not None
 
     @property
-    def _has_place(self) -> bool:
-        """Whether the next group may start, one without frozen requests."""
-        return self._running.has_place and (bool(self._begun) or self._can_be_trained)
-
-    @property
-    def _only_these(self) -> Set[str] | None:
-        """What may start, where that is only what has begun: the queues of other workers may have it."""
-        return self._begun if self._begun and not self._can_be_trained else None
+    def _startable(self) -> Sequence[GroupState]:
+        """States of the waiting groups that may start now."""
+        if self.is_halted:
+            return ()
+        if not self._groups.has_place:
+            return (GroupState.FROZEN,)
+        return WAITING if self._can_be_trained else (GroupState.FROZEN, GroupState.BEGUN)
 
     @property
     def _can_be_trained(self) -> bool:
         """Whether one more group can be trained in time, if all that have begun are."""
         if self._spec.most_trainable is None:
             return True
-        begun = self.num_running + len(self._begun)
-        certain = len(self._certain)
+        begun, certain = self._num_begun, self._groups.num_certain
         at_hand = AtHand(certain=self._valid + certain, open=max(0, begun - certain))
         return at_hand.most_valid(self._spec.valid_share) + 1 <= self._spec.most_trainable
+
+    @property
+    def _num_begun(self) -> int:
+        """Groups that run, or wait and have begun before."""
+        return self._groups.num(GroupState.RUNNING, GroupState.BEGUN, GroupState.FROZEN)
 
     @property
     def ended_trajectories(self) -> int:
@@ -186,27 +179,14 @@ class Round:
         return self._ended_trajectories
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
-        """Add waiting groups, in order of start; those that have begun come first."""
-        self._waiting.update((group.prompt_uid, group) for group in groups)
-        self._certain.update(group.prompt_uid for group in groups if group.is_certain)
-        self._attached.update(group.prompt_uid for group in groups if group.is_attached)
-        self._begun.update(group.prompt_uid for group in groups if group.has_begun)
-        self._running.hold(sum(group.unfinished for group in groups if group.is_attached))
-        self._queues.extend(groups)
+        """Add waiting groups, in order of start."""
+        self._groups.add(groups)
         self._update()
 
     def take(self, worker: int) -> str | None:
         """The next group for a lane of this worker; None when nothing may start now."""
-        if not self.may_start:
-            return None
-        uid = self._queues.pop(worker, attached_only=not self._has_place, among=self._only_these)
+        uid = self._groups.start(worker, self._startable)
         if uid is not None:
-            group = self._waiting.pop(uid)
-            self._begun.discard(uid)
-            self._attached.discard(uid)
-            if group.is_attached:
-                self._running.hold(-group.unfinished)
-            self._running.add(uid, group.unfinished)
             self._start_order.append(uid)
             if self._rule is not None:
                 self._rule.on_start(uid)
@@ -214,31 +194,29 @@ class Round:
 
     def end_trajectory(self, uid: str) -> None:
         """A trajectory of a running group has been generated to its end; its group may still run."""
-        self._ended_trajectories += self._running.end(uid)
+        self._ended_trajectories += self._groups.end_trajectory(uid)
 
     def note_waiting(self, uid: str, change: int) -> None:
         """Add to the number of a running group's trajectories that wait for calls, and generate nothing meanwhile."""
-        self._running.wait(uid, change)
+        self._groups.note_in_calls(uid, change)
 
     def add_places(self, count: int) -> None:
         """Engines have room for so many more trajectories than when the round began."""
-        self._running.grow(count)
+        self._groups.grow(count)
 
     def mark_certain(self, uid: str) -> None:
         """Two trajectories of a running group differ: it will be valid."""
-        if uid in self._running:
-            self._certain.add(uid)
+        self._groups.mark_certain(uid)
 
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
         these are still on their way. A second report of a group is ignored."""
-        if outcome.prompt_uid not in self._running:
+        if outcome.prompt_uid not in self._groups:
             return
-        unreported = self._running.remove(outcome.prompt_uid)
+        unreported = self._groups.remove(outcome.prompt_uid)
         if outcome.verdict in JUDGED:
             self._ended_trajectories += unreported
         self._must_finish.discard(outcome.prompt_uid)
-        self._certain.discard(outcome.prompt_uid)
         self._outcomes.append(outcome)
         self._valid += outcome.verdict is Verdict.VALID
         if self._rule is not None:
@@ -281,10 +259,10 @@ class Round:
                 replace(one, verdict=Verdict.REDRAWN) if self._starts_again(one) else one for one in self._outcomes
             ),
             start_order=tuple(self._start_order),
-            never_started=tuple(self._queues.clear()),
-            taken_unreported=self._running.uids,
+            never_started=self._groups.uids(*WAITING),
+            taken_unreported=self._groups.uids(GroupState.RUNNING),
             ended_trajectories=self._ended_trajectories,
-            waiting_for_calls_max=self._running.waiting_max,
+            waiting_for_calls_max=self._groups.in_calls_max,
         )
 
     def _starts_again(self, outcome: GroupOutcome) -> bool:
@@ -294,9 +272,9 @@ class Round:
 
     def _update(self) -> None:
         if self._rule is None:
-            has_ended = bool(self._start_order) and not self._running and not self.num_waiting
+            has_ended = bool(self._start_order) and not self.num_running and not self.num_waiting
         else:
-            has_ended = self._is_rule_met and not (self._spec.drains and self._running)
+            has_ended = self._is_rule_met and not (self._spec.drains and self.num_running)
         self.is_stopped = self.is_stopped or has_ended
 
 

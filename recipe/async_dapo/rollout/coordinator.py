@@ -26,7 +26,7 @@ from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
 from ..core.rolling_round import RollingRound, RollingSpec
 from ..core.round import Round, RoundProgress, RoundSpec, RoundSummary
-from ..core.worker_queues import WaitingGroup
+from ..core.round_groups import WaitingGroup
 from ..logs import log_phase, show_logs
 
 logger = logging.getLogger(__name__)

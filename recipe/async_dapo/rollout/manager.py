@@ -279,7 +279,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 stop_rule=None,
                 target_valid_groups=0,
                 carried_valid_groups=0,
-                num_workers=self._options.num_workers,
                 drains=True,
                 pool_size=self.places if self._options.lanes_per_worker is None else self._options.lanes_hold,
             ),

@@ -16,9 +16,9 @@ from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.over_sampling import OverSampling
 from ...async_dapo.core.pool import Dispatch, training_order
 from ...async_dapo.core.round import Round, RoundSpec, RoundSummary
+from ...async_dapo.core.round_groups import WaitingGroup
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.core.trajectory import PromptGroup
-from ...async_dapo.core.worker_queues import WaitingGroup
 from .fleet import Fleet, VirtualClock
 from .group_simulation import GroupSimulation
 from .scenario import Scenario

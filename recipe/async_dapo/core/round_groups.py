@@ -1,0 +1,195 @@
+"""The groups of an open round: the state of each, which starts next on which worker, and how much runs.
+
+    add -> FROZEN | BEGUN | FRESH  --start-->  RUNNING  --remove--> gone: its outcome is the round's
+
+Waiting groups stand in lines, in the order in which they were added: one line for each state and home. A worker starts
+frozen groups first, those at home with it before the others, then begun ones, then fresh ones. It takes a group that is
+at home elsewhere only when there is no other, and if that can go on without its home.
+"""
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+
+
+class GroupState(StrEnum):
+    """Where a group of the open round is."""
+
+    FROZEN = "frozen"  # waits; its requests rest in their engines, and hold places there
+    BEGUN = "begun"  # waits, with what it has generated in earlier rounds
+    FRESH = "fresh"  # waits, and has generated nothing
+    RUNNING = "running"  # a lane runs it, some of its trajectories may wait for calls of tools
+
+
+WAITING = (GroupState.FROZEN, GroupState.BEGUN, GroupState.FRESH)  # in the order in which they start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingGroup:
+    """A group that waits for a lane to run it."""
+
+    prompt_uid: str
+    unfinished: int  # trajectories that are to be generated
+    is_certain: bool = False  # its finished trajectories differ: it will be valid
+    has_begun: bool = False  # in an earlier round
+    is_attached: bool = False  # requests of its that were frozen in their engines are still there
+    oldest_version: int | None = None  # of its tokens
+    home: int | None = None  # the worker where agent loops of it rest
+    is_bound: bool = False  # some of those can only go on there
+
+    @property
+    def state(self) -> GroupState:
+        if self.is_attached:
+            return GroupState.FROZEN
+        return GroupState.BEGUN if self.has_begun else GroupState.FRESH
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    """A group of the round, and where it is."""
+
+    state: GroupState
+    is_certain: bool
+    unfinished: int  # trajectories
+    in_calls: int = 0  # of these, while it runs: they wait for calls, and generate nothing meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Which waiting groups stand in one line; only the home's worker takes those that are bound to it."""
+
+    state: GroupState
+    home: int | None
+    is_bound: bool
+
+
+class RoundGroups:
+    """One entry for each group that waits or runs, and the totals over them.
+
+    Args:
+        pool_size: N' of CoPRIS: a group starts while fewer trajectories generate; None = no limit.
+        most_unfinished: a group starts while fewer are unfinished, those that wait for calls included; None = no limit.
+    """
+
+    def __init__(self, *, pool_size: int | None, most_unfinished: int | None) -> None:
+        self._pool_size, self._most_unfinished = pool_size, most_unfinished
+        self._entries: dict[str, _Entry] = {}  # waiting ones as added, running ones as started
+        self._lines: dict[_Line, deque[tuple[int, str]]] = {}  # (place in the order of all, uid)
+        self._places = count()
+        self._num: Counter[GroupState] = Counter()
+        self._unfinished = self._in_calls = 0  # trajectories of frozen and running groups
+        self.num_certain = 0
+        self.in_calls_max = 0  # most that waited for calls at once [trajectories]
+
+    def __contains__(self, uid: str) -> bool:
+        """Whether it runs."""
+        return uid in self._entries and self._entries[uid].state is GroupState.RUNNING
+
+    def num(self, *states: GroupState) -> int:
+        """Groups in these states."""
+        return sum(self._num[state] for state in states)
+
+    def uids(self, *states: GroupState) -> tuple[str, ...]:
+        """Of groups in these states: waiting ones in the order in which they were added, running ones as started."""
+        return tuple(uid for uid, entry in self._entries.items() if entry.state in states)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether another group may start, one that holds no places in engines yet."""
+        generate = self._unfinished - self._in_calls
+        is_room = self._pool_size is None or generate < self._pool_size
+        return is_room and (self._most_unfinished is None or self._unfinished < self._most_unfinished)
+
+    def grow(self, count: int) -> None:
+        """So many more trajectories may generate."""
+        if self._pool_size is not None:
+            self._pool_size += count
+
+    def resize(self, *, pool_size: int | None, most_unfinished: int | None) -> None:
+        self._pool_size, self._most_unfinished = pool_size, most_unfinished
+
+    def add(self, groups: Iterable[WaitingGroup]) -> None:
+        """Add waiting groups, in order of start."""
+        for group in groups:
+            state = group.state
+            entry = _Entry(state=state, is_certain=group.is_certain, unfinished=group.unfinished)
+            self._entries[group.prompt_uid] = entry
+            self._num[state] += 1
+            self.num_certain += group.is_certain
+            if state is GroupState.FROZEN:
+                self._unfinished += group.unfinished
+            is_bound = group.home is not None and (group.is_bound or state is GroupState.FROZEN)
+            line = self._lines.setdefault(_Line(state, group.home, is_bound), deque())
+            line.append((next(self._places), group.prompt_uid))
+
+    def next_for(self, worker: int, states: Collection[GroupState]) -> str | None:
+        """The group of these waiting states that this worker starts next; None if it may take none of them."""
+        line = self._next_line(worker, states)
+        return None if line is None else self._lines[line][0][1]
+
+    def start(self, worker: int, states: Collection[GroupState]) -> str | None:
+        """Let this worker run the next group of these states; None if it may take none of them."""
+        line = self._next_line(worker, states)
+        if line is None:
+            return None
+        _, uid = self._lines[line].popleft()
+        if not self._lines[line]:
+            del self._lines[line]
+        entry = self._entries.pop(uid)
+        if entry.state is not GroupState.FROZEN:
+            self._unfinished += entry.unfinished
+        self._num[entry.state] -= 1
+        self._num[GroupState.RUNNING] += 1
+        entry.state = GroupState.RUNNING
+        self._entries[uid] = entry
+        return uid
+
+    def end_trajectory(self, uid: str) -> bool:
+        """A trajectory has been generated to its end. False if none of its group is known to run."""
+        if uid not in self or not self._entries[uid].unfinished:
+            return False
+        self._entries[uid].unfinished -= 1
+        self._unfinished -= 1
+        return True
+
+    def note_in_calls(self, uid: str, change: int) -> None:
+        """Add to the number of a running group's trajectories that wait for calls: others may have their places."""
+        if uid in self:
+            self._entries[uid].in_calls += change
+            self._in_calls += change
+            self.in_calls_max = max(self.in_calls_max, self._in_calls)
+
+    def take_in_calls_max(self) -> int:
+        """The most that waited for calls at once since this was asked last."""
+        most, self.in_calls_max = self.in_calls_max, self._in_calls
+        return most
+
+    def mark_certain(self, uid: str) -> None:
+        """A running group is sure to be valid."""
+        if uid in self and not self._entries[uid].is_certain:
+            self._entries[uid].is_certain = True
+            self.num_certain += 1
+
+    def remove(self, uid: str) -> int:
+        """A running group is over. Returns how many of its trajectories were unfinished."""
+        entry = self._entries.pop(uid)
+        self._num[GroupState.RUNNING] -= 1
+        self._unfinished -= entry.unfinished
+        self._in_calls -= entry.in_calls
+        self.num_certain -= entry.is_certain
+        return entry.unfinished
+
+    def _next_line(self, worker: int, states: Collection[GroupState]) -> _Line | None:
+        """The line whose first group this worker starts next."""
+        lines = [line for line in self._lines if line.state in states]
+        near = [line for line in lines if line.home in (None, worker)]
+        far = [line for line in lines if not line.is_bound]
+
+        def place(line: _Line) -> tuple[int, bool, tuple[int, str]]:
+            # A worker has lanes for all groups that froze in it: if it begins with these, they start at once.
+            is_anyones = line.state is GroupState.FROZEN and line.home is None
+            return WAITING.index(line.state), is_anyones, self._lines[line][0]
+
+        return min(near or far, key=place, default=None)
