@@ -42,11 +42,11 @@ ORDER = (
     "e2e/test_copied_recipe.py",
     "e2e/test_two_nodes.py",
     "e2e/test_two_nodes_two_ranks.py",
-    "e2e/test_gpu_check_of_two.py",
     "e2e/test_quickstart.py",
-    "e2e/test_gpu_check.py",
     "e2e/test_examples.py",
     "e2e/test_rehearsal.py",
+    "e2e/test_gpu_check_of_two.py",
+    "e2e/test_gpu_check.py",
     "e2e/test_same_learning.py",
     "e2e/test_fault_matrix.py",
 )
