@@ -1,12 +1,17 @@
 """Marks every test by its folder, and makes verl importable on a machine without an accelerator."""
 
 import atexit
+import csv
 import gc
 import os
 import sys
+from collections import Counter
+from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
 from recipe.async_dapo.own_ray import collect_cycles_as_usual, collect_cycles_rarely, prepare_own_ray
@@ -37,14 +42,16 @@ ORDER = (
     "e2e/test_copied_recipe.py",
     "e2e/test_two_nodes.py",
     "e2e/test_two_nodes_two_ranks.py",
-    "e2e/test_gpu_check_of_two.py",
     "e2e/test_quickstart.py",
-    "e2e/test_gpu_check.py",
     "e2e/test_examples.py",
     "e2e/test_rehearsal.py",
+    "e2e/test_gpu_check_of_two.py",
+    "e2e/test_gpu_check.py",
     "e2e/test_same_learning.py",
     "e2e/test_fault_matrix.py",
 )
+DURATIONS = TESTS.parent / "outputs" / "test_durations.csv"
+LEAST_S = 1.0  # a shorter test is not written down
 E2E_TIMEOUT_S = 3600  # for what hangs beside training: a run that stalls is ended by those who started it
 
 # HYPOTHESIS_PROFILE=explore looks for new examples. The default tries the same ones in every run; `few`, for --fast,
@@ -86,3 +93,27 @@ def pytest_collection_finish() -> None:
     """Simulations collect garbage; what tests import is none."""
     collect_cycles_as_usual()
     atexit.register(gc.unfreeze)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Add this run's durations to the file of all runs, and print the slowest ones: a test that has become slow is seen
+    at once.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # the first process has the tests of all of them
+    seconds: Counter[str] = Counter()
+    for report in chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid] += report.duration
+    slow = [(test, s) for test, s in seconds.most_common() if s >= LEAST_S]
+    if not slow:
+        return
+    DURATIONS.parent.mkdir(exist_ok=True)
+    with DURATIONS.open("a", newline="") as file:
+        rows = csv.writer(file)
+        if file.tell() == 0:
+            rows.writerow(["ended", "seconds", "test"])
+        rows.writerows([f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", round(s, 1), test] for test, s in slow)
+    terminalreporter.write_sep("=", "slowest tests but those of e2e")
+    for test, s in [row for row in slow if not row[0].startswith("tests/e2e/")][:5]:
+        terminalreporter.write_line(f"{s:6.1f} s {test}")

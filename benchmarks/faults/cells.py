@@ -157,12 +157,9 @@ MATRIX = {
         Cell(stack=Stack.SEPARATE_NODES, who="network", when=_M.UPDATE, how=CUT),
     ],
 }
-# What the tests play: a start, one after each of the two kills, and no pause to speak of.
+# What the tests play: two parts that stop for a moment, and one whose death ends the run, which is then resumed.
 SAMPLE = [
     Cell(stack=Stack.EMULATED, who="agent loop worker", when=_M.ROUND, how=STOP, stop_s=1.0),
-    Cell(stack=Stack.EMULATED, who="load balancer", when=_M.STOPPING, how=STOP, stop_s=1.0),
-    Cell(stack=Stack.EMULATED, who="TransferQueue storage", when=_M.TRAINING, how=STOP, stop_s=1.0),
-    Cell(stack=Stack.EMULATED, who="TransferQueue controller", when=_M.ROUND),
     Cell(stack=Stack.EMULATED, who="task runner", when=_M.UPDATE, how=STOP, stop_s=1.0),
     Cell(stack=Stack.EMULATED, who="reward worker", when=_M.ROUND),
 ]

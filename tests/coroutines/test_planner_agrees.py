@@ -1,7 +1,10 @@
 """The planner and the code that runs agree: the same options, or the same one of verl's own trainer modes, on the same
 server model, take the same time.
+
+By default that is asked of three systems: one that discards, one that resumes, and one of verl's.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -51,10 +54,16 @@ VERLS = {
     "separate_async": (SEPARATE, verl_separate_async(groups=GROUPS, trainer_servers=1, servers=SERVERS, parts=1)),
     "separate_async in parts": (SEPARATE, verl_separate_async(groups=GROUPS, trainer_servers=1, servers=SERVERS)),
 }
+BY_DEFAULT = {"discard drain", "partial, pool", "colocate_async"}
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SYSTEMS)
+def every(names: Iterable[str]) -> list[Any]:
+    return [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+
+
+@pytest.mark.parametrize("name", every(SYSTEMS))
 def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_what_the_planner_says(
     monkeypatch, clusters, name
 ) -> None:
@@ -63,7 +72,7 @@ def test_given_any_strategy_when_run_on_emulated_engines_then_its_rollouts_take_
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["discard fifo", "partial, pool"])
 def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(monkeypatch, clusters, name):
     planned_s = sum(planned(WITH_TOOLS, name))
@@ -71,7 +80,7 @@ def test_given_tools_when_run_on_emulated_engines_then_rollouts_take_what_the_pl
     assert planned_s > 1.2 * sum(planned(SCENARIO, name)), "tools take no time here"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_given_drafts_when_run_on_emulated_engines_then_rollouts_take_what_the_planner_says(monkeypatch, clusters):
     changes = {"async_dapo.drafts": "suffix"}
     scenario = replace(SCENARIO, drafts_accepted=0.9)
@@ -82,7 +91,7 @@ def test_given_drafts_when_run_on_emulated_engines_then_rollouts_take_what_the_p
     assert planned_s < 0.9 * sum(planned(scenario, "partial")), "drafts save no time here"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_given_a_history_when_run_on_emulated_engines_then_seconds_and_groups_are_what_the_planner_says(
     monkeypatch, clusters
 ) -> None:
@@ -98,8 +107,7 @@ def test_given_a_history_when_run_on_emulated_engines_then_seconds_and_groups_ar
     assert ledger["filtered"] == pytest.approx(expected["filtered"], rel=0.02)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VERLS)
+@pytest.mark.parametrize("name", every(VERLS))
 def test_given_a_mode_of_verls_when_run_on_emulated_engines_then_its_steps_take_what_the_planner_says(
     monkeypatch, clusters, name
 ) -> None:

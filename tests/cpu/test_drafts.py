@@ -1,5 +1,9 @@
 """A real engine with drafts by suffix decoding samples what it samples without: the same distributions, log-probs,
-and, at temperature 0, the same tokens."""
+and, at temperature 0, the same tokens.
+
+Nightly, but for the arithmetic. Every run of the tests trains with drafts in `test_partial_rollout.py`, which compares
+the engine's log-probs with the trainer's, over interruptions and weight updates.
+"""
 
 from typing import Any
 
@@ -37,6 +41,7 @@ def p_value(one: dict[str, int], other: dict[str, int]) -> float:
     return float(torch.special.gammaincc(freedom / 2, statistic / 2))
 
 
+@pytest.mark.nightly
 def test_given_drafts_when_an_engine_samples_then_some_are_accepted_and_a_step_yields_more_than_a_token(seen):
     drafted, accepted = seen["suffix"]["drafted_tok"], seen["suffix"]["accepted_tok"]
     assert 0 < accepted < drafted
@@ -44,10 +49,12 @@ def test_given_drafts_when_an_engine_samples_then_some_are_accepted_and_a_step_y
     assert seen["suffix"]["generated_tok"] == seen["none"]["generated_tok"]
 
 
+@pytest.mark.nightly
 def test_given_drafts_when_an_engine_is_greedy_then_its_tokens_are_the_same(seen):
     assert seen["suffix"]["greedy"] == seen["none"]["greedy"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_given_drafts_when_an_engine_samples_then_the_distribution_is_the_same(seen, temperature):
     drafted, plain = (seen[drafts][temperature] for drafts in ("suffix", "none"))
@@ -57,6 +64,7 @@ def test_given_drafts_when_an_engine_samples_then_the_distribution_is_the_same(s
     assert drafted["mean_log_prob"] == pytest.approx(plain["mean_log_prob"], abs=0.03)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_given_drafts_when_answers_are_interrupted_and_weights_change_then_the_distribution_is_the_same(
     seen, temperature
@@ -83,12 +91,14 @@ def test_given_drafts_when_ten_thousand_answers_are_sampled_then_their_distribut
     assert len(values) * min(values) > 0.01, values
 
 
+@pytest.mark.nightly
 def test_given_drafts_when_greedy_answers_are_interrupted_and_weights_change_then_their_tokens_are_the_same(seen):
     drafted, plain = (seen[drafts]["interrupted greedy"] for drafts in ("suffix", "none"))
     assert drafted == plain and len(set(map(tuple, drafted))) == 1
     assert drafted[0] != seen["none"]["greedy"][0][: len(drafted[0])], "the update has changed nothing"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_given_drafts_when_a_token_is_sampled_then_its_log_prob_is_the_one_it_has_without(seen, temperature):
     assert seen["suffix"][temperature]["spread"] < 1e-5

@@ -10,6 +10,8 @@ from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 
 from ..support.harness import run_module
 
+pytestmark = pytest.mark.nightly
+
 NEEDS_A_GPU = {"driver and CUDA", "GPUs", "flash attention", "sleep level 1", "sleep level 2", "FP8 cache"}
 NEEDS_TWO = {"gloo all-reduce", "tensor parallel 2", "two FSDP ranks", "one engine killed"}
 

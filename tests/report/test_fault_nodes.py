@@ -42,8 +42,9 @@ class LifeOnAStandIn(TwoNodeLife):
         return TrainingProcess([sys.executable, "-c", code], environment=dict(os.environ), log_file=log)
 
     def _start_nodes(self, stack: ExitStack) -> None:
-        self._head = stack.enter_context(
-            TrainingProcess([sys.executable, "-c", NODE], environment=dict(os.environ), log_file=Path("node.log"))
+        command, log = [sys.executable, "-c", NODE], Path("node.log")
+        self._head = stack.enter_context(  # no grace: what it has started sleeps on until it is killed
+            TrainingProcess(command, environment=dict(os.environ), log_file=log, grace_s=0.0)
         )
         await_file("ready")
 
@@ -60,7 +61,6 @@ def live(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LifeOnAStandIn:
     return LifeOnAStandIn([], folder, number=1, stack=Stack.NODES, notes=folder / "notes")
 
 
-@pytest.mark.slow
 def test_given_an_actor_that_stays_on_a_node_when_the_driver_has_ended_then_it_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(lives, "GRACE_S", 0.2)
     mended: list[Any] = []
@@ -73,7 +73,6 @@ def test_given_an_actor_that_stays_on_a_node_when_the_driver_has_ended_then_it_i
     assert mended, "who is cut off cannot know of the end"
 
 
-@pytest.mark.slow
 def test_given_a_cable_that_is_cut_when_the_life_ends_before_it_is_mended_then_nobody_mends_it(tmp_path, monkeypatch):
     done: list[Any] = []
     with live(tmp_path, monkeypatch) as life:
@@ -83,7 +82,6 @@ def test_given_a_cable_that_is_cut_when_the_life_ends_before_it_is_mended_then_n
     assert done == ["cut"] and life._timer.finished.is_set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("who", ["server", "training worker"])
 def test_given_a_trainer_that_waits_then_each_moment_is_answered_once_and_its_own_strike_comes_before(
     tmp_path, monkeypatch, who
