@@ -59,6 +59,7 @@ from ..record.data_history import fingerprint, read_history
 from ..record.history import write_history
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
+from .agreement import judge_engines
 from .balance_heuristic import BalanceHeuristic
 from .checkpoints import KeptCheckpoints, from_frames, to_frames
 from .engine_manager import EngineManager
@@ -76,6 +77,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     checkpoint_manager: CheckpointEngineManager
     _has_told_fields = False
+    _has_judged_engines = False
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
@@ -197,6 +199,19 @@ class AsyncDAPOTrainer(PPOTrainer):
         failed, self.replay_buffer.left_out = self.replay_buffer.left_out, 0
         return metrics | {keys.VALIDATION_FAILED: failed}
 
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Until engines are judged, the trainer computes log-probs under bypass, too, where verl takes the engines'."""
+        if self._has_judged_engines:
+            return super()._compute_old_log_prob(batch, metrics)
+        bypasses = self.config.algorithm.rollout_correction.bypass_mode
+        with self._bypassing(False):
+            batch = super()._compute_old_log_prob(batch, metrics)
+        warning = judge_engines(batch, self.config, step=self.global_steps, keeps_kv=self.options.keeps_kv)
+        self._has_judged_engines = warning is not None
+        if warning:
+            logger.warning("step %d: %s", self.global_steps, warning)
+        return super()._compute_old_log_prob(batch, metrics) if bypasses else batch
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.replay_buffer.news.sample_responses(batch, self.tokenizer)
         correction = self.config.algorithm.rollout_correction
@@ -224,12 +239,18 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _advantage_without_tokens(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Of a batch whose every token is out of the loss: verl's correction refuses one."""
         logger.warning("step %d: no token of the batch is in the loss; it is not corrected", self.global_steps)
-        correction = self.config.algorithm.rollout_correction
-        correction.bypass_mode = True
-        try:
+        with self._bypassing(True):
             return super()._compute_advantage(batch, metrics)
+
+    @contextmanager
+    def _bypassing(self, bypasses: bool) -> Iterator[None]:
+        """verl reads at every call whether the trainer's own log-probs count."""
+        correction = self.config.algorithm.rollout_correction
+        before, correction.bypass_mode = correction.bypass_mode, bypasses
+        try:
+            yield
         finally:
-            correction.bypass_mode = False
+            correction.bypass_mode = before
 
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""
