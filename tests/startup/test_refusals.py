@@ -111,8 +111,19 @@ async_dapo.placement=separate async_dapo.max_staleness=0 -> async_dapo.max_stale
 async_dapo.placement=separate async_dapo.stop_rule=fifo -> async_dapo.stop_rule=fifo: with async_dapo.placement
 async_dapo.placement=separate async_dapo.max_tokens_per_round=16 -> async_dapo.max_tokens_per_round=16: with
 async_dapo.placement=separate async_dapo.over_sampling_batch_size=2 -> async_dapo.over_sampling_batch_size=2: with
-async_dapo.placement=separate rollout.nnodes=1 rollout.n_gpus_per_node=1 ++actor_rollout_ref.model.lora.rank=8
-  -> ...lora.rank=8: with async_dapo.placement=separate engines get whole weights
+async_dapo.placement=separate rollout.nnodes=1 rollout.n_gpus_per_node=1 actor_rollout_ref.model.lora_rank=8
+  -> : with async_dapo.placement=separate engines get whole weights
+actor_rollout_ref.model.lora.rank=8 -> : is Megatron's: with actor_rollout_ref.model.lora_rank=0 FSDP trains all weights
+actor_rollout_ref.model.lora_adapter_path=/an/adapter -> : would be ignored: with ...lora_rank=0 FSDP trains all
+actor.fsdp_config.ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=2
+    ++actor_rollout_ref.model.override_config.attn_implementation=sdpa
+  -> actor.fsdp_config.ulysses_sequence_parallel_size=2: only flash attention attends over all ranks of a sequence
+actor.ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=2
+    ++actor_rollout_ref.model.override_config.attn_implementation=sdpa
+  -> actor.fsdp_config.ulysses_sequence_parallel_size=2: only flash attention attends over all ranks of a sequence
+actor.fsdp_config.ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=2
+    actor_rollout_ref.model.use_remove_padding=False
+  -> actor.fsdp_config.ulysses_sequence_parallel_size=2: sequences are split only where they are packed
 rollout.max_model_len=63 -> : must be >= 64
 rollout.max_model_len=1025 -> : the model has 1024 positions
 data.max_response_length=993 -> rollout.max_model_len=None: the model has 1024 positions

@@ -140,11 +140,10 @@ def _check_separate(config: DictConfig) -> None:
     if config.async_dapo.placement != Placement.SEPARATE:
         return
     lora = "actor_rollout_ref.model.lora"
-    rank = OmegaConf.select(config, f"{lora}.rank") or OmegaConf.select(config, f"{lora}_rank") or 0
-    if rank > 0 and not OmegaConf.select(config, f"{lora}.merge"):
+    if OmegaConf.select(config, f"{lora}_rank") and not OmegaConf.select(config, f"{lora}.merge"):
         raise refused(
             config,
-            f"{lora}.rank",
+            f"{lora}_rank",
             "with async_dapo.placement=separate engines get whole weights; set actor_rollout_ref.model.lora.merge=True",
         )
 

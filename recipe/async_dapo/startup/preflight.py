@@ -82,7 +82,7 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
     from .data_check import check_data, check_history
     from .engine_check import check_engines
     from .memory_check import check_memory
-    from .model_check import check_context
+    from .model_check import check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward, check_reward_options
     from .trainer_check import check_trainer
@@ -110,7 +110,7 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
         "agent loop and tools": partial(check_agent_loop, config),
         "data": data,
         "history of prompts": partial(check_history, config, options),
-        "model": partial(check_context, config),
+        "model": partial(check_model, config),
         "memory": memory,
         "reward function": partial(check_reward, config, options, rows),
     }

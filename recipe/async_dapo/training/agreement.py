@@ -53,7 +53,7 @@ def setup_of(config: DictConfig) -> ModelSetup:
         model_type=model.hf_config.model_type,
         attention=model.hf_config._attn_implementation,
         packs=model.use_remove_padding,
-        split_over=actor.fsdp_config.ulysses_sequence_parallel_size,
+        split_over=max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size),
         trainer_dtype=_SHORT.get(precision, precision),
         engine_dtype=_SHORT.get(rollout.dtype, rollout.dtype),
         quantization=rollout.quantization,
