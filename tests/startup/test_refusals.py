@@ -1,6 +1,7 @@
 """Options that are wrong, or do not go together, are refused before Ray starts: with key, value and remedy."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from recipe.async_dapo.startup import engine_check, trainer_check
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, SHADOWED
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.composed_runs import ComposeRun, compose_run, refusal, valid_overrides
 
@@ -63,7 +65,13 @@ algorithm.filter_groups.metric=reward -> : the filter judges a raw metric
 algorithm.filter_groups.metric=seq_reward -> ... a raw metric of the reward function, such as acc
 algorithm.adv_estimator=remax -> : must be one of
 algorithm.adv_estimator=grop -> : must be one of ... did you mean grpo?
-algorithm.use_pf_ppo=True -> : acts with adv_estimator=gae only
+algorithm.use_pf_ppo=True -> : with adv_estimator=gae verl's V1 trainer gives trajectories the advantages of others
+gae critic.model.path=a/model algorithm.use_pf_ppo=True -> : with adv_estimator=gae verl's V1 trainer gives
+algorithm.adv_estimator=opo -> : its baseline weighs rewards by lengths, which lose the tokens older than ...=4; set
+actor.loss_agg_mode=seq-mean-token-sum-norm
+  -> actor.loss_scale_factor=None: with loss_agg_mode=seq-mean-token-sum-norm ...; set data.max_response_length=32
+actor_rollout_ref.model.mtp.enable=True actor_rollout_ref.model.mtp.enable_rollout=True
+  -> rollout.load_format=dummy: with mtp.enable_rollout=True the model's own head drafts, and FSDP neither trains nor
 data.train_files=/no/train.parquet -> : no such file; make it with prepare_dapo_data.sh, or correct the path
 data.val_files=[/no/val.parquet] -> data.val_files=/no/val.parquet: no such file
 data.train_files=null -> data.train_files=None: must be a file or a list of files
@@ -206,6 +214,9 @@ vllm.kv_cache_dtype=fp8 async_dapo.rollout_strategy=partial_stale_kv rollout.fre
 vllm.kv_cache_dtype=fp8 vllm.calculate_kv_scales=True -> : vLLM calculates scales once
 vllm.kv_cache_dtype=fp8 async_dapo.importance_sampling=none -> : engines sample from another distribution
 vllm.kv_cache_dtype=fp8 async_dapo.importance_sampling=bypass -> : engines sample from another distribution
+rollout.quantization=fp8 async_dapo.importance_sampling=none -> : engines sample from another distribution
+rollout.quantization=fp8 async_dapo.importance_sampling=bypass -> : engines sample from another distribution
+vllm.quantization=fp8 async_dapo.importance_sampling=none -> : engines sample from another distribution
 vllm.kv_cache_dtype=fp8 correction.rollout_is=sequence -> : engines sample from another distribution
 vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=5.0 -> : engines sample from another distribution
 vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_3.0 -> : engines sample from another distribution
@@ -230,6 +241,7 @@ vllm.stream_interval=0 -> : must be a whole number of tokens, >= 1
 vllm.kv_cache_dtyp=fp8 -> : vLLM has no such argument; did you mean kv_cache_dtype?
 """
 ROLLOUT = "actor_rollout_ref.rollout"
+OWN_HEAD = "actor_rollout_ref.model.mtp.enable=True actor_rollout_ref.model.mtp.enable_rollout=True"
 FULL = {
     "vllm.": f"++{ROLLOUT}.engine_kwargs.vllm.",
     "rollout.": f"{ROLLOUT}.",
@@ -274,6 +286,10 @@ def test_a_bad_option_is_refused_with_key_value_and_remedy(run, row):
         "vllm.speculative_config={model:a/head,num_speculative_tokens:3,draft_load_config:{load_format:auto}}",
         "vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_2.0",
         "vllm.kv_cache_dtype=bfloat16 async_dapo.importance_sampling=none",
+        "rollout.quantization=fp8",
+        "algorithm.adv_estimator=opo async_dapo.max_staleness=null",
+        "actor.loss_agg_mode=seq-mean-token-sum-norm actor.loss_scale_factor=32",
+        f"{OWN_HEAD} rollout.load_format=auto",
         "data.train_max_samples=9 data.seed=1",
         "data.val_max_samples=1 data.shuffle=False",
     ],
@@ -334,6 +350,18 @@ def test_given_suffix_decoding_without_its_package_then_that_is_named(run, monke
     monkeypatch.setattr(engine_check, "find_spec", lambda package: None)
     message = f"{key}=suffix: vLLM needs a package for it; run: pip install arctic-inference==0.1.1"
     assert refusal(run, override).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "drafts"),
+    [("", False), (OWN_HEAD, True), ("vllm.speculative_config={method:ngram,num_speculative_tokens:3}", True)],
+)
+def test_the_client_knows_whatever_drafts_so_that_it_refuses_stop_strings(run, overrides, drafts):
+    trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+    trainer.config = run(*in_full(overrides).split())
+    trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
+    trainer.llm_server_manager = SimpleNamespace(get_client=lambda **arguments: arguments)
+    assert trainer.get_llm_client()["drafts"] == drafts
 
 
 def test_a_logger_without_its_package_is_refused(run, monkeypatch):

@@ -52,7 +52,14 @@ from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
-from ..option_values import ConfigError, ImportanceSampling, Placement, RolloutStrategy, SpeculativeConfig
+from ..option_values import (
+    ConfigError,
+    ImportanceSampling,
+    Placement,
+    RolloutStrategy,
+    SpeculativeConfig,
+    own_head_drafts,
+)
 from ..record import keys
 from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, Disk, means_full, read_pool, saving
 from ..record.data_history import fingerprint, read_history
@@ -123,13 +130,13 @@ class AsyncDAPOTrainer(PPOTrainer):
         return RoundReplayBuffer(self.options, self._draw)
 
     def get_llm_client(self) -> LLMServerClient:
-        engine_kwargs = self.config.actor_rollout_ref.rollout.engine_kwargs.vllm
+        rollout = self.config.actor_rollout_ref.rollout
         is_separate, strategy = self.options.placement is Placement.SEPARATE, self.options.rollout_strategy
         return self.llm_server_manager.get_client(
             client_cls=AsyncDAPOLLMClient,
             cleanup_timeout_s=self.options.stop_timeout_s,
             continues=strategy is RolloutStrategy.PARTIAL,
-            drafts=SpeculativeConfig.of(engine_kwargs) is not None,
+            drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm) is not None or own_head_drafts(rollout),
             rolling=is_separate,
             one_version=is_separate and strategy is RolloutStrategy.CONSISTENT,
         )
