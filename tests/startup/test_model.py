@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipe.async_dapo.startup.model_check import WRONG_LOG_PROBS, ModelUse, hub_problem
@@ -137,3 +138,14 @@ def test_a_model_s_kind_and_layers_are_read_as_verl_does(run, model):
     message = "actor_rollout_ref.model.use_remove_padding=True: the model's linear, convolutional or recurrent layers"
     assert refusal(run, path).startswith(message)
     check_all(run(path, "actor_rollout_ref.model.use_remove_padding=False"))
+
+
+def test_an_output_layer_that_engines_would_leave_out_is_refused(run, model):
+    config, weights = json.loads((model / "config.json").read_text()), load_file(model / "model.safetensors")
+    path, embeddings = f"actor_rollout_ref.model.path={model}", weights["model.embed_tokens.weight"]
+    check_all(run(path))
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    save_file(weights | {"lm_head.weight": embeddings + 1}, model / "model.safetensors", metadata={"format": "pt"})
+    assert refusal(run, path).startswith(f"{path}: its config.json has tie_word_embeddings=true, and its checkpoint an")
+    save_file(weights | {"lm_head.weight": embeddings.clone()}, model / "model.safetensors", metadata={"format": "pt"})
+    check_all(run(path))

@@ -38,7 +38,7 @@ class ModelSetup:
     Attributes:
         packs: `use_remove_padding`: sequences lie in one row.
         split_over: ranks that share a sequence (Ulysses) [count].
-        stores_head: the checkpoint has an output layer of its own, which engines never load if `ties_head`.
+        ties_head: config.json says that the output layer is the embeddings.
         vocabulary: words that the model has [count].
         tokens: words that the tokenizer has [count].
     """
@@ -53,7 +53,6 @@ class ModelSetup:
     kv_cache_dtype: str | None
     lora_rank: int
     ties_head: bool
-    stores_head: bool
     vocabulary: int
     tokens: int
 
@@ -88,11 +87,6 @@ def likely_causes(setup: ModelSetup) -> Iterator[str]:
         "and the trainer gives them probability; cut the model's embeddings to the tokenizer's size "
         "(model.resize_token_embeddings), or take the tokenizer that it was trained with"
     )
-    if setup.ties_head and setup.stores_head:
-        yield (
-            "the model's config.json has tie_word_embeddings=true and its checkpoint an output layer of its own, which "
-            "engines leave out; set it to false there"
-        )
     if unknown > _FEW_WORDS * setup.vocabulary:
         yield beyond
     if setup.split_over > 1:
@@ -115,6 +109,11 @@ def likely_causes(setup: ModelSetup) -> Iterator[str]:
         yield (
             f"{_MODEL}lora_rank={setup.lora_rank}: engines may lack the adapter, or a part of it; set "
             f"{_MODEL}lora.merge=True"
+        )
+    if setup.ties_head:
+        yield (
+            "the model's config.json has tie_word_embeddings=true: if its checkpoint has an output layer of its own, "
+            "engines leave it out; set it to false there"
         )
     if 0 < unknown <= _FEW_WORDS * setup.vocabulary:
         yield beyond

@@ -9,9 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from safetensors import safe_open
 
 from ..option_values import ConfigError, check_each, refused
 from .agent_loop_check import shipped_modules
@@ -20,6 +22,8 @@ from .hardware import ModelSize, find_config, size_of
 _MODEL = "actor_rollout_ref.model."
 _HUB_FILES = ("config.json", "tokenizer_config.json")
 _HUB_LIMIT_S = 10.0
+_TIED = ("lm_head.weight", "embed_tokens.weight")
+_ROWS = 64  # of either, to compare them by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +177,8 @@ def check_model(config: DictConfig) -> None:
     model = load_by_verl(config)
     use = use_of(config, model)
     known = [partial(_check_log_probs, config, use, *row) for row in WRONG_LOG_PROBS]
-    check_each([partial(_check_adapter, config), *known, partial(check_context, config, model)])
+    of_model = [partial(check, config, model) for check in (_check_output_layer, check_context)]
+    check_each([partial(_check_adapter, config), *known, *of_model])
 
 
 def _check_adapter(config: DictConfig) -> None:
@@ -189,6 +194,24 @@ def _check_adapter(config: DictConfig) -> None:
                 )
 
 
+def _check_output_layer(config: DictConfig, model: Any) -> None:
+    """transformers ties an output layer to the embeddings where both are equal, vLLM wherever config.json says so."""
+    if not getattr(model.hf_config.get_text_config(), "tie_word_embeddings", False):
+        return
+    rows: dict[str, Any] = {}
+    for file in Path(model.local_path).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            names = [name for name in weights.keys() if name.endswith(_TIED)]  # noqa: SIM118 (it is no mapping)
+            rows |= {name.rpartition("embed_tokens")[1]: weights.get_slice(name)[:_ROWS] for name in names}
+    if len(rows) == len(_TIED) and not torch.equal(*rows.values()):
+        raise refused(
+            config,
+            _MODEL + "path",
+            "its config.json has tie_word_embeddings=true, and its checkpoint an output layer that differs from the "
+            "embeddings: engines would leave that out, and the trainer not; set it to false in config.json",
+        )
+
+
 def _check_log_probs(
     config: DictConfig, use: ModelUse, is_wrong: Callable[[ModelUse], bool], key: str, remedy: str
 ) -> None:
@@ -202,13 +225,13 @@ def use_of(config: DictConfig, model: Any) -> ModelUse:
     Args:
         model: what `load_by_verl` returns.
     """
-    actor = config.actor_rollout_ref.actor
+    actor, name = config.actor_rollout_ref.actor, "ulysses_sequence_parallel_size"
     return ModelUse(
         model_type=model.hf_config.model_type,
         layers=frozenset(getattr(model.hf_config.get_text_config(), "layer_types", None) or ()),
         attention=str(model.hf_config._attn_implementation),
         packs=model.use_remove_padding,
-        split_over=max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size),
+        split_over=max(OmegaConf.select(actor, key) or 1 for key in (name, f"fsdp_config.{name}")),
         has_fla=find_spec("fla") is not None,
     )
 

@@ -1,12 +1,9 @@
 """The first tokens of the newest weights, and what a run does with its model, for `core/agreement.py` to judge."""
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from safetensors import safe_open
 from transfer_queue import KVBatchMeta
 from verl.utils.config import omega_conf_to_dataclass
 
@@ -14,7 +11,6 @@ from .. import store
 from ..core.agreement import ModelSetup, judge
 from .importance_sampling import ratio_statistics
 
-_HEAD = "lm_head.weight"
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -59,15 +55,7 @@ def setup_of(config: DictConfig) -> ModelSetup:
         quantization=rollout.quantization,
         kv_cache_dtype=kv_cache.get("kv_cache_dtype"),
         lora_rank=model.lora_rank,
-        ties_head=bool(text.tie_word_embeddings),
-        stores_head=_HEAD in _stored_names(Path(model.local_path)),
+        ties_head=bool(getattr(text, "tie_word_embeddings", False)),
         vocabulary=text.vocab_size,
         tokens=len(model.tokenizer),
     )
-
-
-def _stored_names(folder: Path) -> Iterator[str]:
-    """Of the weights in a checkpoint's safetensors."""
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as weights:
-            yield from weights.keys()
