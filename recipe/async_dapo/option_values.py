@@ -72,6 +72,11 @@ class SpeculativeConfig:
         return int(self.config.get("num_speculative_tokens") or 0)
 
 
+def own_head_drafts(rollout: DictConfig) -> bool:
+    """Whether verl has engines draft with the model's own head (`mtp`)."""
+    return all(OmegaConf.select(rollout, f"mtp.{name}") for name in ("enable", "enable_rollout"))
+
+
 class Auto(StrEnum):
     """In place of a number that the recipe decides itself, step by step."""
 

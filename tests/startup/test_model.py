@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from recipe.async_dapo.startup.model_check import hub_problem
+from recipe.async_dapo.startup.model_check import WRONG_LOG_PROBS, ModelUse, hub_problem
 from recipe.async_dapo.startup.preflight import check_all, findings
 
 from ..support.composed_runs import refusal
@@ -87,3 +89,63 @@ def test_given_a_model_of_an_external_lib_that_ray_ships_when_checked_then_it_is
     lib = "actor_rollout_ref.model.external_lib=the_lib"
     assert "verl cannot load it: ModuleNotFoundError: No module named 'the_lib'" in refusal(run, *named, lib)
     check_all(run(*named, lib, f"+ray_kwargs.ray_init.runtime_env.py_modules=[{model}/the_lib]"))
+
+
+PACKED = ModelUse(
+    model_type="qwen3",
+    layers=frozenset({"full_attention", "sliding_attention"}),
+    attention="sdpa",
+    packs=True,
+    split_over=1,
+    has_fla=False,
+)
+LINEAR = {"layers": frozenset({"full_attention", "linear_attention"})}
+FLASH = {"attention": "flash_attention_2"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "wrong"),
+    [
+        ({}, []),
+        ({"split_over": 2} | FLASH, []),
+        ({"split_over": 2}, ["ulysses_sequence_parallel_size"]),
+        ({"split_over": 2, "packs": False} | FLASH, ["ulysses_sequence_parallel_size"]),
+        ({"model_type": "qwen3_next"} | LINEAR, ["use_remove_padding"]),
+        ({"model_type": "qwen3_next"} | LINEAR | FLASH, ["use_remove_padding"]),  # the linear layers do not know
+        ({"model_type": "qwen3_next", "packs": False} | LINEAR, []),
+        ({"model_type": "lfm2", "layers": frozenset({"conv", "full_attention"})}, ["use_remove_padding"]),
+        ({"model_type": "qwen3_5_moe"} | LINEAR, ["use_remove_padding"]),
+        ({"model_type": "qwen3_5", "packs": False} | LINEAR, []),
+        ({"model_type": "qwen3_5", "has_fla": True} | LINEAR, []),
+        ({"model_type": "gpt_oss", "attention": "eager"}, ["use_remove_padding"]),
+        ({"model_type": "gpt_oss", "attention": "kernels-community/vllm-flash-attn3"}, []),
+        ({"model_type": "gpt_oss", "packs": False}, ["attn_implementation"]),
+        ({"model_type": "gpt_oss", "packs": False, "attention": "eager"}, []),
+        ({"model_type": "qwen2_5_vl"}, ["path"]),
+    ],
+    ids=str,
+)
+def test_options_with_which_verl_is_known_to_compute_other_log_probs_are_refused(changed, wrong):
+    use = replace(PACKED, **changed)
+    assert [key.rpartition(".")[2] for is_wrong, key, _ in WRONG_LOG_PROBS if is_wrong(use)] == wrong
+
+
+def test_a_model_s_kind_and_layers_are_read_as_verl_does(run, model):
+    config = json.loads((model / "config.json").read_text())
+    lfm2 = {"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "layer_types": ["conv", "full_attention"]}
+    (model / "config.json").write_text(json.dumps(config | lfm2))
+    path = f"actor_rollout_ref.model.path={model}"
+    message = "actor_rollout_ref.model.use_remove_padding=True: the model's linear, convolutional or recurrent layers"
+    assert refusal(run, path).startswith(message)
+    check_all(run(path, "actor_rollout_ref.model.use_remove_padding=False"))
+
+
+def test_an_output_layer_that_engines_would_leave_out_is_refused(run, model):
+    config, weights = json.loads((model / "config.json").read_text()), load_file(model / "model.safetensors")
+    path, embeddings = f"actor_rollout_ref.model.path={model}", weights["model.embed_tokens.weight"]
+    check_all(run(path))
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    save_file(weights | {"lm_head.weight": embeddings + 1}, model / "model.safetensors", metadata={"format": "pt"})
+    assert refusal(run, path).startswith(f"{path}: its config.json has tie_word_embeddings=true, and its checkpoint an")
+    save_file(weights | {"lm_head.weight": embeddings.clone()}, model / "model.safetensors", metadata={"format": "pt"})
+    check_all(run(path))

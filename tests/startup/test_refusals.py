@@ -1,6 +1,7 @@
 """Options that are wrong, or do not go together, are refused before Ray starts: with key, value and remedy."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from omegaconf import OmegaConf
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.startup import engine_check, trainer_check
 from recipe.async_dapo.startup.overrides import compose_overrides
-from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, SHADOWED
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.composed_runs import ComposeRun, compose_run, refusal, valid_overrides
 
@@ -58,7 +60,13 @@ algorithm.filter_groups.metric=reward -> : the filter judges a raw metric
 algorithm.filter_groups.metric=seq_reward -> ... a raw metric of the reward function, such as acc
 algorithm.adv_estimator=remax -> : must be one of
 algorithm.adv_estimator=grop -> : must be one of ... did you mean grpo?
-algorithm.use_pf_ppo=True -> : acts with adv_estimator=gae only
+algorithm.use_pf_ppo=True -> : with adv_estimator=gae verl's V1 trainer gives trajectories the advantages of others
+gae critic.model.path=a/model algorithm.use_pf_ppo=True -> : with adv_estimator=gae verl's V1 trainer gives
+algorithm.adv_estimator=opo -> : its baseline weighs rewards by lengths, which lose the tokens older than ...=4; set
+actor.loss_agg_mode=seq-mean-token-sum-norm
+  -> actor.loss_scale_factor=None: with loss_agg_mode=seq-mean-token-sum-norm ...; set data.max_response_length=32
+actor_rollout_ref.model.mtp.enable=True actor_rollout_ref.model.mtp.enable_rollout=True
+  -> rollout.load_format=dummy: with mtp.enable_rollout=True the model's own head drafts, and FSDP neither trains nor
 data.train_files=/no/train.parquet -> : no such file; make it with prepare_dapo_data.sh, or correct the path
 data.val_files=[/no/val.parquet] -> data.val_files=/no/val.parquet: no such file
 data.train_files=null -> data.train_files=None: must be a file or a list of files
@@ -106,8 +114,19 @@ async_dapo.placement=separate async_dapo.max_staleness=0 -> async_dapo.max_stale
 async_dapo.placement=separate async_dapo.stop_rule=fifo -> async_dapo.stop_rule=fifo: with async_dapo.placement
 async_dapo.placement=separate async_dapo.max_tokens_per_round=16 -> async_dapo.max_tokens_per_round=16: with
 async_dapo.placement=separate async_dapo.over_sampling_batch_size=2 -> async_dapo.over_sampling_batch_size=2: with
-async_dapo.placement=separate rollout.nnodes=1 rollout.n_gpus_per_node=1 ++actor_rollout_ref.model.lora.rank=8
-  -> ...lora.rank=8: with async_dapo.placement=separate engines get whole weights
+async_dapo.placement=separate rollout.nnodes=1 rollout.n_gpus_per_node=1 actor_rollout_ref.model.lora_rank=8
+  -> : with async_dapo.placement=separate engines get whole weights
+actor_rollout_ref.model.lora.rank=8 -> : is Megatron's: with actor_rollout_ref.model.lora_rank=0 FSDP trains all weights
+actor_rollout_ref.model.lora_adapter_path=/an/adapter -> : would be ignored: with ...lora_rank=0 FSDP trains all
+actor.fsdp_config.ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=2
+    ++actor_rollout_ref.model.override_config.attn_implementation=sdpa
+  -> actor.fsdp_config.ulysses_sequence_parallel_size=2: only flash attention attends over all ranks of a sequence
+actor.ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=2
+    ++actor_rollout_ref.model.override_config.attn_implementation=sdpa
+  -> actor.fsdp_config.ulysses_sequence_parallel_size=2: only flash attention attends over all ranks of a sequence
+actor.fsdp_config.ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=2
+    actor_rollout_ref.model.use_remove_padding=False
+  -> actor.fsdp_config.ulysses_sequence_parallel_size=2: sequences are split only where they are packed
 rollout.max_model_len=63 -> : must be >= 64
 rollout.max_model_len=1025 -> : the model has 1024 positions
 data.max_response_length=993 -> rollout.max_model_len=None: the model has 1024 positions
@@ -190,6 +209,9 @@ vllm.kv_cache_dtype=fp8 async_dapo.rollout_strategy=partial_stale_kv rollout.fre
 vllm.kv_cache_dtype=fp8 vllm.calculate_kv_scales=True -> : vLLM calculates scales once
 vllm.kv_cache_dtype=fp8 async_dapo.importance_sampling=none -> : engines sample from another distribution
 vllm.kv_cache_dtype=fp8 async_dapo.importance_sampling=bypass -> : engines sample from another distribution
+rollout.quantization=fp8 async_dapo.importance_sampling=none -> : engines sample from another distribution
+rollout.quantization=fp8 async_dapo.importance_sampling=bypass -> : engines sample from another distribution
+vllm.quantization=fp8 async_dapo.importance_sampling=none -> : engines sample from another distribution
 vllm.kv_cache_dtype=fp8 correction.rollout_is=sequence -> : engines sample from another distribution
 vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=5.0 -> : engines sample from another distribution
 vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_3.0 -> : engines sample from another distribution
@@ -214,6 +236,7 @@ vllm.stream_interval=0 -> : must be a whole number of tokens, >= 1
 vllm.kv_cache_dtyp=fp8 -> : vLLM has no such argument; did you mean kv_cache_dtype?
 """
 ROLLOUT = "actor_rollout_ref.rollout"
+OWN_HEAD = "actor_rollout_ref.model.mtp.enable=True actor_rollout_ref.model.mtp.enable_rollout=True"
 FULL = {
     "vllm.": f"++{ROLLOUT}.engine_kwargs.vllm.",
     "rollout.": f"{ROLLOUT}.",
@@ -258,6 +281,11 @@ def test_a_bad_option_is_refused_with_key_value_and_remedy(run, row):
         "vllm.speculative_config={model:a/head,num_speculative_tokens:3,draft_load_config:{load_format:auto}}",
         "vllm.kv_cache_dtype=fp8 correction.rollout_is_threshold=0.5_2.0",
         "vllm.kv_cache_dtype=bfloat16 async_dapo.importance_sampling=none",
+        "rollout.quantization=fp8",
+        "actor_rollout_ref.model.lora_rank=8",
+        "algorithm.adv_estimator=opo async_dapo.max_staleness=null",
+        "actor.loss_agg_mode=seq-mean-token-sum-norm actor.loss_scale_factor=32",
+        f"{OWN_HEAD} rollout.load_format=auto",
         "data.train_max_samples=9 data.seed=1",
         "data.val_max_samples=1 data.shuffle=False",
     ],
@@ -270,7 +298,9 @@ def test_options_pass_where_they_are_safe(run, overrides):
 def test_a_training_engine_that_is_not_tested_with_the_recipe_is_refused(run, files, engine):
     with pytest.raises(ConfigError, match=f"^model_engine={engine}: must be dp: of verl's training engines, FSDP"):
         check_all(compose_run([*valid_overrides(files), f"model_engine={engine}"]))
-    assert f"actor.strategy={engine}: must be fsdp2 or fsdp: " in refusal(run, in_full(f"actor.strategy={engine}"))
+    strategy = in_full(f"actor.strategy={engine}")
+    [found] = [str(one.error) for one in findings(run(strategy)) if one.error is not None]
+    assert found.startswith(f"{strategy}: must be fsdp2 or fsdp: ")
 
 
 @pytest.mark.parametrize(
@@ -320,6 +350,18 @@ def test_given_suffix_decoding_without_its_package_then_that_is_named(run, monke
     assert refusal(run, override).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "drafts"),
+    [("", False), (OWN_HEAD, True), ("vllm.speculative_config={method:ngram,num_speculative_tokens:3}", True)],
+)
+def test_the_client_knows_whatever_drafts_so_that_it_refuses_stop_strings(run, overrides, drafts):
+    trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+    trainer.config = run(*in_full(overrides).split())
+    trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
+    trainer.llm_server_manager = SimpleNamespace(get_client=lambda **arguments: arguments)
+    assert trainer.get_llm_client()["drafts"] == drafts
+
+
 def test_a_logger_without_its_package_is_refused(run, monkeypatch):
     monkeypatch.setattr(trainer_check, "find_spec", lambda package: None)
     message = "trainer.logger=wandb: needs the package wandb, which is not installed"
@@ -332,6 +374,11 @@ def test_a_logger_without_its_package_is_refused(run, monkeypatch):
         ("trainer.total_training_step=3", "trainer.total_training_step", "did you mean trainer.total_training_steps?"),
         ("async_dapo.train_batch_size=8", "async_dapo.train_batch_size", "did you mean data.train_batch_size?"),
         ("rollout.n=8", "rollout.n", "did you mean actor_rollout_ref.rollout.n?"),
+        (
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+            "this recipe trains with FSDP: leave it out",
+        ),
         ("model_engine=fsdp", "hydra", "Could not find 'model_engine/fsdp' Available options in 'model_engine': dp"),
         ("data.train_batch_size", "hydra", "Error parsing override 'data.train_batch_size' missing EQUAL"),
         ("trainer.logger=[console", "hydra", "no viable alternative at input '[console'"),

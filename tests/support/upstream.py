@@ -152,7 +152,7 @@ READ = {
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch": "d0524752f46c",  # sums `loss_mask`
     "verl.utils.fsdp_utils:offload_fsdp2_model_to_cpu": "e6318a206e98",  # does not wait for its copies
     TRAINER + "PPOTrainer._init_resource_pool_mgr": "8ef4d4509ac6",  # rehearsal: roles and their pools
-    TRAINER + "PPOTrainer._compute_old_log_prob": "11c50dc9b11c",  # rehearsal: calls the worker unless bypassed
+    TRAINER + "PPOTrainer._compute_old_log_prob": "11c50dc9b11c",  # calls the worker unless bypassed
     TRAINER + "PPOTrainer._update_actor": "195e6c4b0bca",  # rehearsal: metrics that the worker returns
     CLIENT + "LLMServerManager._initialize_llm_servers": "8aebd7942ea6",  # rehearsal: stand-alone engines
     CLIENT + "FullyAsyncLLMServerClient.generate": "5a203917c118",  # rehearsal: `ContinuingClient` does the same

@@ -57,14 +57,26 @@ def _check_losses(config: DictConfig) -> None:
     actor = config.actor_rollout_ref.actor
     if config.actor_rollout_ref.model.external_lib is None:
         check_choice(_LOSS_MODE, actor.policy_loss.loss_mode, POLICY_LOSS_REGISTRY)
+    if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
+        raise refused(
+            config,
+            "actor_rollout_ref.actor.loss_scale_factor",
+            "with loss_agg_mode=seq-mean-token-sum-norm verl divides by the longest answer of each micro batch, so a "
+            f"token weighs more where all are short; set data.max_response_length={config.data.max_response_length}",
+        )
     if actor.use_kl_loss:
         check_choice("actor_rollout_ref.actor.kl_loss_type", actor.kl_loss_type, KL_LOSSES)
 
 
 def _check_advantages(config: DictConfig, options: AsyncDAPOConfig) -> None:
     algorithm = config.algorithm
-    if algorithm.use_pf_ppo and algorithm.adv_estimator != "gae":
-        raise refused(config, "algorithm.use_pf_ppo", "acts with adv_estimator=gae only; set it to False")
+    if algorithm.use_pf_ppo:
+        raise refused(
+            config,
+            "algorithm.use_pf_ppo",
+            "with adv_estimator=gae verl's V1 trainer gives trajectories the advantages of others, and else "
+            "ignores it; set it to False",
+        )
     if options.filter.metric in PENALISED_METRICS:
         raise refused(
             config,
@@ -73,7 +85,15 @@ def _check_advantages(config: DictConfig, options: AsyncDAPOConfig) -> None:
             "overlong penalty, with which an all-wrong group can pass",
         )
     spans_versions = options.keeps_tokens and (not options.drains or options.max_tokens_per_round is not None)
-    if algorithm.use_kl_in_reward and options.max_staleness and spans_versions:
+    may_withhold = bool(options.max_staleness) and spans_versions
+    if algorithm.adv_estimator == "opo" and may_withhold:
+        raise refused(
+            config,
+            "algorithm.adv_estimator",
+            f"its baseline weighs rewards by lengths, which lose the tokens older than async_dapo.max_staleness="
+            f"{options.max_staleness}; set async_dapo.max_staleness=null, or another estimator",
+        )
+    if algorithm.use_kl_in_reward and may_withhold:
         raise refused(
             config,
             "algorithm.use_kl_in_reward",

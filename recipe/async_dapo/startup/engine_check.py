@@ -22,6 +22,7 @@ from ..option_values import (
     SpeculativeConfig,
     check_each,
     did_you_mean,
+    own_head_drafts,
     refused,
     whole_number,
 )
@@ -59,7 +60,7 @@ def check_engines(config: DictConfig, options: AsyncDAPOConfig) -> None:
             partial(_check_cache, config, options),
             partial(_check_attention, config),
             partial(_check_drafts, config, options),
-            partial(_check_cache_type, config, options),
+            partial(_check_quantized, config, options),
         ]
     )
     _warn_of_stale_pool(options)
@@ -140,11 +141,10 @@ def _check_separate(config: DictConfig) -> None:
     if config.async_dapo.placement != Placement.SEPARATE:
         return
     lora = "actor_rollout_ref.model.lora"
-    rank = OmegaConf.select(config, f"{lora}.rank") or OmegaConf.select(config, f"{lora}_rank") or 0
-    if rank > 0 and not OmegaConf.select(config, f"{lora}.merge"):
+    if OmegaConf.select(config, f"{lora}_rank") and not OmegaConf.select(config, f"{lora}.merge"):
         raise refused(
             config,
-            f"{lora}.rank",
+            f"{lora}_rank",
             "with async_dapo.placement=separate engines get whole weights; set actor_rollout_ref.model.lora.merge=True",
         )
 
@@ -166,7 +166,7 @@ def _check_drafts(config: DictConfig, options: AsyncDAPOConfig) -> None:
     """vLLM has one source of drafts, and one that is its own runs beside the model."""
     rollout = config.actor_rollout_ref.rollout
     own = SpeculativeConfig.of(rollout.engine_kwargs.vllm)
-    has_mtp = all(OmegaConf.select(config, f"{_ROLLOUT}mtp.{name}") for name in ("enable", "enable_rollout"))
+    has_mtp = own_head_drafts(rollout)
     if options.drafts is not None:
         key = f"async_dapo.drafts={options.drafts}"
         if own is not None:
@@ -178,7 +178,14 @@ def _check_drafts(config: DictConfig, options: AsyncDAPOConfig) -> None:
         key = f"{_KWARGS}{own.key}.method" if own is not None else "async_dapo.drafts"
         raise ConfigError(key, Drafts.SUFFIX, f"vLLM needs a package for it; run: pip install {SUFFIX_PACKAGE}")
     if own is not None:
-        _check_own_drafts(own, is_trained=has_mtp, load_format=rollout.load_format)
+        _check_own_drafts(own, load_format=rollout.load_format)
+    elif has_mtp and rollout.load_format == "dummy":
+        raise refused(
+            config,
+            _ROLLOUT + "load_format",
+            "with mtp.enable_rollout=True the model's own head drafts, and FSDP neither trains nor brings it: it would "
+            "draft at random; set auto, which loads it from the checkpoint, or mtp.enable_rollout=False",
+        )
     if own is not None or options.drafts is not None or has_mtp:
         for name, value in rollout.engine_kwargs.vllm.items():
             if str(name).replace("-", "_") == "logits_processors" and value:
@@ -187,18 +194,14 @@ def _check_drafts(config: DictConfig, options: AsyncDAPOConfig) -> None:
                 )
 
 
-def _check_own_drafts(own: SpeculativeConfig, *, is_trained: bool, load_format: str) -> None:
-    """
-    Args:
-        is_trained: the trainer has the weights of the model that drafts, and brings them.
-    """
+def _check_own_drafts(own: SpeculativeConfig, *, load_format: str) -> None:
     if own.config.get("rejection_sample_method") == "synthetic":
         raise ConfigError(
             f"{_KWARGS}{own.key}.rejection_sample_method",
             "synthetic",
             "accepts drafts by chance, whatever the policy says; leave it out",
         )
-    if own.has_weights and not is_trained and load_format == "dummy" and not own.config.get("draft_load_config"):
+    if own.has_weights and load_format == "dummy" and not own.config.get("draft_load_config"):
         raise ConfigError(
             f"{_KWARGS}{own.key}.draft_load_config",
             None,
@@ -207,17 +210,34 @@ def _check_own_drafts(own: SpeculativeConfig, *, is_trained: bool, load_format: 
         )
 
 
-_NOT_QUANTIZED = ("auto", "float16", "bfloat16")
+_NOT_QUANTIZED = (None, "auto", "float16", "bfloat16")
 _MOST_WEIGHT = 2.0
 
 
-def _check_cache_type(config: DictConfig, options: AsyncDAPOConfig) -> None:
-    """With a KV cache of fewer bits the engines sample from another distribution than the trainer's."""
-    given = config.actor_rollout_ref.rollout.engine_kwargs.vllm.items()
-    named = {str(key).replace("-", "_"): (_KWARGS + str(key), value) for key, value in given}
-    key, value = named.get("kv_cache_dtype", ("", None))
-    if value is None or value in _NOT_QUANTIZED:
-        return
+def _check_quantized(config: DictConfig, options: AsyncDAPOConfig) -> None:
+    """With weights or a KV cache of fewer bits the engines sample from another distribution than the trainer's."""
+    rollout = config.actor_rollout_ref.rollout
+    named = {
+        str(key).replace("-", "_"): (_KWARGS + str(key), value) for key, value in rollout.engine_kwargs.vllm.items()
+    }
+    cache_key, cache = named.get("kv_cache_dtype", ("", None))
+    quantized = [(_ROLLOUT + "quantization", rollout.quantization), named.get("quantization", ("", None))]
+    if cache not in _NOT_QUANTIZED:
+        _check_cache_type(cache_key, cache, options, *named.get("calculate_kv_scales", ("", False)))
+        quantized.append((cache_key, cache))
+    for key, value in quantized:
+        if value is not None and not _truncates_tokens(config, options.importance_sampling):
+            raise ConfigError(
+                key,
+                value,
+                "engines sample from another distribution than the trainer's, which needs a weight for each token, "
+                f"truncated at {_MOST_WEIGHT:g}; set async_dapo.importance_sampling=decoupled, "
+                "algorithm.rollout_correction.rollout_is=token and "
+                f"algorithm.rollout_correction.rollout_is_threshold={_MOST_WEIGHT:g}",
+            )
+
+
+def _check_cache_type(key: str, value: str, options: AsyncDAPOConfig, scales_key: str, calculates: bool) -> None:
     if options.keeps_kv:
         raise ConfigError(
             key,
@@ -225,22 +245,12 @@ def _check_cache_type(config: DictConfig, options: AsyncDAPOConfig) -> None:
             f"async_dapo.rollout_strategy={options.rollout_strategy} keeps the cache over weight updates, and with it "
             "keys and values of other scales; choose partial, or leave it out",
         )
-    scales_key, calculates = named.get("calculate_kv_scales", ("", False))
     if calculates:
         raise ConfigError(
             scales_key,
             calculates,
             "vLLM calculates scales once, of the weights that an engine starts with, and sets them to 1 when it wakes "
             "up; leave it out",
-        )
-    if not _truncates_tokens(config, options.importance_sampling):
-        raise ConfigError(
-            key,
-            value,
-            "engines sample from another distribution than the trainer's, which needs a weight for each token, "
-            f"truncated at {_MOST_WEIGHT:g}; set async_dapo.importance_sampling=decoupled, "
-            "algorithm.rollout_correction.rollout_is=token and "
-            f"algorithm.rollout_correction.rollout_is_threshold={_MOST_WEIGHT:g}",
         )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from ..config import Placement, training_gpus
 from ..core.trainer_memory import TrainerMemory
@@ -84,7 +84,7 @@ def trainer_of(config: DictConfig, model: ModelSize) -> TrainerMemory:
             else (actor.ppo_micro_batch_size_per_gpu or 1) * longest_tok
         ),
         value_bytes=2 if fsdp.model_dtype in _HALF else 4,
-        is_adapter=bool(OmegaConf.select(options, "lora_rank") or OmegaConf.select(options, "lora_adapter_path")),
+        is_adapter=bool(options.lora_rank),
         checkpoints_activations=options.enable_gradient_checkpointing,
         has_logits=not options.use_fused_kernels,
         offloads_weights=fsdp.param_offload,

@@ -1,22 +1,101 @@
-"""Where the model is, whether verl can load it, and whether its context holds the longest response that the options
-allow.
+"""Where the model is, whether verl can load it and computes its log-probs with these options, and whether its context
+holds the longest response that they allow.
 """
 
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from safetensors import safe_open
 
-from ..option_values import ConfigError, refused
+from ..option_values import ConfigError, check_each, refused
 from .agent_loop_check import shipped_modules
 from .hardware import ModelSize, find_config, size_of
 
 _MODEL = "actor_rollout_ref.model."
 _HUB_FILES = ("config.json", "tokenizer_config.json")
 _HUB_LIMIT_S = 10.0
+_TIED = ("lm_head.weight", "embed_tokens.weight")
+_ROWS = 64  # of either, to compare them by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUse:
+    """How verl's FSDP workers compute a model.
+
+    Attributes:
+        layers: its `layer_types`.
+        packs: `use_remove_padding`: sequences lie in one row.
+        split_over: ranks that share a sequence (Ulysses) [count].
+    """
+
+    model_type: str
+    layers: frozenset[str]
+    attention: str
+    packs: bool
+    split_over: int
+    has_fla: bool
+
+    @property
+    def is_flash(self) -> bool:
+        return "flash" in self.attention
+
+
+_ATTENTION = _MODEL + "override_config.attn_implementation"
+_PACKS = _MODEL + "use_remove_padding"
+_SPLITS = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
+_QWEN3_5 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
+_RUN_ON = {"linear_attention", "conv", "mamba", "recurrent"}  # layers that take a row for one sequence
+
+# (what is wrong, key, remedy): verl 0.9.1 with transformers 5.10 computes other log-probs than the model's, and says
+# nothing, or ends in its workers.
+WRONG_LOG_PROBS: tuple[tuple[Callable[[ModelUse], bool], str, str], ...] = (
+    (
+        lambda use: use.split_over > 1 and not use.packs,
+        _SPLITS,
+        f"sequences are split only where they are packed; set 1, or {_PACKS}=True",
+    ),
+    (
+        lambda use: use.split_over > 1 and not use.is_flash,
+        _SPLITS,
+        f"only flash attention attends over all ranks of a sequence; set 1, or {_ATTENTION}=flash_attention_2",
+    ),
+    (
+        lambda use: use.packs and use.model_type not in _QWEN3_5 and bool(use.layers & _RUN_ON),
+        _PACKS,
+        "the model's linear, convolutional or recurrent layers run on from one packed sequence into the next; set "
+        "False",
+    ),
+    (
+        lambda use: use.packs and use.model_type in _QWEN3_5 and not use.has_fla,
+        _PACKS,
+        "keeps sequences apart in linear attention only with a package; run: pip install flash-linear-attention, or "
+        "set False",
+    ),
+    (
+        lambda use: use.packs and use.model_type == "gpt_oss" and not use.is_flash,
+        _PACKS,
+        "without flash attention gpt-oss attends from one packed sequence to those before; set False, or "
+        f"{_ATTENTION} to a kind of flash attention",
+    ),
+    (
+        lambda use: use.model_type == "gpt_oss" and use.attention == "sdpa",
+        _ATTENTION,
+        "gpt-oss has attention sinks, which sdpa lacks; set eager, or flash attention",
+    ),
+    (
+        lambda use: use.model_type in ("qwen2_vl", "qwen2_5_vl"),
+        _MODEL + "path",
+        "verl 0.9.1 cannot train this class on text alone; take a model without vision, or of a newer class",
+    ),
+)
 
 
 def local_folder(model: DictConfig, key: str) -> str:
@@ -35,7 +114,7 @@ def local_folder(model: DictConfig, key: str) -> str:
 
 def model_size(model: DictConfig) -> ModelSize | None:
     """Of the model that a `model` node names; None for one whose size is not known, and for one that is missing, which
-    `check_context` tells.
+    `check_model` tells.
     """
     try:
         config, name = find_config(local_folder(model, "path"))
@@ -89,7 +168,75 @@ def hub_problem(endpoint: str) -> str:
     return ""
 
 
-def check_context(config: DictConfig) -> None:
+def check_model(config: DictConfig) -> None:
+    """Check what is trained, how it is computed, and its context.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    model = load_by_verl(config)
+    use = use_of(config, model)
+    known = [partial(_check_log_probs, config, use, *row) for row in WRONG_LOG_PROBS]
+    of_model = [partial(check, config, model) for check in (_check_output_layer, check_context)]
+    check_each([partial(_check_adapter, config), *known, *of_model])
+
+
+def _check_adapter(config: DictConfig) -> None:
+    """FSDP trains all weights unless `lora_rank` is set."""
+    model = config.actor_rollout_ref.model
+    if not model.lora_rank:
+        for key, why in (("lora.rank", "is Megatron's"), ("lora_adapter_path", "would be ignored")):
+            if OmegaConf.select(model, key):
+                raise refused(
+                    config,
+                    _MODEL + key,
+                    f"{why}: with {_MODEL}lora_rank=0 FSDP trains all weights; set {_MODEL}lora_rank, or leave it out",
+                )
+
+
+def _check_output_layer(config: DictConfig, model: Any) -> None:
+    """transformers ties an output layer to the embeddings where both are equal, vLLM wherever config.json says so."""
+    if not getattr(model.hf_config.get_text_config(), "tie_word_embeddings", False):
+        return
+    rows: dict[str, Any] = {}
+    for file in Path(model.local_path).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            names = [name for name in weights.keys() if name.endswith(_TIED)]  # noqa: SIM118 (it is no mapping)
+            rows |= {name.rpartition("embed_tokens")[1]: weights.get_slice(name)[:_ROWS] for name in names}
+    if len(rows) == len(_TIED) and not torch.equal(*rows.values()):
+        raise refused(
+            config,
+            _MODEL + "path",
+            "its config.json has tie_word_embeddings=true, and its checkpoint an output layer that differs from the "
+            "embeddings: engines would leave that out, and the trainer not; set it to false in config.json",
+        )
+
+
+def _check_log_probs(
+    config: DictConfig, use: ModelUse, is_wrong: Callable[[ModelUse], bool], key: str, remedy: str
+) -> None:
+    if is_wrong(use):
+        defaults = {_SPLITS: use.split_over, _ATTENTION: use.attention}  # verl's, or by an older name
+        raise ConfigError(key, defaults.get(key, OmegaConf.select(config, key)), remedy)
+
+
+def use_of(config: DictConfig, model: Any) -> ModelUse:
+    """
+    Args:
+        model: what `load_by_verl` returns.
+    """
+    actor, name = config.actor_rollout_ref.actor, "ulysses_sequence_parallel_size"
+    return ModelUse(
+        model_type=model.hf_config.model_type,
+        layers=frozenset(getattr(model.hf_config.get_text_config(), "layer_types", None) or ()),
+        attention=str(model.hf_config._attn_implementation),
+        packs=model.use_remove_padding,
+        split_over=max(OmegaConf.select(actor, key) or 1 for key in (name, f"fsdp_config.{name}")),
+        has_fla=find_spec("fla") is not None,
+    )
+
+
+def check_context(config: DictConfig, model: Any) -> None:
     """Engines would cut responses short, without a word, where they or the model have no room for them.
 
     Raises:
@@ -106,7 +253,6 @@ def check_context(config: DictConfig) -> None:
             f"must be >= {longest_tok} = data.max_prompt_length + data.max_response_length: responses would be cut "
             "short; null = what the model allows",
         )
-    model = load_by_verl(config)
     try:
         context_tok = get_max_position_embeddings(model.hf_config)
     except ValueError as error:

@@ -29,7 +29,6 @@ from .verl_options import listed
 
 logger = logging.getLogger(__name__)
 
-_CONTENTS = "actor_rollout_ref.actor.checkpoint.save_contents"
 NEWEST_FILE = "latest_checkpointed_iteration.txt"  # verl's name; holds a step
 MAX_NEWEST_BYTES = 32
 _RANKS = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")  # of FSDP
@@ -73,8 +72,8 @@ def _check_room(config: DictConfig) -> str:
         raise refused(
             config,
             "trainer.default_local_dir",
-            f"a checkpoint takes at least {in_gb(size)}, more than {disk} has room for; free some space, name a folder "
-            f"on another disk, or leave optimizer out of {_CONTENTS}",
+            f"a checkpoint takes at least {in_gb(size)}, more than {disk} has room for; free some space, or name a "
+            "folder on another disk",
         )
     keep = trainer.max_actor_ckpt_to_keep
     kept = f"{keep + 1} at a time" if keep else "and all are kept: set trainer.max_actor_ckpt_to_keep"

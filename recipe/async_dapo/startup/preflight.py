@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from omegaconf import DictConfig
@@ -75,6 +76,18 @@ def _run(name: str, check: Check) -> Iterator[Finding]:
         yield Finding(name=name, error=problem)
 
 
+def _name_vllm_as_verl_does() -> None:
+    """Where vLLM's CPU build is installed, and its plugin is off, as in a check of a run on GPUs."""
+    import verl  # noqa: F401 (brings the plugin, if it is on)
+
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        from ..cpu.plugin.async_dapo_cpu.compat import find_vllm_under_its_cpu_name
+
+        find_vllm_under_its_cpu_name()
+
+
 def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> dict[str, Check]:
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
@@ -82,12 +95,13 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
     from .data_check import check_data, check_history
     from .engine_check import check_engines
     from .memory_check import check_memory
-    from .model_check import check_context
+    from .model_check import check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward, check_reward_options
     from .trainer_check import check_trainer
     from .verl_options import check_by_verl, check_verl_options
 
+    _name_vllm_as_verl_does()
     rows: list[dict[str, Any]] = []  # one of each data source, to try the reward function on
 
     def data() -> str:
@@ -110,7 +124,7 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
         "agent loop and tools": partial(check_agent_loop, config),
         "data": data,
         "history of prompts": partial(check_history, config, options),
-        "model": partial(check_context, config),
+        "model": partial(check_model, config),
         "memory": memory,
         "reward function": partial(check_reward, config, options, rows),
     }

@@ -17,6 +17,7 @@ from ..option_values import ConfigError, check_each, refused
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."
 
+TRAINING_ENGINES = ("fsdp2", "fsdp")
 _WHOLE_VOCABULARY = "log-probs are compared with the trainer's, of the whole vocabulary; validation has val_kwargs"
 # (key, accepted values, why another would be wrong). An option that is absent counts as None.
 FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -28,7 +29,7 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
         "a step of this recipe trains once on the whole batch; it has no options here",
     ),
     ("model_engine", ("dp",), "of verl's training engines, FSDP alone is tested with this recipe"),
-    (_ACTOR + "strategy", ("fsdp2", "fsdp"), "of verl's training engines, FSDP alone is tested with this recipe"),
+    (_ACTOR + "strategy", TRAINING_ENGINES, "of verl's training engines, FSDP alone is tested with this recipe"),
     ("trainer.v1.sampler.custom_sampler.path", (None,), "the recipe brings its own sampler"),
     ("trainer.resume_mode", ("auto", "disable", "resume_path"), "there is no other mode"),
     (
@@ -86,7 +87,7 @@ IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ACTOR + "freeze_vision_tower", (False,), "disable it"),
     (_ACTOR + "policy_loss.rollout_correction", (None,), "use algorithm.rollout_correction"),
     ("critic.ppo_max_token_len_per_gpu", (32768,), "use critic.ppo_infer_max_token_len_per_gpu"),
-    ("critic.ulysses_sequence_parallel_size", (1,), "use critic.fsdp.ulysses_sequence_parallel_size"),
+    ("critic.ulysses_sequence_parallel_size", (1, None), "use critic.fsdp.ulysses_sequence_parallel_size"),
     (_ROLLOUT + "over_sample_rate", (0,), "use async_dapo.over_sampling_batch_size"),
     (_ROLLOUT + "do_sample", (True,), "training needs answers that vary; validation has val_kwargs.do_sample"),
     (_ROLLOUT + "repetition_penalty", (1.0, None), "it is always 1"),
@@ -147,6 +148,8 @@ def check_by_verl(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+    if config.actor_rollout_ref.actor.strategy not in TRAINING_ENGINES:  # its options are not there
+        return
     models = {"use_reference_policy": need_reference_policy(config), "use_critic": need_critic(config)}
     nodes = {key: OmegaConf.select(config, key) for key in ("algorithm", "actor_rollout_ref.rollout")}
     check_each(

