@@ -211,9 +211,9 @@ def num_engines(config: DictConfig) -> int:
     return engine_gpus(config) // gpus_per_engine(config)
 
 
-def checkpoints_to_keep(config: DictConfig) -> int | None:
+def checkpoints_to_keep(config: DictConfig, model: str = "actor") -> int | None:
     """None = all: so verl understands null, and whatever is not positive."""
-    keep: int | None = config.trainer.max_actor_ckpt_to_keep
+    keep: int | None = config.trainer[f"max_{model}_ckpt_to_keep"]
     return keep if keep and keep > 0 else None
 
 

@@ -48,8 +48,9 @@ def check_all(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> None:
 
 
 def findings(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> Iterator[Finding]:
-    """Run every check, cheap ones first, each whatever became of those before; without options, and
-    numbers where numbers belong, no other can run."""
+    """Run every check, cheap ones first, each whatever became of those before. Without options, and numbers where
+    numbers belong, no other can run.
+    """
     yield from _run("versions", check_versions)
     parsed: list[AsyncDAPOConfig] = []
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import AsyncDAPOConfig, training_gpus
+from ..config import AsyncDAPOConfig, checkpoints_to_keep, training_gpus
 from ..option_values import ConfigError, check_choice, check_each, refused
 from .verl_options import CRITIC_NUMBERS, check_numbers, listed
 
@@ -80,13 +80,10 @@ def _check_critic(config: DictConfig) -> None:
             raise refused(config, "trainer.critic_warmup", "there is no critic, and the actor would not train; set 0")
         return
     check_numbers(config, CRITIC_NUMBERS)
-    if trainer.max_critic_ckpt_to_keep not in (None, keep := trainer.max_actor_ckpt_to_keep):
-        raise refused(
-            config,
-            "trainer.max_critic_ckpt_to_keep",
-            f"is ignored: a checkpoint stays or goes as a whole, by trainer.max_actor_ckpt_to_keep={keep}; leave it "
-            "out",
-        )
+    keep = checkpoints_to_keep(config)
+    if trainer.max_critic_ckpt_to_keep is not None and checkpoints_to_keep(config, "critic") != keep:
+        remedy = "is ignored: a checkpoint stays or goes as a whole, by trainer.max_actor_ckpt_to_keep; leave it out"
+        raise refused(config, "trainer.max_critic_ckpt_to_keep", remedy)
 
 
 def _check_checkpoints(config: DictConfig) -> None:

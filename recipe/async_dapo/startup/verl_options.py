@@ -1,8 +1,8 @@
-"""verl's options: those that this recipe decides, those that verl 0.9.1's V1 trainer would silently ignore, and what
-verl itself refuses.
+"""verl's options: numbers and their ranges, those that this recipe decides, those that verl 0.9.1's V1 trainer would
+silently ignore, and what verl itself refuses.
 
-Every row was checked against the installed wheel: nothing on the V1 path reads the option. Several of them act in
-verl's older trainer, so scripts still carry them.
+Every row of `IGNORED` was checked against the installed wheel: nothing on the V1 path reads the option. Several of them
+act in verl's older trainer, so scripts still carry them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -252,6 +252,10 @@ def _check_shadowed(config: DictConfig, key: str, read: str) -> None:
 
 
 def _check_length(config: DictConfig, part: str) -> None:
+    """
+    Args:
+        part: prompt or response.
+    """
     wanted = OmegaConf.select(config, of_data := f"data.max_{part}_length")
     if OmegaConf.select(config, key := f"{_ROLLOUT}{part}_length") != wanted:
         raise refused(
