@@ -26,6 +26,7 @@ from .option_values import (
     OnRewardError,
     Placement,
     RolloutStrategy,
+    number,
     parse_options,
     whole_number,
 )
@@ -77,7 +78,7 @@ class FilterConfig:
     """`algorithm.filter_groups`; `metric` is None when filtering is off."""
 
     metric: str | None
-    max_num_gen_batches: int
+    max_num_gen_batches: int  # 0 = no limit
 
 
 def check_together(options: "AsyncDAPOConfig") -> None:
@@ -187,6 +188,12 @@ def num_engines(config: DictConfig) -> int:
     return engine_gpus(config) // gpus_per_engine(config)
 
 
+def checkpoints_to_keep(config: DictConfig, model: str = "actor") -> int | None:
+    """None = all: so verl understands null, and whatever is not positive."""
+    keep: int | None = config.trainer[f"max_{model}_ckpt_to_keep"]
+    return keep if keep and keep > 0 else None
+
+
 def needs_bypass_loss(correction: DictConfig) -> bool:
     """Whether `algorithm.rollout_correction` asks, in bypass mode, for what only verl's own loss of that mode does."""
     return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
@@ -263,7 +270,7 @@ class AsyncDAPOConfig:
                     "selection": Selection(**parse_options(Selection, node["selection"], "async_dapo.selection.")),
                     "filter": FilterConfig(
                         metric=filter_groups.metric if filter_groups.enable else None,
-                        max_num_gen_batches=whole_number(config, f"{groups}.max_num_gen_batches", least=0),
+                        max_num_gen_batches=max(0, number(config, f"{groups}.max_num_gen_batches", int)),
                     ),
                 },
                 "async_dapo.",

@@ -168,9 +168,21 @@ def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any
     return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}
 
 
-def whole_number(config: DictConfig, key: str, *, least: int = 1) -> int:
-    """One of verl's options."""
-    return _convert(Annotated[int, Meta(ge=least)], OmegaConf.select(config, key), key)
+def number(config: DictConfig, key: str, kind: Any) -> Any:
+    """One of verl's options, a number.
+
+    Args:
+        kind: its type, as of a field of `parse_options`.
+
+    Raises:
+        ConfigError: for another type, or a number out of its range.
+    """
+    return _convert(kind, OmegaConf.select(config, key), key)
+
+
+def whole_number(config: DictConfig, key: str) -> int:
+    """One of verl's options that must be >= 1."""
+    return number(config, key, Annotated[int, Meta(ge=1)])
 
 
 def _convert(kind: Any, value: Any, key: str) -> Any:
@@ -206,5 +218,8 @@ def _check_range(key: str, value: float, range_: Meta) -> None:
     low, above, high = range_.ge, range_.gt, range_.le
     if (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high):
         return
-    wanted = f"> {above}" if above is not None else f">= {low}" if high is None else f"in {low}..{high}"
+    if high is None:
+        wanted = f">= {low}" if above is None else f"> {above}"
+    else:
+        wanted = f"in {low}..{high}" if above is None else f"> {above} and <= {high}"
     raise ConfigError(key, value, f"must be {wanted}{' seconds' if key.endswith('_s') else ''}")

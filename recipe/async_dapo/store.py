@@ -19,6 +19,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
 from .actor_watch import watched
+from .config import all_gpus, training_gpus
 from .core.staleness import VersionTag
 from .core.trajectory import PromptGroup, Trajectory
 from .option_values import ConfigError
@@ -28,6 +29,11 @@ TRAIN, VAL = "train", "val"
 _CONTROLLER, _NAMESPACE = "TransferQueueController", "transfer_queue"  # its actor has one name on a whole cluster
 NODES_WITH = "CPU"  # a resource, which a head may lack: no actor of the queue could start there
 _STORED_BY_ACTORS, _STORAGE = "SimpleStorage", "TransferQueueStorageUnit#"  # and a number, in the run's namespace
+
+
+# What Ray's CPUs are taken by, apart from the storage units: the first actor and the queue's controller; and, for each
+# GPU, verl's training ranks with the engines beside them, and engines with GPUs of their own.
+_FIRST_ACTORS, _A_TRAINING_GPU, _AN_ENGINE_GPU = 2, 3, 2
 
 
 class TrajectoryTag(VersionTag):
@@ -193,6 +199,28 @@ def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
     keys = [key for key in (tq.kv_list(partition_id) or {}).get(partition_id, {}) if key.split("_")[0] not in keep]
     if keys:
         tq.kv_clear(keys=keys, partition_id=partition_id)
+
+
+def check_cpus(config: DictConfig) -> None:
+    """See that every storage unit gets its CPU: each has a node that is chosen for it, and would wait there in silence.
+
+    Raises:
+        ConfigError: when there are too many for the CPUs that Ray has.
+    """
+    if config.transfer_queue.backend.storage_backend != _STORED_BY_ACTORS:
+        return
+    nodes = [cpus for node in ray.nodes() if node["Alive"] and (cpus := node["Resources"].get(NODES_WITH, 0))]
+    gpus = training_gpus(config)
+    others = _FIRST_ACTORS + _A_TRAINING_GPU * gpus + _AN_ENGINE_GPU * (all_gpus(config) - gpus)
+    room = int(min(sum(nodes) - others, len(nodes) * (min(nodes) - _FIRST_ACTORS)))
+    if (units := config.transfer_queue.backend[_STORED_BY_ACTORS].num_data_storage_units) > room:
+        raise ConfigError(
+            f"transfer_queue.backend.{_STORED_BY_ACTORS}.num_data_storage_units",
+            units,
+            f"each takes a CPU, and Ray has {sum(nodes):g} on {len(nodes)} nodes, of which trainer and engines take "
+            f"{others}: {f'set at most {room}, or start' if room > 0 else 'start'} Ray with more (ray start --num-cpus "
+            "or ray_kwargs.ray_init.num_cpus)",
+        )
 
 
 @contextmanager

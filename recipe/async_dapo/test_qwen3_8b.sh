@@ -110,7 +110,7 @@ overrides=(
   actor_rollout_ref.rollout.val_kwargs.top_p=0.7
   actor_rollout_ref.rollout.val_kwargs.do_sample=True
 
-  # Run: 33 steps are an epoch.
+  # Run: 33 steps are an epoch. With trainer.total_training_steps these count instead of the epochs.
   trainer.nnodes="$nnodes"
   trainer.n_gpus_per_node=8
   trainer.total_epochs=10

@@ -33,7 +33,9 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.glob("global_step_*"))
 
 
-@pytest.mark.parametrize(("keep", "left"), [(None, [1, 2, 3, 4]), (0, [1, 2, 3, 4]), (1, [4]), (2, [3, 4])])
+@pytest.mark.parametrize(
+    ("keep", "left"), [(None, [1, 2, 3, 4]), (-1, [1, 2, 3, 4]), (0, [1, 2, 3, 4]), (1, [4]), (2, [3, 4])]
+)
 def test_given_more_checkpoints_than_are_kept_when_the_next_is_complete_then_old_ones_go_whole(tmp_path, keep, left):
     checkpoints = kept(tmp_path, keep)
     for step in range(1, 5):

@@ -1,11 +1,21 @@
 """TransferQueue's actors are placed where a node offers CPUs; a head of a cluster may offer none."""
 
+import inspect
+
+import pytest
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
+from transfer_queue.controller import TransferQueueController
+from transfer_queue.storage.simple_storage import SimpleStorageUnit
 from transfer_queue.utils.common import get_node_round_robin_scheduling_strategies
+from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
+from verl.workers.rollout.replica import RolloutReplica
 
 from recipe.async_dapo import store
+from recipe.async_dapo.config import ConfigError
+
+from ..support.composed_runs import compose_run
 
 
 def test_given_a_head_without_cpus_then_no_storage_is_placed_on_it(monkeypatch) -> None:
@@ -22,6 +32,44 @@ def test_given_a_head_without_cpus_then_no_storage_is_placed_on_it(monkeypatch) 
     storage = started[0].backend.SimpleStorage
     places = get_node_round_robin_scheduling_strategies(storage.num_data_storage_units, storage.required_node_resource)
     assert {place.node_id for place in places} == {"b" * 56}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "engine_gpus", "most"),
+    [
+        ([8], 1, 0, 3),  # the default of 8 units on a small machine
+        ([16], 1, 0, 11),
+        ([13], 1, 0, 8),
+        ([96, 96], 16, 0, 142),
+        ([96, 4], 1, 0, 4),  # every second one is placed on the small node
+        ([64], 4, 4, 42),
+        ([5], 1, 0, 0),
+    ],
+)
+def test_given_more_storage_units_than_cpus_then_the_run_ends_and_says_how_many_fit(
+    monkeypatch, cpus, gpus, engine_gpus, most
+) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": float(count)}} for count in cpus]
+    monkeypatch.setattr(ray, "nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 99.0}}])
+    config = compose_run(["trainer.nnodes=1", f"trainer.n_gpus_per_node={gpus}"])
+    if engine_gpus:
+        config.async_dapo.placement = "separate"
+        config.actor_rollout_ref.rollout.update({"nnodes": 1, "n_gpus_per_node": engine_gpus})
+    storage = config.transfer_queue.backend.SimpleStorage
+    if most:
+        storage.num_data_storage_units = most
+        store.check_cpus(config)
+    storage.num_data_storage_units = most + 1
+    says = f"set at most {most}, or start Ray with more" if most else f"take {2 + 3 * gpus}: start Ray with more"
+    with pytest.raises(ConfigError, match=rf"SimpleStorage.num_data_storage_units={most + 1}: .*{says}"):
+        store.check_cpus(config)
+
+
+def test_a_unit_takes_one_cpu_and_a_gpu_as_many_as_are_counted() -> None:
+    assert [kind._default_options["num_cpus"] for kind in (SimpleStorageUnit, TransferQueueController)] == [1, 1]
+    assert inspect.signature(ResourcePoolManager).parameters["max_colocate_count"].default == 3
+    assert "max_colocate_count=2" in inspect.getsource(RolloutReplica.init_standalone)
+    assert 'bundle = {"CPU": self.max_colocate_count}' in inspect.getsource(RayResourcePool.get_placement_groups)
 
 
 def _no_such_actor(name: str, namespace: str) -> None:

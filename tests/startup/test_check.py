@@ -55,9 +55,9 @@ def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(r
             f"{ROLLOUT}top_p=0.9",
             "trainer.default_hdfs_dir=hdfs://models",
         ],
-        "algorithm": ["algorithm.adv_estimator=grop", f"{ROLLOUT}temperature=0"],
+        "algorithm": ["algorithm.adv_estimator=grop", "algorithm.use_pf_ppo=True"],
         "reward options": [
-            "reward.num_workers=0",
+            "reward.reward_model.enable_resource_pool=True",
             "reward.reward_kwargs.overlong_buffer_cfg.enable=True",
         ],
         "engines": [f"++{ROLLOUT}engine_kwargs.vllm.{kwarg}" for kwarg in ("max_model_len=48", "kv_cache_dtyp=fp8")],
@@ -65,7 +65,7 @@ def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(r
             "trainer.logger=[wandbb,mlfow]",
             f"{ROLLOUT}log_prob_micro_batch_size_per_gpu=5",
             f"{ACTOR}ppo_mini_batch_size=3",
-            f"{ROLLOUT}val_kwargs.n=0",
+            "trainer.critic_warmup=5",
             "trainer.resume_from_path=somewhere",
         ],
         "verl's own checks": [f"{ACTOR}loss_agg_mode=mean", f"++{ROLLOUT}temprature=0.7"],
@@ -80,6 +80,12 @@ def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(r
     assert {kind: found[kind] for kind in mistakes} == expected
     with pytest.raises(ConfigError, match=r"rollout\.top_p=0\.9"):  # a training ends with the first
         check_all(config)
+
+
+def test_given_several_wrong_numbers_when_checked_then_each_has_a_line_and_no_check_reckons_with_them(run):
+    wrong = ("data.train_batch_size=no", "trainer.test_freq=abc", f"{ACTOR}ppo_epochs=0", f"{ROLLOUT}max_num_seqs=0")
+    errors = [str(found.error) for found in findings(run(*wrong)) if found.error is not None]
+    assert sorted(error.partition(":")[0] for error in errors) == sorted(wrong)
 
 
 def test_several_errors_read_as_the_first_and_arrive_whole_from_another_process():

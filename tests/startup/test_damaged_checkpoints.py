@@ -178,6 +178,9 @@ def test_given_a_checkpoint_of_more_ranks_when_resumed_then_the_start_is_refused
     with pytest.raises(ConfigError, match=rf"^trainer.n_gpus_per_node=2: {folder} was saved by 4 .* makes 2; train on"):
         check_resume(run(*own))
     check_resume(run(*own, "trainer.nnodes=2"))
+    (folder / "actor" / "model_world_size_2_rank_1.pt").write_text("verl's, of a run that saved into the same folder")
+    with pytest.raises(ConfigError, match=rf"{folder} was saved by 2 and by 4 training GPUs"):
+        check_resume(run(*own))
 
 
 @pytest.mark.parametrize("length", [100, 2**40])
@@ -199,6 +202,28 @@ def test_given_a_save_that_ends_midway_when_it_overwrites_a_checkpoint_then_that
         write_checkpoint(tmp_path, 4, frames=full_disk())
     with pytest.raises(DamagedCheckpoint, match="was not written to its end"):
         list(read_pool(folder))
+
+
+@pytest.mark.parametrize("interruptions", [0, 1, 2])
+def test_given_a_step_that_another_run_has_saved_then_its_files_go_once_all_of_this_one_s_are_there(
+    tmp_path, interruptions
+):
+    of_two_ranks = Path("actor", "model_world_size_2_rank_1.pt")
+    (write_checkpoint(tmp_path, 4) / of_two_ranks).write_text("verl's")
+
+    def frames(is_interrupted: bool) -> Iterator[bytes]:
+        yield b"pool"
+        assert (tmp_path / "global_step_4.before" / of_two_ranks).exists()
+        if is_interrupted:
+            raise OSError("no space left on device")
+
+    for _ in range(interruptions):
+        with pytest.raises(OSError, match="no space left"):
+            write_checkpoint(tmp_path, 4, frames=frames(True))
+        with pytest.raises(DamagedCheckpoint, match=r"what was there before is in .*global_step_4\.before"):
+            verify(tmp_path / "global_step_4")
+    verify(folder := write_checkpoint(tmp_path, 4, frames=frames(False)))
+    assert not (folder / of_two_ranks).exists() and list(tmp_path.glob("global_step_*")) == [folder]
 
 
 def test_given_a_save_that_ended_in_its_note_when_the_step_is_saved_again_then_that_one_is_complete(tmp_path):

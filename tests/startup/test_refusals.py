@@ -19,7 +19,6 @@ from ..support.composed_runs import ComposeRun, compose_run, refusal, valid_over
 # A row is `overrides -> how the message begins`. A message that begins with a colon is about one of the overrides as it
 # stands; `...` is any text. Keys are shortened as in `FULL`.
 REFUSED = """
-rollout.temperature=0 -> : must be > 0
 rollout.top_p=0.7 -> : must be 1.0: log-probs are
 rollout.top_k=20 -> : must be -1 or 0: log-probs are
 algorithm.use_kl_in_reward=True -> : tokens older than async_dapo.max_stale
@@ -50,12 +49,7 @@ async_dapo.reward.on_error=ignore -> : must be one of drop_group, raise
 async_dapo.reward.processes=-1 -> : must be >= 0
 async_dapo.selection.by=luck -> : must be one of uniform, history
 async_dapo.selection.by=history algorithm.filter_groups.enable=False -> : a history counts answers by
-data.train_batch_size=0 -> : must be >= 1
-data.train_batch_size=null -> data.train_batch_size=None: must be a whole number
-rollout.n=0 -> : must be >= 1
 rollout.n=1 -> : a group of one never varies
-rollout.agent.num_workers=0 -> : must be >= 1
-algorithm.filter_groups.max_num_gen_batches=-1 -> : must be >= 0
 algorithm.filter_groups.metric=reward -> : the filter judges a raw metric
 algorithm.filter_groups.metric=seq_reward -> ... a raw metric of the reward function, such as acc
 algorithm.adv_estimator=remax -> : must be one of
@@ -80,7 +74,6 @@ actor_rollout_ref.model.path=./no/such/model -> : no such folder
 trainer.rollout_data_dir=/dev/null/outputs -> : /dev/null is a file, so no folder can be made there
 trainer.validation_data_dir=/dev/null/outputs -> : /dev/null is a file
 trainer.default_local_dir=/dev/null/outputs trainer.save_freq=5 -> : /dev/null is a file
-trainer.nnodes=0 -> : must be >= 1
 trainer.critic_warmup=5 -> : there is no critic
 trainer.resume_mode=resume_path -> trainer.resume_from_path=None: set it to a checkpoint folder
 trainer.resume_mode=resume_path trainer.resume_from_path=/nowhere/global_step_3 -> : /nowhere/global_step_3
@@ -90,7 +83,6 @@ trainer.default_hdfs_dir=hdfs://run -> : must be null: verl copies the model the
 trainer.logger=[console,wandbb] -> trainer.logger=wandbb: must be one of wandb, mlflow,
 trainer.logger=tensorbord -> : must be one of ... did you mean tensorboard?
 async_dapo.max_concurrent_prompts=50000 async_dapo.rollout_pool_size=null -> : 8 workers could wait with 1600000
-reward.num_workers=0 -> : must be >= 1
 reward.reward_manager.name=dapoo -> : must be one of ... with reward.reward_manager.source=importlib and ...
     did you mean dapo?
 reward.reward_model.enable=True -> reward.reward_model.enable_resource_pool=False: a reward model on the trainer's GPUs
@@ -127,6 +119,11 @@ actor.ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=2
 actor.fsdp_config.ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=2
     actor_rollout_ref.model.use_remove_padding=False
   -> actor.fsdp_config.ulysses_sequence_parallel_size=2: sequences are split only where they are packed
+rollout.response_length=16 -> : must equal data.max_response_length=32, which it follows
+rollout.response_length=64 -> : must equal data.max_response_length=32, which it follows
+rollout.prompt_length=null -> rollout.prompt_length=None: must equal data.max_prompt_length=32, which it follows
+rollout.gpu_memory_utilization=1.5 -> : must be > 0 and <= 1
+trainer.max_critic_ckpt_to_keep=1 gae critic.model.path=a/model -> : is ignored: a checkpoint stays or goes as a whole
 rollout.max_model_len=63 -> : must be >= 64
 rollout.max_model_len=1025 -> : the model has 1024 positions
 data.max_response_length=993 -> rollout.max_model_len=None: the model has 1024 positions

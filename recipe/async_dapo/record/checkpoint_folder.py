@@ -73,19 +73,27 @@ def checkpoint_folders(root: Path) -> list[Path]:
 def saving(folder: Path, frames: Iterable[bytes]) -> Iterator[None]:
     """Write the pool, let verl write the rest, then note that all of it is there.
 
+    A run before may have saved the same step, on other ranks: nothing of that is mixed with this one. It stays beside
+    the folder until this one is complete.
+
     Args:
         frames: the pool; each may be as long as the prompt groups of a run are.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    note = folder / COMPLETE_FILE
-    for path in (note, _partial(note)):  # of a save before, which may have been interrupted
-        path.unlink(missing_ok=True)
+    before, note = _before(folder), folder / COMPLETE_FILE
+    if folder.exists():
+        if before.exists():  # a save of this step was interrupted: while it wrote, or when it was complete
+            shutil.rmtree(before if note.exists() else folder)
+        if not before.exists():
+            folder.rename(before)
+    folder.mkdir(parents=True)
     checksum = _write_pool(folder / POOL_FILE, frames)
     yield
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     complete = Complete(format=FORMAT, step=step_of(folder), files=files, pool_blake2b=checksum)
     with replacing(note) as file:
         file.write(msgspec.json.format(msgspec.json.encode(complete)))
+    if before.exists():
+        shutil.rmtree(before, ignore_errors=True)
 
 
 def verify(folder: Path) -> Complete:
@@ -138,8 +146,10 @@ def _read_complete(folder: Path) -> Complete:
         raise DamagedCheckpoint(f"{folder} does not exist")
     try:
         if not path.exists():
+            before = _before(folder)
+            earlier = f"; what was there before is in {before}" if before.exists() else ""
             raise DamagedCheckpoint(
-                f"{folder} has no {COMPLETE_FILE}: it was not written to its end, or not by this recipe"
+                f"{folder} has no {COMPLETE_FILE}: it was not written to its end, or not by this recipe{earlier}"
             )
         if (size := path.stat().st_size) > MAX_COMPLETE_BYTES:
             raise DamagedCheckpoint(f"{path} has {size} bytes, more than {MAX_COMPLETE_BYTES}")
@@ -194,6 +204,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
     _partial(path).replace(path)
+
+
+def _before(folder: Path) -> Path:
+    """Where the content of a folder is while the step is saved again."""
+    return folder.with_name(f"{folder.name}.before")
 
 
 def _partial(path: Path) -> Path:

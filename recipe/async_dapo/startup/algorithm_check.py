@@ -34,7 +34,6 @@ def check_algorithm(config: DictConfig, options: AsyncDAPOConfig) -> str:
             partial(_check_estimator, config),
             partial(_check_losses, config),
             partial(_check_advantages, config, options),
-            partial(_check_sampling, config),
             partial(check_importance_sampling, config, options),
         ]
     )
@@ -101,11 +100,6 @@ def _check_advantages(config: DictConfig, options: AsyncDAPOConfig) -> None:
             "trajectories' KL penalty and their group's baseline with it; set async_dapo.max_staleness=null, or use "
             "actor_rollout_ref.actor.use_kl_loss",
         )
-
-
-def _check_sampling(config: DictConfig) -> None:
-    if config.actor_rollout_ref.rollout.temperature <= 0:
-        raise refused(config, _ROLLOUT + "temperature", "must be > 0: all answers of a group would be the same")
 
 
 def check_importance_sampling(config: DictConfig, options: AsyncDAPOConfig) -> None:

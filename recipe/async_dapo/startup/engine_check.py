@@ -24,7 +24,6 @@ from ..option_values import (
     did_you_mean,
     own_head_drafts,
     refused,
-    whole_number,
 )
 
 logger = logging.getLogger(__name__)
@@ -111,8 +110,6 @@ def _check_calls(config: DictConfig, options: AsyncDAPOConfig) -> None:
 
 def _check_gpus(config: DictConfig) -> None:
     """Whichever GPUs engines run on, they are whole engines."""
-    for key in ("trainer.nnodes", "trainer.n_gpus_per_node"):
-        whole_number(config, key)
     is_separate = config.async_dapo.placement == Placement.SEPARATE
     owner = "actor_rollout_ref.rollout" if is_separate else "trainer"
     if is_separate:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import training_gpus
+from ..config import checkpoints_to_keep, training_gpus
 from ..option_values import ConfigError, check_each, refused
 from ..record.checkpoint_folder import (
     LEAST_BYTES,
@@ -75,8 +75,8 @@ def _check_room(config: DictConfig) -> str:
             f"a checkpoint takes at least {in_gb(size)}, more than {disk} has room for; free some space, or name a "
             "folder on another disk",
         )
-    keep = trainer.max_actor_ckpt_to_keep
-    kept = f"{keep + 1} at a time" if keep else "and all are kept: set trainer.max_actor_ckpt_to_keep"
+    keep = checkpoints_to_keep(config)
+    kept = f"{keep + 1} at a time" if keep is not None else "and all are kept: set trainer.max_actor_ckpt_to_keep"
     return f"checkpoints of {in_gb(size)} or more, {kept}; they go to {disk}"
 
 
@@ -184,14 +184,13 @@ def _check_newest(config: DictConfig, root: Path) -> Path | None:
 def _check_ranks(config: DictConfig, folder: Path) -> None:
     """Each of verl's ranks looks for files that are named after the number of ranks, when engines are up."""
     found = {int(of[1]) for file in (folder / "actor").glob("*.pt") if (of := _RANKS.match(file.name))}
-    if not found:
-        return
-    if (ranks := training_gpus(config)) not in found:
+    if found and found != {ranks := training_gpus(config)}:
         raise refused(
             config,
             "trainer.n_gpus_per_node",
-            f"{folder} was saved by {max(found)} training GPUs, and with trainer.nnodes={config.trainer.nnodes} this "
-            f"makes {ranks}; train on as many as before, or begin a new run with its weights (docs/cluster.md)",
+            f"{folder} was saved by {' and by '.join(map(str, sorted(found)))} training GPUs, and with "
+            f"trainer.nnodes={config.trainer.nnodes} this makes {ranks}; train on as many as before, or begin a new "
+            "run with its weights (docs/cluster.md)",
         )
 
 

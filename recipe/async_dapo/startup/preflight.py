@@ -11,9 +11,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ..config import AsyncDAPOConfig
-from ..option_values import ConfigError, ConfigErrors
+from ..option_values import ConfigError, ConfigErrors, check_each
 from ..verl_version import check_versions
 from .hardware import ASSUMED_GPU, Gpu
+from .verl_options import check_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +49,14 @@ def check_all(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> None:
 
 
 def findings(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> Iterator[Finding]:
-    """Run every check, cheap ones first, each whatever became of those before; without options no other can run."""
+    """Run every check, cheap ones first, each whatever became of those before. Without options, and numbers where
+    numbers belong, no other can run.
+    """
     yield from _run("versions", check_versions)
     parsed: list[AsyncDAPOConfig] = []
 
     def parse() -> str:
+        check_each([partial(check_numbers, config), partial(AsyncDAPOConfig.from_hydra, config)])
         parsed.append(AsyncDAPOConfig.from_hydra(config))
         return f"{parsed[0].rollout_strategy}, {parsed[0].stop_rule}"
 

@@ -154,8 +154,6 @@ def _check_reward_model(config: DictConfig) -> None:
     if model.enable_resource_pool and not model.enable:
         remedy = "would reserve GPUs for nothing: reward.reward_model.enable=False; set both or neither"
         raise refused(config, "reward.reward_model.enable_resource_pool", remedy)
-    if reward.num_workers < 1:
-        raise refused(config, "reward.num_workers", "must be >= 1: they compute the rewards")
 
 
 def _check_overlong_penalty(config: DictConfig) -> None:

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import AsyncDAPOConfig, training_gpus
-from ..option_values import ConfigError, check_choice, check_each, refused, whole_number
-from .verl_options import listed
+from ..config import AsyncDAPOConfig, checkpoints_to_keep, training_gpus
+from ..option_values import ConfigError, check_choice, check_each, refused
+from .verl_options import CRITIC_NUMBERS, check_numbers, listed
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.ref."
 _CRITIC = "critic."
@@ -30,8 +30,9 @@ def check_trainer(config: DictConfig, options: AsyncDAPOConfig) -> None:
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    others = (_check_loggers, _check_validation, _check_critic, _check_checkpoints, _check_checkpoint_parts)
-    check_each([partial(_check_batch_sizes, config, options), *(partial(check, config) for check in others)])
+    others = (_check_loggers, _check_validation, _check_checkpoints, _check_checkpoint_parts)
+    checks = [partial(_check_critic, config), partial(_check_batch_sizes, config, options)]
+    check_each([*checks, *(partial(check, config) for check in others)])
 
 
 def _check_loggers(config: DictConfig) -> None:
@@ -54,7 +55,6 @@ def _check_validation(config: DictConfig) -> None:
     if trainer.val_only and not trainer.val_before_train:
         raise refused(config, "trainer.val_only", "is ignored without trainer.val_before_train=True")
     sampling = config.actor_rollout_ref.rollout.val_kwargs
-    whole_number(config, _ROLLOUT + "val_kwargs.n")
     if sampling.temperature == 0 and (sampling.n > 1 or sampling.do_sample):
         raise refused(
             config,
@@ -74,8 +74,16 @@ def _check_validation(config: DictConfig) -> None:
 def _check_critic(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic
 
-    if config.trainer.critic_warmup > 0 and not need_critic(config):
-        raise refused(config, "trainer.critic_warmup", "there is no critic, and the actor would not train; set 0")
+    trainer = config.trainer
+    if not need_critic(config):
+        if trainer.critic_warmup > 0:
+            raise refused(config, "trainer.critic_warmup", "there is no critic, and the actor would not train; set 0")
+        return
+    check_numbers(config, CRITIC_NUMBERS)
+    keep = checkpoints_to_keep(config)
+    if trainer.max_critic_ckpt_to_keep is not None and checkpoints_to_keep(config, "critic") != keep:
+        remedy = "is ignored: a checkpoint stays or goes as a whole, by trainer.max_actor_ckpt_to_keep; leave it out"
+        raise refused(config, "trainer.max_critic_ckpt_to_keep", remedy)
 
 
 def _check_checkpoints(config: DictConfig) -> None:
@@ -165,7 +173,7 @@ def _check_mini_batch(config: DictConfig, options: AsyncDAPOConfig, model: str) 
     Returns the trajectories of a mini batch.
     """
     prompts, n = OmegaConf.select(config, key := model + "ppo_mini_batch_size"), options.rollout_n
-    if prompts < 1 or options.target_valid_groups % prompts:
+    if options.target_valid_groups % prompts:
         raise refused(
             config,
             key,
@@ -196,7 +204,7 @@ def _check_micro_batches(config: DictConfig, sizes: str, *, model: str, dynamic:
         return
     key, per_rank = sizes + "micro_batch_size_per_gpu", trajectories // _num_ranks(config, model)
     value = OmegaConf.select(config, key)
-    if value is None or value < 1 or per_rank % value:
+    if value is None or per_rank % value:
         remedy = f"must divide the {per_rank} trajectories that a rank gets; or set {dynamic}=True"
         raise refused(config, key, remedy)
 

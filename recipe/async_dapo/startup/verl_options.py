@@ -1,21 +1,88 @@
-"""verl's options: those that this recipe decides, those that verl 0.9.1's V1 trainer would silently ignore, and what
-verl itself refuses.
+"""verl's options: numbers and their ranges, those that this recipe decides, those that verl 0.9.1's V1 trainer would
+silently ignore, and what verl itself refuses.
 
-Every row was checked against the installed wheel: nothing on the V1 path reads the option. Several of them act in
-verl's older trainer, so scripts still carry them.
+Every row of `IGNORED` was checked against the installed wheel: nothing on the V1 path reads the option. Several of them
+act in verl's older trainer, so scripts still carry them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from hydra.errors import HydraException
+from msgspec import Meta
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..option_values import ConfigError, check_each, refused
+from ..option_values import ConfigError, check_each, number, refused
 
-_ROLLOUT = "actor_rollout_ref.rollout."
-_ACTOR = "actor_rollout_ref.actor."
+_ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
+_MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."
+
+_Count = Annotated[int, Meta(ge=1)]
+_CountOrNull = Annotated[int | None, Meta(ge=1)]
+_NotNegative = Annotated[int, Meta(ge=0)]
+_Share = Annotated[float, Meta(gt=0, le=1)]
+_SEQUENCE_PARALLEL = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
+
+_ABSENT = object()
+
+# Numbers that this recipe takes from verl's options, with the values that verl has a meaning for. Some of these are no
+# positive numbers: a frequency <= 0 is "never", a number of checkpoints or samples <= 0 is "all".
+NUMBERS: dict[str, Any] = {
+    "trainer.total_epochs": _Count,
+    "trainer.total_training_steps": _CountOrNull,
+    "trainer.save_freq": int,
+    "trainer.test_freq": int,
+    "trainer.critic_warmup": int,
+    "trainer.max_actor_ckpt_to_keep": int | None,
+    "trainer.max_critic_ckpt_to_keep": int | None,
+    "trainer.nnodes": _Count,
+    "trainer.n_gpus_per_node": _Count,
+    "data.train_max_samples": int,
+    "data.val_max_samples": int,
+    "data.val_batch_size": Annotated[int | None, Meta(ge=0)],
+    "data.seed": Annotated[int | None, Meta(ge=0)],
+    "reward.num_workers": _Count,
+    _KWARGS + "max_resp_len": int | None,
+    _KWARGS + "overlong_buffer_cfg.len": int,
+    _KWARGS + "overlong_buffer_cfg.penalty_factor": float,
+    "transfer_queue.backend.SimpleStorage.total_storage_size": _CountOrNull,
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": _Count,
+    "ray_kwargs.ray_init.num_cpus": _CountOrNull,
+    _MODEL + "lora_rank": _NotNegative,
+    _MODEL + "lora.rank": _NotNegative,
+    _ROLLOUT + "temperature": Annotated[float, Meta(gt=0)],
+    _ROLLOUT + "val_kwargs.temperature": Annotated[float, Meta(ge=0)],
+    _ROLLOUT + "val_kwargs.top_p": _Share,
+    _ROLLOUT + "val_kwargs.top_k": Annotated[int, Meta(ge=-1)],
+    _ROLLOUT + "val_kwargs.n": _Count,
+    _ROLLOUT + "nnodes": _NotNegative,
+    _ROLLOUT + "n_gpus_per_node": _Count,
+    _ROLLOUT + "tensor_model_parallel_size": _Count,
+    _ROLLOUT + "data_parallel_size": _Count,
+    _ROLLOUT + "pipeline_model_parallel_size": _Count,
+    _ROLLOUT + "max_num_seqs": _Count,
+    _ROLLOUT + "max_num_batched_tokens": _Count,
+    _ROLLOUT + "max_model_len": _CountOrNull,
+    _ROLLOUT + "gpu_memory_utilization": _Share,
+    _ROLLOUT + "log_prob_micro_batch_size_per_gpu": _CountOrNull,
+    _ROLLOUT + "log_prob_max_token_len_per_gpu": _CountOrNull,
+    _REF + "log_prob_micro_batch_size_per_gpu": _CountOrNull,
+    _REF + "log_prob_max_token_len_per_gpu": _CountOrNull,
+    _ACTOR + "ppo_epochs": _Count,
+    _ACTOR + "ppo_mini_batch_size": _Count,
+    _ACTOR + "ppo_micro_batch_size_per_gpu": _CountOrNull,
+    _ACTOR + "ppo_max_token_len_per_gpu": _CountOrNull,
+    _ACTOR + "optim.lr": Annotated[float, Meta(ge=0)],
+    **{model + name: _Count for model in (_ACTOR, _REF) for name in _SEQUENCE_PARALLEL},
+}
+# Those of a critic, where there is one: most of them follow the actor's.
+CRITIC_NUMBERS: dict[str, Any] = {
+    "critic.ppo_epochs": _Count,
+    "critic.ppo_mini_batch_size": _Count,
+    "critic.ppo_infer_max_token_len_per_gpu": _Count,
+    "critic.fsdp.ulysses_sequence_parallel_size": _Count,
+}
 
 TRAINING_ENGINES = ("fsdp2", "fsdp")
 _WHOLE_VOCABULARY = "log-probs are compared with the trainer's, of the whole vocabulary; validation has val_kwargs"
@@ -117,6 +184,19 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | ListConfig) else [value]
 
 
+def check_numbers(config: DictConfig, kinds: Mapping[str, Any] = NUMBERS) -> None:
+    """Refuse what is no number, or one that verl has no meaning for: it would be found minutes after the start.
+
+    Args:
+        kinds: by the names of options.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    given = (key for key in kinds if OmegaConf.select(config, key, default=_ABSENT) is not _ABSENT)
+    check_each([partial(number, config, key, kinds[key]) for key in given])
+
+
 def check_verl_options(config: DictConfig) -> None:
     """Refuse verl's options that would be ignored; then let verl choose the device.
 
@@ -126,13 +206,14 @@ def check_verl_options(config: DictConfig) -> None:
     ignored = [(key, accepted, f"another value would be ignored; {instead}") for key, accepted, instead in IGNORED]
     required = [partial(_require, config, *row) for row in (*FIXED, *ignored)]
     shadowed = [partial(_check_shadowed, config, *row) for row in SHADOWED]
+    lengths = [partial(_check_length, config, part) for part in ("prompt", "response")]
     why = "verl's V1 trainer does not read `{}` any more; set its successor under `reward`"
     moved = [
         partial(_require, config, key, (None,), why.format(node))
         for node in MOVED_TO_REWARD
         for key in _leaves(config.get(node), node)
     ]
-    check_each([*required, *shadowed, *moved])
+    check_each([*required, *shadowed, *lengths, *moved])
     from verl.utils.device import auto_set_device
 
     auto_set_device(config)
@@ -171,6 +252,21 @@ def _check_shadowed(config: DictConfig, key: str, read: str) -> None:
     value, wanted = OmegaConf.select(config, key), OmegaConf.select(config, read)
     if value is not None and wanted is not None and value != wanted:
         raise refused(config, key, f"is ignored, verl reads {read}={wanted}; set both to the same value")
+
+
+def _check_length(config: DictConfig, part: str) -> None:
+    """
+    Args:
+        part: prompt or response.
+    """
+    wanted = OmegaConf.select(config, of_data := f"data.max_{part}_length")
+    if OmegaConf.select(config, key := f"{_ROLLOUT}{part}_length") != wanted:
+        raise refused(
+            config,
+            key,
+            f"must equal {of_data}={wanted}, which it follows: agent loops would cut every {part} there, behind the "
+            f"overlong penalty and every check; leave it out and set {of_data} alone",
+        )
 
 
 def _require(config: DictConfig, key: str, accepted: tuple[Any, ...], why: str) -> None:

@@ -20,6 +20,7 @@ from msgspec.structs import asdict
 from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 
+from ..config import checkpoints_to_keep
 from ..core.concurrency import ConcurrencyState
 from ..core.journal import Call
 from ..core.ledger import Ledger
@@ -297,8 +298,7 @@ class KeptCheckpoints:
         """Take `trainer.max_actor_ckpt_to_keep` over, and have verl keep one model more, in place. A checkpoint without
         its model or its critic is of no use: all of it goes at once.
         """
-        trainer = config.trainer
-        keep = trainer.max_actor_ckpt_to_keep or None
+        trainer, keep = config.trainer, checkpoints_to_keep(config)
         trainer.max_actor_ckpt_to_keep = trainer.max_critic_ckpt_to_keep = None if keep is None else keep + 1
         return cls(Path(trainer.default_local_dir), keep)
 

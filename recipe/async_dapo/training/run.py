@@ -15,7 +15,7 @@ from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import register_replica
 from ..engines.rolling_balancer import RollingLoadBalancer
-from ..logs import show_logs
+from ..logs import log_phase, show_logs
 from ..option_values import SPECULATIVE_CONFIGS
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
@@ -60,6 +60,7 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] | None = None)
         succeeded = True
     finally:
         take_down(trainer, router_config, succeeded=succeeded)
+    log_phase(f"the run ends: {trainer.why_ended}")
 
 
 def use_idle_cores() -> None:

@@ -14,8 +14,9 @@ class AsyncDAPOTaskRunner:
         show_logs()
         log_phase("Ray is up; importing vLLM and the trainer")
         check_versions()
-        from ..store import queue_starts
+        from ..store import check_cpus, queue_starts
 
+        check_cpus(config)
         with queue_starts(config):
             from .run import train  # vLLM and the trainer are imported here, not in the driver
         train(config)

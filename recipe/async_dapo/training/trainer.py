@@ -85,12 +85,21 @@ class AsyncDAPOTrainer(PPOTrainer):
     checkpoint_manager: CheckpointEngineManager
     _has_told_fields = False
     _has_judged_engines = False
+    _first_step = 1  # of this life
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
         self._balance: BalanceHeuristic | None = None
         self._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
         super().__init__(config)
+
+    def _init_dataloader(self) -> None:
+        """Steps end a run: verl's loop would also end after `total_epochs`, without its last checkpoint and validation,
+        where `total_training_steps` asks for more.
+        """
+        super()._init_dataloader()
+        trainer, epochs = self.config.trainer, -(-self.total_training_steps // max(1, self.steps_per_epoch))
+        trainer.total_epochs = max(trainer.total_epochs, epochs)
 
     def _init_resource_pool_mgr(self) -> None:
         log_phase("data loaded; training workers load the model")
@@ -150,6 +159,18 @@ class AsyncDAPOTrainer(PPOTrainer):
             super().fit(agent_loop_manager)
             self.replay_buffer.end_round()
 
+    @property
+    def why_ended(self) -> str:
+        """In words, of a run that has come to its end."""
+        trainer, total = self.config.trainer, self.total_training_steps
+        if trainer.val_only:
+            return "trainer.val_only=True: the run validates, and trains nothing"
+        key = "total_epochs" if trainer.total_training_steps is None else "total_training_steps"
+        limit = f"trainer.{key}={trainer[key]}"
+        if self._first_step > total:
+            return f"{limit} ends at step {total}, and step {self._first_step - 1} is trained; raise it to go on"
+        return f"step {total} of {limit} is trained"
+
     def on_init_end(self) -> None:
         if self.options.importance_sampling is ImportanceSampling.BALANCE:
             self._balance = BalanceHeuristic(self.actor_rollout_wg, self.config, self.options)
@@ -182,6 +203,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         self.replay_buffer.news.spans.end(time.time())
 
     def on_train_begin(self) -> None:
+        self._first_step = self.global_steps
         log_phase(f"training, step {self.global_steps} of {self.total_training_steps}")
 
     def on_validate_begin(self) -> None:

@@ -1,0 +1,86 @@
+"""What ends a run: its steps, with verl's last checkpoint and validation; never its epochs before that."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+
+from ..support.composed_runs import compose_run, rows, valid_overrides, write_files, write_parquet
+
+
+class Loop(AsyncDAPOTrainer):
+    """verl's data loaders and its loop over the steps, of which each does nothing."""
+
+    logger = SimpleNamespace(log=lambda **_: None)
+
+    def __init__(self, *overrides: str) -> None:
+        self.config = compose_run(list(overrides))
+        self.trainer_mode, self.parameter_sync_step, self.global_steps = "async_dapo", 1, 0
+        self.steps: list[int] = []
+        self.saved: list[int] = []
+        self.validated: list[int] = []
+        self._init_tokenizer()
+        self._init_dataloader()
+
+    def step(self, *_: Any) -> KVBatchMeta:
+        self.steps.append(self.global_steps)
+        return KVBatchMeta(partition_id="train", keys=[], tags=[])
+
+    def _save_checkpoint(self) -> None:
+        self.saved.append(self.global_steps)
+
+    def _validate(self) -> dict[str, float]:
+        self.validated.append(self.global_steps)
+        return {"acc": 1.0}
+
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
+
+    on_step_end = on_validate_begin = on_validate_end = _compute_metrics = _shutdown_dump_executor = _nothing
+    _start_profiling = _stop_profiling = _nothing
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """24 prompts, 8 a step."""
+    files = write_files(tmp_path_factory.mktemp("run"))
+    write_parquet(Path(files, "train.parquet"), rows(24))
+    trainer = ("save_freq=4", "test_freq=5", "val_before_train=False")
+    return [*valid_overrides(files), *(f"trainer.{option}" for option in trainer)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of verl's data set
+@pytest.mark.parametrize(
+    ("epochs", "steps", "resumed", "trained", "saved", "validated", "why"),
+    [
+        (1, 6, 0, 6, [4, 6], [5, 6], "step 6 of trainer.total_training_steps=6 is trained"),
+        (10, 6, 0, 6, [4, 6], [5, 6], "step 6 of trainer.total_training_steps=6 is trained"),
+        (2, "null", 0, 6, [4, 6], [5, 6], "step 6 of trainer.total_epochs=2 is trained"),
+        (1, 6, 4, 2, [6], [5, 6], "step 6 of trainer.total_training_steps=6 is trained"),
+        (
+            1,
+            6,
+            8,
+            0,
+            [],
+            [],
+            "trainer.total_training_steps=6 ends at step 6, and step 8 is trained; raise it to go on",
+        ),
+    ],
+)
+def test_a_run_ends_by_its_steps_with_a_checkpoint_and_a_validation_and_says_why(
+    valid, monkeypatch, epochs, steps, resumed, trained, saved, validated, why
+):
+    for name in ("Tracking", "ValidationGenerationsLogger", "DapoFilteredRewardTableLogger"):
+        monkeypatch.setattr(trainer_base, name, lambda **_: Loop.logger)
+    monkeypatch.setattr(trainer_base.tq, "kv_clear", lambda **_: None)
+    trainer = Loop(*valid, f"trainer.total_epochs={epochs}", f"trainer.total_training_steps={steps}")
+    trainer.global_steps = resumed
+    PPOTrainer.fit(trainer, None)
+    assert len(trainer.steps) == trained
+    assert (trainer.saved, trainer.validated, trainer.why_ended) == (saved, validated, why)
