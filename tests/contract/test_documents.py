@@ -54,7 +54,7 @@ WORDS = {  # at most, by page, as `wc -w` counts: with code, tables, rules and b
     "docs/architecture.md": 1600,
 }
 EVIDENCE_WORDS = 500  # a page
-ALL_WORDS = 22_000  # of the pages under docs/
+ALL_WORDS = 24_000  # of the pages under docs/
 NOT_SAID = r"who (?:dies|waits|runs|stops|reads|holds|asks|is|has)\b|of which|for want of|a run is told|gets no weights"
 
 every_page = pytest.mark.parametrize("name", PAGES)
