@@ -101,6 +101,7 @@ def rollout(
     reward = reward_options(on_error=on_error)
     options: Any = SimpleNamespace(
         reward=reward,
+        reward_function="compute_score of reward.py",
         filter=SimpleNamespace(metric="acc" if is_filtered else None),
         screening=screening,
         max_tokens_per_round=None,
