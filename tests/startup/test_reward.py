@@ -2,6 +2,7 @@
 
 import pytest
 
+from recipe.async_dapo.rollout.trial_group import TrialGroups
 from recipe.async_dapo.startup.preflight import check_all
 
 from ..support.composed_runs import refusal, rows, write_parquet
@@ -99,6 +100,17 @@ def test_a_module_with_classes_and_a_pool_that_reads_the_turns_is_accepted_with_
     check_all(run(*named, *(["reward.reward_kwargs.max_resp_len=32", *overlong] if manager == "dapo" else [])))
     path.write_text(MODULE.replace("== 2", "== 3"))
     assert "raised AssertionError() at reward.py:17 on an empty answer" in refusal(run, *named)
+
+
+def test_a_group_that_cannot_be_stored_is_refused_with_its_columns(run, monkeypatch):
+    def store(group):
+        raise TypeError("no column for this")
+
+    monkeypatch.setattr(TrialGroups, "store", staticmethod(store))
+    columns = ["data_source", "extra_info", "prompt", "reward_model"]
+    assert refusal(run).startswith(
+        f"data_source=sums: a scored group cannot be stored with its columns {columns}: TypeError('no column for this')"
+    )
 
 
 MAIN_THREAD = "import signal; signal.signal(signal.SIGALRM, signal.SIG_DFL); "

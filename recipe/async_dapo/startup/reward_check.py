@@ -71,7 +71,13 @@ async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[d
                         f"the reward function returns `{VERLS_FIELD}`, verl's name for the score itself; rename it"
                     )
                     raise ConfigError(key, value, problem)
-            trials.store(group)
+            try:
+                trials.store(group)
+            except Exception as error:  # of verl's containers, for a column that they do not hold
+                problem = (
+                    f"a scored group cannot be stored with its columns {sorted(row)}: {error!r}; change or drop one"
+                )
+                raise ConfigError("data_source", row["data_source"], problem) from error
     finally:
         await pool.close()
 
