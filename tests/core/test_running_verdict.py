@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.balance import ResponseLengths
-from recipe.async_dapo.core.outcome import GroupOutcome, Verdict, is_certain, judge_group
+from recipe.async_dapo.core.outcome import SAME_METRIC, GroupOutcome, Verdict, is_certain, judge_group
 from recipe.async_dapo.core.over_sampling import LEAST_VALID_SHARE, AtHand, OverSampling, RoundSize
 from recipe.async_dapo.core.staleness import StalenessLimit
 
@@ -102,9 +102,22 @@ def test_given_nothing_as_long_then_half_of_what_is_left_is_expected():
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@given(st.lists(finite | st.booleans(), min_size=1))
+@given(st.lists(st.integers(-1000, 1000).map(lambda tenths: tenths / 10) | st.booleans(), min_size=1))
 def test_valid_exactly_when_two_metrics_differ(metrics: list[float]) -> None:
     assert (judge_group(metrics) is Verdict.VALID) == (len(set(metrics)) > 1)
+
+
+@given(st.lists(finite, min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_given_sums_that_differ_only_by_their_order_then_the_group_is_not_valid(parts, random) -> None:
+    parts = [part / 1e300 for part in parts]  # no sum overflows
+    size = max(1.0, abs(sum(parts)), sum(map(abs, parts)) * SAME_METRIC)  # where they cancel out, noise is all there is
+    metrics = [sum(random.sample(parts, len(parts))) / size for _ in range(8)]
+    assert judge_group(metrics) is Verdict.FILTERED
+
+
+@given(st.lists(finite, min_size=1, max_size=4), st.lists(finite, max_size=4))
+def test_a_group_of_any_metrics_never_turns_from_certain_to_filtered(known, more) -> None:
+    assert is_certain(known + more) >= is_certain(known)
 
 
 @given(st.lists(finite, max_size=4), st.sampled_from([math.nan, math.inf, -math.inf]), st.lists(finite, max_size=4))

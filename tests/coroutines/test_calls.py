@@ -3,6 +3,7 @@ Some raise, hang, cancel themselves, or return what cannot be kept.
 """
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -183,7 +184,9 @@ def test_given_a_recover_that_blocks_then_the_worker_goes_on_meanwhile() -> None
     assert service.answers == [2] * 4
 
 
-async def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_the_same_when_it_runs_again() -> None:
+async def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_the_same_when_it_runs_again(
+    caplog,
+) -> None:
     told: list[str] = []
 
     async def raises() -> None:
@@ -201,10 +204,16 @@ async def test_given_a_call_that_raises_or_hangs_then_the_loop_is_told_and_told_
         await asyncio.sleep(60)
         return finished(trajectory)
 
-    held = group()
-    await stopped_at(rollout(loop), held, 100.0)
-    await outcome_of(rollout(loop), held)
+    held, rollouts = group(), [rollout(loop), rollout(loop)]
+    with caplog.at_level(logging.WARNING):
+        await stopped_at(rollouts[0], held, 100.0)
+    await outcome_of(rollouts[1], held)
     assert Counter(told) == {"'no such account'": 8, "no answer within 60.0 s": 8}
+    counts = [rollout.take_report().calls for rollout in rollouts]
+    assert [(count.answered, count.failed) for count in counts] == [(8, 8), (0, 0)], "an answer of the record is none"
+    assert [line.split(" failed,")[0].rpartition(".")[2] for line in caplog.messages] == ["raises", "hangs"], (
+        "once each"
+    )
 
 
 async def test_given_a_call_that_cancels_itself_then_the_loop_is_told_and_it_is_not_made_again() -> None:

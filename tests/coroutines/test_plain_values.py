@@ -84,6 +84,10 @@ def test_given_plain_values_arrays_and_tensors_when_read_back_then_they_are_what
     assert same(read_back({"column": value}), {"column": value})
 
 
+def test_given_a_surrogate_that_stands_alone_then_it_is_read_back_as_a_question_mark() -> None:
+    assert read_back({"\udc80": ["caf\xe9 \ud800"]}) == {"?": ["caf\xe9 ?"]}
+
+
 def test_given_a_time_zone_and_transposed_arrays_when_read_back_then_they_are_what_they_were_and_can_be_written_to():
     row = {"seen": datetime(2026, 1, 2, tzinfo=UTC), "tensor": torch.ones(3, 4).T, "array": np.ones((2, 3)).T}
     back = read_back(row)

@@ -1,19 +1,36 @@
 """Inline reward: every way a reward call can go wrong has a counted reason, and none blocks or slips through."""
 
 import asyncio
+import json
+import logging
 import math
+import pickle
+from datetime import datetime
+from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.metric_utils import process_validation_metrics
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.async_dapo.config import REWARD_IMPORT_LIMIT_S, ConfigError
+from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.rollout.reward import RewardFailed, RewardScorer
 from recipe.async_dapo.rollout.reward_isolation import RewardPool
+from recipe.async_dapo.rollout.reward_process import answer_plain
+from recipe.async_dapo.store import rows_of
+from recipe.async_dapo.training.metrics import fields_to_average
 
 from ..support.fakes import ScriptedProcess, ScriptedReward
+from ..support.rollout_world import group, outcome_of, rollout
 from ..support.scripted_reward import reward_options
 from ..support.simulation import now_s, simulate
 
@@ -27,7 +44,9 @@ def output() -> AgentLoopOutput:
 
 def scorer(reward: Any, *, metric: str | None = "acc", max_retries: int = 0, processes: int | None = 2) -> RewardScorer:
     reward_ = reward_options(timeout_s=TIMEOUT_S, processes=processes, max_retries=max_retries)
-    options: Any = SimpleNamespace(reward=reward_, filter=SimpleNamespace(metric=metric))
+    options: Any = SimpleNamespace(
+        reward=reward_, filter=SimpleNamespace(metric=metric), reward_function="compute_score of reward.py"
+    )
     return RewardScorer(reward, options=options)
 
 
@@ -154,3 +173,120 @@ def test_given_an_agent_loop_that_scores_itself_then_its_score_counts_and_a_miss
     else:
         with pytest.raises(ConfigError, match=r"filter_groups\.metric"):
             simulate(scorer(nothing).score(outputs, {}))
+
+
+NUMBERS = [
+    *(np.dtype(kind).type(1) for kind in ("bool", "int8", "uint64", "float16", "float32", "float64", "longdouble")),
+    *(torch.tensor(1, dtype=kind) for kind in (torch.bool, torch.int64, torch.bfloat16, torch.float32)),
+    *(np.array(1.0), Decimal(1), Fraction(1), True, 1, 1.0),
+]
+
+
+async def is_stored(held: Any, returned: list[Any], *, by_process: bool) -> Any:
+    """Scores a group of four with what a function has returned, in a process of its own or not; the rows that it makes,
+    as the trainer reads them."""
+    left = iter(returned)
+
+    async def compute_score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
+        result = next(left)
+        if by_process:
+            status, content = answer_plain(lambda: result, {})
+            assert status == "score"
+            result = pickle.loads(content)
+        outputs[-1].reward_score = result["score"]
+        outputs[-1].extra_fields["reward_extra_info"] = dict(result)
+
+    outcome = await outcome_of(rollout(compute_score=compute_score), held)
+    assert outcome.verdict is Verdict.VALID, outcome
+    return list_of_dict_to_tensordict([fields for _, fields, _ in rows_of(held)])
+
+
+@pytest.mark.parametrize("by_process", [True, False])
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{type(number).__module__}.{type(number).__name__}")
+async def test_every_kind_of_number_is_a_score_and_a_metric(number: Any, by_process: bool) -> None:
+    returned = [{"score": number, "acc": number}, *[{"score": 0, "acc": 0}] * 3]
+    rows = await is_stored(group(), returned, by_process=by_process)
+    assert sorted(scores[-1].item() for scores in rows["rm_scores"].unbind()) == [0.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("score", ["0.5", b"0.5", [0.5], np.array([0.5]), 1e300, 10**400, 1j, {"a": 1}, object()])
+async def test_what_is_no_number_or_too_large_a_one_is_refused_with_the_function_s_name(score: Any) -> None:
+    with pytest.raises(RewardFailed, match=r"reward_not_finite: compute_score of reward\.py returns score=") as failed:
+        await scorer(ScriptedReward(score), metric=None).score([output()], {})
+    assert failed.value.cause.summary.endswith("which is no finite number")
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+    def __float__(self) -> float:
+        raise KeyError("no number")
+
+
+def endless() -> list[Any]:
+    itself: list[Any] = []
+    itself.append(itself)
+    return itself
+
+
+NAMES = st.sampled_from(["acc_", "pred", "reward", "reward_field", "input", "uid", "a/b", "\udc80", 3, None, (1, 2)])
+FIELDS = st.dictionaries(
+    NAMES,
+    st.recursive(
+        st.one_of(
+            st.none(),
+            st.floats(),
+            st.builds(Broken),
+            st.integers(-(2**70), 2**70),
+            st.text(st.characters(), max_size=3),
+            st.sampled_from(["\ud800", b"\xff", endless(), object(), lambda: 0, datetime(2026, 1, 2), 10**400]),
+            st.sampled_from([*NUMBERS, {1, 2}, 1j, np.ones(2), torch.ones(1, 2), np.array(["a", None]), {(1, 2): 3}]),
+        ),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
+        max_leaves=4,
+    ),
+    max_size=4,
+)
+
+
+@given(fields=st.lists(FIELDS, min_size=4, max_size=4), by_process=st.booleans())
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # means of infinite fields
+def test_whatever_fields_come_beside_the_score_no_group_is_lost_and_validation_can_show_them(
+    fields, by_process
+) -> None:
+    returned = [{"score": k % 2, "acc": k % 2} | more for k, more in enumerate(fields)]
+    rows = simulate(is_stored(group(), returned, by_process=by_process))
+    infos = [row["reward_extra_info"] for row in rows.get("extra_fields").tolist()]
+    json.dumps(infos, ensure_ascii=False).encode()  # as verl writes them
+    assert all("reward" not in info for info in infos)
+    assert [sorted(info["acc"] for info in infos)] == [[0, 0, 1, 1]]
+    names = {name for info in infos for name in info}
+    averaged = fields_to_average({name: [info.get(name) for info in infos] for name in names})
+    process_validation_metrics(["sums"] * 4, ["a"] * 4, averaged)
+
+
+async def test_a_field_with_verl_s_name_for_the_score_is_renamed_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    returned = [{"score": k, "acc": k} | ({"reward": -5.0} if k else {}) for k in (0, 0, 1, 1)]
+    with caplog.at_level(logging.WARNING):
+        rows = await is_stored(group(), returned, by_process=True)
+    infos = [row["reward_extra_info"] for row in rows.get("extra_fields").tolist()]
+    assert sorted(info.get("reward_field", 0.0) for info in infos) == [-5.0, -5.0, 0.0, 0.0]
+    assert len([line for line in caplog.messages if "`reward`, verl's name for the score itself" in line]) <= 1
+
+
+@pytest.mark.parametrize("extra_info", [None, {}, {"index": 7, "num_turns": 0}])
+async def test_the_reward_function_is_told_the_turns_that_were_taken(extra_info: dict[str, Any] | None) -> None:
+    told = []
+
+    async def compute_score(outputs: list[AgentLoopOutput], sample: dict[str, Any]) -> None:
+        told.append(sample["extra_info"])
+        outputs[-1].reward_score = 1.0
+
+    scored, sample = output(), {"extra_info": extra_info}
+    scored.num_turns = 4
+    await scorer(compute_score, metric=None).score([scored], sample)
+    assert told == [(extra_info or {}) | {"num_turns": 4}]
+    assert sample == {"extra_info": extra_info}, "the prompt stays as it is"

@@ -13,7 +13,7 @@ from ..support.recorded_runs import recipe_step
 
 def test_a_healthy_step_gives_no_hint_and_has_every_metric_of_the_rules() -> None:
     step = recipe_step(1)
-    assert {rule.key for rule in RULES} <= step.keys() and len(RULES) == 9
+    assert {rule.key for rule in RULES} <= step.keys() and len(RULES) == 10
     assert hints(step) == []
 
 
@@ -59,6 +59,11 @@ def test_what_the_defaults_do_is_healthy() -> None:
     """On the quick start's run, and most off-policy on the simulated clusters of the results."""
     assert hints(recipe_step(1) | {keys.IDLE_RATIO: 0.35, keys.OFF_POLICY: 0.6}) == []
     assert hints(recipe_step(1) | {keys.OFF_POLICY: 0.76}) == []
+
+
+def test_a_tool_service_that_is_down_is_told() -> None:
+    [hint] = hints(recipe_step(1) | {keys.CALLS_FAILED_RATIO: 1.0})
+    assert "calls of tools raise" in hint
 
 
 def test_rewards_that_never_differ_within_a_group_are_told() -> None:

@@ -2,27 +2,30 @@
 
 import pytest
 
+from recipe.async_dapo.rollout.trial_group import TrialGroups
 from recipe.async_dapo.startup.preflight import check_all
 
 from ..support.composed_runs import refusal, rows, write_parquet
 
 SLEEPS = "import time; time.sleep(30)"
+NO_NUMBER = "which is no number on an empty answer; return a finite number, or a dict with one as `score`"
 # (body of the reward function, what the message must contain)
 BAD_REWARDS = [
     ("return {'score': 1.0}", "algorithm.filter_groups.metric=acc: the reward function returns only ['score']"),
-    ("return {'acc': 1.0}", "the reward function returns ['acc'] without `score`; add it"),
-    ("return {'score': None, 'acc': 1.0}", "the reward function returns score=None; return a finite number"),
-    ("return {'score': 1.0, 'acc': 'yes'}", "the reward function returns acc='yes'; return a finite number"),
-    ("return float('nan')", "the reward function returns acc=nan; return a finite number"),
-    (
-        "return {'score': 1.0, 'acc': 1.0, 'how': object()}",
-        "of the reward function's result=how: is a builtins.object, which no checkpoint can hold: use numbers",
-    ),
+    ("return {'acc': 1.0}", "compute_score of reward.py returns ['acc'] without `score` on an empty answer; return a"),
+    ("return {'score': None, 'acc': 1.0}", f"compute_score of reward.py returns score=None, {NO_NUMBER}"),
+    ("return {'score': 1.0, 'acc': 'yes'}", "reward.py returns acc='yes', which is no finite number on an empty"),
+    ("return float('nan')", "reward.py returns score=nan, which is no finite number on an empty answer"),
+    ("return 1e300", "reward.py returns score=1e+300, which is no finite number on an empty answer"),
+    ("return '0.5'", f"compute_score of reward.py returns '0.5', {NO_NUMBER}"),
     (
         "return {'score': 1.0, 'acc': 1.0, 'reward': 0.5}",
         "the reward function returns `reward`, verl's name for the score itself; rename it",
     ),
-    ("return None", "the reward function returns acc=None; return a finite number"),
+    (
+        "return None",
+        "compute_score of reward.py returns None, which is no number on an empty answer; return a finite number",
+    ),
     ("return solution_str[0]", "raised IndexError('string index out of range') at reward.py:2 on an empty answer"),
     ("raise KeyboardInterrupt", "raised KeyboardInterrupt() at reward.py:2 on an empty answer"),
     ("raise SystemExit(0)", "raised SystemExit(0) at reward.py:2 on an empty answer"),
@@ -66,12 +69,57 @@ def test_a_reward_function_that_cannot_work_is_refused(run, tmp_path, content, m
     assert refused.startswith(("algorithm.filter_groups.metric=acc: ", f"reward.custom_reward_function.path={path}: "))
 
 
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+MODULE = """
+from __future__ import annotations
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal
+
+@dataclass
+class Judgement:
+    right: bool
+
+def judge(answer, truth):
+    return Judgement(answer == truth)
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    with ProcessPoolExecutor(1) as pool:
+        judgement = pool.submit(judge, solution_str, ground_truth).result()
+    assert extra_info["num_turns"] == 2
+    return {"score": Decimal(judgement.right), "acc": judgement.right, "judgement": judgement, "text": chr(0xD800)}
+"""
+
+
+@pytest.mark.parametrize("manager", ["dapo", "naive", "remote", "rate_limited"])
+def test_a_module_with_classes_and_a_pool_that_reads_the_turns_is_accepted_with_every_manager(run, tmp_path, manager):
+    path = tmp_path / "reward.py"
+    path.write_text(MODULE)
+    overlong = [f"{OVERLONG}.enable=True", f"{OVERLONG}.len=8", f"{OVERLONG}.penalty_factor=1.0"]
+    named = [f"reward.custom_reward_function.path={path}", f"reward.reward_manager.name={manager}"]
+    check_all(run(*named, *(["reward.reward_kwargs.max_resp_len=32", *overlong] if manager == "dapo" else [])))
+    path.write_text(MODULE.replace("== 2", "== 3"))
+    assert "raised AssertionError() at reward.py:17 on an empty answer" in refusal(run, *named)
+
+
+def test_a_group_that_cannot_be_stored_is_refused_with_its_columns(run, monkeypatch):
+    def store(group):
+        raise TypeError("no column for this")
+
+    monkeypatch.setattr(TrialGroups, "store", staticmethod(store))
+    columns = ["data_source", "extra_info", "prompt", "reward_model"]
+    assert refusal(run).startswith(
+        f"data_source=sums: a scored group cannot be stored with its columns {columns}: TypeError('no column for this')"
+    )
+
+
 MAIN_THREAD = "import signal; signal.signal(signal.SIGALRM, signal.SIG_DFL); "
 FIELDS = "'how': ['a', 'b'], 'why': '', 'steps': [0, 1]"
 # (what is returned, a further option): in order, but not without that option
 GOOD_REWARDS = [
     ("0.5", ""),  # returns acc
     ("{'score': 1, 'acc': 1, %s}" % FIELDS, ""),  # noqa: UP031 (braces)
+    ("{'score': 1, 'acc': 1, 'how': object(), 'where': {1, 2}, 3: b'x'}", ""),
     ("{'score': 1, 'steps_right': 3}", "algorithm.filter_groups.metric=steps_right"),
     ("{'score': 1}", "algorithm.filter_groups.enable=False"),
     ("1 / 0", "async_dapo.reward.processes=0"),

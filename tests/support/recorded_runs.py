@@ -44,6 +44,7 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
         keys.STOP_LATENCY_S: 0.2,
         keys.INTERRUPTED: 20.0,
         keys.FAILED_GROUPS: float(failed),
+        keys.CALLS_FAILED_RATIO: 0.0,
         keys.IDLE_RATIO: 0.14,
         keys.ROUND_S: 28.0 + math.sin(step),
         "async_dapo/load_balancer/inflight/max": 256.0,

@@ -99,6 +99,7 @@ def rollout(
     reward = reward_options(on_error=on_error)
     options: Any = SimpleNamespace(
         reward=reward,
+        reward_function="compute_score of reward.py",
         filter=SimpleNamespace(metric="acc" if is_filtered else None),
         max_tokens_per_round=None,
         calls=SimpleNamespace(short_s=1.0),

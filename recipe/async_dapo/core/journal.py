@@ -53,6 +53,8 @@ class CallCounts:
     unknown: int = 0
     diverged: int = 0  # recorded ones that the loop did not come to again
     kept_loops: int = 0  # agent loops that rest in their workers over the stop
+    answered: int = 0  # of tools and other services; without rewards and what the record answers
+    failed: int = 0  # of these: raised, or took too long
 
     @classmethod
     def total(cls, parts: Iterable["CallCounts"]) -> "CallCounts":

@@ -24,6 +24,11 @@ TOLERABLE_COMPLETE_SHARE = 0.1
 HOPELESS_COMPLETE_SHARE = 0.001
 FALSE_ALARM = 1e-6
 
+# Metrics of a group that differ by no more than this, relative to the largest one or to 1, are the same. Sums in
+# another order differ by 1e-16, and differences below 1e-7 are lost where scores become float32. verl adds 1e-6 to the
+# standard deviation that it divides a group's advantages by, so a smaller difference teaches next to nothing.
+SAME_METRIC = 1e-6
+
 
 class Verdict(StrEnum):
     """How a prompt group ended in a round."""
@@ -130,7 +135,7 @@ class CauseCounts:
 
 def is_certain(metrics: Iterable[float]) -> bool:
     """Whether a group with trajectories of these raw metrics is sure to be valid, whatever the others will be: two
-    differ. Never reverts, if none fails.
+    differ by more than `SAME_METRIC`. Never reverts, if none fails.
 
     Raises:
         ValueError: if a metric is not finite.
@@ -139,7 +144,7 @@ def is_certain(metrics: Iterable[float]) -> bool:
     for metric in known:
         if not math.isfinite(metric):
             raise ValueError(f"the metrics of a group must be finite numbers, got {metric}")
-    return len(set(known)) > 1
+    return bool(known) and not math.isclose(min(known), max(known), rel_tol=SAME_METRIC, abs_tol=SAME_METRIC)
 
 
 def judge_group(metrics: Sequence[float]) -> Verdict:

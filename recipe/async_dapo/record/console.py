@@ -1,5 +1,5 @@
 """What a step writes to console and log, whatever trains, this recipe or verl alone: one line, and hints when one of
-nine metrics leaves the range that it should be in.
+ten metrics leaves the range that it should be in.
 
 The report judges the last `EVERY_STEPS` steps and shows all that are out of range; the log judges each `EVERY_STEPS`
 steps, in at most one line. `docs/metrics.md` has the same table, made from `RULES`.
@@ -148,6 +148,12 @@ RULES = (
         key=keys.FAILED_GROUPS,
         high=0,
         above="groups fail; the log has the traceback of each place once: correct the reward function, tool or loop",
+    ),
+    Rule(
+        key=keys.CALLS_FAILED_RATIO,
+        high=0.2,
+        above="calls of tools raise or take too long, and their loops go on with the error; correct the tool or its "
+        "service: the log has each place once",
     ),
     Rule(
         key=keys.ADVANTAGE_MAX,

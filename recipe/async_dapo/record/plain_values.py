@@ -47,7 +47,8 @@ class _NotPlain(Exception):
 
 
 def to_plain(values: dict[str, Any], *, source: str) -> dict[str, Any]:
-    """The values as msgspec encodes them; subclasses of Python's own types become these.
+    """The values as msgspec encodes them; subclasses of Python's own types become these, and a surrogate that stands
+    alone, which is no text in UTF-8, becomes a question mark.
 
     Args:
         source: where they come from, named in the error.
@@ -99,7 +100,7 @@ def _plain(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)
+        return _text(value)
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     if isinstance(value, np.generic):
@@ -133,10 +134,14 @@ def _inside(place: str, item: Any, depth: int) -> Any:
 
 def _key(key: Any) -> str | int:
     if isinstance(key, str):
-        return str.__str__(key)
+        return _text(key)
     if type(key) is int and key in _INT64:
         return key
     raise _NotPlain(f"has a key of type {type(key).__qualname__}")
+
+
+def _text(text: str) -> str:
+    return str.__str__(text) if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _numbers(array: np.ndarray) -> bytes:

@@ -24,7 +24,9 @@ from ..calls import (
     value_of,
 )
 from ..core.journal import Call, WhenUnknown
+from ..core.outcome import Cause, KnownPlaces
 from ..record.plain_values import AGENT_LOOP, read_extension, to_plain
+from .reward_process import describe, user_traceback
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class CallRunner:
         self._promise = promise
         self._promised: dict[str, asyncio.Task[bytes]] = {}
         self._running: set[asyncio.Task[bytes]] = set()
+        self._logged = KnownPlaces()
 
     async def run(
         self,
@@ -71,6 +74,7 @@ class CallRunner:
         try:
             plain = _encode(to_plain(arguments, source=AGENT_LOOP))
             call, is_new = recorder.begin_call(name, plain, is_judged=is_judged)
+            is_answer_new = call.result is None and not is_judged
             recorder.calls.replayed += call.result is not None or call.pending is not None
             if call.result is None:
                 with nullcontext() if is_judged else recorder.waiting:
@@ -87,7 +91,9 @@ class CallRunner:
         assert call.result is not None
         answer = _decode(call.result)
         recorder.calls_s += 0.0 if is_judged else answer.get("seconds", 0.0)
+        recorder.calls.answered += is_answer_new
         if answer["error"] is not None:
+            recorder.calls.failed += is_answer_new
             raise RecordedError(answer["error"])
         return answer["value"]
 
@@ -146,8 +152,10 @@ class CallRunner:
             raise
         except LimitReached:
             error = f"no answer within {self._timeout_s} s"
+            self._tell(call, Cause(error))
         except Exception as raised:  # a tool may raise anything: that is its answer
             error = str(raised)
+            self._tell(call, Cause(describe(raised), user_traceback(raised)))
         return _written(call, error, value, seconds=time.monotonic() - started_s)
 
     async def _judged(self, call: Call, make: Callable[[], Any]) -> bytes:
@@ -183,6 +191,10 @@ class CallRunner:
             raise TrajectoryGivenUp("unknown_call", what) from None
         _written(call, None, value)
         return True
+
+    def _tell(self, call: Call, cause: Cause) -> None:
+        level = logging.WARNING if self._logged.is_new(cause) else logging.DEBUG
+        logger.log(level, "a call of %s failed, and its agent loop is told so: %s", call.name, cause.summary)
 
     def _forget(self, task: asyncio.Task[bytes]) -> None:
         self._running.discard(task)

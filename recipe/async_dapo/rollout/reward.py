@@ -1,9 +1,11 @@
 """Inline reward: scores a trajectory as soon as it ends, on verl's reward workers, with retries.
 
-The reward function's own time limit is kept where it runs: see `reward_isolation`.
+The reward function's own time limit is kept where it runs: see `reward_isolation`. Whether a function, a reward manager
+or the agent loop itself has scored a trajectory: from here on the score is a float, and the fields are plain data.
 """
 
 import asyncio
+import functools
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -16,12 +18,15 @@ from ..aio import RECONNECT_S
 from ..calls import Recorder
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.outcome import Cause, KnownPlaces
-from .reward_process import describe, user_traceback
+from .reward_process import describe, plain, user_traceback
 from .started_process import RewardProcessDied, RewardProcessKilled, RewardRaised
 
 logger = logging.getLogger(__name__)
 
 REWARD = "reward"  # names its calls in the journal
+VERLS_FIELD = "reward"  # validation lists scores under it: another field of that name would shift them all
+RENAMED_FIELD = f"{VERLS_FIELD}_field"
+MOST_SCORE = 3.4e38  # the trainer reads scores as float32
 
 ComputeScore = Callable[[list[AgentLoopOutput], dict[str, Any]], Awaitable[None]]
 
@@ -58,6 +63,7 @@ class RewardScorer:
         self._compute_score = compute_score
         self._options = options.reward
         self._metric = options.filter.metric
+        self._function = options.reward_function
         self._logged = KnownPlaces()
         self._killed_processes = 0
 
@@ -73,6 +79,7 @@ class RewardScorer:
             RewardFailed: when every attempt raised, timed out or returned no finite number.
             ConfigError: when the reward function does not return the metric that groups are filtered by.
         """
+        sample = sample | {"extra_info": _with_turns(sample.get("extra_info"), outputs[-1].num_turns)}
         for attempt in range(1 + self._options.max_retries):
             try:
                 async with asyncio.timeout(self._options.call_limit_s) as limit:
@@ -87,10 +94,11 @@ class RewardScorer:
                 self._count(error)
                 failure = RewardFailed("reward_error", cause_of(error))
             else:
-                if self._has_finite_score(outputs[-1]):
+                problem = self._take(outputs[-1])
+                if problem is None:
                     _share(outputs)
                     return
-                failure = RewardFailed("reward_not_finite", Cause(f"reward {outputs[-1].reward_score}"))
+                failure = RewardFailed("reward_not_finite", Cause(problem))
                 outputs[-1].reward_score = None
             level = logging.WARNING if self._logged.is_new(failure.cause) else logging.DEBUG
             logger.log(level, "attempt %d to score a trajectory failed: %s", attempt + 1, failure)
@@ -137,11 +145,26 @@ class RewardScorer:
     def _count(self, error: Exception) -> None:
         self._killed_processes += isinstance(error, RewardProcessKilled | RewardProcessDied)
 
-    def _has_finite_score(self, output: AgentLoopOutput) -> bool:
-        extra = output.extra_fields.setdefault("reward_extra_info", {})  # absent if the agent loop scored itself
-        if self._metric is not None and self._metric not in extra:
-            raise metric_missing(self._metric, extra)
-        return is_finite(output.reward_score) and (self._metric is None or is_finite(extra[self._metric]))
+    def _take(self, output: AgentLoopOutput) -> str | None:
+        """Make score, metric and fields what the rest of the recipe relies on; returns what is wrong with the numbers.
+
+        Raises:
+            ConfigError: if the metric is missing.
+        """
+        returned = plain(output.extra_fields.get("reward_extra_info"))  # absent if the agent loop scored itself
+        fields = returned if isinstance(returned, dict) else {} if returned is None else {"returned": returned}
+        if VERLS_FIELD in fields:
+            fields[RENAMED_FIELD] = fields.pop(VERLS_FIELD)
+            _tell_renamed(self._function)
+        if self._metric is not None and self._metric not in fields:
+            raise metric_missing(self._metric, fields)
+        output.extra_fields["reward_extra_info"] = fields
+        score = plain(output.reward_score)
+        for name, value in [("score", score), *((name, fields[name]) for name in [self._metric] if name is not None)]:
+            if not isinstance(value, int | float) or not abs(value) <= MOST_SCORE:
+                return f"{self._function} returns {name}={value!r}, which is no finite number"
+        output.reward_score = float(score)
+        return None
 
 
 def _share(outputs: list[AgentLoopOutput]) -> None:
@@ -152,12 +175,15 @@ def _share(outputs: list[AgentLoopOutput]) -> None:
         output.extra_fields["reward_extra_info"] = last.extra_fields["reward_extra_info"]
 
 
-def is_finite(value: Any) -> bool:
-    """Whether it is a number, and neither infinite nor NaN."""
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
+def _with_turns(extra_info: Any, turns: int) -> Any:
+    """With the turns of the trajectory, which only some of verl's reward managers add."""
+    return (extra_info or {}) | {"num_turns": turns} if isinstance(extra_info, dict | None) else extra_info
+
+
+@functools.cache  # once in a process
+def _tell_renamed(function: str) -> None:
+    what = f"{function} returns `{VERLS_FIELD}`, verl's name for the score itself"
+    logger.warning("%s; it is recorded as `%s`: rename it", what, RENAMED_FIELD)
 
 
 def metric_missing(metric: str, returned: dict[str, Any]) -> ConfigError:

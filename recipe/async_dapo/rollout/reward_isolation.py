@@ -17,6 +17,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..config import RewardConfig
+from .reward_process import load
 from .started_process import CallLost, RewardFunction, RewardProcess
 
 SLOW_S = 1.0  # while a call runs for longer than this, another process may start: it holds up no other
@@ -128,9 +129,7 @@ def _wants_plain_function(reward: DictConfig, function: RewardFunction) -> bool:
     manager = reward.reward_manager
     if manager.source == "register":
         return manager.name in MANAGERS_OF_PLAIN_FUNCTIONS
-    from verl.utils.import_utils import load_extern_object
-
-    return not inspect.iscoroutinefunction(load_extern_object(function.path, function.name))
+    return not inspect.iscoroutinefunction(load(function.path, function.name))
 
 
 class _Host:

@@ -6,7 +6,8 @@ replaced in 0.1 s plus what the reward function's module takes to import.
     reward worker --sys.path, function, (number, arguments)...--> process
                   <--how it loaded, (number, status, payload)...--
 
-A plain function runs on the main thread, one call at a time; a coroutine function runs many calls at once.
+A plain function runs on the main thread, one call at a time; a coroutine function runs many calls at once. What it
+returns becomes plain data here, where its types are known: no other process has to import the user's module.
 """
 
 import asyncio
@@ -21,11 +22,14 @@ import socket
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 SIZE_BYTES = 8  # length of a message, ahead of it
+MAX_DEPTH = 32  # of what a reward function returns; below it there is text
+MOST_CHARS = 1000  # of the text that stands for an object
+INT64 = range(-(2**63), 2**63)
 
 # Folders of code that is not the user's: this recipe's, installed packages', Python's own.
 NOT_THE_USERS = (
@@ -33,7 +37,7 @@ NOT_THE_USERS = (
     *(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
 
-Answer = tuple[str, bytes]  # status `score`, `raised` or `timeout`; the pickled score, or what went wrong
+Answer = tuple[str, bytes]  # status `score`, `no_score`, `raised` or `timeout`; the pickled score, or what went wrong
 
 
 def pack(message: Any) -> bytes:
@@ -61,8 +65,12 @@ def load(path: str, name: str) -> Callable[..., Any]:
         spec = importlib.util.spec_from_file_location(f"reward_function_of_{file.stem}", file)
         if spec is None or spec.loader is None:
             raise ImportError(f"not a Python file: {file}")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look there
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[spec.name]
+            raise
     return getattr(module, name)
 
 
@@ -92,6 +100,53 @@ def shown_name(filename: str) -> str:
     return re.sub(r"_[0-9a-f]{8}(?=\.py$)", "", Path(filename).name)
 
 
+def plain(value: Any, depth: int = 0) -> Any:
+    """The value as None, numbers, text, lists and dicts with text as keys: what every process can unpickle, what a
+    checkpoint can hold and what verl can write as JSON. Numbers of any kind, such as numpy's, torch's, Decimal and
+    Fraction, become Python's. Anything else becomes text.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    try:
+        if isinstance(value, bytes | bytearray):
+            return value.decode(errors="replace")
+        if depth < MAX_DEPTH:
+            if isinstance(value, Mapping):
+                return {str.__str__(str(key)): plain(item, depth + 1) for key, item in value.items()}
+            if isinstance(value, list | tuple | set | frozenset):
+                return [plain(item, depth + 1) for item in value]
+            if hasattr(value, "tolist"):  # arrays, tensors, and numpy's numbers
+                content = value.tolist()  # of numpy's longest float it is that itself
+                return float(value) if type(content) is type(value) else plain(content, depth + 1)
+            return int(value) if isinstance(value, int) and value in INT64 else float(value)
+    except Exception:  # of the value's own code: it is no number
+        pass
+    try:
+        return f"{value!r:.{MOST_CHARS}}"
+    except Exception:
+        return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def score_problem(result: Any) -> str | None:
+    """What is wrong with a plain result, of which verl's reward managers take the score; None if it has one."""
+    if not isinstance(result, dict):
+        return None if isinstance(result, int | float) else f"returns {result!r}, which is no number"
+    if "score" not in result:
+        return f"returns {sorted(result)} without `score`"
+    return (
+        None if isinstance(result["score"], int | float) else f"returns score={result['score']!r}, which is no number"
+    )
+
+
+def answer_of(result: Any) -> Answer:
+    """What a call has returned."""
+    content = plain(result)
+    problem = score_problem(content)
+    return ("score", pickle.dumps(content)) if problem is None else ("no_score", pickle.dumps(problem))
+
+
 def failed(error: BaseException) -> Answer:
     """A reward may raise anything, also what would end this process: it is an answer like others."""
     if isinstance(error, TimeoutError):
@@ -101,7 +156,7 @@ def failed(error: BaseException) -> Answer:
 
 def answer_plain(function: Callable[..., Any], arguments: dict[str, Any]) -> Answer:
     try:
-        return "score", pickle.dumps(function(**arguments))
+        return answer_of(function(**arguments))
     except BaseException as error:
         return failed(error)
 
@@ -110,7 +165,7 @@ async def answer_async(function: Callable[..., Any], arguments: dict[str, Any], 
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
-            return "score", pickle.dumps(await function(**arguments))
+            return answer_of(await function(**arguments))
     except BaseException as error:
         return ("timeout", pickle.dumps(f"no answer within {timeout_s} s")) if limit.expired() else failed(error)
 

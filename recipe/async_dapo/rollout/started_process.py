@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import REWARD_IMPORT_LIMIT_S
-from .reward_process import SIZE_BYTES, pack
+from .reward_process import SIZE_BYTES, pack, shown_name
 
 PROGRAM = Path(__file__).with_name("reward_process.py")
 GRACE_S = 5.0  # longest time from the time limit of a coroutine to its end
@@ -29,6 +29,10 @@ class RewardRaised(Exception):
 
     def __str__(self) -> str:
         return self.summary
+
+
+class NoScore(RewardRaised):
+    """The reward function has returned neither a number nor a dict with one as `score`."""
 
 
 class RewardTimedOut(TimeoutError):
@@ -72,11 +76,13 @@ class RewardProcess(asyncio.Protocol):
 
     Args:
         popen: the process.
+        name: of its function, for errors.
         timeout_s: longest time a call may run [s].
     """
 
-    def __init__(self, popen: subprocess.Popen, *, timeout_s: float) -> None:
+    def __init__(self, popen: subprocess.Popen, *, name: str, timeout_s: float) -> None:
         self._popen = popen
+        self._name = name
         self._timeout_s = timeout_s
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[tuple[str, bytes]]] = {}
@@ -95,7 +101,8 @@ class RewardProcess(asyncio.Protocol):
             RewardNotLoaded: if it cannot, or takes too long.
         """
         popen, connection = _spawn()
-        process = cls(popen, timeout_s=function.timeout_s)
+        name = f"{function.name} of {shown_name(function.path)}"
+        process = cls(popen, name=name, timeout_s=function.timeout_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=connection)
         try:
             process._send([path or os.getcwd() for path in sys.path])
@@ -142,6 +149,8 @@ class RewardProcess(asyncio.Protocol):
             raise RewardTimedOut(content)
         if status == "raised":
             raise RewardRaised(*content)
+        if status == "no_score":
+            raise NoScore(f"{self._name} {content}", "")
         return content
 
     async def end(self) -> None:

@@ -3,6 +3,7 @@ penalties that verl would ignore, or that fail after the first rollout, are refu
 """
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,16 +11,17 @@ from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig
 from ..option_values import ConfigError, check_each, did_you_mean, refused
-from ..record.plain_values import to_plain
 from ..rollout.reward_isolation import RewardPool, function_of
-from ..rollout.started_process import RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised
+from ..rollout.started_process import NoScore, RewardNotLoaded, RewardProcess, RewardProcessDied, RewardRaised
+from .model_check import load_by_verl
 
 MAX_SOURCES = 64
-VERLS_FIELD = "reward"  # validation lists scores under it: another field of that name would shift them all
+SHOWN_CHARS = 60  # of an answer, in errors
 
 
 def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> str:
-    """Score an empty answer to each row as the reward workers do, and see that the filter's metric is returned.
+    """Score two answers to each row, an empty one and its ground truth, as the reward workers do, and store the
+    group as a run does.
 
     Custom reward managers, reward models, sandboxes and functions that use Ray are not tried: they need the cluster.
 
@@ -34,75 +36,64 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
     reward = config.reward
     custom = reward.custom_reward_function
     needs_cluster = reward.reward_model.enable or (custom.path is None and reward.sandbox_fusion.url)
-    if reward.reward_manager.source == "register" and not needs_cluster:
-        asyncio.run(_check_rows(config, options, rows[:MAX_SOURCES]))
+    if rows and reward.reward_manager.source == "register" and not needs_cluster:
+        once = replace(options, reward=replace(options.reward, max_retries=0))
+        asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES]))
     return options.reward_function
 
 
 async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[str, Any]]) -> None:
+    from ..rollout.reward import RENAMED_FIELD, VERLS_FIELD
+    from ..rollout.trial_group import TrialGroups
+
     custom = config.reward.custom_reward_function
     function = function_of(config, timeout_s=options.reward.timeout_s)
     pool = RewardPool(lambda: RewardProcess.start(function), limit=1)
+    trials = TrialGroups(config, load_by_verl(config).tokenizer, pool.call, options)
     try:
         for row in rows:
             # The option to blame: without a custom function verl chooses one by the data source.
             key, value = ("reward.custom_reward_function.path", custom.path)
             if custom.path is None:
                 key, value = "data_source", row["data_source"]
-            result = await _try(pool, row, key=key, value=value, timeout_s=options.reward.timeout_s)
-            _check_result(result, options.filter.metric, key=key, value=value)
+            answers = ("", str(row["reward_model"]["ground_truth"]))
+            group = trials.group(row, n=len(answers))
+            for trajectory, answer in zip(group.trajectories, answers, strict=True):
+                what = f"the answer {answer[:SHOWN_CHARS]!r}" if answer else "an empty answer"
+                try:
+                    await trials.score(group, trajectory, answer)
+                except ConfigError:
+                    raise
+                except Exception as error:
+                    raise ConfigError(key, value, _problem(error, what, options.reward.timeout_s)) from error
+                if RENAMED_FIELD in trajectory.outputs[-1].rest.extra_fields["reward_extra_info"]:
+                    problem = (
+                        f"the reward function returns `{VERLS_FIELD}`, verl's name for the score itself; rename it"
+                    )
+                    raise ConfigError(key, value, problem)
+            try:
+                trials.store(group)
+            except Exception as error:  # of verl's containers, for a column that they do not hold
+                problem = (
+                    f"a scored group cannot be stored with its columns {sorted(row)}: {error!r}; change or drop one"
+                )
+                raise ConfigError("data_source", row["data_source"], problem) from error
     finally:
         await pool.close()
 
 
-async def _try(pool: RewardPool, row: dict[str, Any], *, key: str, value: str, timeout_s: float) -> Any:
-    """The function's result.
-
-    Raises:
-        ConfigError: if there is none.
-    """
-    arguments = {
-        "data_source": row["data_source"],
-        "solution_str": "",
-        "ground_truth": row["reward_model"]["ground_truth"],
-        "extra_info": dict(row.get("extra_info") or {}),
-    }
-    try:
-        return await pool.call(arguments)
-    except RewardNotLoaded as error:
-        raise ConfigError(key, value, f"cannot load it: {error}; correct the path, the name or the module") from error
-    except TimeoutError as error:
-        raise ConfigError(
-            key, value, f"gave no answer within async_dapo.reward.timeout_s={timeout_s}; make it faster, or raise that"
-        ) from error
-    except (RewardRaised, RewardProcessDied) as error:
-        how = f"raised {error}" if isinstance(error, RewardRaised) else str(error)
-        raise ConfigError(
-            key, value, f"the reward function {how} on an empty answer; make it return a score"
-        ) from error
-
-
-def _check_result(result: Any, metric: str | None, *, key: str, value: str) -> None:
-    from ..rollout.reward import is_finite, metric_missing
-
-    returned = result if isinstance(result, dict) else {"acc": result}  # what verl makes of a bare number
-    if isinstance(result, dict) and "score" not in result:
-        raise ConfigError(key, value, f"the reward function returns {sorted(result)} without `score`; add it")
-    if VERLS_FIELD in returned:
-        raise ConfigError(
-            key, value, f"the reward function returns `{VERLS_FIELD}`, verl's name for the score itself; rename it"
-        )
-    try:
-        to_plain(returned, source="result")
-    except ConfigError as error:
-        raise ConfigError(key, value, f"of the reward function's {error}") from error
-    if metric is not None and metric not in returned:
-        raise metric_missing(metric, returned)
-    for name in {"score", "acc", metric} & returned.keys():
-        if not is_finite(returned[name]):
-            raise ConfigError(
-                key, value, f"the reward function returns {name}={returned[name]!r}; return a finite number"
-            )
+def _problem(error: Exception, what: str, timeout_s: float) -> str:
+    """In words, with the remedy."""
+    match error:
+        case RewardNotLoaded():
+            return f"cannot load it: {error}; correct the path, the name or the module"
+        case TimeoutError():
+            return f"gave no answer within async_dapo.reward.timeout_s={timeout_s}; make it faster, or raise that"
+        case RewardRaised() if not isinstance(error, NoScore):
+            return f"the reward function raised {error} on {what}; make it return a score"
+        case RewardProcessDied():
+            return f"the reward function {error} on {what}; make it return a score"
+    return f"{error} on {what}; return a finite number, or a dict with one as `score`"
 
 
 def check_reward_options(config: DictConfig) -> None:

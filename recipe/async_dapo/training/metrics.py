@@ -45,6 +45,8 @@ METRICS: dict[str, str] = {
     "calls/carried": "calls that ran on when this step's stop interrupted their trajectories [count]",
     "calls/kept_loops": "agent loops with a state that stayed alive over this step's stop [count]",
     "calls/lost_loops": "agent loops with replayable = False that were gone: their groups are retired [count]",
+    "calls/failed": "calls of tools that raised or took longer than async_dapo.calls.timeout_s [count]",
+    "calls/failed_ratio": "share of them, of all calls of tools that were answered [0-1]",
     "calls/waiting_max": "most trajectories that waited for calls at once, without a place [trajectories]",
     "turns/mean": "turns of the model in a trajectory, of those that ended [count]",
     "turns/tokens/mean": "tokens of a turn [tokens]",
@@ -142,7 +144,8 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
     for part in (_round, _stop, _failures, _load, _concurrency, _tokens, _partial, _versions, _lengths):
         values |= part(record)
     calls = record.result.workers.calls
-    values |= {f"calls/{name}": getattr(calls, name) for name in ("replayed", "carried", "kept_loops")}
+    values |= {f"calls/{name}": getattr(calls, name) for name in ("replayed", "carried", "kept_loops", "failed")}
+    values["calls/failed_ratio"] = _ratio(calls.failed, calls.answered)
     values["calls/lost_loops"] = record.dispatch.lost_loops
     values["calls/waiting_max"] = record.result.summary.waiting_for_calls_max
     values |= {f"turns/{name}": value for name, value in record.result.workers.turns.figures().items()}

@@ -1,0 +1,112 @@
+"""A group that is scored and stored as in a run, with answers that nobody generated, before there is a cluster."""
+
+import copy
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from omegaconf import DictConfig
+from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+from verl.trainer.ppo.reward import resolve_reward_manager_cls
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from ..calls import Recorder, SampledTokens, append_tokens
+from ..config import AsyncDAPOConfig
+from ..core.trajectory import PromptGroup, Trajectory
+from ..store import rows_of
+from .call_runner import CallRunner
+from .manager import make_group
+from .packed_output import PackedOutput
+from .reward import RewardScorer
+from .reward_isolation import MANAGERS_OF_PLAIN_FUNCTIONS
+
+TURNS = 2  # of a prompt and one answer, as verl counts
+MOST_TOK = 256
+
+ComputeScore = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+class TrialGroups:
+    """Scores and stores groups as a run does, with one of verl's reward managers in this process. In place of `remote`,
+    which starts Ray actors, it is `naive`, which calls the function with the same arguments.
+
+    Args:
+        compute_score: awaits the reward function's result, given its arguments.
+        options: the recipe's options.
+    """
+
+    def __init__(
+        self, config: DictConfig, tokenizer: Any, compute_score: ComputeScore, options: AsyncDAPOConfig
+    ) -> None:
+        is_plain = config.reward.reward_manager.name in MANAGERS_OF_PLAIN_FUNCTIONS
+        manager_cls = NaiveRewardManager if is_plain else resolve_reward_manager_cls(config)
+
+        async def call(**arguments: Any) -> Any:
+            try:
+                return await compute_score(arguments)
+            except Exception as error:
+                self._errors.append(error)
+                raise
+
+        manager = manager_cls(config=config, tokenizer=tokenizer, compute_score=call)
+        self._tokenizer = tokenizer
+        self._errors: list[Exception] = []  # of the function, in the newest trial
+        self._scorer = RewardScorer(_ScoringWorker(manager)._compute_score, options=options)
+        self._calls = CallRunner(
+            timeout_s=options.calls.timeout_s,
+            journal_limit_bytes=options.calls.journal_limit_mb * 2**20,
+            promise=lambda call_id: None,
+        )
+
+    def group(self, row: dict[str, Any], n: int) -> PromptGroup:
+        """
+        Raises:
+            ConfigError: naming a column that no checkpoint could hold.
+        """
+        return make_group({"uid": "trial", **row}, n=n, step=0)
+
+    async def score(self, group: PromptGroup, trajectory: Trajectory, answer: str) -> None:
+        """
+        Raises:
+            RewardFailed, ConfigError: as in a run.
+            Exception: that of the reward function, as it is, also where a reward manager would make it a score of 0.
+        """
+        end = self._tokenizer.eos_token_id or 0
+        answer_ids = [*self._tokenizer.encode(answer, add_special_tokens=False)[:MOST_TOK], end]
+        log_probs = [0.0] * len(answer_ids)
+        recorder = Recorder(trajectory=trajectory, prompt_uid=group.uid)
+        recorder.begin_round(trajectory, runner=self._calls, limit_tok=None)
+        append_tokens(recorder.begin_turn([end]), answer_ids, log_probs, [(0, len(answer_ids))])
+        output = AgentLoopOutput(
+            prompt_ids=[end],
+            response_ids=answer_ids,
+            response_mask=[1] * len(answer_ids),
+            response_logprobs=log_probs,
+            num_turns=TURNS,
+            metrics=AgentLoopMetrics(),
+        )
+        self._errors.clear()
+        try:
+            await self._scorer.score_once([output], group.prompt, recorder)
+        finally:
+            if self._errors:
+                raise self._errors[0]
+        trajectory.finish([PackedOutput.pack(output, SampledTokens(trajectory.turns))])
+
+    @staticmethod
+    def store(group: PromptGroup) -> None:
+        """Make the rows of the trajectories that were scored, and leave them."""
+        list_of_dict_to_tensordict([fields for _, fields, _ in rows_of(group)])
+
+
+class _ScoringWorker(AgentLoopWorker):
+    """verl's agent loop worker as far as it scores, beside the reward manager; in a run that is in another process."""
+
+    def __init__(self, manager: Any) -> None:
+        async def compute_score(data: Any) -> Any:
+            return await manager.run_single(copy.deepcopy(data))  # managers add to the prompt's columns
+
+        self.processor = self.mm_processor_kwargs = None  # text only
+        self.reward_loop_worker_handles = [SimpleNamespace(compute_score=SimpleNamespace(remote=compute_score))]
