@@ -84,7 +84,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
-        log_phase("data loaded; training workers load the model")
+        prompts = f"{len(self.train_dataset):,} prompts, {len(self.val_dataset):,} to validate"
+        log_phase(f"data loaded: {prompts}; training workers load the model")
         super()._init_resource_pool_mgr()
         [role] = self.role_worker_mapping.keys() & {Role.ActorRollout, Role.ActorRolloutRef, Role.Actor}
         self.role_worker_mapping[role] = ray.remote(AsyncDAPOActorRolloutRefWorker)
@@ -114,6 +115,7 @@ class AsyncDAPOTrainer(PPOTrainer):
             self.options,
             news,
             total_steps=self.total_training_steps,
+            prompts=len(self.train_dataset),
             earlier_metrics=earlier,
         )
 
