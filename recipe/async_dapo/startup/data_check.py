@@ -59,7 +59,7 @@ class _Prompts:
             empty = [{"role": "user", "content": ""}]
             self._template_tok = self.count_tok({"raw_prompt": empty, AGENT_COLUMN: TOOL_LOOP})
         except Exception as error:  # the template is the model's own code
-            remedy = "set actor_rollout_ref.model.custom_chat_template"
+            remedy = "set actor_rollout_ref.model.custom_chat_template, or correct data.apply_chat_template_kwargs"
             key = "actor_rollout_ref.model.path"
             raise refused(config, key, f"its chat template fails: {error}; {remedy}") from error
 
@@ -181,7 +181,8 @@ def _check_row(config: DictConfig, found: DataFiles, row: dict[str, Any]) -> Non
 
     data, loop = config.data, row.get(AGENT_COLUMN, PLAIN_LOOP)
     media = [name for name in (data.image_key, data.video_key, data.audio_key, "multi_modal_data") if name in row]
-    if media or not all(isinstance(message["content"], str | None) for message in row["raw_prompt"]):
+    contents = [message.get("content") if isinstance(message, dict) else message for message in row["raw_prompt"]]
+    if media or not all(isinstance(content, str) for content in contents if content is not None):
         raise refused(config, _blamed(found), f"has {media or 'content that is not text'}: {UNSEEN}")
     answer = row.get(ANSWER)
     if not isinstance(row.get(SOURCE), str) or not isinstance(answer, dict) or "ground_truth" not in answer:

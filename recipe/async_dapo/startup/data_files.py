@@ -85,10 +85,10 @@ class DataFiles:
             schema = content.schema_arrow if isinstance(content, pq.ParquetFile) else content.schema
             if _num_rows(content) == 0:
                 raise ConfigError(self.key, file, "is empty; prepare the data again")
-            if not self.is_custom:
-                self._check_schema(file, schema)
             _, part = self._parts.setdefault((schema.remove_metadata(), file.suffix), (file, []))
             with _readable(self.key, file):
+                if not self.is_custom:
+                    self._check_schema(file, schema)
                 for number, batch in enumerate(_batches(content)):
                     wanted = np.arange(self.rows, self.rows + len(batch)) % step == 0
                     wanted[0] |= number == 0
@@ -126,7 +126,7 @@ class DataFiles:
         for (schema, _), (file, _) in self._parts.items():
             for column in schema:
                 other, kind = seen.setdefault(column.name, (file, column.type))
-                if kind != column.type:
+                if kind != column.type and not pa.types.is_null(kind) and not pa.types.is_null(column.type):
                     return f"column {column.name} is {kind} in {other}, and {column.type} in {file}"
         return ""
 
@@ -202,7 +202,7 @@ def _readable(key: str, file: Path) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (pa.ArrowException, OSError, ValueError, AttributeError) as error:
+    except (pa.ArrowException, OSError, ValueError, AttributeError, KeyError) as error:
         raise ConfigError(key, file, f"cannot be read: {error}; prepare the data again") from error
 
 
@@ -212,10 +212,12 @@ def _open(key: str, file: Path) -> Content:
         if file.suffix == ".parquet":
             return pq.ParquetFile(file)
         with open(file, "rb") as stream:
-            is_array = stream.read(64).lstrip()[:1] == b"["
-        if is_array:
+            first = stream.read(64).strip()[:1]
+        if first == b"[":
             return pa.Table.from_pylist(json.loads(file.read_text()))
-        return pyarrow.json.read_json(file) if file.stat().st_size else pa.table({})
+        if first == b"n":
+            raise ValueError("null is no row")  # pyarrow dies of it
+        return pyarrow.json.read_json(file) if first else pa.table({})
 
 
 def _num_rows(content: Content) -> int:
