@@ -47,6 +47,7 @@ UNSEEN = "training would not see images, video or audio"
         (13, {"data_source": None}, "row 13 has no data_source"),
         (13, {"reward_model": {"style": "rule", "ground_truth": None}}, "row 13 has no ground truth"),
         (13, {"agent_name": None}, "row 13 has no agent_name"),
+        (13, {"prompt": [None]}, f"has content that is not text: {UNSEEN}"),
         (None, {"data_source": 3}, "column data_source must hold text, it holds int64"),
         (None, {"extra_info": "index 3"}, "column extra_info must hold {...}, it holds string"),
         (None, {"rm_scores": 1.0, "priority": 3}, "has the columns ['priority', 'rm_scores'], which verl or this"),
@@ -133,7 +134,8 @@ class Mine(RLHFDataset):
         ),
         ("row['images'] = [b'png']", f"has ['images']: {UNSEEN}"),
         ("row['raw_prompt'][0]['content'] *= 40", "has a prompt of "),
-        ("del row['data_source']", "has a row with data_source=None, reward_model={"),
+        ("del row['data_source']", "'content': '0+1='}], data_source=None, reward_model={"),
+        ("del row['raw_prompt']", "has a row with raw_prompt=None, data_source='sums', reward_model={"),
         ("row['responses'] = 'old'", "has the columns ['responses'], which verl or this recipe uses; rename them"),
         (
             "row['sampling_params'] = {}",

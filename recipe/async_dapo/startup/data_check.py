@@ -181,13 +181,14 @@ def _check_row(config: DictConfig, found: DataFiles, row: dict[str, Any]) -> Non
 
     data, loop = config.data, row.get(AGENT_COLUMN, PLAIN_LOOP)
     media = [name for name in (data.image_key, data.video_key, data.audio_key, "multi_modal_data") if name in row]
-    contents = [message.get("content") if isinstance(message, dict) else message for message in row["raw_prompt"]]
-    if media or not all(isinstance(content, str) for content in contents if content is not None):
+    messages = row.get("raw_prompt", [])
+    if media or not all(isinstance(one, dict) and isinstance(one.get("content"), str | None) for one in messages):
         raise refused(config, _blamed(found), f"has {media or 'content that is not text'}: {UNSEEN}")
     answer = row.get(ANSWER)
-    if not isinstance(row.get(SOURCE), str) or not isinstance(answer, dict) or "ground_truth" not in answer:
-        what = f"{SOURCE}={row.get(SOURCE)!r}, {ANSWER}={answer!r}"
-        remedy = "verl reads a text and {'ground_truth': ...}; prepare the data as verl wants it"
+    has_truth = isinstance(answer, dict) and "ground_truth" in answer
+    if not len(messages) or not isinstance(row.get(SOURCE), str) or not has_truth:
+        what = ", ".join(f"{name}={row.get(name)!r:.80}" for name in ("raw_prompt", SOURCE, ANSWER))
+        remedy = "verl reads a list of messages, a text, and {'ground_truth': ...}; prepare the data as verl wants it"
         raise refused(config, _blamed(found), f"has a row with {what}: {remedy}")
     if not isinstance(loop, str):
         remedy = "name one in every row of every file, or in none"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +29,7 @@ SOURCE, ANSWER = "data_source", "reward_model"  # verl's reward managers read th
 UNSEEN = "training would not see images, video or audio; use text only"
 _BATCH_ROWS = 65_536
 
-Content = pq.ParquetFile | pa.Table
+Content: TypeAlias = pq.ParquetFile | pa.Table
 
 
 def local_files(config: DictConfig, key: str) -> list[Path]:
