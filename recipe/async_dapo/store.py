@@ -25,6 +25,14 @@ from .core.trajectory import PromptGroup, Trajectory
 from .option_values import ConfigError
 
 TRAIN, VAL = "train", "val"
+_NAMES = """
+    prompts responses prompt_ids response_ids response_mask response_logprobs rollout_log_probs reward_score rm_scores
+    num_turns metrics extra_fields routed_experts multi_modal_data multi_modal_inputs mm_processor_kwargs
+    mm_processor_output teacher_ids teacher_logprobs uid session_id input_ids position_ids attention_mask loss_mask
+    policy_versions log_probs old_log_probs ref_log_prob entropy values advantages returns token_level_scores
+    token_level_rewards rollout_is_weights
+"""
+FIELDS = frozenset(_NAMES.split())  # what agent loops, this module and verl's trainer store of a trajectory
 
 _CONTROLLER, _NAMESPACE = "TransferQueueController", "transfer_queue"  # its actor has one name on a whole cluster
 NODES_WITH = "CPU"  # a resource, which a head may lack: no actor of the queue could start there
@@ -59,7 +67,7 @@ def _rows(
 ) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:
     for index, packed in enumerate(trajectory.outputs):
         versions = [version for version, _ in packed.stamps or trajectory.stamps]
-        fields = packed.fields() | prompt
+        fields = prompt | packed.fields()
         fields["extra_fields"] = fields["extra_fields"] | {"segments": list(packed.stamps), "age": trajectory.age}
         fields["uid"], fields["session_id"] = group.uid, trajectory.session_id
         fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])

@@ -11,7 +11,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from recipe.async_dapo.calls import SampledTokens, append_tokens
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
-from recipe.async_dapo.rollout.manager import make_group
+from recipe.async_dapo.rollout.manager import TAKEN_NAMES, make_group
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.store import rows_of
 
@@ -78,6 +78,24 @@ def test_given_a_column_that_no_checkpoint_could_hold_when_drawn_then_it_is_refu
     row = {"uid": "a", "validate": False, "extra_info": {"image": object()}}
     with pytest.raises(ConfigError, match=r"^data set=extra_info\.image: is a builtins\.object"):
         make_group(row, n=1, step=1)
+
+
+@pytest.mark.parametrize("name", ["rm_scores", "old_log_probs", "session_id", "sampling_params", "priority"])
+def test_given_a_column_with_a_name_that_is_taken_when_drawn_then_it_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^data set=\['{name}'\]: columns with names that verl or this recipe uses"):
+        make_group({"uid": "a", name: 1.0}, n=1, step=1)
+
+
+def test_given_columns_with_names_of_a_trajectory_s_fields_then_these_stay_and_all_such_names_are_taken() -> None:
+    def fields_of(prompt: dict[str, Any]) -> dict[str, Any]:
+        trajectory = Trajectory(session_id=0)
+        trajectory.finish([PackedOutput.pack(output([10, 11], [1, 1], reward_score=1.0), sampled())])
+        [(_, fields, _)] = rows_of(PromptGroup(uid="g", prompt=prompt, drawn_at_step=1, trajectories=[trajectory]))
+        return fields
+
+    own = fields_of({})
+    assert own.keys() <= TAKEN_NAMES
+    assert str(fields_of(dict.fromkeys(own, "a column"))) == str(own)
 
 
 def test_given_finished_trajectories_then_every_row_has_the_prompt_s_columns_as_they_were() -> None:

@@ -46,6 +46,22 @@ def plan(scenario_file):
     return json.loads(path.read_text()), printed.getvalue()
 
 
+@pytest.mark.parametrize(("limit_tok", "is_said"), [(2048, True), (1024, False), (600, False)])
+def test_given_lengths_that_another_limit_has_cut_then_that_is_said(
+    scenario_file, tmp_path, capsys, limit_tok, is_said
+):
+    """Lengths that are cut at the limit asked about, or above it, tell all that is needed."""
+    path = tmp_path / "lengths.jsonl"
+    path.write_text("".join(f"{min(100 + 10 * number, 1024)}\n" for number in range(100)))
+    asked = ["--max-response-length", str(limit_tok), "--strategies", "discard", "--stop-rules", "drain"]
+    assert main([str(scenario_file), "--lengths", str(path), *asked, "--concurrency", "16", "--jobs", "1"]) == 0
+    said = (
+        f"were cut at 1024 tokens (7% of the responses), the limit asked about is {limit_tok}"
+        in capsys.readouterr().out
+    )
+    assert said is is_said
+
+
 def test_given_a_scenario_then_every_strategy_rule_and_concurrency_has_a_row(plan):
     document, printed = plan
     ours = {

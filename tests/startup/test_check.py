@@ -10,6 +10,7 @@ import pytest
 from recipe.async_dapo.check import main
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.option_values import ConfigErrors, check_each
+from recipe.async_dapo.startup import data_check
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, checks_of, findings
 from recipe.async_dapo_lab import check
@@ -103,6 +104,19 @@ def test_several_errors_read_as_the_first_and_arrive_whole_from_another_process(
     assert [error.args[0] for error in found.value.errors] == ["a", "b", "c"]
     with pytest.raises(KeyError):
         check_each([crash, partial(fail, "a")])
+
+
+def test_given_what_no_check_foresees_when_checked_then_it_has_a_line_and_the_others_go_on(run, monkeypatch):
+    def crash(*_: object) -> None:
+        raise KeyError("ground_truth")
+
+    monkeypatch.setattr(data_check, "local_files", crash)
+    found = {finding.name: finding for finding in findings(run())}
+    error = found["data"].error
+    assert str(error).startswith("data=<not checked>: KeyError: 'ground_truth' (") and isinstance(
+        error.__cause__, KeyError
+    )
+    assert found["reward function"].error is None
 
 
 def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files, capsys):

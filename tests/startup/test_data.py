@@ -1,6 +1,7 @@
 """Bad data, a bad model path and a bad reward function are refused before Ray starts."""
 
 import json
+import re
 import time
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pytest
 from omegaconf import DictConfig
 
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
-from recipe.async_dapo.startup import data_check
+from recipe.async_dapo.startup import data_files
 from recipe.async_dapo.startup.data_check import check_data
 from recipe.async_dapo.startup.preflight import check_all
 
@@ -20,7 +21,11 @@ LONGEST_PROMPT = 24
 
 
 def check(config: DictConfig) -> list[dict]:
-    return check_data(config, AsyncDAPOConfig.from_hydra(config))
+    return check_data(config, AsyncDAPOConfig.from_hydra(config))[0]
+
+
+def left_out(config: DictConfig) -> str:
+    return check_data(config, AsyncDAPOConfig.from_hydra(config))[1]
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image"}]}]
@@ -35,12 +40,17 @@ UNSEEN = "training would not see images, video or audio"
         (None, {"prompt": [{"text": "1+1="}]}, "column prompt must hold [{'role': ..., 'content': ...}, ...]"),
         (None, {"reward_model": "2"}, "column reward_model must hold {'ground_truth': ...}, it holds string"),
         (None, {"reward_model": {"answer": "2"}}, "column reward_model must hold {'ground_truth': ...}"),
-        (None, {"__rollout_n__": 8}, "has the columns ['__rollout_n__'], which this recipe does not read"),
+        (None, {"__rollout_n__": 8}, "has the columns ['__rollout_n__'], which verl or this recipe uses"),
         (None, {"images": [b"png"]}, f"has the columns ['images']: {UNSEEN}"),
         (None, {"prompt": IMAGE}, f"has content of list<element: struct<type: string>>: {UNSEEN}"),
         (13, {"prompt": []}, "row 13 has no prompt"),
         (13, {"data_source": None}, "row 13 has no data_source"),
         (13, {"reward_model": {"style": "rule", "ground_truth": None}}, "row 13 has no ground truth"),
+        (13, {"agent_name": None}, "row 13 has no agent_name"),
+        (13, {"prompt": [None]}, f"has content that is not text: {UNSEEN}"),
+        (None, {"data_source": 3}, "column data_source must hold text, it holds int64"),
+        (None, {"extra_info": "index 3"}, "column extra_info must hold {...}, it holds string"),
+        (None, {"rm_scores": 1.0, "priority": 3}, "has the columns ['priority', 'rm_scores'], which verl or this"),
     ],
     ids=str,
 )
@@ -48,7 +58,8 @@ def test_given_a_column_of_another_kind_or_none_when_checked_then_column_or_row_
     run, tmp_path, changed_row, change, message
 ):
     """`...` leaves the column out."""
-    content = [row(number) | (change if changed_row in (None, number) else {}) for number in range(16)]
+    loop = {"agent_name": "single_turn_agent"} if "agent_name" in change else {}
+    content = [row(number) | loop | (change if changed_row in (None, number) else {}) for number in range(16)]
     content = [{name: value for name, value in one.items() if value is not ...} for one in content]
     path = write_parquet(tmp_path / "train.parquet", content)
     assert refusal(run, f"data.train_files={path}").startswith(f"data.train_files={path}: {message}")
@@ -103,9 +114,104 @@ def test_given_json_when_checked_then_it_is_read_as_verl_does(run, tmp_path, nam
     assert "has 7 prompts, fewer than one batch" in refusal(run, write(7))
 
 
-def test_given_a_custom_dataset_when_checked_then_only_the_files_existence_is(run, files, tmp_path):
-    path = write_parquet(tmp_path / "train.parquet", [{"anything": 1}])
-    assert check(run(f"data.train_files={path}", f"data.custom_cls.path={files}/reward.py")) == []
+CUSTOM = """
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+class Mine(RLHFDataset):
+    def __getitem__(self, item):
+        row = super().__getitem__(item)
+        {change}
+        return row
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "row['raw_prompt'] = [{'role': 'user', 'content': [{'type': 'image'}]}]",
+            f"has content that is not text: {UNSEEN}",
+        ),
+        ("row['images'] = [b'png']", f"has ['images']: {UNSEEN}"),
+        ("row['raw_prompt'][0]['content'] *= 40", "has a prompt of "),
+        ("del row['data_source']", "'content': '0+1='}], data_source=None, reward_model={"),
+        ("del row['raw_prompt']", "has a row with raw_prompt=None, data_source='sums', reward_model={"),
+        ("row['responses'] = 'old'", "has the columns ['responses'], which verl or this recipe uses; rename them"),
+        (
+            "row['sampling_params'] = {}",
+            "has the columns ['sampling_params'], which verl or this recipe uses; rename them",
+        ),
+        ("1 / 0", "verl's data set fails: ZeroDivisionError: division by zero"),
+        ("row['extra_info']['picture'] = object()", "extra_info.picture: is a builtins.object, which no checkpoint"),
+    ],
+)
+def test_given_a_custom_dataset_when_checked_then_its_own_rows_are_looked_at(run, files, tmp_path, change, message):
+    def overrides(change: str) -> tuple[str, str, str]:
+        (tmp_path / "mine.py").write_text(CUSTOM.format(change=change))
+        keys = (f"data.custom_cls.path={tmp_path}/mine.py", "data.custom_cls.name=Mine")
+        return (*keys, "data.filter_overlong_prompts=False")
+
+    [found] = check(run(*overrides("row['level'] = 'hard'")))
+    assert found["level"] == "hard" and found["raw_prompt"] == row(0)["prompt"]
+    assert message in refusal(run, *overrides(change))
+
+
+def test_given_files_that_verl_cannot_join_when_checked_then_column_and_files_are_named(run, tmp_path):
+    paths = [
+        write_parquet(
+            tmp_path / f"{name}.parquet", [one | {"reward_model": {"ground_truth": truth}} for one in rows(16)]
+        )
+        for name, truth in (("text", "2"), ("number", 2))
+    ]
+    assert refusal(run, f"data.train_files=[{paths[0]},{paths[1]}]") == (
+        f"data.train_files=['{paths[0]}', '{paths[1]}']: column reward_model is struct<ground_truth: string> in "
+        f"{paths[0]}, and struct<ground_truth: int64> in {paths[1]}; correct it"
+    )
+
+
+def test_given_a_loop_in_one_of_two_files_when_checked_then_a_row_without_is_shown(run, tmp_path):
+    named = [one | {"agent_name": "single_turn_agent"} for one in rows(16)]
+    paths = [write_parquet(tmp_path / "a.parquet", named), write_parquet(tmp_path / "b.parquet", rows(16))]
+    assert "has a row with agent_name=None: '0+1='; name one in every row" in refusal(
+        run, f"data.train_files=[{paths[0]},{paths[1]}]"
+    )
+
+
+def test_given_tools_when_checked_then_their_schemas_are_part_of_every_prompt_that_offers_them(run, tmp_path):
+    (tmp_path / "tools.py").write_text(
+        "from verl.tools.function_tool import function_tool\n\n"
+        "@function_tool\ndef add(a: int, b: int) -> int:\n"
+        '    """Add.\n\n    Args:\n        a: one\n        b: other\n    """\n    return a + b\n'
+    )
+
+    def offering(*overrides: str) -> DictConfig:
+        config = run(f"actor_rollout_ref.rollout.multi_turn.function_tool_path={tmp_path}/tools.py", *overrides)
+        template = (
+            "{{ tools | length }}{{ tools | tojson }}{% for message in messages %}{{ message.content }}{% endfor %}"
+        )
+        config.actor_rollout_ref.model.custom_chat_template = "{% if tools %}" + template + "{% endif %}"
+        return config
+
+    loop, unfiltered = (
+        "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
+        "data.filter_overlong_prompts=False",
+    )
+    assert "verl keeps only 0 of the 16 prompts in data.train_files" in refusal(offering, loop)
+    assert "tokens, schemas of 1 tools included; set it to " in refusal(offering, loop)
+    message = refusal(offering, loop, unfiltered)
+    assert "tokens, schemas of 1 tools included, and verl would cut off its front: '" in message
+    check(offering(unfiltered))  # the plain loop offers none
+
+
+def test_given_prompts_that_verl_leaves_out_when_checked_then_their_number_and_the_reason_are_told(run, tmp_path):
+    def told(long: int, short: int) -> str:
+        content = [*rows(short), *rows(long, prompt="x" * (LONGEST_PROMPT + 2))] * 8
+        return left_out(run(f"data.train_files={write_parquet(tmp_path / 'train.parquet', content)}"))
+
+    why = "prompts in data.train_files are left out: longer than data.max_prompt_length=32, up to 34 tokens"
+    assert told(0, 16) == ""
+    assert told(4, 12) == f"32 of 128 {why}"
+    assert re.fullmatch(rf"about (7|8)\d\d of 3,200 {why}", told(100, 300))
 
 
 def test_given_a_prompt_over_the_limit_when_checked_then_limit_length_and_prompt_are_named(run, tmp_path):
@@ -115,7 +221,9 @@ def test_given_a_prompt_over_the_limit_when_checked_then_limit_length_and_prompt
 
     check_all(run(*overrides(LONGEST_PROMPT)))
     message = refusal(run, *overrides(LONGEST_PROMPT + 1))
-    assert message.startswith("data.max_prompt_length=32: data.train_files has a prompt of 33 tokens")
+    assert message.startswith(
+        "data.max_prompt_length=32: data.train_files has a prompt of 33 tokens, and verl would cut"
+    )
     assert "'xxx" in message and "set data.filter_overlong_prompts=True" in message
 
 
@@ -123,8 +231,8 @@ def test_given_overlong_prompts_that_verl_leaves_out_when_too_few_remain_then_th
     content = [*rows(7), *rows(9, prompt="x" * (LONGEST_PROMPT + 1))]
     path = write_parquet(tmp_path / "train.parquet", content)
     assert refusal(run, f"data.train_files={path}") == (
-        "data.max_prompt_length=32: only 7 of the 16 prompts in data.train_files are so short, fewer than one batch; "
-        "set it to 33 at least"
+        "data.max_prompt_length=32: verl keeps only 7 of the 16 prompts in data.train_files, fewer than one batch; "
+        "others are longer than data.max_prompt_length=32, up to 33 tokens; set it to 33 at least"
     )
 
 
@@ -132,19 +240,17 @@ def test_given_a_limit_that_hardly_a_prompt_keeps_then_the_one_that_a_batch_keep
     letters = [20, 1, 7, 5, 3, 6, 2, 9, 8, 4, 10, 11, 12, 13, 14, 15]
     path = write_parquet(tmp_path / "train.parquet", [row(k, prompt="x" * count) for k, count in enumerate(letters)])
     template_tok = 32 - LONGEST_PROMPT
-    assert refusal(run, f"data.train_files={path}", "data.max_prompt_length=4") == (
-        "data.max_prompt_length=4: only 0 of the 16 prompts in data.train_files are so short, fewer than one batch; "
-        f"set it to {template_tok + 8} at least"  # the batch is of 8
-    )
+    message = refusal(run, f"data.train_files={path}", "data.max_prompt_length=4")
+    assert "=4: verl keeps only 0 of the 16 prompts in data.train_files, fewer than one batch; others are" in message
+    assert message.endswith(f"set it to {template_tok + 8} at least")  # the batch is of 8
 
 
-def test_given_more_long_prompts_than_are_tokenized_then_nothing_is_claimed(run, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(data_check, "MAX_TOKENIZED", 2)
-    content = [row(number, prompt="x" * (30 + number)) for number in range(16)]
+def test_given_more_long_prompts_than_are_sampled_then_that_is_told(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(data_files, "MAX_LONG", 2)
+    content = [*rows(600), *(row(number, prompt="\u00e9" * (13 + number)) for number in range(8))]  # 2 bytes a token
     path = write_parquet(tmp_path / "train.parquet", content)
-    with caplog.at_level("WARNING", logger=data_check.__name__):  # vLLM's import sets the root logger to ERROR
-        check_all(run(f"data.train_files={path}"))
-    assert "data.train_files: 14 long prompts are not checked, only longer ones" in caplog.text
+    told = left_out(run(f"data.train_files={path}", "data.filter_overlong_prompts=False"))
+    assert told == "data.train_files: 6 long prompts are not checked"
 
 
 def test_given_a_million_rows_when_checked_then_it_takes_seconds_and_little_memory(run, tmp_path):

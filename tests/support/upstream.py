@@ -14,6 +14,7 @@ TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:"
 TRAINING_WORKER = "verl.workers.engine_workers:"
 CORRECTION = "verl.trainer.ppo.rollout_corr_helper:"
 CLIENT = "verl.workers.rollout.llm_server:"
+DATA_SET = "verl.utils.dataset.rl_dataset:RLHFDataset."
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension."
 
 SIGNATURES = {
@@ -111,6 +112,13 @@ SIGNATURES = {
     "verl.utils.device:auto_set_device": "(config)",
     "verl.utils.tensordict_utils:list_of_dict_to_tensordict": "(list_of_dicts)",
     "verl.utils.import_utils:load_extern_object": "(module_path, object_name)",
+    "verl.trainer.ppo.utils:create_rl_dataset": (
+        "(data_paths, data_config, tokenizer, processor, is_train=True, max_samples=-1)"
+    ),
+    "verl.utils.tokenizer.continuous_token_wiring:create_continuous_token_builder": (
+        "(tokenizer, *, model_family='auto', hf_model_type=None, chat_template_kwargs=None, mm_processor_kwargs=None, "
+        "processor=None, **builder_kwargs)"
+    ),
     "verl.trainer.ppo.utils:need_critic": "(config)",
     "verl.trainer.ppo.utils:need_reference_policy": "(config)",
     # the data plane
@@ -137,6 +145,9 @@ READ = {
     CORRECTION
     + "compute_rollout_correction_and_rejection_mask": "e32e53733e1b",  # raises where no token is in the mask
     "verl.trainer.ppo.core_algos:compute_policy_loss_bypass_mode": "6677936691b4",  # two types of loss
+    DATA_SET + "_read_files_and_tokenize": "16d775f64c3c",  # joins files, then filters
+    DATA_SET + "maybe_filter_out_long_prompts": "4ce51057d664",  # asks for `filter`
+    AGENT_LOOP + "AgentLoopBase.ct_build_initial_tokens": "a7a123cd80e2",  # cuts prompts
     AGENT_LOOP + "AgentLoopWorker._run_agent_loop": "04636a02f786",  # what an agent loop is made from
     AGENT_LOOP + "AgentLoopWorker._compute_score": "876c6391f9a3",  # skips outputs that have a score
     AGENT_LOOP + "AgentLoopManager._init_agent_loop_workers": "563147c55209",
@@ -198,6 +209,7 @@ ATTRIBUTES = {
     CLIENT + "LLMServerClient": ("_load_balancer", "config"),
     SERVER + "vLLMHttpServer": ("engine", "global_steps"),
     SERVER + "vLLMReplica": ("server_class",),
+    "verl.utils.dataset.rl_dataset:RLHFDataset": ("dataframe", "filter_overlong_prompts"),
     ADAPTER + "ServerAdapter": ("zmq_handle", "replica_rank"),
     "verl.workers.rollout.base:BaseRollout": ("config", "model_config", "device_mesh"),
     "verl.workers.engine_workers:ActorRolloutRefWorker": ("rollout",),

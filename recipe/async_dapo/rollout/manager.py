@@ -30,6 +30,7 @@ from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
 from ..record.plain_values import DATA_SET, to_plain
+from ..store import FIELDS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
 from .reports import RoundResult, WorkerReport
@@ -41,13 +42,20 @@ QUIET_S = 20.0  # that a round may go on without an answer that ends, before tha
 CONNECT_TIMEOUT_S = 600.0  # for a worker to import all it needs, on a busy node
 
 
+# Arguments of agent loops and reward managers beside a prompt's columns.
+_ARGUMENTS = "self make agent_loop sampling_params priority prompt_len response_len tool_extra_fields __num_turns__"
+TAKEN_NAMES = FIELDS.union(_ARGUMENTS.split())
+
+
 def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
     """A fresh group of n trajectories for one row of verl's data set.
 
     Raises:
-        ConfigError: naming a column that no checkpoint could hold.
+        ConfigError: naming a column that no checkpoint could hold, or whose name is taken.
     """
     prompt = {key: value for key, value in row.items() if key not in ("uid", "validate")}
+    if taken := sorted(TAKEN_NAMES & prompt.keys()):
+        raise ConfigError(DATA_SET, taken, "columns with names that verl or this recipe uses; rename or drop them")
     plain = to_plain(prompt, source=DATA_SET)  # now rather than when a checkpoint is due
     return PromptGroup(
         uid=row["uid"],

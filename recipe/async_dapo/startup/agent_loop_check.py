@@ -50,8 +50,17 @@ def check_agent_loop(config: DictConfig) -> str:
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
         check_choice(_TOOLS + "format", tools.format, sorted(ToolParser._registry))
-    loaded = _load_tools(tools)
+    loaded = [tool.name for tool in _load_tools(tools)]
     return ", ".join(sorted(used)) + (f"; tools {', '.join(loaded)}" if loaded else "")
+
+
+def tool_schemas(config: DictConfig) -> list[dict[str, Any]]:
+    """As agent loops offer them in prompts; none where they cannot be loaded, which `check_agent_loop` tells."""
+    try:
+        tools = _load_tools(config.actor_rollout_ref.rollout.multi_turn)
+    except ConfigError:
+        return []
+    return [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
 
 
 def loops_of_data(config: DictConfig) -> dict[str, str]:
@@ -108,16 +117,16 @@ def _import(entry: dict[str, Any], name: str) -> None:
         found = hydra.utils.get_object(target)
     except Exception as error:  # the user's module may raise anything
         remedy = "correct the path of the class, or install its module on every node"
-        raise ConfigError(key, target, f"cannot be imported: {_reason(error)}; {remedy}") from error
+        raise ConfigError(key, target, f"cannot be imported: {first_line(error)}; {remedy}") from error
     if not callable(getattr(found, "run", None)):
         raise ConfigError(key, target, "has no method `run`; name an AgentLoopBase")
 
 
-def _load_tools(tools: DictConfig) -> list[str]:
-    """Names of all tools, loaded by verl's own code."""
+def _load_tools(tools: DictConfig) -> list[Any]:
+    """All tools, loaded by verl's own code."""
     from verl.tools.tool_registry import load_all_tools
 
-    names: list[str] = []
+    all_tools: list[Any] = []
     for option in ("tool_config_path", "function_tool_path"):
         value = tools[option]
         if value is None:
@@ -126,22 +135,22 @@ def _load_tools(tools: DictConfig) -> list[str]:
             loaded = load_all_tools(**{"tool_config_path": None, "function_tool_path": None, option: value})
         except Exception as error:  # the user's module may raise anything
             raise ConfigError(
-                _TOOLS + option, value, f"its tools cannot be loaded: {_reason(error)}; correct the file"
+                _TOOLS + option, value, f"its tools cannot be loaded: {first_line(error)}; correct the file"
             ) from error
         if not loaded:
             raise ConfigError(_TOOLS + option, value, "holds no tool; decorate a function with @function_tool")
-        names += [tool.name for tool in loaded]
-    return names
+        all_tools += loaded
+    return all_tools
 
 
 def _read_yaml(key: str, value: str) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.load(Path(value.removeprefix("file://")).expanduser()))
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(key, value, f"cannot be read: {_reason(error)}; correct the file") from error
+        raise ConfigError(key, value, f"cannot be read: {first_line(error)}; correct the file") from error
 
 
-def _reason(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of what went wrong at the bottom, and where in a file."""
     while error.__cause__ is not None:
         error = error.__cause__

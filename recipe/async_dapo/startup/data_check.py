@@ -1,312 +1,265 @@
-"""The data: training and validation files, the lengths of their prompts, and the file of prompts' histories.
-
-Files are streamed column by column, never held in memory as Python objects: 1.8 million rows take seconds. Every row is
-checked for its columns, missing values and length in bytes. Only prompts whose bytes exceed the limit are tokenized, as
-a token has at least one byte; at most `MAX_TOKENIZED` distinct ones, the longest. Tool schemas are not counted.
+"""The data: verl's own data set is built on a sample of all files together, and its prompts are rendered as agent loops
+render them. Also the file of prompts' histories.
 """
 
-import heapq
-import json
-import logging
+import math
 import os
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from copy import deepcopy
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
-import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
 from ..config import AsyncDAPOConfig
 from ..option_values import ConfigError, refused
 from ..record.data_history import read_history
 from ..record.history import KEY
+from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, first_line, shipped_modules, tool_schemas
+from .data_files import ANSWER, SAMPLE_ROWS, SOURCE, UNSEEN, DataFiles, local_files
 from .model_check import load_by_verl
 from .trainer_check import check_storage
-from .verl_options import listed
 
-logger = logging.getLogger(__name__)
-
-_RESERVED_TEMPLATE_OPTIONS = ("tokenize", "return_dict", "return_tensors")  # beyond these, templates get verl's own
-MAX_TOKENIZED = 20_000
-SOURCE, ANSWER = "data_source", "reward_model"  # verl's reward managers read these columns by name
-UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__")  # verl's per-prompt overrides
-_BATCH_ROWS = 65_536
+# verl's per-prompt overrides, and what verl and this recipe note of each prompt.
+UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__", "uid", "validate", "global_steps")
+_LIMIT = "data.max_prompt_length"
 _OTHER_SAMPLES = (
     "verl chooses data.{}_max_samples={} prompts at every start, others when the run is resumed; set a seed, such as 1"
 )
 
 
-class _TokenCounter:
-    """A counter of a prompt's tokens, as verl's data set counts (the chat template with a generation prompt), with a
-    bound on them that needs no run of the tokenizer.
+class _Prompts:
+    """Renders prompts as agent loops do, and counts their tokens.
 
     Raises:
-        ConfigError: if the model cannot be loaded, or its tokenizer has no chat template.
+        ConfigError: if the model cannot be loaded, or its chat template fails.
     """
 
     def __init__(self, config: DictConfig) -> None:
-        self.limit_tok: int = config.data.max_prompt_length
-        self._template_options = {
-            key: value
-            for key, value in config.data.apply_chat_template_kwargs.items()
-            if key not in _RESERVED_TEMPLATE_OPTIONS
-        }
-        self._tokenizer = load_by_verl(config).tokenizer
+        from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+        self.model = load_by_verl(config)
+        self._tools = tool_schemas(config)
+        self.unit = f"tokens, schemas of {len(self._tools)} tools included" if self._tools else "tokens"
+        self._default_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
         try:
-            self._template_tok = self.count_tok([{"role": "user", "content": ""}])
+            self._builder = create_continuous_token_builder(
+                self.model.tokenizer,
+                hf_model_type=getattr(self.model.hf_config, "model_type", None),
+                chat_template_kwargs=config.data.apply_chat_template_kwargs,
+                mm_processor_kwargs=config.data.mm_processor_kwargs,
+                processor=self.model.processor,
+            )
+            empty = [{"role": "user", "content": ""}]
+            self._template_tok = self.count_tok({"raw_prompt": empty, AGENT_COLUMN: TOOL_LOOP})
         except Exception as error:  # the template is the model's own code
-            remedy = "set actor_rollout_ref.model.custom_chat_template"
+            remedy = "set actor_rollout_ref.model.custom_chat_template, or correct data.apply_chat_template_kwargs"
             key = "actor_rollout_ref.model.path"
             raise refused(config, key, f"its chat template fails: {error}; {remedy}") from error
 
-    def count_tok(self, prompt: list[dict[str, Any]]) -> int:
-        tokens = self._tokenizer.apply_chat_template(
-            prompt, add_generation_prompt=True, tokenize=True, return_dict=False, **self._template_options
-        )
-        return len(tokens)
+    def count_tok(self, row: dict[str, Any]) -> int:
+        """Of a row of verl's data set, with the tools that its agent loop offers."""
+        tools = self._tools
+        if row.get(AGENT_COLUMN, self._default_loop) == PLAIN_LOOP:
+            tools = []
+        elif selected := (row.get("extra_info") or {}).get("tool_selection"):
+            tools = [tool for tool in tools if tool["function"]["name"] in selected]
+        return len(self._builder.build_initial_tokens(list(row["raw_prompt"]), tools=tools or None))
 
-    def upper_bounds_tok(self, prompts: pa.Array) -> np.ndarray:
-        """A bound per prompt: the bytes of its messages, and the template's own tokens for each of them."""
+    def bound_tok(self, prompts: pa.Array) -> np.ndarray:
+        """A bound per prompt: the bytes of its messages, and the template's own tokens for each of them. A message with
+        more than role and content has none.
+        """
         messages = prompts.flatten()
-        content = pc.struct_field(messages, "content")
-        per_prompt = np.asarray(pc.list_value_length(prompts))
-        per_message = np.asarray(pc.fill_null(pc.binary_length(content), 0)).astype(np.int64) + self._template_tok
-        ends = np.cumsum(per_prompt)
-        sums = np.concatenate([[0], np.cumsum(per_message)])
-        return sums[ends] - sums[ends - per_prompt]
+        length_tok = pc.fill_null(pc.binary_length(pc.struct_field(messages, "content")), 0).cast(pa.int64())
+        for name in {each.name for each in messages.type} - {"role", "content"}:
+            length_tok = pc.if_else(pc.is_valid(pc.struct_field(messages, name)), 2**32, length_tok)
+        sums = np.concatenate([[0], np.cumsum(np.asarray(length_tok) + self._template_tok)])
+        num_messages = np.asarray(pc.list_value_length(prompts))
+        ends = np.cumsum(num_messages)
+        return sums[ends] - sums[ends - num_messages]
 
 
-@dataclass(slots=True)
-class _Census:
-    """What one option's files hold, all files together.
-
-    Args:
-        enough_short: number of short prompts from which on long ones no longer matter; None: they always do.
-        needs_truth: whether each row must say what is right; a reward model can do without.
-    """
-
-    enough_short: int | None
-    needs_truth: bool
-    rows: int = 0
-    surely_short: int = 0
-    suspects: dict[str, int] = field(default_factory=dict)  # prompt as JSON -> rows, for prompts that may be too long
-    dropped_suspects: int = 0  # distinct ones, shorter than all that are kept
-    row_of_source: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @property
-    def has_enough(self) -> bool:
-        return self.enough_short is not None and self.surely_short >= self.enough_short
-
-    def add_suspect(self, prompt: list[dict[str, Any]]) -> None:
-        text = json.dumps(prompt)
-        self.suspects[text] = self.suspects.get(text, 0) + 1
-        if len(self.suspects) >= 2 * MAX_TOKENIZED:
-            self.keep_longest_suspects()
-
-    def keep_longest_suspects(self) -> None:
-        longest = heapq.nlargest(MAX_TOKENIZED, self.suspects, key=len)
-        self.dropped_suspects += len(self.suspects) - len(longest)
-        self.suspects = {text: self.suspects[text] for text in longest}
-
-
-def check_data(config: DictConfig, options: AsyncDAPOConfig) -> list[dict[str, Any]]:
-    """Check that files exist, have what verl reads, hold enough prompts, and that prompts fit.
+def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[str, Any]], str]:
+    """Check that files exist, that verl can make a data set of them with prompts enough, and that no prompt is cut.
 
     Returns:
-        One row of every data source, to try the reward function on; none for a custom dataset class.
+        One row of every data source as verl's data set gives it, to try the reward function on; and which prompts verl
+        leaves out, in words.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    keys = ("train_files", "val_files")
-    files = {key: _local_files(config, key) for key in keys}
-    if config.data.custom_cls.path is not None:
-        logger.info("data.custom_cls is set: the content of the data files is not checked")
-        check_storage(config, options, validated=0)
-        return []
-    counter = _TokenCounter(config)
+    files = {key: local_files(config, key) for key in ("train_files", "val_files")}
+    prompts = _Prompts(config)
     row_of_source: dict[str, dict[str, Any]] = {}
+    told: list[str] = []
     for key, max_samples, wanted, unit in (
         ("train_files", config.data.train_max_samples, options.target_valid_groups, "one batch"),
         ("val_files", config.data.val_max_samples, 1, "one prompt"),
     ):
-        census = _Census(
-            enough_short=wanted if config.data.filter_overlong_prompts else None,
-            needs_truth=not config.reward.reward_model.enable,
-        )
-        for file in files[key]:
-            _take_census(f"data.{key}", file, config.data, counter, census)
-        row_of_source = census.row_of_source | row_of_source
-        available = min(census.rows, max_samples) if max_samples > 0 else census.rows
-        if available < wanted:
+        needs_truth = not config.reward.reward_model.enable
+        found = DataFiles(key=f"data.{key}", config=config.data, needs_truth=needs_truth, bound_tok=prompts.bound_tok)
+        found.read(files[key])
+        available = min(found.rows, max_samples) if max_samples > 0 else found.rows
+        if available < wanted and not found.is_custom:
             lower = f"lower data.train_batch_size={wanted} or " if key == "train_files" else ""
-            raise refused(config, f"data.{key}", f"has {available} prompts, fewer than {unit}; {lower}add data")
-        if 0 < max_samples < census.rows and config.data.shuffle and config.data.seed is None:
+            raise refused(config, found.key, f"has {available} prompts, fewer than {unit}; {lower}add data")
+        if 0 < max_samples < found.rows and config.data.shuffle and config.data.seed is None:
             raise ConfigError("data.seed", None, _OTHER_SAMPLES.format(key.split("_")[0], max_samples))
-        _check_lengths(config, key, census, counter, wanted=wanted, unit=unit)
-    at_once = min(available, config.data.val_batch_size or available)
+        rows, kept = _read_by_verl(config, found, prompts)
+        for row in rows[:SAMPLE_ROWS]:
+            _check_row(config, found, row)
+        said = _check_lengths(config, found, prompts, rows, kept, available=available, wanted=wanted, unit=unit)
+        told += [said] if said else []
+        row_of_source = {row[SOURCE]: row for row in reversed(rows)} | row_of_source
+    at_once = 0 if found.is_custom else min(available, config.data.val_batch_size or available)
     check_storage(config, options, validated=at_once * config.actor_rollout_ref.rollout.val_kwargs.n)
-    return list(row_of_source.values())
+    return list(row_of_source.values()), "; ".join(told)
 
 
-def _local_files(config: DictConfig, key: str) -> list[Path]:
-    """The option's files, on this machine; those on HDFS are fetched to verl's own cache."""
-    value = config.data[key]
-    names = listed(value)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"data.{key}", value, "must be a file or a list of files")
-    return [_local_file(f"data.{key}", name, config) for name in names]
+class _Rows(list[dict[str, Any]]):
+    """Rows that verl's filter takes in place of a table: without its processes and its cache."""
+
+    def filter(self, function: Callable[[dict[str, Any]], bool], **_: Any) -> "_Rows":
+        return _Rows(filter(function, self))
 
 
-def _local_file(key: str, name: str, config: DictConfig) -> Path:
-    if name.startswith("hdfs://"):
-        from verl.utils.fs import copy_to_local
+def _read_by_verl(config: DictConfig, found: DataFiles, prompts: _Prompts) -> tuple[list[dict[str, Any]], int]:
+    """The rows of verl's data set on the sample, and how many of them its filter keeps.
 
-        name = copy_to_local(name, cache_dir=str(Path(config.data.get("cache_dir", "~/.cache/verl/rlhf")).expanduser()))
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise ConfigError(key, name, "no such file; make it with prepare_dapo_data.sh, or correct the path")
-    if path.suffix not in (".parquet", ".json", ".jsonl"):
-        raise ConfigError(key, name, "must end in .parquet, .json or .jsonl: verl reads no other format")
-    return path
+    Raises:
+        ConfigError: with what went wrong in verl's code, or in a data set class of the user's.
+    """
+    import datasets
+    from verl.trainer.ppo.utils import create_rl_dataset
 
-
-def _take_census(key: str, file: Path, config: DictConfig, counter: _TokenCounter, census: _Census) -> None:
+    usual = datasets.config.HF_DATASETS_CACHE
+    data = deepcopy(config).data
+    data.filter_overlong_prompts = config.data.filter_overlong_prompts and found.is_custom
+    data.filter_overlong_prompts_workers, data.use_shm = None, False
     try:
-        for batch in _batches(key, file, config):
-            _count_batch(key, file, batch, counter, census)
-    except (pa.ArrowException, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(key, file, f"cannot be read: {error}; prepare the data again") from error
+        with (
+            TemporaryDirectory() as folder,
+            shipped_modules(config),
+            redirect_stdout(StringIO()),
+            redirect_stderr(StringIO()),
+        ):
+            datasets.config.HF_DATASETS_CACHE = Path(folder) / "cache"
+            paths = found.write_sample(Path(folder))
+            data_set: Any = create_rl_dataset(paths, data, prompts.model.tokenizer, prompts.model.processor)
+            most = SAMPLE_ROWS if found.is_custom else len(data_set)
+            rows = [data_set[i] for i in range(min(len(data_set), most))]
+            kept = len(rows)
+            if config.data.filter_overlong_prompts and not found.is_custom:
+                data_set.filter_overlong_prompts = True
+                kept = len(data_set.maybe_filter_out_long_prompts(_Rows(data_set.dataframe)))
+    except Exception as error:  # of the user's class, or of verl's on the user's data
+        why = found.mismatch() or f"verl's data set fails: {first_line(error):.300}"
+        raise refused(config, _blamed(found), f"{why}; correct it") from error
+    finally:
+        datasets.config.HF_DATASETS_CACHE = usual
+    if not rows:
+        raise refused(config, _blamed(found), f"makes no prompt of {found.key}; correct the class")
+    return rows, kept
 
 
-def _batches(key: str, file: Path, config: DictConfig) -> Iterator[pa.RecordBatch]:
-    """The columns that verl reads, named `prompt`, `data_source`, `reward_model` and, if there is one, `extra_info`."""
-    if file.suffix == ".parquet":
-        parquet = pq.ParquetFile(file)
-        columns = _check_schema(key, file, parquet.schema_arrow, config, parquet.metadata.num_rows)
-        batches = parquet.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
-    else:
-        table = _read_json(file)
-        columns = _check_schema(key, file, table.schema, config, table.num_rows)
-        batches = iter(table.select(columns).to_batches(max_chunksize=_BATCH_ROWS))
-    for batch in batches:
-        yield batch.rename_columns(["prompt" if name == config.prompt_key else name for name in batch.schema.names])
+def _blamed(found: DataFiles) -> str:
+    """The option that says how rows are made."""
+    return "data.custom_cls.path" if found.is_custom else found.key
 
 
-def _read_json(file: Path) -> pa.Table:
-    """One object a line, or one array of objects; all in memory, as verl does."""
-    with open(file, "rb") as stream:
-        is_array = stream.read(64).lstrip()[:1] == b"["
-    if is_array:
-        return pa.Table.from_pylist(json.loads(file.read_text()))
-    if file.stat().st_size == 0:
-        return pa.table({})
-    return pyarrow.json.read_json(file)
+def _check_row(config: DictConfig, found: DataFiles, row: dict[str, Any]) -> None:
+    """A row as verl's data set gives it holds text, what verl's reward managers read, and no name that is taken."""
+    from ..rollout.manager import TAKEN_NAMES, make_group
+
+    data, loop = config.data, row.get(AGENT_COLUMN, PLAIN_LOOP)
+    media = [name for name in (data.image_key, data.video_key, data.audio_key, "multi_modal_data") if name in row]
+    messages = row.get("raw_prompt", [])
+    if media or not all(isinstance(one, dict) and isinstance(one.get("content"), str | None) for one in messages):
+        raise refused(config, _blamed(found), f"has {media or 'content that is not text'}: {UNSEEN}")
+    answer = row.get(ANSWER)
+    has_truth = isinstance(answer, dict) and "ground_truth" in answer
+    if not len(messages) or not isinstance(row.get(SOURCE), str) or not has_truth:
+        what = ", ".join(f"{name}={row.get(name)!r:.80}" for name in ("raw_prompt", SOURCE, ANSWER))
+        remedy = "verl reads a list of messages, a text, and {'ground_truth': ...}; prepare the data as verl wants it"
+        raise refused(config, _blamed(found), f"has a row with {what}: {remedy}")
+    if not isinstance(loop, str):
+        remedy = "name one in every row of every file, or in none"
+        raise refused(config, _blamed(found), f"has a row with {AGENT_COLUMN}={loop}: {_shown(row)}; {remedy}")
+    if taken := sorted(row.keys() & {*UNSUPPORTED_COLUMNS, *TAKEN_NAMES}):
+        raise refused(config, _blamed(found), f"has the columns {taken}, which verl or this recipe uses; rename them")
+    make_group(row | {"uid": ""}, n=1, step=0)
 
 
-def _check_schema(key: str, file: Path, schema: pa.Schema, config: DictConfig, rows: int) -> list[str]:
-    """The columns to read. `prompt` holds chat messages, `reward_model` a ground truth."""
-    prompt_key = config.prompt_key
-    if rows == 0:
-        raise ConfigError(key, file, "is empty; prepare the data again")
-    required = [prompt_key, SOURCE, ANSWER]
-    if missing := [name for name in required if name not in schema.names]:
-        raise ConfigError(
-            key,
-            file,
-            f"lacks the columns {missing}, it has {schema.names}; name the prompt's column in data.prompt_key, or "
-            "prepare the data as verl wants it",
-        )
-    prompt = schema.field(prompt_key).type
-    is_chat = (pa.types.is_list(prompt) or pa.types.is_large_list(prompt)) and pa.types.is_struct(prompt.value_type)
-    if not is_chat or any(prompt.value_type.get_field_index(name) < 0 for name in ("role", "content")):
-        raise ConfigError(
-            key, file, f"column {prompt_key} must hold [{{'role': ..., 'content': ...}}, ...], it holds {prompt}"
-        )
-    content = prompt.value_type.field("content").type
-    media = [name for name in (config.image_key, config.video_key, config.audio_key) if name in schema.names]
-    if media or not (pa.types.is_string(content) or pa.types.is_large_string(content)):
-        found = f"the columns {media}" if media else f"content of {content}"
-        raise ConfigError(key, file, f"has {found}: training would not see images, video or audio; use text only")
-    answer = schema.field(ANSWER).type
-    if not pa.types.is_struct(answer) or answer.get_field_index("ground_truth") < 0:
-        raise ConfigError(key, file, f"column {ANSWER} must hold {{'ground_truth': ...}}, it holds {answer}")
-    if unsupported := [name for name in UNSUPPORTED_COLUMNS if name in schema.names]:
-        raise ConfigError(key, file, f"has the columns {unsupported}, which this recipe does not read; drop them")
-    return [*required, *(["extra_info"] if "extra_info" in schema.names else [])]
-
-
-def _count_batch(key: str, file: Path, batch: pa.RecordBatch, counter: _TokenCounter, census: _Census) -> None:
-    prompts, sources = batch.column("prompt"), batch.column(SOURCE)
-    if pa.types.is_dictionary(sources.type):
-        sources = sources.dictionary_decode()
-    truths = pc.struct_field(batch.column(ANSWER), "ground_truth")
-    for what, bad in (
-        ("no prompt", pc.fill_null(pc.less(pc.list_value_length(prompts), 1), True)),
-        ("no data_source", pc.is_null(sources)),
-        ("no ground truth", pc.and_(pc.is_null(truths), census.needs_truth)),
-    ):
-        if (first := pc.index(bad, True).as_py()) >= 0:
-            raise ConfigError(key, file, f"row {census.rows + first} has {what}; prepare the data again")
-    for source in pc.unique(sources).to_pylist():
-        if source not in census.row_of_source:
-            census.row_of_source[source] = batch.slice(pc.index(sources, source).as_py(), 1).to_pylist()[0]
-    bound_tok = counter.upper_bounds_tok(prompts)
-    long_rows = (bound_tok > counter.limit_tok).nonzero()[0]
-    census.rows += len(batch)
-    census.surely_short += len(batch) - len(long_rows)
-    if not census.has_enough:
-        for prompt in prompts.take(pa.array(long_rows)).to_pylist():
-            census.add_suspect(prompt)
+def _shown(row: dict[str, Any]) -> str:
+    return f"{row['raw_prompt'][-1]['content']!r:.80}"
 
 
 def _check_lengths(
-    config: DictConfig, key: str, census: _Census, counter: _TokenCounter, *, wanted: int, unit: str
-) -> None:
-    """Tokenize what may be too long. With `filter_overlong_prompts`, see that enough remains; else refuse the first."""
-    if census.has_enough:
-        return
-    filters = config.data.filter_overlong_prompts
-    census.keep_longest_suspects()
-    fitting, too_long = census.surely_short, Counter[int]()  # rows, by their tokens
-    for text, rows in census.suspects.items():
-        prompt = json.loads(text)
-        num_tok = counter.count_tok(prompt)
-        if num_tok <= counter.limit_tok:
-            fitting += rows
-        elif filters:
-            too_long[num_tok] += rows
+    config: DictConfig,
+    found: DataFiles,
+    prompts: _Prompts,
+    rows: list[dict[str, Any]],
+    kept: int,
+    *,
+    available: int,
+    wanted: int,
+    unit: str,
+) -> str:
+    """Render the sample's prompts. What verl keeps must fit, and be enough.
+
+    Args:
+        kept: of the rows, by verl [count].
+        available: prompts that verl reads [count].
+        wanted: prompts that must remain [count].
+
+    Returns:
+        What is left out, in words.
+    """
+    limit_tok: int = config.data.max_prompt_length
+    lengths_tok, failure = [], ""
+    longest: tuple[int, str] = (0, "")
+    for row in rows:
+        try:
+            lengths_tok.append(prompts.count_tok(row))
+        except Exception as error:  # the template is the model's own code
+            failure = failure or f"the chat template fails on {_shown(row)}: {first_line(error)}"
         else:
-            raise ConfigError(
-                "data.max_prompt_length",
-                counter.limit_tok,
-                f"data.{key} has a prompt of {num_tok} tokens, whose response verl would silently shorten: "
-                f"{prompt[-1]['content']!r:.80}; raise the limit, or set data.filter_overlong_prompts=True",
-            )
-    if census.dropped_suspects:
-        logger.warning("data.%s: %d long prompts are not checked, only longer ones", key, census.dropped_suspects)
-    elif filters and fitting < wanted:
-        raise ConfigError(
-            "data.max_prompt_length",
-            counter.limit_tok,
-            f"only {fitting} of the {census.rows} prompts in data.{key} are so short, fewer than {unit}; set it to "
-            f"{_limit_for(wanted - fitting, too_long)} at least",
+            longest = max(longest, (lengths_tok[-1], _shown(row)))
+    if sum(length_tok <= limit_tok for length_tok in lengths_tok) < kept:
+        if failure:
+            raise refused(config, _blamed(found), f"{failure}; correct the data, or the template")
+        raise refused(
+            config,
+            _LIMIT,
+            f"{found.key} has a prompt of {longest[0]} {prompts.unit}, and verl would cut off its front: {longest[1]}; "
+            "raise the limit, or set data.filter_overlong_prompts=True",
         )
-
-
-def _limit_for(missing: int, too_long: Counter[int]) -> int:
-    """Tokens that so many more prompts have at most."""
-    for num_tok in sorted(too_long):
-        missing -= too_long[num_tok]
-        if missing <= 0:
-            break
-    return num_tok
+    if kept == len(rows):
+        return f"{found.key}: {found.unchecked} long prompts are not checked" if found.unchecked else ""
+    about = "" if len(rows) == found.rows else "about "
+    remaining = available * kept / len(rows)
+    why = f"longer than {_LIMIT}={limit_tok}, up to {longest[0]} {prompts.unit}"
+    if failure:
+        why += f"; {len(rows) - len(lengths_tok)} of {len(rows)} because {failure}"
+    # By three standard deviations: a sample must not refuse what is enough.
+    if remaining + (3 * available * math.sqrt(kept + 1) / len(rows) if about else 0) < wanted:
+        place = -(-wanted * len(rows) // available) - 1
+        remedy = f"set it to {sorted(lengths_tok)[place]} at least" if place < len(lengths_tok) else "correct the data"
+        raise refused(
+            config,
+            _LIMIT,
+            f"verl keeps only {about}{remaining:.0f} of the {available} prompts in {found.key}, fewer than {unit}; "
+            f"others are {why}; {remedy}",
+        )
+    return f"{about}{available - round(remaining):,} of {available:,} prompts in {found.key} are left out: {why}"
 
 
 def check_history(config: DictConfig, options: AsyncDAPOConfig) -> str | None:

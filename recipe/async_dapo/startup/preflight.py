@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ..config import AsyncDAPOConfig
 from ..option_values import ConfigError, ConfigErrors, check_each
 from ..verl_version import check_versions
+from .agent_loop_check import first_line
 from .hardware import ASSUMED_GPU, Gpu
 from .verl_options import check_numbers
 
@@ -78,6 +79,10 @@ def _run(name: str, check: Check) -> Iterator[Finding]:
         what = str(error).split("\n")[0]
         problem = ConfigError(error.full_key or "config", "<unreadable>", f"{what}; correct the override")
         yield Finding(name=name, error=problem)
+    except Exception as error:  # what no check foresees of data, models and users' code has a line like the rest
+        problem = ConfigError(name, "<not checked>", f"{first_line(error)}; correct what is read there")
+        problem.__cause__ = error
+        yield Finding(name=name, error=problem)
 
 
 def _name_vllm_as_verl_does() -> None:
@@ -109,8 +114,9 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
     rows: list[dict[str, Any]] = []  # one of each data source, to try the reward function on
 
     def data() -> str:
-        rows.extend(check_data(config, options))
-        return f"sources {', '.join(sorted(row['data_source'] for row in rows))}" if rows else ""
+        found, left_out = check_data(config, options)
+        rows.extend(found)
+        return WARNING + left_out if left_out else f"sources {', '.join(sorted(row['data_source'] for row in rows))}"
 
     def memory() -> str:
         warning = check_memory(config, assumed_gpu)

@@ -149,12 +149,14 @@ def extend(
     source: RunSource,
     *,
     total_steps: int | None = None,
+    prompts: int | None = None,
     earlier_metrics: bytes = b"",
 ) -> None:
     """Give verl's loggers this recipe's line and record, in place.
 
     Args:
         total_steps: of the whole run; None: not known.
+        prompts: that verl has kept to train on; None: not known.
         earlier_metrics: lines that the file logger's file begins with.
     """
     if FILE in tracking.logger:
@@ -168,11 +170,11 @@ def extend(
     if WANDB in tracking.logger:
         tracking.logger[OVERVIEW] = WandbOverview(tracking.logger[WANDB], source)
     if options.report_dir is not None:
-        tracking.logger[RECORD] = RunRecorder(Path(options.report_dir), describe(config, options), source)
+        tracking.logger[RECORD] = RunRecorder(Path(options.report_dir), describe(config, options, prompts), source)
         log_phase(f"the record of this run: {options.report_dir}")
 
 
-def describe(config: DictConfig, options: AsyncDAPOConfig) -> RunDescription:
+def describe(config: DictConfig, options: AsyncDAPOConfig, prompts: int | None) -> RunDescription:
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     return RunDescription(
         name=f"{trainer.project_name}/{trainer.experiment_name}",
@@ -181,6 +183,7 @@ def describe(config: DictConfig, options: AsyncDAPOConfig) -> RunDescription:
         gpus=all_gpus(config),
         settings={
             "model": config.actor_rollout_ref.model.path,
+            "prompts": prompts,
             "data.train_batch_size": options.target_valid_groups,
             "rollout.n": options.rollout_n,
             "data.max_response_length": options.max_response_length,

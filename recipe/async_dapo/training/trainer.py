@@ -102,7 +102,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         trainer.total_epochs = max(trainer.total_epochs, epochs)
 
     def _init_resource_pool_mgr(self) -> None:
-        log_phase("data loaded; training workers load the model")
+        prompts = f"{len(self.train_dataset):,} prompts, {len(self.val_dataset):,} to validate"
+        log_phase(f"data loaded: {prompts}; training workers load the model")
         super()._init_resource_pool_mgr()
         [role] = self.role_worker_mapping.keys() & {Role.ActorRollout, Role.ActorRolloutRef, Role.Actor}
         self.role_worker_mapping[role] = ray.remote(AsyncDAPOActorRolloutRefWorker)
@@ -132,6 +133,7 @@ class AsyncDAPOTrainer(PPOTrainer):
             self.options,
             news,
             total_steps=self.total_training_steps,
+            prompts=len(self.train_dataset),
             earlier_metrics=earlier,
         )
 

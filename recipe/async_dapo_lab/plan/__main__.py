@@ -17,6 +17,7 @@ from .candidates import Candidate, baselines, default_concurrency, fitting, natu
 from .figure import draw
 from .from_run import RecordedRun
 from .inputs import Inputs
+from .lengths import cut_below
 from .recommend import at_equal_share, recommend, worth_trying
 from .report import as_json, describe, in_words, table
 from .scenario import Scenario
@@ -44,6 +45,8 @@ def _run(options: argparse.Namespace) -> None:
     scenario = inputs.scenario()
     _check_outputs(options)
     _say(describe(scenario))
+    if cut := cut_below(scenario.lengths, scenario.max_response_length):
+        _say(cut)
     if scenario.measured is not None:
         _say(f"calibrated on {inputs.calibrate}: {scenario.measured}")
     candidates = recipe_candidates(

@@ -22,6 +22,7 @@ MEAN, LONGEST, CUT = "response_length/mean", "response_length/max", "response_le
 PROMPT, TOKENS = "prompt_length/mean", "perf/total_num_tokens"
 _NORMAL = NormalDist()
 _HALVINGS = 60
+_CUT_SHARE = 0.01  # of responses that end at the very same longest length: a limit has cut them
 
 
 class LengthModel(Protocol):
@@ -88,6 +89,20 @@ def _measured_lengths(rows: Iterable[Mapping[str, Any]], *, path: str, default_c
         raise ConfigError("lengths", path, "has a length that is not a number > 0; remove such rows")
     sorted_tok = np.sort(np.asarray(values, dtype=float))
     return _MeasuredLengths(sorted_tok, correlation_within(list(groups.values()), default=default_correlation))
+
+
+def cut_below(lengths: LengthModel, limit_tok: int) -> str:
+    """Says that measured lengths were cut at a lower limit than this one; empty where they were not."""
+    if not isinstance(lengths, _MeasuredLengths):
+        return ""
+    longest_tok, count = lengths.sorted_tok[-1], len(lengths.sorted_tok)
+    at_end = count - int(np.searchsorted(lengths.sorted_tok, longest_tok))
+    if longest_tok >= limit_tok or at_end < max(2, _CUT_SHARE * count):
+        return ""
+    return (
+        f"The lengths were cut at {longest_tok:.0f} tokens ({at_end / count:.0%} of the responses), the limit asked "
+        f"about is {limit_tok}: longer responses are missing, so steps come out too short. Measure at that limit."
+    )
 
 
 def correlation_within(groups: Sequence[Sequence[float]], *, default: float) -> float:
