@@ -78,13 +78,18 @@ class OverSampling:
 
     @property
     def valid_share(self) -> float:
-        """Share of the groups that will turn out valid, as far as is known [0-1]; 1 where it is not predicted."""
+        """Share of the groups that will turn out valid, as far as is known [0-1]; 1 before any has ended."""
         return self._share_of(self._judged + self._screened)
 
     @property
     def trained_share(self) -> float:
         """The same share of trajectories: a group that is screened out has only a few."""
         return self._share_of(self._judged + self.screened_cost * self._screened)
+
+    @property
+    def counted_share(self) -> float:
+        """What an open group counts towards the groups to hold [0-1]: 1 where these are named."""
+        return self.valid_share if self.batch_size is None else 1.0
 
     @property
     def groups_to_hold(self) -> int:
@@ -109,7 +114,7 @@ class OverSampling:
     def missing(self, at_hand: AtHand) -> int:
         """Groups to draw before a round opens."""
         needed = self.valid_to_hold - at_hand.certain
-        return max(0, ceil(needed / self.valid_share) - at_hand.open)
+        return max(0, ceil(needed / self.counted_share) - at_hand.open)
 
     def groups_to_draw(self, at_hand: AtHand) -> int:
         """Groups to draw when those at hand are not expected to reach B any more; with a cap, as many as are held again
@@ -145,9 +150,7 @@ class OverSampling:
             self._surplus = min(self._max_surplus, state.surplus)
 
     def _share_of(self, ended: float) -> float:
-        if self.batch_size is not None or not ended:
-            return 1.0
-        return max(LEAST_VALID_SHARE, self._valid / ended)
+        return max(LEAST_VALID_SHARE, self._valid / ended) if ended else 1.0
 
     @property
     def _max_surplus(self) -> int:

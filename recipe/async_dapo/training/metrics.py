@@ -37,8 +37,7 @@ METRICS: dict[str, str] = {
     "early_stop/redrawn_groups": "complete, but behind those that fifo waits for; with discard queued again [groups]",
     "early_stop/lost_reports": "started groups that no worker gave back; queued again [groups]",
     "filter/rejected_groups": "groups whose metric does not vary [groups]",
-    "filter/valid_share": "share of groups that is expected to be valid in the next step; 1 where "
-    "over_sampling_batch_size is a number [0-1]",
+    "filter/valid_share": "share of groups that is expected to be valid in the next step [0-1]",
     "filter/rejected_ratio": "share of rejected and screened-out groups, of all that were judged [0-1]",
     "screening/screened_groups": "groups ended because their first samples were alike [groups]",
     "screening/saved_tokens": "estimate of what their other trajectories would have taken [tokens]",

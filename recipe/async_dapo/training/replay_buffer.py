@@ -162,6 +162,7 @@ class RoundReplayBuffer(ReplayBuffer):
             pool_size=pool_size,
             most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
             valid_share=self._over_sampling.valid_share,
+            counted_share=self._over_sampling.counted_share,
         )
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:

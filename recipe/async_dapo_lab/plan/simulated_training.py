@@ -121,6 +121,7 @@ class TrainingRun:
                 pool_size=pool_size,
                 most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
                 valid_share=self._over_sampling.valid_share,
+                counted_share=self._over_sampling.counted_share,
             ),
             since_stop_s=self._since_stop_s,
             scenario=self._scenario,
