@@ -85,8 +85,9 @@ class TrainingRun:
             self._fleet.abandon(attachment)
         for uid in dispatch.retired_uids:
             self._stored.pop(uid, None)
-        for again in dispatch.groups[dispatch.resumed :][: len(dispatch.retired_uids)]:  # in front of those that wait
-            self._workload.answer_anew(again.prompt[ANSWERS])
+        for group in dispatch.groups:
+            if group.drawn_at_step == self._step:  # of those that were retired
+                self._workload.answer_anew(group.prompt[ANSWERS])
         missing = self.pool.missing_for_round()
         return dispatch.extended(self._draw(missing)) if missing else dispatch
 
