@@ -400,6 +400,7 @@ class AsyncDAPOConfig:
         pool_size: int | None,
         most_unfinished: int | None = None,
         valid_share: float,
+        counted_share: float,
     ) -> RoundSpec:
         """The training round of a step."""
         return RoundSpec(
@@ -414,6 +415,7 @@ class AsyncDAPOConfig:
             most_unfinished=most_unfinished,
             most_trainable=self.most_trainable,
             valid_share=valid_share,
+            counted_share=counted_share,
         )
 
     def rolling_spec(
@@ -425,7 +427,7 @@ class AsyncDAPOConfig:
         pool_size: int | None,
         most_unfinished: int | None,
         most_begun: int,
-        valid_share: float,
+        counted_share: float,
     ) -> RollingSpec:
         """The round that goes on from the step that it was opened at, as from this step on."""
         return RollingSpec(
@@ -436,7 +438,7 @@ class AsyncDAPOConfig:
             drains=self.drains,
             pool_size=pool_size,
             most_unfinished=most_unfinished,
-            valid_share=valid_share,
+            counted_share=counted_share,
             step=step,
             max_staleness=self.max_staleness,
             carried=carried,

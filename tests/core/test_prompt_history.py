@@ -49,15 +49,16 @@ def test_given_visits_then_earlier_answers_count_less_and_less() -> None:
     for metrics in ([0.0] * 8, [1.0] * 4 + [0.0] * 4):
         history.observe("a", metrics, [100 + 200 * round(metrics[0])] * 8)
     assert history.of("a") == PassCount(right=4.0, wrong=8.0, visits=2, len_tok=pytest.approx(700 / 3))
-    history.observe("b", [-1.0, 0.25, 7.0], [10, 20, 30])  # metrics beyond 0 and 1 are wrong and right ones
+    history.observe("b", [-1.0, 1.0, 7.0], [10, 20, 30])
     assert history.of("b") == PassCount(right=1.25, wrong=1.75, visits=1, len_tok=20.0)
     again = PromptHistory(forgetting=0.5)
     again.restore(history.state())
     assert again.of("a") == history.of("a") and len(again) == 2 and again.of("c") is None
 
 
-def test_given_a_history_then_prompts_that_were_alike_are_skipped_most_and_unknown_ones_never() -> None:
-    history = history_of(hard=[0.0] * N, easy=[1.0] * N, mixed=[0.0, 1.0] * (N // 2))
+@pytest.mark.parametrize(("worse", "better"), [(0.0, 1.0), (3, 7), (10, 100), (-2, 0), (-1, 1), (0.5, 0.501)])
+def test_given_a_history_then_prompts_that_were_alike_are_skipped_most_and_unknown_ones_never(worse, better) -> None:
+    history = history_of(hard=[worse] * N, easy=[better] * N, mixed=[worse, better] * (N // 2))
 
     def skipped(key: str) -> float:
         return sum(selection().skips(group(i, key), history) for i in range(1000)) / 1000

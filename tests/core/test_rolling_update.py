@@ -258,6 +258,20 @@ def test_given_fewer_requests_on_one_of_the_oldest_then_it_is_updated_first_and_
     assert order == [("nearly empty", 1), ("late", 1), ("full", 2), ("nearly empty", 2)]
 
 
+@pytest.mark.parametrize("drains", [False, True])
+def test_given_replicas_that_stand_still_then_all_that_are_behind_are_updated_at_once(drains) -> None:
+    rolling = RollingUpdate(version=0, drains=drains)
+    for name in "abcd":
+        rolling.join(name)
+        rolling.updated(name)
+    rolling.publish(1)
+    inflight = {"a": 0, "b": 0, "c": 0, "d": 3}  # its requests are frozen in it, or still to be given back
+    assert len(rolling.moves(inflight)) == 1
+    moves = {move.replica_id: move.phase for move in rolling.moves(inflight, is_stopped=True)}
+    assert moves.keys() == set("bcd")
+    assert moves["d"] is (Phase.DRAINING if drains else Phase.UPDATING)
+
+
 def test_given_a_replica_that_joins_while_the_others_get_newer_weights_then_it_gets_these_before_it_serves() -> None:
     rolling = RollingUpdate(version=0, drains=False)
     rolling.join("first")

@@ -142,8 +142,9 @@ def test_without_a_cap_the_target_is_held_in_whole_draws_whatever_is_observed(ta
     over_sampling = OverSampling(target_valid_groups=target, batch_size=batch_size)
     held = over_sampling.groups_to_hold
     assert held % batch_size == 0 and target <= held < target + batch_size
-    over_sampling.observe(1.0)
+    over_sampling.observe(1.0, valid=1, judged=4)
     assert over_sampling.groups_to_hold == held
+    assert over_sampling.valid_share == 0.25, "seen all the same"
 
 
 @given(target=st.integers(1, 64), batch_size=st.integers(1, 200), cap=st.floats(0, 1), shares=st.lists(st.floats(0, 1)))

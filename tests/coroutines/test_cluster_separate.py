@@ -124,6 +124,18 @@ def test_given_a_validation_then_it_runs_under_the_newest_weights_and_steps_go_o
     assert set(cluster.versions().values()) == {cluster.step_number}
 
 
+@STRATEGIES
+def test_given_a_validation_then_all_engines_that_stand_still_take_the_weights_at_once(start, strategy) -> None:
+    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(4), num_servers=4, transfer_s=30.0)
+    for _ in range(3):
+        cluster.step()
+        cluster.end_round()
+        stopped_s = cluster.loop.time()
+        cluster.engines.await_newest_weights()
+        assert cluster.loop.time() - stopped_s < 32
+        cluster.validate(4)
+
+
 def test_given_training_that_takes_longer_than_a_round_may_then_the_next_batch_has_its_whole_time(start) -> None:
     opts = separate_options(RolloutStrategy.PARTIAL, round_timeout_s=60.0)
     cluster = start(opts, SeparateCluster, task=Task(lambda _: 12), training_s=200.0)

@@ -84,6 +84,18 @@ def test_given_a_pool_that_sizes_itself_and_a_long_tail_then_no_token_is_masked(
     assert sum(step.withheld_tok + step.wasted_tok for step in steps) == 0
 
 
+@pytest.mark.parametrize("max_staleness", [1, 4])
+def test_given_few_valid_groups_then_a_number_of_groups_keeps_engines_as_full_as_auto(max_staleness):
+    scenario = small_scenario(rollout_n=8, pass_rates=ValidShare(0.2))
+    predicted, named = (
+        mean_step(scenario, recipe("any", over_sampling_batch_size=held, max_staleness=max_staleness))
+        for held in ("auto", 128)
+    )
+    assert named.step_s < 1.1 * predicted.step_s
+    assert named.inflight_max > 0.5 * predicted.inflight_max
+    assert named.withheld_tok + named.wasted_tok == 0
+
+
 def test_given_retired_groups_then_their_prompts_and_no_others_are_answered_anew(monkeypatch):
     run = TrainingRun(small_scenario(), recipe("fresh", rollout_strategy="partial", max_staleness=0))
     answered: list[str] = []
@@ -104,6 +116,18 @@ def test_given_retired_groups_then_their_prompts_and_no_others_are_answered_anew
     measures = [run.step() for _ in range(6)]
     assert sum(step.retired_groups for step in measures) == len(retired) > 0
     assert answered == retired
+
+
+@pytest.mark.parametrize("pool_size", [256, "auto"])
+def test_given_many_more_prompts_than_a_step_trains_when_none_may_be_kept_then_each_has_its_turn(pool_size):
+    options = {"rollout_strategy": "partial", "max_staleness": 0, "over_sampling_batch_size": 128}
+    run = TrainingRun(small_scenario(), recipe("many", rollout_pool_size=pool_size, **options))
+    for _ in range(40):
+        run.step()
+    state = run.pool.state()
+    held = [*state.waiting, *state.buffered, *(carried.group for carried in state.carried)]
+    drawn = [int(group.key.removeprefix("prompt-")) for group in held]
+    assert max(drawn) - min(drawn) < 3 * 128, "some wait while others that came much later are trained"
 
 
 def test_given_discard_and_drain_then_trained_lengths_are_natural():

@@ -50,6 +50,7 @@ class Run:
     again: int = 0
     trained: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)  # trained, filtered, failed or retired: never to be seen again
+    queue: list[str] = field(default_factory=list)  # of the last round, in order
     expected_start: list[str] = field(default_factory=list)  # of what waits
     due: dict[str, int] = field(default_factory=dict)  # deferred uid -> step in which it is back
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)  # uid -> (age, tokens)
@@ -143,6 +144,7 @@ class Run:
         for group in given_back:
             for trajectory in group.unfinished:
                 generate(trajectory, self.random.randint(0, 3), self.step - 1)
+        self.queue = list(groups)
         self.random.shuffle(unfinished := given_back + set_aside)
         return opened.close(), unfinished
 
@@ -181,12 +183,15 @@ class Run:
         assert dispatch.retired_tok == sum(retired_tok)
         assert all(group.generated_tok == 0 and group.age == 0 for group in dispatch.groups[dispatch.resumed :])
         replaced = [f"again-{k}" for k in range(again_before + 1, self.again + 1)]
-        again = dispatch.groups[dispatch.resumed :][: len(replaced)]
-        assert [group.prompt for group in again] == [self.prompts[uid] for uid in dispatch.retired_uids]
-        self.prompts |= {group.uid: group.prompt for group in again}
+        again = {group.uid: group.prompt for group in dispatch.groups if group.uid in replaced}
+        assert [again[uid] for uid in replaced] == [self.prompts[uid] for uid in dispatch.retired_uids]
+        self.prompts |= again
+        places = {uid: place for place, uid in enumerate(self.queue)}
+        places |= {new: places.get(old, -1) for old, new in zip(dispatch.retired_uids, replaced, strict=True)}
+        waited = sorted([*replaced, *self.expected_start], key=lambda uid: places.get(uid, len(places)))
         back = [uid for uid, step in self.due.items() if step == self.step]
         self.due = {uid: step for uid, step in self.due.items() if step > self.step}
-        expected = [*replaced, *self.expected_start, *back, *fresh]
+        expected = [*waited, *back, *fresh]
         assert uids[dispatch.resumed :] == expected, "not first come, first served, or a deferred prompt is not back"
         limit = StalenessLimit(max_staleness=self.max_staleness)
         for group in resumed:
@@ -222,11 +227,9 @@ class Run:
         lost = set(summary.taken_unreported) - given_back.keys()
         assert settlement.lost_reports == len(lost)
         assert settlement.requeued == len(requeued) + len(lost)
-        back = {*requeued, *settlement.redrawn_uids}
-        never = [uid for uid in summary.never_started if uid not in buffered_again]
-        first = [group.uid for group in self.pool.state().waiting][: len(lost)]
-        assert set(first) == lost
-        self.expected_start = [*first, *(uid for uid in summary.start_order if uid in back), *never]
+        never = set(summary.never_started) - buffered_again
+        back = {*requeued, *settlement.redrawn_uids, *lost, *never}
+        self.expected_start = [uid for uid in self.queue if uid in back]
 
     def check_each_is_in_one_term(self, ledger: dict[str, int]) -> None:
         state = self.pool.state()
@@ -245,6 +248,7 @@ class Run:
         assert sorted(everywhere) == sorted(named), "a prompt is in no term, or in two"
 
     def restart_from_checkpoint(self) -> None:
+        self.queue = []  # a checkpoint has the order of what waits, and nothing more
         state = deepcopy(self.pool.state())
         self.pool = self.new_pool()
         self.pool.restore(state)

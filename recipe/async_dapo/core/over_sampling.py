@@ -74,14 +74,13 @@ class OverSampling:
 
     @property
     def valid_share(self) -> float:
-        """Share of the groups that will turn out valid, as far as is known [0-1]; 1 where it is not predicted."""
-        if self.batch_size is not None or not self._judged:
-            return 1.0
-        return max(LEAST_VALID_SHARE, self._valid / self._judged)
+        """Share of the groups that will turn out valid, as far as is known [0-1]; 1 before any has ended."""
+        return max(LEAST_VALID_SHARE, self._valid / self._judged) if self._judged else 1.0
 
     @property
-    def trained_share(self) -> float:
-        return self.valid_share
+    def counted_share(self) -> float:
+        """What an open group counts towards the groups to hold [0-1]: 1 where these are named."""
+        return self.valid_share if self.batch_size is None else 1.0
 
     @property
     def groups_to_hold(self) -> int:
@@ -106,7 +105,7 @@ class OverSampling:
     def missing(self, at_hand: AtHand) -> int:
         """Groups to draw before a round opens."""
         needed = self.valid_to_hold - at_hand.certain
-        return max(0, ceil(needed / self.valid_share) - at_hand.open)
+        return max(0, ceil(needed / self.counted_share) - at_hand.open)
 
     def groups_to_draw(self, at_hand: AtHand) -> int:
         """Groups to draw when those at hand are not expected to reach B any more; with a cap, as many as are held again
@@ -180,34 +179,34 @@ class RoundSize:
         """Of the responses that ended lately; half the limit before any has [tokens]."""
         return self._ended_tok / self._ended if self._ended else self.longest_tok / 2
 
-    def staleness_bound(self, trained_share: float) -> int | None:
+    def staleness_bound(self, valid_share: float) -> int | None:
         """Most trajectories in flight that the limit on staleness allows; None = no limit.
 
         Args:
-            trained_share: of the trajectories that end, those of valid groups [0-1].
+            valid_share: of the groups that end, those that are valid [0-1].
         """
         rounds = self.staleness.rounds_in_flight(self.mean_len_tok, self.longest_tok)
-        return None if rounds is None else int(rounds * self.trajectories_per_batch / trained_share)
+        return None if rounds is None else int(rounds * self.trajectories_per_batch / valid_share)
 
-    def decide(self, places: int, trained_share: float) -> int:
+    def decide(self, places: int, valid_share: float) -> int:
         """Trajectories that may generate at once.
 
         Args:
             places: requests that the engines have room for.
-            trained_share: of the trajectories that end, those of valid groups [0-1].
+            valid_share: of the groups that end, those that are valid [0-1].
         """
-        bound = self.staleness_bound(trained_share)
+        bound = self.staleness_bound(valid_share)
         return max(1, places if bound is None else min(places, bound))
 
-    def most_unfinished(self, pool_size: int | None, trained_share: float) -> int | None:
+    def most_unfinished(self, pool_size: int | None, valid_share: float) -> int | None:
         """Trajectories that may be unfinished at once, those included that wait for calls and need no engine: they
         grow old, too. None = as many as the groups that are held have.
 
         Args:
             pool_size: that may generate at once; None = no limit.
-            trained_share: of the trajectories that end, those of valid groups [0-1].
+            valid_share: of the groups that end, those that are valid [0-1].
         """
-        bound = self.staleness_bound(trained_share)
+        bound = self.staleness_bound(valid_share)
         return None if bound is None or pool_size is None else max(bound, pool_size)
 
     def observe(self, outcomes: Iterable[GroupOutcome]) -> None:

@@ -4,9 +4,10 @@
 
 `ended` are groups that were filtered or have failed. `carried` are valid groups beyond the B of a step:
 they are trained first in the next one. `buffered` are groups that were interrupted and keep their tokens. Everything
-else that was interrupted waits again, in front, with the groups that are redrawn. A group that has become too stale, or
-whose agent loops cannot go on, is retired, and its prompt waits again under a new uid. Deferred prompts wait until
-their step.
+else that was interrupted waits again, with the groups that are redrawn. A group that has become too stale, or whose
+agent loops cannot go on, is retired, and its prompt waits again under a new uid. What waits again has the place that it
+had in the queue, whether it had started and however far it had come: no prompt is overtaken for ever. Deferred prompts
+wait until their step.
 """
 
 from collections import Counter, deque
@@ -214,6 +215,7 @@ class PromptPool:
         self._deferred = _DeferredPrompts()
         self._carried = _CarriedGroups()
         self._in_round: dict[str, PromptGroup] = {}
+        self._places: dict[str, int] = {}  # uid -> where it was among the groups of the last round
         self.ledger = Ledger()
 
     @property
@@ -303,20 +305,21 @@ class PromptPool:
 
     def take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> Settlement:
         """Account for a closed round, and choose nothing to train on. As `settle`."""
+        self._places = {uid: place for place, uid in enumerate(self._in_round)}
         self._carry_valid(summary)
         ended, failed = self._count_ended(summary)
         redrawn, redrawn_tok = self._take_redrawn(summary)
-        requeued, discarded_tok = self._take_back(summary, unfinished, redrawn)
+        requeued, discarded_tok = self._take_back(summary, unfinished)
         discarded_tok += redrawn_tok
         lost = list(self._in_round.values())
         self._in_round.clear()
         for group in lost:
             discarded_tok += group.restart()
-        self._waiting.extendleft(reversed(lost))
+        self._queue_again([*lost, *requeued, *redrawn])
         return Settlement(
             filtered=ended[Verdict.FILTERED],
             failed=failed,
-            requeued=requeued + len(lost),
+            requeued=len(requeued) + len(lost),
             redrawn_uids=tuple(group.uid for group in redrawn),
             discarded_tok=discarded_tok,
             lost_reports=len(lost),
@@ -403,13 +406,11 @@ class PromptPool:
             group.restart()
         return groups, sum(sum(outcome.response_lens_tok) for outcome in outcomes)
 
-    def _take_back(
-        self, summary: RoundSummary, unfinished: Iterable[PromptGroup], redrawn: Sequence[PromptGroup]
-    ) -> tuple[int, int]:
-        """Put interrupted groups into the buffer, or in front of those that never started, with those to draw again.
+    def _take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> tuple[list[PromptGroup], int]:
+        """Put interrupted groups into the buffer, and let those that never started wait.
 
         Returns:
-            Groups that wait again, and the tokens that are lost with them.
+            Groups that are to start again, and the tokens that are lost with them.
         """
         requeued, discarded_tok = [], 0
         for group in unfinished:
@@ -420,15 +421,18 @@ class PromptPool:
             else:
                 discarded_tok += group.restart()
                 requeued.append(group)
-        position = {uid: i for i, uid in enumerate(summary.start_order)}  # without those before the last batch
-        self._waiting.extend(sorted([*requeued, *redrawn], key=lambda group: position.get(group.uid, -1)))
         for uid in summary.never_started:
             group = self._in_round.pop(uid)
             if group.has_started:
                 self._buffer(group)
             else:
                 self._waiting.append(group)
-        return len(requeued), discarded_tok
+        return requeued, discarded_tok
+
+    def _queue_again(self, groups: Iterable[PromptGroup]) -> None:
+        """Let groups wait where they were in the last round."""
+        last = len(self._places)
+        self._waiting = deque(sorted([*groups, *self._waiting], key=lambda group: self._places.get(group.uid, last)))
 
     def _buffer(self, group: PromptGroup) -> None:
         for trajectory in group.unfinished:
@@ -444,12 +448,14 @@ class PromptPool:
         return self._carried.too_stale(limit, step) + buffered
 
     def _retire(self, groups: list[PromptGroup], step: int) -> int:
-        """Give groups up, and queue their prompts again, in front. Returns the tokens that are discarded."""
+        """Give groups up, and queue their prompts again. Returns the tokens that are discarded."""
         uids = {group.uid for group in groups}
         lost_tok = sum(carried.generated_tok for carried in self._carried.take_these(uids))
         self._buffered = [group for group in self._buffered if group.uid not in uids]
         again = [group.again(self._new_uid(), step=step) for group in groups]
         self.ledger.retired += len(groups)
         self.ledger.drawn += len(again)
-        self._waiting.extendleft(reversed(again))
+        places = [self._places.get(group.uid, -1) for group in groups]  # those carried for longer come first
+        self._places.update(zip((group.uid for group in again), places, strict=True))
+        self._queue_again(again)
         return lost_tok + sum(group.restart() for group in groups)

@@ -16,6 +16,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from math import ceil
 
+from .outcome import is_certain
 from .trajectory import PromptGroup
 
 PRIOR = 0.25  # pseudo-answers of either kind: pass rates of most prompts lie near 0 or 1
@@ -72,10 +73,15 @@ class PromptHistory:
         """Take in a group that was judged.
 
         Args:
-            metrics: of its answers; 0 and less is wrong, 1 and more right, between them partly either.
+            metrics: of its answers, on any scale: where they differ, the best is right, the worst wrong, and what is
+                between them partly either; where they do not, all are right above 0, and else wrong.
             lens_tok: of its answers.
         """
-        right = sum(min(max(metric, 0.0), 1.0) for metric in metrics)
+        if is_certain(metrics):
+            worst, best = min(metrics), max(metrics)
+            right = sum((metric - worst) / (best - worst) for metric in metrics)
+        else:
+            right = float(len(metrics) * (metrics[0] > 0))
         before = self._counts.get(key, PassCount(right=0.0, wrong=0.0, visits=0))
         earlier = self._forgetting * (before.right + before.wrong) if before.len_tok else 0.0
         self._counts[key] = PassCount(

@@ -58,7 +58,7 @@ class RollingRound(Round):
     def _can_be_trained(self) -> bool:
         begun, certain = self._num_begun, self._groups.num_certain
         at_hand = AtHand(certain=self._valid + certain + self._in_training, open=max(0, begun - certain))
-        is_enough = at_hand.expected_valid(self._spec.valid_share) >= self._spec.most_begun
+        is_enough = at_hand.expected_valid(self._spec.counted_share) >= self._spec.most_begun
         return not is_enough and self._deadlines.may_begin(self._oldest_version)
 
     def note_versions(self, *, oldest: int, newest: int) -> None:
@@ -72,7 +72,7 @@ class RollingRound(Round):
     def resize(self, spec: RollingSpec) -> None:
         """How much may be under way from now on."""
         self._groups.resize(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
-        self._spec = replace(self._spec, most_begun=spec.most_begun, valid_share=spec.valid_share)
+        self._spec = replace(self._spec, most_begun=spec.most_begun, counted_share=spec.counted_share)
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
         for group in groups:

@@ -5,8 +5,8 @@
                                      +-----> DRAINING ------+  nothing in flight; where a trajectory keeps its version
 
 A few replicas are out at a time, those with the oldest weights first, and of these the ones with the fewest requests;
-the others go on. One that has missed versions gets the newest. One that hangs is given up, as if it had died, and may
-join again.
+the others go on. While generation is stopped, all are updated at once. One that has missed versions gets the newest.
+One that hangs is given up, as if it had died, and may join again.
 
 Pure state machine: events change it, `moves` says what is to be done then.
 """
@@ -126,11 +126,12 @@ class RollingUpdate:
         replica.phase, replica.has_joined = Phase.SERVING, True
         return Move(replica_id=replica_id, phase=Phase.SERVING, version=replica.version)
 
-    def moves(self, inflight: Mapping[str, int]) -> list[Move]:
+    def moves(self, inflight: Mapping[str, int], *, is_stopped: bool = False) -> list[Move]:
         """What is to be done now, each move once.
 
         Args:
             inflight: requests of each replica.
+            is_stopped: no replica generates.
         """
         result = [
             self._update(key, replica)
@@ -139,7 +140,7 @@ class RollingUpdate:
         ]
         joined = [one for one in self._replicas.values() if one.has_joined]
         out = [one for one in joined if one.phase is not Phase.SERVING and not self._is_too_late(one)]
-        left = max(1, int(OUT_SHARE * len(joined))) - len(out)
+        left = (len(joined) if is_stopped else max(1, int(OUT_SHARE * len(joined)))) - len(out)
         for key in sorted(self._behind(), key=lambda key: (self._replicas[key].version, inflight.get(key, 0))):
             replica = self._replicas[key]
             if left <= 0 and not self._is_too_far_behind(replica):

@@ -42,7 +42,8 @@ class RoundSpec:
     most_unfinished: int | None = None  # and while fewer are unfinished, those included that wait for calls
     # Valid groups that this step and those that may still train on its tokens take; None = no limit on staleness.
     most_trainable: int | None = None
-    valid_share: float = 1.0  # of the groups whose verdict is open, that counts when prompts are asked for [0-1]
+    valid_share: float = 1.0  # of the groups whose verdict is open, expected [0-1]
+    counted_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]
 
     def make_rule(self) -> StopRule | None:
         if self.stop_rule is None:
@@ -139,7 +140,7 @@ class Round:
         """Whether the target cannot be reached, or is not expected to be, with the groups at hand."""
         if self._rule is None or self.is_halted:
             return False
-        return self.at_hand.expected_valid(self._spec.valid_share) < self._spec.target_valid_groups
+        return self.at_hand.expected_valid(self._spec.counted_share) < self._spec.target_valid_groups
 
     @property
     def may_start(self) -> bool:

@@ -112,7 +112,9 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._is_open = False
         self._generating.clear()
         self._note_change()
-        return await super().stop()
+        seconds = await super().stop()
+        self._move()
+        return seconds
 
     async def turn_over(self) -> tuple[LoadBalancerStats, int]:
         """A step's batch has been handed over: learn from it, and count anew, while engines go on.
@@ -162,7 +164,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
     # ---- updates ----
 
     def _move(self) -> None:
-        for move in self._updates.moves(self._table.inflight):
+        for move in self._updates.moves(self._table.inflight, is_stopped=not self._is_open):
             self._close(move.replica_id)
             if move.phase is Phase.UPDATING:
                 self._begin_update(move.replica_id)

@@ -35,8 +35,7 @@ METRICS: dict[str, str] = {
     "early_stop/redrawn_groups": "complete, but behind those that fifo waits for; with discard queued again [groups]",
     "early_stop/lost_reports": "started groups that no worker gave back; queued again [groups]",
     "filter/rejected_groups": "groups whose metric does not vary [groups]",
-    "filter/valid_share": "share of groups that is expected to be valid in the next step; 1 where "
-    "over_sampling_batch_size is a number [0-1]",
+    "filter/valid_share": "share of groups that is expected to be valid in the next step [0-1]",
     "filter/rejected_ratio": "share of rejected groups, of all that were judged [0-1]",
     "selection/skipped_prompts": "prompts deferred [groups]",
     "failure/groups": "groups dropped because a trajectory failed for good [groups]",
@@ -135,7 +134,7 @@ class RoundRecord:
     @property
     def staleness_bound(self) -> int | None:
         """Most trajectories in flight in the next round that the limit on staleness allows; None = no limit."""
-        return self.round_size.staleness_bound(self.over_sampling.trained_share)
+        return self.round_size.staleness_bound(self.over_sampling.valid_share)
 
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:

@@ -159,8 +159,9 @@ class RoundReplayBuffer(ReplayBuffer):
             carried_valid_groups=self.pool.num_carried,
             must_finish=self._dispatched.must_finish,
             pool_size=pool_size,
-            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
+            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
             valid_share=self._over_sampling.valid_share,
+            counted_share=self._over_sampling.counted_share,
         )
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -256,7 +257,7 @@ class RoundReplayBuffer(ReplayBuffer):
     def _pool_size(self) -> int | None:
         """Trajectories that may generate at once in the next round; None = only the lanes bound what runs."""
         if self._options.rollout_pool_size is Auto.AUTO:
-            return self._round_size.decide(self.manager.places, self._over_sampling.trained_share)
+            return self._round_size.decide(self.manager.places, self._over_sampling.valid_share)
         return self._options.fixed_pool_size
 
     def _learn(self, result: RoundResult, versions: VersionShares) -> None:

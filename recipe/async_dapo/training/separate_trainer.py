@@ -98,9 +98,9 @@ class RollingReplayBuffer(RoundReplayBuffer):
             step=step,
             carried=self.pool.carried_versions,
             pool_size=pool_size,
-            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
+            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
             most_begun=self._over_sampling.valid_to_hold,
-            valid_share=self._over_sampling.valid_share,
+            counted_share=self._over_sampling.counted_share,
         )
 
 

@@ -122,7 +122,7 @@ class RollingRun(SplitRun):
         """Trajectories that may generate at once."""
         if self.options.rollout_pool_size is not Auto.AUTO:
             return self.options.fixed_pool_size or UNBOUNDED
-        return self._round_size.decide(self._fleet.balance.places, self._over_sampling.trained_share)
+        return self._round_size.decide(self._fleet.balance.places, self._over_sampling.valid_share)
 
     def _run_step(self) -> StepMeasure:
         self._fill()

@@ -84,8 +84,9 @@ class TrainingRun:
             self._fleet.abandon(attachment)
         for uid in dispatch.retired_uids:
             self._stored.pop(uid, None)
-        for again in dispatch.groups[dispatch.resumed :][: len(dispatch.retired_uids)]:  # in front of those that wait
-            self._workload.answer_anew(again.prompt[ANSWERS])
+        for group in dispatch.groups:
+            if group.drawn_at_step == self._step:  # of those that were retired
+                self._workload.answer_anew(group.prompt[ANSWERS])
         missing = self.pool.missing_for_round()
         return dispatch.extended(self._draw(missing)) if missing else dispatch
 
@@ -118,8 +119,9 @@ class TrainingRun:
                 carried_valid_groups=self.pool.num_carried,
                 must_finish=dispatch.must_finish,
                 pool_size=pool_size,
-                most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.trained_share),
+                most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
                 valid_share=self._over_sampling.valid_share,
+                counted_share=self._over_sampling.counted_share,
             ),
             since_stop_s=self._since_stop_s,
             scenario=self._scenario,
@@ -135,7 +137,7 @@ class TrainingRun:
         """As `RoundReplayBuffer.open_round`."""
         if self.options.rollout_pool_size is not Auto.AUTO:
             return self.options.fixed_pool_size
-        return self._round_size.decide(self._fleet.balance.places, self._over_sampling.trained_share)
+        return self._round_size.decide(self._fleet.balance.places, self._over_sampling.valid_share)
 
     def _store(self, group: PromptGroup) -> None:
         self._stored[group.uid] = version_tags([group])
