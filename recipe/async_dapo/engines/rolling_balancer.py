@@ -120,10 +120,10 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         Returns:
             What was counted, and the requests that the servers have room for together.
         """
-        self._loads = await self._calls.tell_all("turn_over")
-        self._balance.close(self._loads)
+        self._loads = loads = await self._calls.tell_all("turn_over")
+        self._balance.close(loads)
         stats = await self.take_stats()
-        self._deliver(self._balance.open(self._loads))
+        self._deliver(self._balance.open(loads))
         return stats, self._balance.places
 
     async def take_stats(self) -> LoadBalancerStats:
