@@ -6,6 +6,7 @@ import pytest
 
 from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.core.rolling_update import Phase
+from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 
 from ..support.separate_cluster import SEPARATE, SeparateCluster, separate_options, slow_by_half
 from ..support.simulated_cluster import resumed
@@ -182,6 +183,14 @@ def test_given_workers_that_cannot_bring_the_weights_then_their_engine_is_ended_
     cluster.step()
     assert cluster.versions().keys() == {"server-0", "server-2"} and cluster.server_handles[1].is_dead
     assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
+
+
+def test_given_the_only_engine_when_it_cannot_take_the_weights_then_the_run_ends_and_says_why(start) -> None:
+    cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster, num_servers=1)
+    cluster.step()
+    cluster.takers["server-0"].fails = KeyError("layer.0.weight")
+    with pytest.raises(EnginesUnavailable, match=r"engine 0 has not taken new weights: KeyError: 'layer\.0\.weight'"):
+        cluster.steps(4)
 
 
 @STRATEGIES
