@@ -43,6 +43,8 @@ _DEAD = re.compile(r"class_name: (\S+\.)?(?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(
 # What Ray says when it has killed processes because memory, not a GPU's, was short; then which they were.
 _LOW = re.compile(r"node running low on memory\. Memory on the node \(IP: (?P<ip>[\w.:]+).*? was (?P<used>.*? limit)")
 _SELECTED = re.compile(r"Selected to kill: .*?task name=(?:\S+:)?(\w+)\.")
+# What vLLM logs before an engine ends; the record's other lines begin alike.
+_FATAL = re.compile(r"^(?P<start>.*)EngineCore (encountered a fatal error|failed to start)\.$", re.MULTILINE)
 LOOK_ABOVE = (
     "the traceback above says where; once its cause is gone, the same command goes on from the last checkpoint, if "
     "there is one and trainer.resume_mode=auto"
@@ -99,6 +101,25 @@ def last_line(kind: str, text: str) -> str:
     named = what if re.match(r"[\w.]*(Error|Exception|Died)\b", what) or not lines else f"{kind}: {what}"
     remedies = [remedy for pattern, remedy in REMEDIES if pattern.search(f"{kind} {text}")]
     return f"{named}; {remedies[0] if remedies else LOOK_ABOVE}"
+
+
+def engine_exception(log: str) -> str | None:
+    """The exception that an engine ended with, in one line; None if its log has none.
+
+    Args:
+        log: what the engine's processes wrote.
+    """
+    what, in_traceback = None, False
+    for record in list(_FATAL.finditer(log))[-1:]:
+        start = record["start"]
+        for line in log[record.end() :].splitlines():
+            text = line.removeprefix(start)
+            if text == line or not text.strip():
+                continue
+            if in_traceback and not text.startswith(" "):
+                what, in_traceback = text.strip(), False
+            in_traceback = in_traceback or text.startswith("Traceback ")
+    return what
 
 
 def place_of(text: str) -> str:

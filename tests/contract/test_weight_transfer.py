@@ -12,10 +12,12 @@ import zmq
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 from vllm.utils.network_utils import get_open_zmq_ipc_path
 
+from recipe.async_dapo.logs import LOOK_ABOVE, last_line
 from recipe.async_dapo.weights.stream import (
     STAMP,
     StampReader,
     WeightsMismatch,
+    WeightsNotLoaded,
     private_handle,
     stamped,
     use_for_engine,
@@ -100,6 +102,22 @@ def test_given_weights_without_a_stamp_when_they_are_transferred_then_they_are_r
     verls = ServerAdapter.update_weights(run.sender, iter([(name, torch.ones(2, 2)) for name in NAMES]), global_steps=1)
     with pytest.raises(WeightsMismatch, match="found weights without a stamp"):
         asyncio.run(verls)
+
+
+def test_given_weights_that_the_engine_cannot_load_then_the_error_says_why_and_not_how_the_clean_up_failed(
+    monkeypatch, tmp_path
+) -> None:
+    def load_weights(weights: list[tuple[str, torch.Tensor]]) -> None:
+        raise KeyError(weights[0][0])
+
+    run = Run(monkeypatch, tmp_path / "session_1")
+    monkeypatch.setattr(run.engine.model_runner.model, "load_weights", load_weights)
+    with pytest.raises(WeightsNotLoaded) as error:
+        run.transfer(1.0, version=3)
+    expected = "replica 0, rank 0: could not load weights of version 3: KeyError: 'layer.0.weight'"
+    assert last_line("RuntimeError", f"Call to collective_rpc method failed: {error.value}").endswith(
+        f"{expected}; {LOOK_ABOVE}"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])

@@ -6,12 +6,14 @@ import pytest
 
 from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.core.rolling_update import Phase
+from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 
 from ..support.separate_cluster import SEPARATE, SeparateCluster, separate_options, slow_by_half
 from ..support.simulated_cluster import resumed
 from ..support.simulated_worker import Task, random_task
 
 STRATEGIES = pytest.mark.parametrize("strategy", SEPARATE)
+TIMELINE_SEEDS = [pytest.param(seed, marks=() if seed in (3, 8, 13) else pytest.mark.nightly) for seed in range(36)]
 MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(31, 400)]
 
 
@@ -75,25 +77,32 @@ def test_given_a_checkpoint_in_any_step_then_the_new_run_goes_on_and_loses_nothi
     assert before["trained"] == 12 and before["drawn"] == cluster.num_drawn
 
 
+@pytest.mark.parametrize("seed", TIMELINE_SEEDS)
 @STRATEGIES
-def test_given_checkpoints_and_validations_between_steps_then_every_update_is_told_once(start, strategy) -> None:
-    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(4), num_servers=2)
-    told = []
+def test_given_checkpoints_and_validations_between_steps_then_the_timeline_has_all_of_each_engine_in_order(
+    start, strategy, seed
+) -> None:
+    cluster = start(separate_options(strategy), SeparateCluster, task=random_task(seed), num_servers=2)
+    lines = []
     for step in range(1, 9):
         cluster.step()
         if step % 2 == 0:
             cluster.end_round()
         if step % 3 == 0:
             cluster.validate(2)
-        told += cluster.buffer.news.take_timeline().updates
+        lines.append(cluster.buffer.news.take_timeline())
     cluster.engines.await_newest_weights()
     cluster.step()
-    told += cluster.buffer.news.take_timeline().updates
-    by_engine = {name: [one.version for one in told if one.replica_id == name] for name in cluster.takers}
+    lines.append(cluster.buffer.news.take_timeline())
+    updates = [one for line in lines for one in line.updates]
+    assert updates == sorted(updates, key=lambda one: one.ended_s)
     for name, taker in cluster.takers.items():
-        newer = [version for version in taker.taken if version > by_engine[name][-1]]
-        assert len(newer) <= 1, "only what ended after the last batch is still to be told"
-        assert by_engine[name] == [version for version in taker.taken if version not in newer]
+        told = [one.version for one in updates if one.replica_id == name]
+        assert told == taker.taken[: len(told)]
+        assert len(taker.taken) - len(told) <= 1, "only what ended after the last batch is still to be told"
+        times = [sample.time_s for line in lines for sample in line.engines[name]]
+        assert times == sorted(times), "one sample of each batch, and of each stop"
+        assert len(times) == cluster.step_number + len(cluster.specs) - 1
 
 
 @pytest.mark.parametrize("looser", [None, 6])
@@ -186,6 +195,14 @@ def test_given_workers_that_cannot_bring_the_weights_then_their_engine_is_ended_
     cluster.step()
     assert cluster.versions().keys() == {"server-0", "server-2"} and cluster.server_handles[1].is_dead
     assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
+
+
+def test_given_the_only_engine_when_it_cannot_take_the_weights_then_the_run_ends_and_says_why(start) -> None:
+    cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster, num_servers=1)
+    cluster.step()
+    cluster.takers["server-0"].fails = KeyError("layer.0.weight")
+    with pytest.raises(EnginesUnavailable, match=r"engine 0 has not taken new weights: KeyError: 'layer\.0\.weight'"):
+        cluster.steps(4)
 
 
 @STRATEGIES

@@ -1,12 +1,13 @@
 """A scripted engine server, for virtual time and, as `ray.remote(ScriptedServer)`, for real Ray. Imports no verl."""
 
 import asyncio
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from recipe.async_dapo.core.concurrency import EngineLoad
+from recipe.async_dapo.core.concurrency import EngineLoad, PackedSamples
 
 from .simulation import REMOTE
 
@@ -124,7 +125,7 @@ class ScriptedServer:
         else:
             await self.abort_requests(stopped)
             await self._idle.wait()
-        return self.load
+        return self._load_of_round
 
     async def allow_generation(self) -> EngineLoad:
         self.generated_tok = 0
@@ -137,7 +138,7 @@ class ScriptedServer:
         return self.load
 
     async def turn_over(self) -> EngineLoad:
-        load = self.load
+        load = self._load_of_round
         self.generated_tok = 0
         return load
 
@@ -158,6 +159,13 @@ class ScriptedServer:
             busy_s=self.generated_tok * self._token_s,
             request_s=self.generated_tok * self._token_s,
         )
+
+    @property
+    def _load_of_round(self) -> EngineLoad:
+        """With one sample, of its end."""
+        now_s, running = asyncio.get_running_loop().time(), len(self.running)
+        samples = PackedSamples(array("d", [now_s]), array("i", [running]), array("i", [0]), array("f", [0.0]), 0.0)
+        return replace(self.load, samples=samples)
 
     async def abort_requests(self, request_ids: list[str], forget: bool = False) -> None:
         for request_id in request_ids:

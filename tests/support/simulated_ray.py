@@ -37,6 +37,7 @@ class SimulatedRay:
         no_gpus = SimpleNamespace(**vars(remote), available_resources=dict)  # for an engine in the place of a lost one
         monkeypatch.setattr(separate_engines, "ray", no_gpus)
         monkeypatch.setattr(time, "monotonic", self._loop.time)
+        monkeypatch.setattr(time, "time", self._loop.time)
 
     def get(self, refs: Any, timeout: float | None = None) -> Any:
         async def resolve() -> Any:

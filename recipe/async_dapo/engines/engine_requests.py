@@ -95,7 +95,10 @@ class EngineRequests:
             await self._give_up(Attachment(server_id=server_id, lease_id=lease_id), is_reachable_later=keeps_lease)
             return None
         except asyncio.CancelledError:
-            if attachment is not None and not server_id:  # its engine has not been asked yet: it stays there
+            if server_id:  # a pause may have overtaken the abort: the engine forgets it before the lease comes back
+                keeps_lease = True
+                self.abandon([Attachment(server_id=server_id, lease_id=lease_id)])
+            elif attachment is not None:  # its engine has not been asked yet: it stays there
                 turn.attachment, keeps_lease = attachment, True
             raise
         finally:

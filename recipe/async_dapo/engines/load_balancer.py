@@ -54,7 +54,7 @@ class LoadBalancerStats:
     acquired: int
     inflight_max: int
     busy_s: float  # sum over requests of the time they were in flight
-    loads: dict[str, EngineLoad]  # as of the last stop, what they said of their engines
+    loads: dict[str, EngineLoad]  # what they said of their engines at a stop
     concurrency: dict[str, float]  # see `Balance.figures`
     concurrency_reason: str
     concurrency_state: ConcurrencyState  # for the checkpoint
@@ -382,13 +382,14 @@ class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
 
     async def take_stats(self) -> LoadBalancerStats:
         self._meter.note(self._table.total_inflight)
+        loads, self._loads = self._loads, {}
         stats = LoadBalancerStats(
             servers=len(self._handles),
             lost_servers=len(self._lost),
             acquired=self._meter.acquired,
             inflight_max=self._meter.inflight_max,
             busy_s=self._meter.busy_s,
-            loads=self._loads,
+            loads=loads,
             concurrency=self._balance.figures(),
             concurrency_reason=self._balance.controller.reason,
             concurrency_state=self._balance.controller.state(),

@@ -49,6 +49,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._running: dict[str, asyncio.Task[None]] = {}  # updates
         self._generating: set[str] = set()  # told to since the last stop, and not stopped for an update
         self._closed_s: dict[str, float] = {}  # servers that take no requests -> since when, monotonic
+        self._failures: dict[str, str] = {}  # servers that could not be updated -> why
         self._ended: list[EngineUpdate] = []  # since this was asked last; monotonic
         self._changed = asyncio.Event()  # replaced whenever an engine has got weights or has left, and at a stop
 
@@ -88,6 +89,10 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         """Server -> the policy version of its weights; -1 before it has any."""
         return {server_id: self._updates.version_of(server_id) for server_id in self._workers}
 
+    async def failure_of(self, server_id: str) -> str | None:
+        """Why a server was ended that could not be updated."""
+        return self._failures.get(server_id)
+
     async def report_growth_to(self, coordinator: ActorHandle) -> None:
         await super().report_growth_to(coordinator)
         self._tell_versions()
@@ -122,10 +127,10 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         Returns:
             What was counted, and the requests that the servers have room for together.
         """
-        self._loads = await self._calls.tell_all("turn_over")
-        self._balance.close(self._loads)
+        self._loads = loads = await self._calls.tell_all("turn_over")
+        self._balance.close(loads)
         stats = await self.take_stats()
-        self._deliver(self._balance.open(self._loads))
+        self._deliver(self._balance.open(loads))
         return stats, self._balance.places
 
     async def take_stats(self) -> LoadBalancerStats:
@@ -183,7 +188,8 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         try:
             await self._bring_up_to_date(server_id)
         except (TimeoutError, RayError) as error:
-            logger.critical("server %s has not taken new weights, and is ended: %r", server_id, error)
+            self._failures[server_id] = failure = f"has not taken new weights: {_last_line_of(error)}"
+            logger.critical("server %s %s; it is ended", server_id, failure)
             await self._calls.end(server_id)
 
     async def _bring_up_to_date(self, server_id: str) -> None:
@@ -231,6 +237,11 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         if self._coordinator is not None:
             oldest, newest = self._updates.oldest_version, self._updates.newest_version
             self._coordinator.note_versions.remote(oldest, newest)
+
+
+def _last_line_of(error: Exception) -> str:
+    """What says most of the traceback that an error from another process brings."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 # What `router_class` names: verl calls `.remote(servers, options)` on it.

@@ -114,9 +114,7 @@ class EngineManager(CheckpointEngineManager):
 
     def _remove(self, replica: AsyncDAPOReplica, failure: str) -> None:
         """Take an engine out for good, with all of its processes: they would keep memory that training needs."""
-        self._lost.append(f"{replica} {failure}")
         self.replicas.remove(replica)
-        logger.critical("%s %s; engines left: %d", replica, failure, len(self.replicas))
         for server in replica.servers:
             ray.kill(server)
         limit_s = self._options.engine_timeout_s / 2  # the other half is for a worker that is busy
@@ -125,7 +123,8 @@ class EngineManager(CheckpointEngineManager):
             for worker, processes in zip(replica.workers_beside(), replica.processes, strict=True)
         ]
         try:
-            ray.get(endings, timeout=self._options.engine_timeout_s)
+            for exception in filter(None, ray.get(endings, timeout=self._options.engine_timeout_s)):
+                failure = f"died: {exception}"
         except RayActorError:
             logger.warning("%s: a worker beside it is gone as well, with its node or before", replica)
         except GetTimeoutError:
@@ -133,6 +132,8 @@ class EngineManager(CheckpointEngineManager):
                 f"what is left of {replica} has not been ended within async_dapo.engine_timeout_s="
                 f"{self._options.engine_timeout_s}: the training workers beside it do not answer"
             ) from None
+        self._lost.append(f"{replica} {failure}")
+        logger.critical("%s %s; engines left: %d", replica, failure, len(self.replicas))
 
     def _check_some_are_left(self) -> None:
         if not self.replicas:

@@ -181,7 +181,8 @@ class RoundReplayBuffer(ReplayBuffer):
         return self._batch(result, settlement, global_steps)
 
     def _note_ended(self, result: RoundResult, step: int) -> None:
-        """What is kept of each group that has ended, before the pool forgets it."""
+        """What is kept of each group that has ended, before the pool forgets it, and of the engines."""
+        self.news.note_engines(result.balancer)
         # What is drawn again whatever its length says nothing of a preference.
         interrupted = () if self._options.draws_again else result.workers.unfinished
         self._lengths.observe(result.summary.outcomes, interrupted)

@@ -138,12 +138,13 @@ class SeparateEngines(EngineManager):
 
     def _remove(self, replica: AsyncDAPOReplica, failure: str) -> None:
         self._ask(self._balancer.remove_servers.remote([replica.server_address]))
-        super()._remove(replica, failure)
+        told: str | None = self._ask(self._balancer.failure_of.remote(replica.server_address))
+        super()._remove(replica, told or failure)
         self._replacements.note_lost(replica)
 
-    def _ask(self, answer: ray.ObjectRef, timeout_s: float | None = None) -> None:
+    def _ask(self, answer: ray.ObjectRef, timeout_s: float | None = None) -> Any:
         limit_s = self._options.stop_timeout_s if timeout_s is None else timeout_s
         try:
-            ray.get(answer, timeout=limit_s)
+            return ray.get(answer, timeout=limit_s)
         except GetTimeoutError:
             raise TimeoutError(f"the load balancer has not answered within {limit_s:g} s") from None

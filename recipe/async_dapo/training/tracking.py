@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..config import AsyncDAPOConfig, all_gpus, num_engines
 from ..core.concurrency import PackedSamples
 from ..core.outcome import CauseCounts
 from ..core.rolling_update import EngineUpdate
+from ..engines.load_balancer import LoadBalancerStats
 from ..logs import log_phase, started_s
 from ..record import keys
 from ..record.console import Hints, Pace, step_line
@@ -210,7 +211,7 @@ class RunNews:
     def __init__(self) -> None:
         self.spans = Spans()
         self.responses: Sequence[SampledResponse] = ()
-        self._samples: dict[str, PackedSamples] = {}
+        self._samples: defaultdict[str, list[PackedSamples]] = defaultdict(list)
         self._updates: tuple[EngineUpdate, ...] = ()
         self._cause_counts = CauseCounts()
         self._causes: Counter[tuple[str, str]] = Counter()
@@ -218,20 +219,21 @@ class RunNews:
     def observe(self, step: int, record: RoundRecord, options: AsyncDAPOConfig) -> None:
         """A round has closed. A line says what may be in flight next, and why."""
         logger.info(_concurrency_line(step, record, options))
-        loads = record.result.balancer.loads
-        self._samples = {server: load.samples for server, load in loads.items() if load.samples}
-        self._note_updates(record.result)
         self._causes.update(self._cause_counts.count(record.result.summary.outcomes))
 
     def observe_validation(self, result: RoundResult) -> None:
         """A validation's round has closed."""
-        self._note_updates(result)
+        self.note_engines(result.balancer)
         for (reason, what), count in self._cause_counts.count(result.summary.outcomes).items():
             self._causes[f"in validation, {reason}", what] += count
 
-    def _note_updates(self, result: RoundResult) -> None:
-        if result.balancer.updates is not None:
-            self._updates += result.balancer.updates.ended
+    def note_engines(self, balancer: LoadBalancerStats) -> None:
+        """What engines held and which weights they got, each time the load balancer was asked: in the order of time."""
+        for server, load in balancer.loads.items():
+            if load.samples:
+                self._samples[server].append(load.samples)
+        if balancer.updates is not None:
+            self._updates += balancer.updates.ended
 
     def sample_responses(self, batch: KVBatchMeta, tokenizer: PreTrainedTokenizerBase) -> None:
         """Take a few of a batch that has its rewards; its order says nothing of them."""
@@ -251,8 +253,8 @@ class RunNews:
         return {f"{reason}: {what}" if what else reason: count for (reason, what), count in causes.items()}
 
     def take_timeline(self) -> StepTimeline:
-        samples, self._samples = self._samples, {}
-        engines = {server: packed.unpack() for server, packed in samples.items()}
+        engines = {server: [one for part in parts for one in part.unpack()] for server, parts in self._samples.items()}
+        self._samples.clear()
         updates, self._updates = self._updates, ()
         return StepTimeline(spans=self.spans.take(), engines=engines, updates=updates)
 

@@ -12,8 +12,10 @@ files are, and the job's id, which stays in the name, tells the jobs of one clus
 
 import hashlib
 import json
+import logging
 import os
 import re
+import traceback
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from .relay import NamedTensor
+
+logger = logging.getLogger(__name__)
 
 STAMP = "async_dapo.weight_stamp"  # travels as a tensor of this name
 
@@ -42,6 +46,10 @@ _VERLS_HANDLE = re.compile(r"ipc:///tmp/rl-colocate-zmq-(\w+)-replica-(\d+)-rank
 
 class WeightsMismatch(RuntimeError):
     """An engine was given other weights than those of its run and policy version."""
+
+
+class WeightsNotLoaded(RuntimeError):
+    """An engine has failed to load weights that it was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +180,9 @@ class WeightReceiver(vLLMColocateWorkerExtension):
     """The engine's end, part of every vLLM worker, in processes without Ray: meets the trainer at its run's own socket,
     and refuses weights that are not of this run and version.
 
-    It refuses after the transfer: the trainer's end would wait for ever for the answer to a piece that is not taken.
+    It refuses after the transfer, as it tells then what it could not load: the trainer's end would wait for ever for
+    the answer to a piece that is not taken, and verl's clean-up, which fails while an error's frames hold the shared
+    memory, would hide the error.
     """
 
     def update_weights_from_ipc(
@@ -181,19 +191,34 @@ class WeightReceiver(vLLMColocateWorkerExtension):
         """
         Raises:
             WeightsMismatch: what came is not what the caller, which is of this run, has sent.
+            WeightsNotLoaded: naming what failed.
         """
-        self._stamp_reader = StampReader()
-        super().update_weights_from_ipc(**kwargs)
-        reader = self._stamp_reader
+        reader = self._stamp_reader = StampReader()
+        self._failure = ""  # the first of this transfer, as text: vLLM passes on nothing else
+        engine = f"replica {os.environ['VERL_REPLICA_RANK']}, rank {self.local_rank}"
+        try:
+            super().update_weights_from_ipc(**kwargs)
+        except Exception as error:
+            self._note(error)
+        if self._failure:
+            raise WeightsNotLoaded(f"{engine}: could not load weights of version {expected_version}: {self._failure}")
         expected = WeightStamp(run=str(expected_run), version=expected_version, checksum=reader.checksum())
         if (found := reader.stamp) != expected:
-            engine = f"replica {os.environ['VERL_REPLICA_RANK']}, rank {self.local_rank}"
             raise WeightsMismatch(
                 f"{engine}: expected weights of {expected}; found {found or 'weights without a stamp'}"
             )
 
     def _update_weights(self, weights: list[NamedTensor], **kwargs: Any) -> None:
-        super()._update_weights(self._stamp_reader.without_stamp(weights), **kwargs)
+        arrived = self._stamp_reader.without_stamp(weights)
+        try:
+            if not self._failure:
+                super()._update_weights(arrived, **kwargs)
+        except Exception as error:
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        logger.error("weights could not be loaded\n%s", "".join(traceback.format_exception(error)))
+        self._failure = self._failure or " ".join(f"{type(error).__name__}: {error}".split())
 
     def _get_zmq_handle(self) -> str:
         return private_handle(super()._get_zmq_handle(), Path(os.environ[FOLDER_VARIABLE]))
