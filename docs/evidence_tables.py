@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.between_rounds import summary as between_rounds
 from benchmarks.control_plane import summary as control_plane
 from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
@@ -25,7 +24,8 @@ from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.strategies import summary as strategies
 from benchmarks.support.tables import markdown
 
-QUICK_START = Path(__file__).parents[1] / "assets" / "quickstart" / "runs.csv"
+ASSETS = Path(__file__).parents[1] / "assets"
+QUICK_START, BETWEEN_ROUNDS = ASSETS / "quickstart" / "runs.csv", ASSETS / "between_rounds" / "runs.csv"
 GRID = {
     "setting": "Simulated setting",
     "of_sync": "Of sync",
@@ -502,8 +502,11 @@ def actors() -> pd.DataFrame:
 
 
 def between() -> pd.DataFrame:
-    table = between_rounds.between_table(between_rounds.read_runs())
-    return table[["Trajectories", "Tokens travel by", "Through the coordinator [MB]", "Engines wait [s]"]]
+    """Medians over the repetitions."""
+    titles = {"trajectories": "Trajectories", "by": "Tokens travel by"}
+    measures = {"coordinator_mb": "Through the coordinator [MB]", "between_s": "Engines wait [s]"}
+    groups = pd.read_csv(BETWEEN_ROUNDS).groupby(list(titles), sort=False)
+    return groups[list(measures)].median().reset_index().rename(columns=titles | measures)
 
 
 def quick_start() -> pd.DataFrame:

@@ -5,7 +5,6 @@ import re
 import pandas as pd
 import pytest
 
-from benchmarks.between_rounds import summary as between_rounds
 from benchmarks.control_plane import summary as control_plane
 from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
@@ -18,6 +17,7 @@ from benchmarks.selection import summary as selection
 from benchmarks.separate import summary as separate
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.strategies import summary as strategies
+from docs import evidence_tables
 
 from ..support.documents import ROOT, page
 
@@ -65,7 +65,7 @@ def measured() -> dict[str, float]:
     growth = control_plane.growth_table(control_plane.read_runs()).set_index("Actor")["Largest over smallest"]
     for actor in ("load balancer", "coordinator"):
         found[f"CPU per trajectory of the {actor}"] = growth[actor]
-    passage = between_rounds.between_table(between_rounds.read_runs()).query("`Tokens travel by` == 'reference'")
+    passage = evidence_tables.between().query("`Tokens travel by` == 'reference'")
     found["Through the coordinator between rounds, 8,192"] = passage["Through the coordinator [MB]"].max()
     found["Engines wait between"] = passage["Engines wait [s]"].max()
 
