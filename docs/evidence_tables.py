@@ -15,7 +15,6 @@ from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
 from benchmarks.frontier import draw as frontiers
 from benchmarks.null_test import summary as null_test
-from benchmarks.on_policy import run as on_policy
 from benchmarks.plan import summary as plan
 from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
@@ -464,26 +463,18 @@ def selection_measured() -> pd.DataFrame:
 
 
 def selection_in_words() -> str:
-    """What both saved, and what an earlier end, another order or rounds of their own could save."""
+    """What both saved, and what an earlier end could save."""
     table = selection_measured()
     table = table[table["Row"] != "without"]
     tokens, seconds = table["Tokens a trained group"], table["CPU seconds to midway"]
     best = selection.best_table().set_index("Task")
     counts = [column for column in best.columns if column.startswith("k=")]
     least = ", ".join(f"{row[counts].min():.2f} ({task})" for task, row in best.iterrows())
-    orders = on_policy.order_table().set_index(["Simulated", "Correlation"])["Step, over the usual order"]
-    by_length = orders["discard fifo, history"]
-    tails = on_policy.tail_table().set_index("Simulated: system")["Over discard fifo"]
-    tails = tails[tails.index.str.startswith("tail")]
     return (
         f"- Tokens of a trained group, over those without: {tokens.min():.2f} to {tokens.max():.2f}. CPU seconds until "
         f"half of the gain in accuracy: {seconds.min():.2f} to {seconds.max():.2f}.\n"
         "- Screening can hardly save more there: of these pass rates, many are between 0.1 and 0.6, so the best k "
         f"leaves {least} of the answers.\n"
-        f"- Simulated: with a history, the longest answers first take {by_length[0.5]:.2f} of a step of `discard` with "
-        f"`fifo` where lengths within a group correlate by 0.5; {by_length[0.8]:.2f} at 0.8, "
-        f"{by_length[0.0]:.2f} at 0. Rounds of their own for long groups (RollPacker) take {tails.min():.2f} to "
-        f"{tails.max():.2f} of it.\n"
     )
 
 
