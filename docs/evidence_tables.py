@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.between_rounds import summary as between_rounds
 from benchmarks.control_plane import summary as control_plane
 from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
@@ -15,17 +14,15 @@ from benchmarks.drafts import grid as drafts
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
 from benchmarks.frontier import draw as frontiers
-from benchmarks.null_test import summary as null_test
-from benchmarks.on_policy import run as on_policy
 from benchmarks.plan import summary as plan
-from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
 from benchmarks.separate import summary as separate
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.strategies import summary as strategies
 from benchmarks.support.tables import markdown
 
-QUICK_START = Path(__file__).parents[1] / "assets" / "quickstart" / "runs.csv"
+ASSETS = Path(__file__).parents[1] / "assets"
+QUICK_START, BETWEEN_ROUNDS = ASSETS / "quickstart" / "runs.csv", ASSETS / "between_rounds" / "runs.csv"
 GRID = {
     "setting": "Simulated setting",
     "of_sync": "Of sync",
@@ -265,26 +262,13 @@ def engines() -> str:
     )
 
 
-def null_rows() -> str:
-    """How many rehearsed ratios to verl sync's step are those of the real runs."""
-    table = null_test.null_table(null_test.read_runs())
-    error = table["Error, all"].str.rstrip("%").astype(float).abs()
-    met = table["Target"] == "met"
-    missed = table[~met].groupby("System", sort=False)["Tail"].agg(lambda tails: " and ".join(map(str, tails)))
-    said = ", ".join(f"{system.partition(',')[0]} (tail {tails})" for system, tails in missed.items())
-    return (
-        f"{met.sum()} of {len(table)} ratios to verl sync's step are within 15 %. Missed, by "
-        f"{error[~met].max():.0f} %: {said}.\n{_speedups()}"
-    )
-
-
-def _speedups() -> str:
-    """How far the ratio to verl sync's step moves with the speed-up."""
+def speedups() -> str:
+    """How far a rehearsed ratio to verl sync's step moves with the speed-up."""
     table = engine_bound.speedups_table(engine_bound.read_all())
     changes = table["Changed"].str.rstrip("%").astype(float).abs()
     valid = table["Valid"] == "yes"
     return (
-        f"Speed-ups of {table['Speed-up'].min():g} to {table['Speed-up'].max():g} move them by "
+        f"Speed-ups of {table['Speed-up'].min():g} to {table['Speed-up'].max():g} move the ratios by "
         f"{changes[valid].max():.0f} %, invalid runs by {changes[~valid].max():.0f} %.\n"
     )
 
@@ -303,7 +287,7 @@ def _calibrated() -> str:
 
 
 def against_papers() -> str:
-    """By source: rows of the planner within the target, and those that are not; then rehearsed rows."""
+    """By source: rows of the planner within the target, and those that are not."""
     table = plan.published_table()
     missed = table["Target"] == "missed"
     said = (table["What"] + " (" + table["Error"].str.replace(" ", "") + ")").where(missed)
@@ -316,13 +300,10 @@ def against_papers() -> str:
         }
         for source, some in table.groupby(table["Source"].str.replace(r" (Table|Fig).*", "", regex=True), sort=False)
     ]
-    rehearsed = published.published_table(published.read_runs())
-    errors = rehearsed["Error"].str.rstrip("%").astype(float).abs()
     orders = plan.orders_table()["Simulated"]
     return (
         f"{markdown(pd.DataFrame(rows))}\n{(~missed).sum()} of {len(table)} rows are within 15 %, and "
-        f"{(orders == 'holds').sum()} of {len(orders)} [published orders](../../assets/plan/orders.csv) hold. "
-        f"{len(rehearsed)} rows were [rehearsed](../../assets/published/runs.csv): within {errors.max():.0f} %.\n"
+        f"{(orders == 'holds').sum()} of {len(orders)} [published orders](../../assets/plan/orders.csv) hold.\n"
         f"{_calibrated()}"
     )
 
@@ -464,21 +445,13 @@ def selection_measured() -> pd.DataFrame:
 
 
 def selection_in_words() -> str:
-    """What history and an earlier end of groups saved, and what another order or rounds of their own could save."""
+    """What history and an earlier end of groups saved."""
     table = selection_measured()
     table = table[table["Row"] != "without"]
     tokens, seconds = table["Tokens a trained group"], table["CPU seconds to midway"]
-    orders = on_policy.order_table().set_index(["Simulated", "Correlation"])["Step, over the usual order"]
-    by_length = orders["discard fifo, history"]
-    tails = on_policy.tail_table().set_index("Simulated: system")["Over discard fifo"]
-    tails = tails[tails.index.str.startswith("tail")]
     return (
         f"- Tokens of a trained group, over those without: {tokens.min():.2f} to {tokens.max():.2f}. CPU seconds until "
         f"half of the gain in accuracy: {seconds.min():.2f} to {seconds.max():.2f}.\n"
-        f"- Simulated: with a history, the longest answers first take {by_length[0.5]:.2f} of a step of `discard` with "
-        f"`fifo` where lengths within a group correlate by 0.5; {by_length[0.8]:.2f} at 0.8, "
-        f"{by_length[0.0]:.2f} at 0. Rounds of their own for long groups (RollPacker) take {tails.min():.2f} to "
-        f"{tails.max():.2f} of it.\n"
     )
 
 
@@ -497,8 +470,11 @@ def actors() -> pd.DataFrame:
 
 
 def between() -> pd.DataFrame:
-    table = between_rounds.between_table(between_rounds.read_runs())
-    return table[["Trajectories", "Tokens travel by", "Through the coordinator [MB]", "Engines wait [s]"]]
+    """Medians over the repetitions."""
+    titles = {"trajectories": "Trajectories", "by": "Tokens travel by"}
+    measures = {"coordinator_mb": "Through the coordinator [MB]", "between_s": "Engines wait [s]"}
+    groups = pd.read_csv(BETWEEN_ROUNDS).groupby(list(titles), sort=False)
+    return groups[list(measures)].median().reset_index().rename(columns=titles | measures)
 
 
 def quick_start() -> pd.DataFrame:

@@ -112,7 +112,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/evidence/rehearsal.md": {
         "papers": evidence.against_papers,
         "engine bound": evidence.engines,
-        "null test": evidence.null_rows,
+        "speed-ups": evidence.speedups,
     },
     "docs/evidence/faults.md": {"fault matrix": evidence.struck, "soak": evidence.soak},
     "docs/evidence/learning.md": {

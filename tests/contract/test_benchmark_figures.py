@@ -13,7 +13,6 @@ from benchmarks.defaults import draw as defaults
 from benchmarks.defaults import run as grid
 from benchmarks.defaults.draw import FOLDER, SEPARATE
 from benchmarks.defaults.settings import SETTINGS
-from benchmarks.null_test import summary as null_test
 from benchmarks.side_by_side import run as side_by_side
 from benchmarks.side_by_side import summary
 from benchmarks.support import learning_curve
@@ -195,26 +194,6 @@ def test_a_correction_stands_beside_the_on_policy_run_of_its_seed_and_machine() 
     assert table.loc["bypass", "Log-prob passes a step"] == 0
     assert table.loc["none", "Less on-policy's at the end"] == 0
     assert table.loc["other machine", "Less on-policy's at the end"] == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(("repetition", "same_machine"), [(0, 0.471), (99, None)])
-def test_the_null_test_sets_rehearsed_beside_measured_ratios(monkeypatch, repetition, same_machine):
-    measured_s = {(0, "partial"): 4.71, (1, "partial"): 5.0, (0, summary.SYNC): 10.0, (1, summary.SYNC): 10.0}
-    side = runs_of(*({"repetition": k, "system": name, "step_s_mean": s} for (k, name), s in measured_s.items()))
-    monkeypatch.setattr(summary, "read_runs", lambda: side)
-    seconds = {"verl sync": 10.0, "partial": 5.0}
-    common = {"tail": 8, "beside": repetition, "is_valid": True}
-    rows = [common | {"system": name, "step_s": step_s} for name, step_s in seconds.items()]
-
-    [row] = null_test.null_table(pd.DataFrame(rows)).to_dict("records")
-
-    measured = row["Measured, recorded repetition"]
-    assert row["System"] == "partial" and row["Rehearsed, of verl sync"] == 0.5
-    assert pd.isna(measured) if same_machine is None else measured == pytest.approx(same_machine)
-    error = row["Error, recorded repetition"]
-    assert pd.isna(error) if same_machine is None else error == "+6%"
-    assert (row["Measured, all"], row["Error, all"], row["Target"]) == (pytest.approx(0.4855), "+3%", "met")
-    assert null_test.null_table(null_test.read_runs(Path("nowhere"))).empty
 
 
 def test_the_grid_compares_with_the_best_split_and_leaves_out_settings_that_lack_a_system(tmp_path: Path) -> None:

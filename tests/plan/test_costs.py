@@ -29,6 +29,36 @@ def test_given_a_preset_then_its_kv_cache_per_token_is_the_known_one(name, kv_by
     assert load_model(name).kv_bytes_per_token == kv_bytes
 
 
+QWEN3_NEXT_80B = {
+    "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+    "vocab_size": 151936, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+    "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}  # fmt: skip
+
+
+def test_given_linear_attention_then_only_full_layers_grow_and_a_request_has_its_state_beside():
+    hybrid, full = (shape_of(QWEN3_NEXT_80B | {"full_attention_interval": n}, name="any") for n in (4, 1))
+    assert hybrid.kv_bytes_per_token == 24_576 == full.kv_bytes_per_token / 4
+    assert hybrid.attention_flops_per_token2 == full.attention_flops_per_token2 / 4
+    assert hybrid.request_bytes(1) == hybrid.request_bytes(10**6) == BYTES_PER_VALUE * 36 * 32 * 128 * 128
+    assert hybrid.parameters == pytest.approx(79.67e9, rel=0.01)  # by its card
+    on_four = {"tensor_parallel_size": 4, "accelerator": find_accelerator("h200")}
+    assert small_scenario(model=hybrid, **on_four).step_cost().request_kv_tok == 1536
+    assert small_scenario(model=full, **on_four).step_cost().request_kv_tok == 0
+
+
+def test_given_windows_then_a_request_holds_as_much_of_them_as_its_context_fills():
+    config, window = PRESETS["qwen3-8b"] | {"sliding_window": 1024}, ["sliding_attention"]
+    kinds = [window * 27 + ["full_attention"] * 9, window * 36]  # one of windows alone counts as full
+    windowed, full = (shape_of(config | {"layer_types": of}, name="any") for of in kinds)
+    assert full.kv_bytes_per_token == 147_456 == 4 * windowed.kv_bytes_per_token and not full.request_bytes(100)
+    assert windowed.request_bytes(10**6) == 1024 * 3 * windowed.kv_bytes_per_token
+    assert windowed.request_bytes(100) == 100 * 3 * windowed.kv_bytes_per_token
+    assert small_scenario(model=windowed).step_cost().request_kv_tok == 3 * 1024
+    assert windowed.flops_per_token > full.flops_per_token
+
+
 @pytest.mark.parametrize(("accelerator", "room_tok"), [("h800", 320_000), ("h200", 677_000)])
 def test_given_qwen3_8b_then_the_kv_room_is_the_known_one(accelerator, room_tok):
     cost = small_scenario(accelerator=find_accelerator(accelerator)).step_cost()

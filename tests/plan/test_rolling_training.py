@@ -63,6 +63,14 @@ def test_given_a_limit_on_staleness_then_no_token_passes_it_and_none_is_thrown_a
     assert sum(step.wasted_tok + step.withheld_tok for step in steps) == 0
 
 
+@pytest.mark.parametrize(("strategy", "max_staleness"), [("partial", 1), ("partial_stale_kv", 1), ("consistent", 3)])
+def test_given_replicas_behind_by_more_than_production_allows_then_all_are_updated_at_once(strategy, max_staleness):
+    replicas = rolling(rollout_strategy=strategy, max_staleness=max_staleness).replicas
+    replicas.publish(1)
+    replicas.publish(2)
+    assert len(replicas.moves({})) == SCENARIO.num_servers - 1
+
+
 def test_given_the_same_split_as_verls_then_a_step_is_shorter_and_engines_are_busier() -> None:
     verl = SeparateRun(SCENARIO, verl_separate_async(groups=8, trainer_servers=1, servers=4, parts=2))
     theirs, ours = mean_step(verl), mean_step(rolling())

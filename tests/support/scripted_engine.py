@@ -16,11 +16,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from benchmarks.support.front_end_request import admit, chunks_of
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.weights.stream import CUSTOM_OPTIONS
 
 from .fakes import log_prob_of, token_at
+from .front_end_request import admit, chunks_of
 from .simulation import REMOTE
 
 

@@ -42,7 +42,7 @@ def serve(cost: StepCost, arrivals: Sequence[Arrival], *, max_num_seqs: int) -> 
             name, arrival = coming.pop(0)
             waiting.append(_Sequence(name, arrival.context_tok, arrival.response_tok))
         prefill_s = _rebatch(cost, waiting, running, served, max_num_seqs)
-        now_s += prefill_s + cost.decode_s(1, len(running), sum(one.context_tok for one in running))
+        now_s += prefill_s + cost.decode_s(1, len(running), _cached(cost, running))
         for one in running:
             one.context_tok += 1
             one.left_tok -= 1
@@ -57,17 +57,17 @@ def _rebatch(
 ) -> float:
     """Returns the seconds of prefill."""
     preempted_before = served.preemptions
-    while _cached(running) + len(running) > cost.kv_room_tok:
+    while _cached(cost, running) + len(running) > cost.kv_room_tok:
         waiting.insert(0, running.pop())
         served.preemptions += 1
     prefill_s = 0.0
     while waiting and served.preemptions == preempted_before and len(running) < max_num_seqs:
-        if _cached(running) + waiting[0].context_tok + len(running) + 1 > cost.kv_room_tok:
+        if _cached(cost, running) + _cached(cost, waiting[:1]) + len(running) + 1 > cost.kv_room_tok:
             break
         running.append(waiting.pop(0))
         prefill_s += cost.prefill_s(running[-1].context_tok)
     return prefill_s
 
 
-def _cached(running: Sequence[_Sequence]) -> int:
-    return sum(one.context_tok for one in running)
+def _cached(cost: StepCost, requests: Sequence[_Sequence]) -> int:
+    return sum(one.context_tok + cost.request_kv_tok for one in requests)

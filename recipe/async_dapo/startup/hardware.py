@@ -1,7 +1,7 @@
 """What decides how much memory a run takes: a GPU's own, and a model's sizes by its config.json."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,18 @@ class Gpu:
 ASSUMED_GPU = Gpu(name="h200 (assumed: no GPU here)", memory_gb=141)
 
 
+# Kinds of layers without a KV cache, and with one of a window, by transformers' names. All others hold every token.
+_NO_CACHE = ("linear_attention", "conv", "mamba", "moe")
+_WINDOWED = ("sliding_attention", "chunked_attention")
+# Where a config.json has a window but not its layers, all but each n-th layer of these models have it.
+_WINDOW_PATTERNS = {"gemma2": 2, "gemma3_text": 6}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Sizes of a decoder-only transformer, dense or a mixture of experts, with grouped-query attention."""
+    """Sizes of a decoder-only transformer, dense or a mixture of experts, with grouped-query attention in some or all
+    of its layers.
+    """
 
     name: str
     hidden: int
@@ -34,6 +43,10 @@ class ModelSize:
     head_dim: int
     parameters: int
     active_parameters: int  # those that a token is multiplied with
+    full_layers: int  # those whose KV cache holds every token
+    window_layers: int  # those whose KV cache holds the last `window_tok` tokens
+    window_tok: int
+    state_values: int  # in the linear-attention layers' state of a request, whatever its context
 
 
 def find_config(source: str) -> tuple[dict[str, Any], str]:
@@ -79,7 +92,13 @@ def size_of(config: Mapping[str, Any], *, name: str) -> ModelSize:
     vocabulary = _size(text, name, "vocab_size")
     kv_heads = int(text.get("num_key_value_heads") or heads)
     head_dim = int(text.get("head_dim") or hidden // heads)
-    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    kinds = _layer_kinds(text, layers)
+    window_tok = int(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
+    windowed = sum(kind in _WINDOWED for kind in kinds) if window_tok else 0
+    linear = kinds.count("linear_attention")
+    full_weights = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    linear_weights, state_values = _linear_attention(text, hidden)
+    attention = (layers - linear) * full_weights + linear * (linear_weights or full_weights)
     all_experts, active_experts = _feed_forward(text, name, hidden)
     embedding = vocabulary * hidden
     tied = bool(text.get("tie_word_embeddings"))  # absent: untied, as Llama's, Qwen's and Mistral's classes have it
@@ -91,9 +110,40 @@ def size_of(config: Mapping[str, Any], *, name: str) -> ModelSize:
         attention_heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        parameters=layers * (attention + all_experts) + embedding * (1 if tied else 2),
-        active_parameters=layers * (attention + active_experts) + embedding,
+        parameters=attention + layers * all_experts + embedding * (1 if tied else 2),
+        active_parameters=attention + layers * active_experts + embedding,
+        full_layers=layers - windowed - sum(kind in _NO_CACHE for kind in kinds),
+        window_layers=windowed,
+        window_tok=window_tok,
+        state_values=linear * state_values,
     )
+
+
+def _layer_kinds(text: Mapping[str, Any], layers: int) -> Sequence[str]:
+    """The kind of each layer, as far as a config.json says it: its list, one full layer in so many, or all full.
+
+    A model whose layers are all of other kinds is counted as one of full attention.
+    """
+    kinds = text.get("layer_types") or text.get("layers_block_type")
+    if not kinds:
+        every, other = text.get("full_attention_interval"), "linear_attention"
+        if not every and text.get("sliding_window"):
+            every, other = text.get("sliding_window_pattern"), "sliding_attention"
+            every = every or _WINDOW_PATTERNS.get(text.get("model_type", ""))
+        every = every if isinstance(every, int) else 1
+        kinds = [other if (i + 1) % every else "full_attention" for i in range(layers)]
+    has_full = any(kind not in (*_NO_CACHE, *_WINDOWED) for kind in kinds)
+    return kinds if has_full else ["full_attention"] * layers
+
+
+def _linear_attention(text: Mapping[str, Any], hidden: int) -> tuple[int, int]:
+    """Weights of a layer of gated linear attention (query, key, value, gate, output), and values of its state; both 0
+    where a config.json does not say them.
+    """
+    key_dim, value_dim = (int(text.get(f"linear_{of}_head_dim") or 0) for of in ("key", "value"))
+    key_heads, value_heads = (int(text.get(f"linear_num_{of}_heads") or 0) for of in ("key", "value"))
+    weights = hidden * (2 * key_heads * key_dim + 3 * value_heads * value_dim)
+    return weights, value_heads * key_dim * value_dim
 
 
 def _feed_forward(text: Mapping[str, Any], name: str, hidden: int) -> tuple[int, int]:

@@ -104,7 +104,7 @@ def bound_of(scenario: Scenario, *, drafts: bool = False) -> Bound:
 def best_tokens_per_s(cost: StepCost, lens_tok: np.ndarray, *, prompt_len_tok: int, max_num_seqs: int) -> float:
     """What one server generates in the steady state, with the batch that suits it best; all requests are prefilled."""
     mean_tok = lens_tok.mean()
-    context_tok = _mean_context_tok(lens_tok, prompt_len_tok)
+    context_tok = _mean_context_tok(lens_tok, prompt_len_tok) + cost.request_kv_tok
     most = max(1, min(max_num_seqs, int(cost.kv_room_tok / context_tok)))
     batch = np.arange(1, most + 1)
     step_s = cost.base_s + batch * (cost.per_request_s + cost.per_kv_token_s * context_tok)
@@ -272,8 +272,9 @@ def natural_concurrency(scenario: Scenario) -> int:
     """Trajectories in flight that fill the KV cache, at the mean context of a running one."""
     answers = scenario.workload().draw(512, step=0)
     lens_tok = np.array([one.prompt[ANSWERS].response_lens_tok for one in answers], dtype=float)
-    context_tok = _mean_context_tok(lens_tok, scenario.prompt_len_tok)
-    return max(1, int(scenario.num_servers * scenario.step_cost().kv_room_tok / context_tok))
+    cost = scenario.step_cost()
+    context_tok = _mean_context_tok(lens_tok, scenario.prompt_len_tok) + cost.request_kv_tok
+    return max(1, int(scenario.num_servers * cost.kv_room_tok / context_tok))
 
 
 def _over_sampling(scenario: Scenario, pool_size: int) -> int:

@@ -1,6 +1,7 @@
 """How long things take: a decode step, a prefill, a training step; and how many tokens a server's KV cache holds."""
 
 from dataclasses import dataclass, fields, replace
+from math import ceil
 
 from ...async_dapo.option_values import ConfigError
 from ...async_dapo.startup.hardware import Gpu
@@ -48,6 +49,7 @@ class StepCost:
         base_s + per_request_s * b + per_kv_token_s * k
 
     and every request of the batch gets one token by it. Admitting a request adds `prefill_s` to its first step.
+    In the k tokens of cache, a request's windows and state count as `request_kv_tok` beside its context.
     """
 
     base_s: float
@@ -56,6 +58,7 @@ class StepCost:
     prefill_token_s: float
     prefill_token2_s: float
     kv_room_tok: int
+    request_kv_tok: int = 0
     admission_s: float = 0.0  # of every request, whatever its context
 
     def decode_s(self, steps: int, batch: int, kv_tok: int) -> float:
@@ -157,12 +160,13 @@ def step_cost(
         tensor_parallel_size=gpus,
         gpu_memory_utilization=gpu_memory_utilization,
     )
-    if room_tok < longest_context_tok:
+    request_kv_tok = ceil(model.request_bytes(longest_context_tok) / model.kv_bytes_per_token)
+    if room_tok < longest_context_tok + request_kv_tok:
         raise ConfigError(
             "max_response_length",
             longest_context_tok,
-            f"prompt and response are longer than the {room_tok} tokens of KV cache that a server has room for; "
-            "shorten them, raise gpu_memory_utilization, or use more GPUs per server",
+            f"prompt and response are longer than the {max(0, room_tok - request_kv_tok)} tokens of KV cache that a "
+            "server has room for; shorten them, raise gpu_memory_utilization, or use more GPUs per server",
         )
     return StepCost(
         base_s=constants.step_overhead_ms / 1e3 + model.weight_bytes / bytes_per_s,
@@ -171,6 +175,7 @@ def step_cost(
         prefill_token_s=model.flops_per_token / flop_per_s,
         prefill_token2_s=model.attention_flops_per_token2 / flop_per_s,
         kv_room_tok=room_tok,
+        request_kv_tok=request_kv_tok,
     )
 
 

@@ -279,7 +279,8 @@ class Engine:
             self._preempt_last()
             has_preempted = True
         while self._waiting and not has_preempted and self.num_running < self._max_num_seqs:
-            if self.kv_tok + self._waiting[0].context_tok + self.num_running + 1 > self._cost.kv_room_tok:
+            needed_tok = self._waiting[0].context_tok + self._cost.request_kv_tok + 1
+            if self.kv_tok + needed_tok + self.num_running > self._cost.kv_room_tok:
                 break
             self._admit(self._waiting.popleft())
         self._plan()
@@ -303,7 +304,7 @@ class Engine:
         request.due_step = self._step + request.remaining_tok
         heapq.heappush(self._due, (request.due_step, request.order, request))
         self.num_running += 1
-        self.kv_tok += request.context_tok
+        self.kv_tok += request.context_tok + self._cost.request_kv_tok
         self._prefill_s += self._cost.prefill_s(request.prefill_tok)
         self.counters.prefilled_tok += request.prefill_tok
         self.counters.recomputed_tok += request.prefill_tok if request.is_recompute else 0
@@ -327,5 +328,5 @@ class Engine:
         """Take a running request out, its tokens noted."""
         request.note_tokens(self._step)
         self.num_running -= 1
-        self.kv_tok -= request.context_tok
+        self.kv_tok -= request.context_tok + self._cost.request_kv_tok
         request.due_step = 0

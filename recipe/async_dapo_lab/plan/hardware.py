@@ -82,17 +82,26 @@ class ModelShape(ModelSize):
     """A model's sizes, and what they come to: weights, KV cache and arithmetic per token."""
 
     weight_bytes: float
-    kv_bytes_per_token: float
+    kv_bytes_per_token: float  # of the layers that keep every token
+    window_bytes_per_token: float  # of those that keep a window
+
+    def request_bytes(self, context_tok: int) -> float:
+        """What a request with this context or less holds beside `kv_bytes_per_token` of each token, at most: the
+        windows, and the state of linear attention.
+        """
+        windows = self.window_bytes_per_token * min(self.window_tok, context_tok)
+        return windows + BYTES_PER_VALUE * self.state_values
 
     @property
     def flops_per_token(self) -> float:
-        """Matrix products of one token's forward pass, without attention."""
-        return 2 * self.active_parameters
+        """Matrix products of one token's forward pass, without attention to every token."""
+        windows = 4 * self.window_layers * self.attention_heads * self.head_dim * self.window_tok
+        return 2 * self.active_parameters + windows
 
     @property
     def attention_flops_per_token2(self) -> float:
         """Causal attention over a context of c tokens costs this times c^2."""
-        return 2 * self.layers * self.attention_heads * self.head_dim
+        return 2 * self.full_layers * self.attention_heads * self.head_dim
 
     @property
     def tensor_parallel_sizes(self) -> list[int]:
@@ -139,8 +148,10 @@ def shape_of(config: Mapping[str, Any], *, name: str) -> ModelShape:
         ConfigError: when a field is missing, or the attention is of another kind.
     """
     size = size_of(config, name=name)
+    layer_bytes = BYTES_PER_VALUE * 2 * size.kv_heads * size.head_dim
     return ModelShape(
         **asdict(size),
         weight_bytes=BYTES_PER_VALUE * size.parameters,
-        kv_bytes_per_token=BYTES_PER_VALUE * 2 * size.layers * size.kv_heads * size.head_dim,
+        kv_bytes_per_token=size.full_layers * layer_bytes,
+        window_bytes_per_token=size.window_layers * layer_bytes,
     )

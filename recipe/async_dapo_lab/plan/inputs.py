@@ -261,10 +261,12 @@ class Inputs:
     def _model(self) -> ModelShape:
         model = load_model(self.model)
         check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_BYTES)
+        kv_bytes = KV_BYTES[self.kv_cache_dtype]
         return replace(
             model,
             weight_bytes=model.weight_bytes if self.weight_gb is None else self.weight_gb * 1e9,
-            kv_bytes_per_token=KV_BYTES[self.kv_cache_dtype] * (self.kv_bytes_per_token or model.kv_bytes_per_token),
+            kv_bytes_per_token=kv_bytes * (self.kv_bytes_per_token or model.kv_bytes_per_token),
+            window_bytes_per_token=kv_bytes * model.window_bytes_per_token,
         )
 
     def _accelerator(self) -> Accelerator:

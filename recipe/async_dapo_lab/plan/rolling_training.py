@@ -19,7 +19,7 @@ from ...async_dapo.core.over_sampling import AtHand
 from ...async_dapo.core.rolling_update import Phase, RollingUpdate
 from ...async_dapo.core.staleness import VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
-from ...async_dapo.option_values import Auto, ConfigError, RolloutStrategy
+from ...async_dapo.option_values import Auto, ConfigError
 from .engine import Request
 from .group_simulation import GroupSimulation
 from .measures import StepMeasure, observe_round, version_tags
@@ -88,11 +88,9 @@ class RollingRun(SplitRun):
         options = self.options
         if not options.keeps_tokens:
             raise ConfigError("rollout_strategy", options.rollout_strategy, "nothing is discarded where no round ends")
-        drains, staleness = options.rollout_strategy is RolloutStrategy.CONSISTENT, options.max_staleness
-        self.replicas = RollingUpdate(
-            version=0, drains=drains, max_lag=staleness // 2 if drains and staleness is not None else None
-        )
-        self.deadlines = Deadlines(target_valid_groups=scenario.train_batch_size, max_staleness=staleness)
+        rolling = options.rolling_update()
+        self.replicas = RollingUpdate(version=0, drains=rolling["drains"], max_lag=rolling["max_lag"])
+        self.deadlines = Deadlines(target_valid_groups=scenario.train_batch_size, max_staleness=options.max_staleness)
         self._over_sampling, self._round_size = options.over_sampling(), options.round_size()
         self._valid: dict[str, PromptGroup] = {}  # wait for their batch
         self._certain: set[str] = set()  # run, and will be valid

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.front_end`"""
-
-from .run import main
-
-main()

@@ -1,3 +1,0 @@
-from benchmarks.null_test.run import main
-
-main()
