@@ -103,7 +103,7 @@ def usage(actor: ActorHandle) -> tuple[float, float]:
 def wait_for_releases(balancer: ActorHandle) -> None:
     """Until all leases are back: nobody awaits releases, and late ones would be counted in the next measurement."""
     started = time.monotonic()
-    while ray.get(balancer.get_total_inflight.remote()):
+    while ray.get(balancer.get_status.remote())["total_inflight"]:
         assert time.monotonic() - started < LONGEST_S, "requests were never given back"
 
 

@@ -20,7 +20,6 @@ from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
-from verl.workers.rollout.router import GlobalRequestLoadBalancer, RequestLoadBalancer
 from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm import AsyncEngineArgs
@@ -32,7 +31,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from recipe.async_dapo import own_ray
 from recipe.async_dapo.core.leases import server_calls
 from recipe.async_dapo.engines import replica
-from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
 from recipe.async_dapo.startup.engine_check import OVERRIDDEN, vllm_arguments
@@ -92,18 +90,6 @@ def test_attributes_are_set_upstream(name: str) -> None:
         and node.value.id in ("self", "instance")
     }
     assert set(ATTRIBUTES[name]) <= assigned
-
-
-def test_our_balancer_serves_the_whole_protocol_and_takes_what_verl_sends() -> None:
-    for method, protocol in (vars(RequestLoadBalancer) | vars(GlobalRequestLoadBalancer)).items():
-        if method.startswith("_"):
-            continue
-        ours = inspect.signature(getattr(GlobalLoadBalancer, method))
-        for parameter in list(inspect.signature(protocol).parameters.values()):
-            assert parameter.kind is parameter.VAR_KEYWORD or parameter.name in ours.parameters, method
-    for arguments in (("request",), ("request", "lease")):
-        inspect.signature(GlobalLoadBalancer.acquire_server).bind(None, *arguments)
-    inspect.signature(GlobalLoadBalancer.release_server).bind(None, server_id="server", request_id="request")
 
 
 def test_our_trainer_and_server_are_registered_under_verls_names() -> None:

@@ -105,7 +105,7 @@ async def test_given_a_stop_at_any_time_then_the_turn_is_interrupted_and_goes_on
     it = world(pause_mode=pause_mode, delivery_tok=delivery_tok)
     frozen = await stopped_at(it, time_s)
     before_tok = len(it.trajectory.raw_response_ids)
-    assert await it.balancer.get_total_inflight() == len(frozen) <= (pause_mode == "keep")
+    assert (await it.balancer.get_status())["total_inflight"] == len(frozen) <= (pause_mode == "keep")
     output = await it.generate()
     assert_whole(output)
     assert not frozen or it.recorder.reprefilled_tok == []
@@ -122,7 +122,7 @@ async def test_given_a_server_dies_at_any_time_then_the_turn_is_whole_on_the_oth
     asyncio.get_running_loop().call_at(time_s, it.handles["a"].kill)
     assert_whole(await it.generate())
     await asyncio.sleep(100)
-    assert await it.balancer.get_total_inflight() == 0
+    assert (await it.balancer.get_status())["total_inflight"] == 0
     assert len(it.servers["b"].generated) == (time_s < DONE_S)
 
 
@@ -159,9 +159,9 @@ async def test_given_a_server_that_ignores_aborts_when_cancelled_then_it_ends_as
     assert isinstance(ending or task.result(), asyncio.CancelledError)
     assert now_s() <= 3 + CLEANUP_TIMEOUT_S + 1
     await settle()
-    assert await it.balancer.get_total_inflight() in (0, 1)
+    assert (await it.balancer.get_status())["total_inflight"] in (0, 1)
     await asyncio.sleep(1)
-    assert await it.balancer.get_total_inflight() == 0
+    assert (await it.balancer.get_status())["total_inflight"] == 0
 
 
 async def test_given_a_token_budget_when_interrupted_and_resumed_then_all_segments_count_against_it() -> None:
@@ -271,7 +271,7 @@ def test_given_a_frozen_request_when_its_resumption_is_cancelled_at_every_await_
         assert isinstance(ending, asyncio.CancelledError) == bool(points)
         await asyncio.sleep(4 * LATENCY_S)
         running = sum(len(server.running) for server in it.servers.values())
-        assert await it.balancer.get_total_inflight() == running, "a request without a lease"
+        assert (await it.balancer.get_status())["total_inflight"] == running, "a request without a lease"
         [turn] = it.trajectory.turns
         assert running == (turn.attachment is not None)
         if turn.attachment is not None:

@@ -19,7 +19,7 @@ from ..support.simulated_worker import Task
 
 
 def servers_of(cluster: Cluster) -> list[str]:
-    return cluster.loop.run_until_complete(cluster.balancer.get_all_servers())
+    return cluster.loop.run_until_complete(cluster.balancer.get_status())["registered_handles"]
 
 
 def die_while_training(cluster: Cluster) -> None:

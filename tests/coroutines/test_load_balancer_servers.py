@@ -20,10 +20,10 @@ async def test_given_a_stop_when_servers_take_different_times_then_it_returns_wi
     lb = GlobalLoadBalancer(slow, router_options(1))
     await lb.stop()
     assert now_s() == pytest.approx(8)
-    assert await lb.acquire_server("request", "request") is None
+    assert await lb.lease("request", "request") is None
     await lb.open()
-    assert await lb.acquire_server("request", "request") is not None
-    await lb.release(["request"])
+    assert await lb.lease("request", "request") is not None
+    await release(lb, "request")
     await is_quiet(lb)
 
 
@@ -33,15 +33,15 @@ async def test_given_a_stop_when_a_server_is_dead_or_dies_then_the_others_are_st
 ):
     servers = handles("abc", latency_s=1)
     lb = GlobalLoadBalancer(servers, router_options(1))
-    held = [await lb.acquire_server("request", f"lease-{k}") for k in range(3)]
+    held = [await lb.lease("request", f"lease-{k}") for k in range(3)]
     asyncio.get_running_loop().call_at(death_s, servers["b"].kill)
     await settle()
     await lb.stop()
-    assert await lb.get_all_servers() == ["a", "c"]
+    assert (await lb.get_status())["registered_handles"] == ["a", "c"]
     assert servers["a"].target.is_stopped and servers["c"].target.is_stopped
-    assert await lb.get_total_inflight() == 2
+    assert (await lb.get_status())["total_inflight"] == 2
     for k in range(len(held)):
-        await lb.release([f"lease-{k}"])
+        await release(lb, f"lease-{k}")
     await is_quiet(lb)
 
 
@@ -58,7 +58,7 @@ async def test_given_a_server_that_cannot_be_reached_when_stopped_then_it_is_tol
     assert all(handle.target.is_stopped for handle in servers.values())
     assert now_s() == pytest.approx(cut_s + 5, abs=3)
     await lb.open()
-    assert await lb.get_all_servers() == ["a", "b", "c"]
+    assert (await lb.get_status())["registered_handles"] == ["a", "b", "c"]
     assert not any(handle.target.is_stopped for handle in servers.values())
     await is_quiet(lb)
 
@@ -83,7 +83,7 @@ async def test_given_an_engine_that_knows_that_it_is_dead_before_its_processes_e
         if call == dies_at:
             engines[1].die()
         await getattr(lb, call)()
-    assert await lb.get_all_servers() == ["a"]
+    assert (await lb.get_status())["registered_handles"] == ["a"]
 
 
 async def test_given_a_stop_when_a_client_reports_a_server_dead_at_the_same_time_then_the_stop_still_returns() -> None:
@@ -92,13 +92,13 @@ async def test_given_a_stop_when_a_client_reports_a_server_dead_at_the_same_time
     report = asyncio.create_task(lb.remove_servers(["b"]))
     await report
     await stop
-    assert await lb.get_all_servers() == ["a", "c"]
+    assert (await lb.get_status())["registered_handles"] == ["a", "c"]
     await is_quiet(lb)
 
 
 async def test_given_waiters_when_the_last_server_goes_then_each_gets_an_error() -> None:
     lb = balancer("a")
-    await lb.acquire_server("request", "holder")
+    await lb.lease("request", "holder")
     waiters = [acquire(lb, f"lease-{k}") for k in range(3)]
     await settle()
     await lb.remove_servers(["a"])
@@ -106,15 +106,15 @@ async def test_given_waiters_when_the_last_server_goes_then_each_gets_an_error()
         with pytest.raises(RuntimeError, match="No available servers"):
             await waiter
     with pytest.raises(RuntimeError, match="No available servers"):
-        await lb.acquire_server("request", "request")
-    await lb.release_server("a", "holder")
+        await lb.lease("request", "request")
+    await release(lb, "holder")
     await is_quiet(lb)
 
 
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_given_waiters_when_a_server_is_added_then_it_serves_them_unless_the_round_has_stopped(is_open: bool):
     lb = balancer("a")
-    await lb.acquire_server("request", "holder")
+    await lb.lease("request", "holder")
     waiter = acquire(lb, "lease")
     await settle()
     if not is_open:
@@ -135,9 +135,9 @@ async def test_given_a_server_that_dies_while_it_is_added_then_nobody_is_sent_to
     added = handles("b", latency_s=1)
     asyncio.get_running_loop().call_at(0.5, added["b"].kill)
     await lb.add_servers(added)
-    assert await lb.get_all_servers() == ["a"]
+    assert (await lb.get_status())["registered_handles"] == ["a"]
     await lb.open()
-    assert [await lb.acquire_server("request", f"lease-{k}") for k in range(1)] != [None]
+    assert [await lb.lease("request", f"lease-{k}") for k in range(1)] != [None]
     waiter = acquire(lb, "lease-1")
     await settle()
     assert not waiter.done()
@@ -148,7 +148,7 @@ async def test_given_a_server_that_dies_while_it_is_added_then_nobody_is_sent_to
 async def test_given_leases_on_a_server_when_it_goes_then_nobody_waits_for_them() -> None:
     lb = balancer("ab")
     for k in range(2):
-        await lb.acquire_server("request", f"lease-{k}")
+        await lb.lease("request", f"lease-{k}")
     waiting = asyncio.create_task(lb.all_returned([]))
     await settle()
     await release(lb, "lease-0")

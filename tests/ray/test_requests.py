@@ -13,6 +13,7 @@ import ray
 from ray.actor import ActorHandle
 
 from recipe.async_dapo.aio import await_all, resolve
+from recipe.async_dapo.core.balance import Returned
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests
 from recipe.async_dapo.rollout.manager import RolloutError
@@ -48,16 +49,14 @@ def test_given_4096_waiters_when_a_lease_is_released_then_the_release_is_not_beh
     balancer = start_balancer(start_servers(1), capacity=1)
 
     async def main() -> None:
-        assert await balancer.acquire_server.remote("request", "holder") is not None
-        waiters = [
-            asyncio.ensure_future(resolve(balancer.acquire_server.remote("request", f"lease-{k}"))) for k in range(MANY)
-        ]
+        assert await balancer.lease.remote("request", "holder") is not None
+        waiters = [asyncio.ensure_future(resolve(balancer.lease.remote("request", f"lease-{k}"))) for k in range(MANY)]
 
         async def all_wait() -> bool:
             return (await balancer.get_status.remote())["waiting"] == MANY
 
         await eventually(all_wait)
-        await balancer.release_server.remote("", None, "holder")
+        await balancer.give_back.remote([Returned(lease_id="holder")])
         # Ray may start calls of a burst in another order than they were made: any waiter can be the first in line.
         served, waiting = await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
         assert [waiter.result() is not None for waiter in served] == [True]
@@ -88,7 +87,7 @@ def test_given_a_server_that_hangs_in_a_round_when_it_gives_no_sign_of_life_then
                 assert turn.raw_response_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
             ray.kill(manager._coordinator)
             assert isinstance(await trainer, RolloutError)
-        assert await balancer.get_all_servers.remote() == ["server-1"]
+        assert (await balancer.get_status.remote())["registered_handles"] == ["server-1"]
 
     try:
         within_patience(main())

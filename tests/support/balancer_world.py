@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.support.router import router_options
+from recipe.async_dapo.core.balance import Returned
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 
 from .fakes import FakeHandle, ScriptedServer
@@ -20,12 +21,11 @@ def balancer(names: Iterable[str] = "ab", *, capacity: int = 1, **options: Any) 
 
 
 async def release(lb: GlobalLoadBalancer, *lease_ids: str) -> None:
-    for lease_id in lease_ids:
-        await lb.release_server("", None, lease_id)
+    await lb.give_back([Returned(lease_id=lease_id) for lease_id in lease_ids])
 
 
 def acquire(lb: GlobalLoadBalancer, lease_id: str) -> asyncio.Task[Any]:
-    return asyncio.create_task(lb.acquire_server("request", lease_id))
+    return asyncio.create_task(lb.lease("request", lease_id))
 
 
 async def is_quiet(lb: GlobalLoadBalancer) -> None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import ray
 from ray.actor import ActorHandle
@@ -19,7 +18,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from ..aio import RECONNECT_S, await_all
 from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
-from ..core.leases import MAX_PENDING_CALLS, Grant, LeaseTable
+from ..core.leases import MAX_PENDING_CALLS, Grant
 from ..core.rolling_update import EngineUpdate
 from ..core.trajectory import Attachment
 
@@ -137,81 +136,7 @@ class _ServerCalls:
         return None
 
 
-class _VerlLoadBalancerProtocol:
-    """verl's `RequestLoadBalancer` protocol on named leases, for verl's own clients and users' agent loops.
-
-    Where a caller names no lease, a name is made up, so that a request id may be leased many times at once; it gives
-    back any of its leases on a server.
-
-    Different from verl's `GlobalRequestLoadBalancer`:
-
-    - `acquire_server` waits while all servers are full: capacity is bounded here. Waiters are served in order.
-    - It raises `RuntimeError` while generation is stopped, also under a waiter: verl's balancer knows no stop.
-    - A request id's last server is preferred only while it has room: waiting for it would leave others idle.
-    - A caller that names its lease (`lease_id`) has None instead of the error, may give it back twice, or before it has
-      it, and so loses no slot when it is cancelled: one without a name does, in verl as here.
-    - `get_status` tells more: waiters, capacity, whether generation is on.
-    - There is no `full_determinism`: what a stop interrupts depends on timing.
-    """
-
-    _table: LeaseTable
-    _handles: dict[str, ActorHandle]
-
-    def __init__(self) -> None:
-        self._unnamed: dict[str, dict[str, str]] = {}  # server id -> lease id -> request id
-
-    async def lease(self, request_id: str, lease_id: str) -> str | None:
-        raise NotImplementedError
-
-    async def release(self, lease_ids: Sequence[str]) -> None:
-        raise NotImplementedError
-
-    async def acquire_server(self, request_id: str, lease_id: str | None = None) -> tuple[str, ActorHandle] | None:
-        """Lease a slot.
-
-        Raises:
-            RuntimeError: if there is no server, or generation is stopped and the lease has no name.
-        """
-        name = lease_id or uuid4().hex
-        server_id = await self.lease(request_id, name)
-        if server_id is None or server_id not in self._handles:
-            if lease_id is None:
-                raise RuntimeError(f"request {request_id} has no server: generation is stopped, or the server is gone")
-            return None
-        if lease_id is None:
-            self._unnamed.setdefault(server_id, {})[name] = request_id
-        return server_id, self._handles[server_id]
-
-    async def release_server(self, server_id: str, request_id: str | None = None, lease_id: str | None = None) -> None:
-        """Give one lease back; of those without a name the request's first, or the server's first. None is harmless."""
-        if lease_id is None:
-            unnamed = self._unnamed.get(server_id, {})
-            lease_id = next((name for name, owner in unnamed.items() if request_id in (None, owner)), None)
-            if lease_id is None:
-                return
-            del unnamed[lease_id]
-        await self.release([lease_id])
-
-    async def require_acquire_fields(self) -> list[str]:
-        return ["lease_id"]
-
-    async def require_release_fields(self) -> list[str]:
-        return ["request_id", "lease_id"]
-
-    async def get_all_servers(self) -> list[str]:
-        return list(self._handles)
-
-    async def get_inflight_count(self, server_id: str) -> int:
-        return self._table.inflight.get(server_id, 0)
-
-    async def get_total_inflight(self) -> int:
-        return self._table.total_inflight
-
-    async def clear_sticky_cache(self) -> dict[str, Any]:
-        return {"cleared_entries": self._table.forget_sticky_keys(), "server_loads": self._table.inflight}
-
-
-class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
+class GlobalLoadBalancer:
     """Requests go where the least KV cache is expected to be used; FIFO waiters; named leases, idempotent release. No
     server has more than `max_loads_per_server`, or than it has room for: see `Balance`.
 
@@ -225,7 +150,6 @@ class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
     """
 
     def __init__(self, servers: dict[str, ActorHandle], options: dict[str, Any]) -> None:
-        super().__init__()
         self._balance = Balance(**options["balance"])
         self._table = self._balance.leases
         self._loads: dict[str, EngineLoad] = {}
@@ -285,12 +209,8 @@ class GlobalLoadBalancer(_VerlLoadBalancerProtocol):
         """For clients to keep: to send a handle with every lease would cost more than the lease. None if it is gone."""
         return self._handles.get(server_id)
 
-    async def release(self, lease_ids: Sequence[str]) -> None:
-        """Give leases back. Releasing twice, or before the request arrives, is harmless."""
-        await self.give_back([Returned(lease_id=lease_id) for lease_id in lease_ids])
-
     async def give_back(self, leases: Sequence[Returned]) -> None:
-        """`release`, with what was learned while they were held."""
+        """With what was learned while they were held. Twice, or before the request arrives, is harmless."""
         for returned in leases:
             if returned.lease_id in self._waiters:
                 self._answer(returned.lease_id, None)
