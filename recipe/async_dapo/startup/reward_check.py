@@ -49,7 +49,12 @@ async def _check_rows(config: DictConfig, options: AsyncDAPOConfig, rows: list[d
     custom = config.reward.custom_reward_function
     function = function_of(config, timeout_s=options.reward.timeout_s)
     pool = RewardPool(lambda: RewardProcess.start(function), limit=1)
-    trials = TrialGroups(config, load_by_verl(config).tokenizer, pool.call, options)
+    tokenizer = load_by_verl(config).tokenizer
+    try:
+        trials = TrialGroups(config, tokenizer, pool.call, options)
+    except Exception as error:  # verl's managers assert what they want of their options
+        remedy = f"cannot be made: {error!r}; correct reward.reward_kwargs"
+        raise refused(config, "reward.reward_manager.name", remedy) from error
     try:
         for row in rows:
             # The option to blame: without a custom function verl chooses one by the data source.
