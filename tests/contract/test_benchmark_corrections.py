@@ -62,6 +62,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.slow
 def test_the_table_is_what_the_model_gives() -> None:
     with (exact.FOLDER / "exact.csv").open(newline="") as file:
         rows = {(row["drift"], row["rollout"], row["correction"]): row for row in csv.DictReader(file)}

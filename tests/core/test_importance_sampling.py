@@ -39,7 +39,7 @@ SCHEDULES = {
 token_lists = st.lists(st.tuples(st.floats(-3, 3), st.integers(4, 6), st.booleans()), min_size=1, max_size=24).filter(
     lambda tokens: any(keep for _, _, keep in tokens)
 )
-derandomized = settings(max_examples=80, deadline=None, derandomize=True)
+derandomized = settings(max_examples=min(80, settings.default.max_examples), deadline=None, derandomize=True)
 
 
 def test_a_mixture_by_hand_skips_tokens_outside_the_mask_and_never_reads_them() -> None:

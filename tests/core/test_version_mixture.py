@@ -22,7 +22,7 @@ from recipe.async_dapo.core.staleness import plan_mixtures
 from recipe.async_dapo.training.balance_heuristic import group_mixture, group_schedules, members_by_group, segments_of
 
 torch.set_num_threads(1)  # of small tensors
-derandomized = settings(max_examples=60, deadline=None, derandomize=True)
+derandomized = settings(max_examples=min(60, settings.default.max_examples), deadline=None, derandomize=True)
 group_sizes = st.lists(st.integers(1, 4), min_size=2, max_size=3)
 
 

@@ -152,6 +152,7 @@ def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_aga
     assert len(ages) > 2 and ages[-1] == len(ages) - 1
 
 
+@pytest.mark.slow
 def test_given_a_cap_on_old_tokens_and_a_filter_that_drops_groups_then_fewer_are_interrupted_and_old(start) -> None:
     def interrupted_and_old(cap: float | None) -> tuple[float, float]:
         opts = options(

@@ -35,6 +35,7 @@ def test_given_a_steady_run_then_batches_are_exact_engines_work_and_are_updated_
     assert all(version >= newest - 2 for version in cluster.versions().values())
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_given_a_steady_run_then_short_answers_are_not_preferred(start, strategy) -> None:
     """Trained over natural length: what is trained has the mean length of what the model says."""
@@ -53,6 +54,7 @@ def test_given_a_steady_run_then_short_answers_are_not_preferred(start, strategy
     assert 0.9 < ratio < 1.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_staleness", [1, 2, 4, None])
 @STRATEGIES
 def test_given_a_limit_when_the_tail_is_long_then_no_token_is_left_out(start, strategy, max_staleness) -> None:
@@ -218,6 +220,7 @@ def test_given_an_engine_that_joins_in_mid_run_then_it_has_the_newest_weights_be
     assert metrics["async_dapo/load_balancer/servers"] == 2
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_given_a_slow_engine_then_the_others_are_not_kept_by_it(start, strategy) -> None:
     def seconds(is_slow: bool) -> float:

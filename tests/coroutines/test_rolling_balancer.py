@@ -181,6 +181,7 @@ async def test_given_an_engine_that_cannot_be_updated_then_it_is_ended_and_the_o
     assert it.handles["a"].is_dead and (await it.balancer.get_status())["registered_handles"] == ["b", "c"]
 
 
+@pytest.mark.slow
 @STRATEGIES
 @at_each(MOMENTS_S)
 async def test_given_a_stop_at_any_moment_of_an_update_when_engines_are_opened_again_then_each_serves(

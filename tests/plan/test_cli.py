@@ -102,6 +102,7 @@ def test_given_a_plan_then_the_recommended_overrides_are_options_of_the_recipe(p
     assert document["recommended"] == document["choices"]["balanced"]
 
 
+@pytest.mark.slow
 def test_given_pool_sizes_that_nobody_asked_for_then_those_are_tried_that_may_be_chosen(tmp_path, scenario_file):
     def systems(*more):
         path = tmp_path / "plan.json"
@@ -118,6 +119,7 @@ def test_given_pool_sizes_that_nobody_asked_for_then_those_are_tried_that_may_be
     assert max(tried[name] for name in tried if name.startswith("partial") and "," not in name) >= 0.98 * asked[best]
 
 
+@pytest.mark.slow
 def test_given_two_processes_then_rows_are_the_same_and_each_is_told_where_there_is_no_terminal(
     tmp_path, scenario_file, capsys
 ):
@@ -133,6 +135,7 @@ def test_given_two_processes_then_rows_are_the_same_and_each_is_told_where_there
     assert told[0].startswith("simulated 1 of 9, ") and told[-1].startswith("simulated 9 of 9, ")
 
 
+@pytest.mark.slow
 def test_given_80_gb_cards_then_what_does_not_fit_beside_the_trainer_is_not_planned(tmp_path, scenario_file, capsys):
     """Beside 0.85 of 80 GB for the engines, 8 GPUs have no room for 16 GB of an 8B model's FSDP state."""
     path = tmp_path / "plan.json"
@@ -166,6 +169,7 @@ def test_given_an_fp8_cache_then_what_keeps_it_over_weight_updates_is_not_planne
     assert "left out: partial_stale_kv: with kv_cache_dtype=fp8" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_given_no_row_that_is_allowed_then_it_says_which_limit_to_relax(scenario_file, capsys):
     assert main([str(scenario_file), "--jobs", "1", "--max-length-bias", "0", "--strategies", "partial"]) == 0
     assert "relax max_length_bias or max_off_policy" in capsys.readouterr().out

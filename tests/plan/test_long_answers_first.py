@@ -11,6 +11,7 @@ HISTORY = {"async_dapo.selection.history_file": "history.json"}
 FIFO = recipe("fifo", rollout_strategy="discard", stop_rule="fifo")
 
 
+@pytest.mark.slow
 def test_where_lengths_repeat_less_is_wasted_and_what_is_trained_is_as_long_as_ever():
     scenario = small_scenario(train_batch_size=16, lengths=LogNormalLengths(median_tok=400, sigma=0.9, correlation=0.9))
     plain = mean_step(scenario, FIFO, steps=40)

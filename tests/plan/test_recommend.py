@@ -281,6 +281,7 @@ def short_tailed(**changes):
     return small_scenario(train_batch_size=64, rollout_n=2, lengths=lengths, **changes)
 
 
+@pytest.mark.slow
 def test_a_pool_of_many_batches_is_judged_in_its_steady_state():
     """In its first steps it trains on short answers: in the mean over those, its lengths would seem biased."""
     scenario = short_tailed()

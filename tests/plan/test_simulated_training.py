@@ -39,7 +39,7 @@ OTHER_SYSTEMS = {
 }
 
 
-@settings(max_examples=40)
+@settings(max_examples=min(40, settings.default.max_examples))
 @given(OPTIONS, st.integers(0, 99), st.sampled_from([0.0, 1.5]))
 def test_given_any_options_then_every_generated_token_is_accounted_for(options, seed, reward_s):
     scenario = small_scenario(seed=seed, reward_s=reward_s)

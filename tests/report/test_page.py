@@ -119,6 +119,7 @@ def test_the_first_steps_of_a_long_run_do_not_count_in_what_is_said_of_its_healt
     assert hinted(tmp_path / "biased", early=0.99, late=0.9)
 
 
+@pytest.mark.slow
 def test_a_group_that_failed_early_is_told_at_the_end(tmp_path: Path) -> None:
     recorder = recorder_of(tmp_path)
     for step in range(1, 25):
@@ -184,6 +185,7 @@ def test_a_folder_without_a_record_is_one_clear_error(tmp_path: Path) -> None:
         main([str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_ends_no_run(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("recipe.async_dapo_lab"), "propagate", True)  # whatever ran before
     folder = write_recipe_run(tmp_path / "run", steps=1)
