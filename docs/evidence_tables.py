@@ -15,7 +15,6 @@ from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
 from benchmarks.frontier import draw as frontiers
 from benchmarks.plan import summary as plan
-from benchmarks.published import summary as published
 from benchmarks.selection import summary as selection
 from benchmarks.separate import summary as separate
 from benchmarks.side_by_side import summary as side_by_side
@@ -288,7 +287,7 @@ def _calibrated() -> str:
 
 
 def against_papers() -> str:
-    """By source: rows of the planner within the target, and those that are not; then rehearsed rows."""
+    """By source: rows of the planner within the target, and those that are not."""
     table = plan.published_table()
     missed = table["Target"] == "missed"
     said = (table["What"] + " (" + table["Error"].str.replace(" ", "") + ")").where(missed)
@@ -301,13 +300,10 @@ def against_papers() -> str:
         }
         for source, some in table.groupby(table["Source"].str.replace(r" (Table|Fig).*", "", regex=True), sort=False)
     ]
-    rehearsed = published.published_table(published.read_runs())
-    errors = rehearsed["Error"].str.rstrip("%").astype(float).abs()
     orders = plan.orders_table()["Simulated"]
     return (
         f"{markdown(pd.DataFrame(rows))}\n{(~missed).sum()} of {len(table)} rows are within 15 %, and "
-        f"{(orders == 'holds').sum()} of {len(orders)} [published orders](../../assets/plan/orders.csv) hold. "
-        f"{len(rehearsed)} rows were [rehearsed](../../assets/published/runs.csv): within {errors.max():.0f} %.\n"
+        f"{(orders == 'holds').sum()} of {len(orders)} [published orders](../../assets/plan/orders.csv) hold.\n"
         f"{_calibrated()}"
     )
 

@@ -1,3 +1,0 @@
-from benchmarks.published.run import main
-
-main()
