@@ -33,7 +33,9 @@ class Verdict(StrEnum):
     SCREENED = "screened"  # its first samples have the same metric: the others were never started
     FAILED = "failed"  # a trajectory failed for good; `reason` says why
     SET_ASIDE = "set_aside"  # interrupted by the round's limits: continued in a later round
-    REDRAWN = "redrawn"  # complete, but not of those that the stop rule waited for: its prompt starts again
+    # Complete, but started after the groups that `fifo` waited for: discarded and generated again, so that short
+    # answers are not preferred.
+    REDRAWN = "redrawn"
 
 
 JUDGED = (Verdict.VALID, Verdict.FILTERED, Verdict.SCREENED)  # every trajectory that was started has been scored

@@ -103,8 +103,8 @@ class Unfinished:
 class WorkerQueues:
     """Waiting groups, split over the workers: one FIFO queue each, and a worker without groups takes from others.
 
-    Groups with requests that are frozen in their engines go first: each lane asks for one of these before any other,
-    and those that rest in a worker were in its lanes at the stop, so lanes are never too few to start all of them.
+    Frozen groups, whose requests rest in their engines, go first. A worker has at least as many lanes as groups that
+    froze in it, so all of them start again at once.
 
     Args:
         num_workers: queues [count, >= 1].
