@@ -135,20 +135,6 @@ def reference_setting() -> pd.DataFrame:
     return table[table["System"].isin(REFERENCE_ROWS)]
 
 
-def frontier() -> str:
-    """A row a cluster: with each cap, the step over the defaults', and the off-policy share in brackets."""
-    table = plan.frontier_table()
-    shown = table[table["Variant"].str.startswith("at most") | (table["Variant"] == "nothing kept")]
-    cells = [f"{row.iloc[2]:.2f} ({row['Off-policy']:.2f})" for _, row in shown.iterrows()]
-    wide = shown.assign(cell=cells).pivot(index="Setting", columns="Variant", values="cell")
-    wide = wide.loc[shown["Setting"].unique(), list(shown["Variant"].unique())].reset_index()
-    roomy = shown[~shown["Setting"].str.startswith(plan.REFERENCE_SETTING)].iloc[:, 2] - 1
-    return (
-        f"{markdown(wide)}\n- **Engines with places to spare** (the first two): freshness costs "
-        f"{100 * roomy.min():.0f} to {100 * roomy.max():.0f} % of a step.\n"
-    )
-
-
 def side_by_side_table() -> str:
     """On one engine, in turns with the trainer: the step over those of verl's two modes, in brackets; then how runs of
     the default differ.

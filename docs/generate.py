@@ -102,7 +102,6 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
     "docs/cluster.md": {"memory": table(memory_table)},
     "docs/separate.md": {"separate": evidence.separate_page},
-    "docs/tuning.md": {"frontier": evidence.frontier},
     "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},
     "docs/your_own.md": {name: partial(example, name) for name in EXAMPLES if name not in AGENTS},
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},

@@ -55,25 +55,6 @@ def calibration_table() -> pd.DataFrame:
     return _judged(frame)
 
 
-def frontier_table() -> pd.DataFrame:
-    """Seconds of a step of natural length over those of the defaults, and the off-policy share.
-
-    The defaults' own seconds and share are in the table of the grid, from a longer window of steps, and only there.
-    """
-    frame = pd.read_csv(FOLDER / "frontier.csv")
-    defaults_s = frame[frame["variant"] == "defaults"].set_index("setting")["step_s"]
-    frame["ratio"] = frame["step_s"] / frame["setting"].map(defaults_s)
-    titles = {
-        "setting": "Setting",
-        "variant": "Variant",
-        "ratio": "Step, over the defaults'",
-        "off_policy": "Off-policy",
-        "staleness": "Staleness",
-        "prefill": "Prefill, of busy time",
-    }
-    return frame.loc[frame["variant"] != "defaults", list(titles)].rename(columns=titles)
-
-
 def _judged(frame: pd.DataFrame) -> pd.DataFrame:
     frame["target"] = ["met" if abs(error) <= TARGET else "missed" for error in frame["error"]]
     frame["error"] = [f"{100 * error:+.0f} %" for error in frame["error"]]

@@ -51,8 +51,8 @@ class RewardConfig:
 
     @property
     def call_limit_s(self) -> float | None:
-        """Longest time from a call to its result. None = no limit for the wait in line: the time of a call, and that of
-        each one ahead of it, runs from when a process takes it.
+        """Longest time from a call to its result. None: waiting for a free process is not limited; only the run itself
+        is (`timeout_s`).
         """
         return self.timeout_s if self.processes == 0 else None
 

@@ -72,8 +72,8 @@ ENVIRONMENT = (
 # Samples go to the reward workers one by one: verl's other way of packing one takes five times as long.
 DEFAULT_ENVIRONMENT = {"VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy"}
 
-# What `ray job submit` and KubeRay's RayJob tell a driver of its job. The other one lets its `ray.init` set what the
-# job sets, too: Ray refuses that otherwise, even where both have the same value.
+# What `ray job submit` and KubeRay's RayJob tell a driver of its job. Without the second variable Ray rejects a
+# runtime_env that repeats a key of the job's, even with the same value.
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 OVERRIDE_VARIABLE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 

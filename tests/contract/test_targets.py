@@ -27,10 +27,8 @@ AT_LEAST = (
     "Accuracy",
     "At the end",
 )
-CLOSED = (
-    "Rehearsed over measured",
-    "Rehearsed over published",
-)  # studies whose code is gone, which only that could compare with the files
+# Studies whose code is gone, without which their rows cannot be compared with the files.
+CLOSED = ("Rehearsed over measured", "Rehearsed over published")
 FASTEST = ("partial", "partial_stale_kv", "discard, fifo")
 
 

@@ -26,7 +26,8 @@ HARDLY_ANY, TOO_MANY = 0.15, 0.35
 BURST = 0.2  # of the requests in flight: so many preemptions alone are no reason to act in mid-round
 GROWS_BELOW = 0.5  # of the room in use: the guess was too large, and what runs will hardly take more than the room
 NOISE = 0.15  # servers that are slower by less are as fast as the others
-ALIKE = 0.1  # standard deviation of batches over their mean: where it is less, they do not tell a from c
+# Below this coefficient of variation of batch sizes, the fit `step_s = a + c * batch` cannot separate a from c.
+ALIKE = 0.1
 RISE = 1.25  # of a speed, at most, from round to round
 
 
@@ -352,8 +353,9 @@ def speeds(sums: Mapping[str, StepSums], before: Mapping[str, float]) -> dict[st
     took. With fewer requests than others have, a server makes fewer tokens a second and more of each request: neither
     rate alone tells how fast it is.
 
-    Where batches were too much alike to fit, a speed keeps its place between what is possible, and rises bit by bit, at
-    most halfway (of its logarithm): with more work a server's upper limit falls, and a whole way would pass it.
+    When batches are too much alike to fit, the previous speed is kept, clipped to the feasible interval, and moves at
+    most to the geometric mean with the interval's upper bound: that bound falls as a server gets more work, and a
+    whole step would pass it.
 
     Args:
         before: speeds so far; the others are not compared with those that were slow.

@@ -52,11 +52,11 @@ class Server:
 class ServersByLoad:
     """The servers in order of load, in logarithmic time.
 
-    A request goes to the server with a place whose KV cache will be least full for its size; back to the one that has
-    its prefix in the cache while that one is fuller by no more than the prefix is long: to compute it again costs about
-    as much as to share the memory bandwidth with as many tokens of others. Else it goes where its group's last request
-    went, whose engine can draft from the answers of its siblings, while that one is fuller by no more than an eighth of
-    its places.
+    A request goes to the least loaded server with a place: the one whose KV cache will be least full for its size.
+    The server that caches the request's prefix is preferred if it holds at most as many tokens more as the prefix is
+    long: recomputing the prefix costs about as much as sharing the memory bandwidth with those tokens. Otherwise the
+    server of the group's last request, whose engine can draft from the answers of the siblings, is preferred if it is
+    fuller by at most an eighth of its places.
     """
 
     def __init__(self) -> None:

@@ -32,10 +32,10 @@ def quantile_tok(lens_tok: Sequence[float], q: float) -> float:
 class LengthBiasWindow:
     """Mean response length per group over the last groups that were started, whether or not they were trained.
 
-    Groups that the filter or a failure removed are left out of both sides: that they are not trained has nothing to do
-    with the stop. So are attempts that were thrown away whatever their lengths. As dispatched a group counts with its
-    longest attempt, a lower bound while it has not ended; as trained with the one it was trained on: to throw a long
-    attempt away and train on a shorter one is a bias too.
+    Filtered and failed groups are excluded from both means, because early stopping did not decide their fate. So are
+    attempts that were thrown away whatever their lengths. `dispatched` counts a group's longest attempt, a lower bound
+    while it has not ended; `trained` counts the attempt that was trained. Discarding a long attempt and training on a
+    shorter one thus shows up as bias.
 
     Args:
         size: groups remembered [count].

@@ -37,7 +37,9 @@ class Verdict(StrEnum):
     FILTERED = "filtered"  # complete, but every trajectory has the same metric: no gradient
     FAILED = "failed"  # a trajectory failed for good; `reason` says why
     SET_ASIDE = "set_aside"  # interrupted by the round's limits: continued in a later round
-    REDRAWN = "redrawn"  # complete, but not of those that the stop rule waited for: its prompt starts again
+    # Complete, but started after the groups that `fifo` waited for: discarded and generated again, so that short
+    # answers are not preferred.
+    REDRAWN = "redrawn"
 
 
 JUDGED = (Verdict.VALID, Verdict.FILTERED)  # every trajectory has been scored

@@ -35,7 +35,7 @@ class AtHand:
         return self.certain + valid_share * self.open
 
     def most_valid(self, valid_share: float) -> float:
-        """Groups of which more will hardly ever turn out valid: three standard deviations above what is expected."""
+        """Upper estimate of the groups that turn out valid: their mean and three standard deviations."""
         spread = 3 * sqrt(self.open * valid_share * (1 - valid_share))
         return self.certain + min(self.open, valid_share * self.open + spread)
 
@@ -159,8 +159,9 @@ class LengthsEnded:
 class RoundSize:
     """How many trajectories may be unfinished at once: as many as engines have room for and staleness allows.
 
-    In a steady state a trajectory is in flight for as many rounds as there are trajectories in flight for each that a
-    round ends, and one of twice the mean length for twice as many: what starts must be trained before it is too stale.
+    By Little's law a trajectory stays in flight for (in flight) / (finished per round) rounds. One of twice the mean
+    length stays twice as long, so what is in flight is capped such that even the longest is trained before it is too
+    stale.
 
     Args:
         trajectories_per_batch: B n [count].

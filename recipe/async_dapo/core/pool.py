@@ -147,14 +147,16 @@ class _CarriedGroups:
 
 
 class _DeferredPrompts:
-    """Prompts that were drawn and put off: fresh groups that wait until the step that they name, each counted once."""
+    """Prompts that selection skipped. They wait until the step in `deferred_until`; if the data loader brings the same
+    prompt again meanwhile, it is not counted twice.
+    """
 
     def __init__(self, groups: Sequence[PromptGroup] = ()) -> None:
         self.groups = tuple(groups)
 
     def take_in(self, drawn: Sequence[PromptGroup], deferred: Sequence[PromptGroup]) -> tuple[list[PromptGroup], int]:
-        """Sort the prompts of a draw. One that is deferred already, from an earlier visit, is the same prompt: it goes
-        on waiting, or is drawn now, once.
+        """Sort the prompts of a draw. A prompt that an earlier visit deferred is the same prompt: it goes on waiting or
+        is drawn now, and is counted once.
 
         Returns:
             The groups that are drawn now, and how many groups are new.

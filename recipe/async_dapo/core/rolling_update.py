@@ -61,8 +61,8 @@ class RollingUpdate:
     Args:
         version: the newest so far.
         drains: a trajectory ends under the version that began it: a replica is updated when nothing is in flight there.
-        max_lag: a replica that is more versions behind takes no further requests, however many are out, nor does
-            anything wait for it; None = any.
+        max_lag: a replica more than this many versions behind gets no new requests, even if that exceeds the number of
+            replicas updated at a time, and nothing waits for it; None = any.
     """
 
     def __init__(self, *, version: int, drains: bool, max_lag: int | None = None) -> None:

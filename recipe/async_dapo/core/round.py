@@ -9,8 +9,8 @@
 
 The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
 
-A group with frozen requests (`partial_stale_kv`) starts first, and ignores the pool size. Its requests hold places in
-engines until it starts: if it had to wait for a place, all could wait for each other.
+A group with frozen requests (`partial_stale_kv`) starts first and ignores the pool limit. Its requests hold server
+slots until it starts; making it wait for a slot could deadlock.
 
 A fresh group waits while those that have begun may already fill every step in which they can be trained: what is begun
 beyond that would become too stale, however soon it ended.
@@ -40,7 +40,8 @@ class RoundSpec:
     # N' of CoPRIS: a group starts while fewer trajectories generate; None = only the lanes bound what runs
     pool_size: int | None = None
     most_unfinished: int | None = None  # and while fewer are unfinished, those included that wait for calls
-    # Valid groups that this step and those that may still train on its tokens take; None = no limit on staleness.
+    # (1 + max_staleness) * B: as many valid groups as can be trained before tokens sampled now are too stale; None = no
+    # limit on staleness.
     most_trainable: int | None = None
     valid_share: float = 1.0  # of the groups whose verdict is open, expected [0-1]
     counted_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]

@@ -85,8 +85,10 @@ class VersionShares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixturePlan:
-    """Which trajectories of a batch get a mixture, and which forward passes the balance heuristic takes for that: of
-    every group whose members have different schedules, one over the whole group for each version it has tokens of.
+    """Which trajectories of a batch get a mixture, and the forward passes that the balance heuristic takes for it.
+
+    Groups whose members switch versions at different tokens need a mixture. For each such group and each version in it
+    there is one forward pass over all members.
 
     The schedule of a trajectory says which policy version sampled each of its tokens. Beyond the trajectory's end it
     goes on with its last version.

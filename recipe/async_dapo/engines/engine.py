@@ -32,7 +32,7 @@ class RunningRequest:
     finish_reason: str | None = None
     is_aborted: bool = False
     has_begun: bool = False  # it has generated
-    is_sent_back: bool = False  # what it generates from now on is not wanted
+    is_sent_back: bool = False  # Returned to its caller; discard further output.
 
     def add(self, version: int, token_ids: list[int], log_probs: list[float]) -> None:
         if not token_ids:

@@ -38,7 +38,7 @@ from .worker import AsyncDAPOAgentLoopWorker, RoundOrder
 
 logger = logging.getLogger(__name__)
 
-QUIET_S = 20.0  # that a round may go on without an answer that ends, before that is told
+QUIET_S = 20.0  # Log a line when no answer has finished for this long [s].
 CONNECT_TIMEOUT_S = 600.0  # for a worker to import all it needs, on a busy node
 
 

@@ -32,7 +32,7 @@ from .tools import recorded_tools
 
 logger = logging.getLogger(__name__)
 
-TAKERS = 4  # groups that a worker asks for at once, where only the pool bounds what runs: to ask takes a round trip
+TAKERS = 4  # Concurrent `take_group` calls per worker; hides the round trip to the coordinator.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

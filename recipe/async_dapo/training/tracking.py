@@ -271,7 +271,7 @@ def _concurrency_line(step: int, record: RoundRecord, options: AsyncDAPOConfig) 
 
 
 def _limits(record: RoundRecord, options: AsyncDAPOConfig) -> dict[str, int]:
-    """What allows no more trajectories in flight in the next round -> how many it allows."""
+    """Each limit on trajectories in flight in the next round, by option name."""
     limits = {}
     if options.rollout_pool_size is None:
         limits["lanes"] = options.lanes_hold

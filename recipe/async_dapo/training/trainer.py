@@ -219,8 +219,9 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _val_metrics_update(
         self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any
     ) -> dict[str, float]:
-        """Only what can be averaged: anything else would end the validation. verl counts answers that failed as wrong;
-        how many did is told beside."""
+        """Drop reward fields that are not numbers: verl would crash averaging them. verl counts validation answers that
+        failed as wrong, so report also how many did.
+        """
         averaged = fields_to_average(rewards)
         left_out = sorted(rewards.keys() - averaged.keys())
         if left_out and not self._has_told_fields:
