@@ -43,7 +43,7 @@ differences under 2 % are noise."""
 def describe(scenario: Scenario) -> str:
     """The setting in two lines."""
     cost = scenario.step_cost()
-    held = f", {cost.request_kv_tok} of them for a request's windows and state" if cost.request_kv_tok else ""
+    held = f", {cost.request_kv_tok} of them for each request's windows and state" if cost.request_kv_tok else ""
     return (
         f"{scenario.model.name} ({scenario.model.weight_bytes / 1e9:.1f} GB) on {scenario.num_servers} servers of "
         f"{scenario.tensor_parallel_size} x {scenario.accelerator.name}, B={scenario.train_batch_size}, "
