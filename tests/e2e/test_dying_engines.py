@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from ..support.failing_engine.sitecustomize import MESSAGE
 from ..support.harness import Run, ledger_closes, train, train_at_once
 from ..support.weights_by_hand import WeighedRun, assert_weighed
 
@@ -14,7 +15,7 @@ END_S = 30.0  # from the death of the last engine to the end of the driver
 DEATHS = [
     (1, "round", "server", 2),
     (2, "training", "core", 1),
-    (4, "training", "server", 0),
+    (4, "training", "exception", 0),
 ]
 
 
@@ -64,6 +65,7 @@ def test_given_the_last_engine_when_it_dies_then_the_run_ends_in_time_and_names_
     assert len(killed_at) == len(DEATHS) and log_file.stat().st_mtime - killed_at[-1] <= END_S
     log = log_file.read_text(errors="replace")
     assert "no engine is left: engine 2 (node " in log and "trainer.resume_mode=auto" in log
+    assert f"engine 0 died: RuntimeError: {MESSAGE}" in log and "for want of memory" not in log.splitlines()[-1]
 
 
 def test_given_three_ranks_and_balance_when_they_train_then_weights_are_those_computed_by_hand(run: Run) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -24,10 +25,13 @@ from recipe.async_dapo.training import run as training
 from .inspected_run import RecordsWeights
 
 PATIENCE_S = 60.0
+FAILING_ENGINE = Path(__file__).with_name("failing_engine")
 
 
 class DyingTrainer(RecordsWeights):
-    """`DEATHS` lists (step, moment, part, engine); parts: `server`, `core`, `rank` (the last tensor parallel one)."""
+    """`DEATHS` lists (step, moment, part, engine). Parts that are killed: `server`, `core`, `rank` (the last tensor
+    parallel one); `exception` lets the core end by one.
+    """
 
     def prepare_step(self) -> dict[str, Any]:
         metrics = super().prepare_step()
@@ -54,11 +58,11 @@ class DyingTrainer(RecordsWeights):
         server = psutil.Process(replica.processes[0].pid)
         core = next(child for child in server.children() if "EngineCore" in " ".join(child.cmdline()))
         ranks = [child for child in core.children() if "resource_tracker" not in " ".join(child.cmdline())]
-        victim = {"server": server, "core": core, "rank": ranks[-1] if ranks else None}[part]
+        victim = {"server": server, "core": core, "exception": core, "rank": ranks[-1] if ranks else None}[part]
         assert victim is not None, "an engine of one rank computes in its core"
         self._dead += [server.pid, core.pid, *(rank.pid for rank in ranks)]
         self._note({"step": self.global_steps, "killed": part, "engine": engine, "at": time.time()})
-        os.kill(victim.pid, signal.SIGKILL)
+        os.kill(victim.pid, signal.SIGUSR1 if part == "exception" else signal.SIGKILL)
 
     def _await_requests(self) -> None:
         """Until all engines generate."""
@@ -92,6 +96,7 @@ class DyingTaskRunner:
 @hydra.main(config_path="../../recipe/async_dapo/config", config_name="async_dapo_trainer", version_base=None)
 def main(config: DictConfig) -> None:
     check_all(config)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(FAILING_ENGINE), os.environ["PYTHONPATH"]])
     with shipped(config) as first_actor:
         run_ppo(config, task_runner_class=first_actor(ray.remote(num_cpus=1)(DyingTaskRunner)))
 
