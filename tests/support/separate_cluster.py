@@ -50,6 +50,8 @@ class SeparateCluster(Cluster):
         transfer_s: of weights to an engine [s].
     """
 
+    versions_may_fall = True  # the next turn may go to an engine that is updated later
+
     def __init__(
         self,
         monkeypatch: pytest.MonkeyPatch,

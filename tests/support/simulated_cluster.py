@@ -39,6 +39,8 @@ VERLS = SimpleNamespace(backend="naive", custom_backend_module=None)  # options 
 class Cluster:
     """Runs steps and checks, after each, what must be true after every step."""
 
+    versions_may_fall = False  # from one request of a trajectory to the next
+
     def __init__(
         self,
         monkeypatch: pytest.MonkeyPatch,
@@ -153,7 +155,8 @@ class Cluster:
         assert fields["responses"].tolist() == expected
         assert fields["rollout_log_probs"].tolist() == pytest.approx([log_prob_of(token) for token in expected])
         versions = [version for version, count in tag["segments"] for _ in range(count)]
-        assert fields["policy_versions"].tolist() == versions and versions == sorted(versions)
+        assert fields["policy_versions"].tolist() == versions
+        assert self.versions_may_fall or versions == sorted(versions)
         assert max(versions) < self.step_number
         if self.options.rollout_strategy in (RolloutStrategy.DISCARD, RolloutStrategy.CONSISTENT):
             assert len(set(versions)) == 1
