@@ -225,9 +225,10 @@ def check_cpus(config: DictConfig) -> None:
         raise ConfigError(
             f"transfer_queue.backend.{_STORED_BY_ACTORS}.num_data_storage_units",
             units,
-            f"each takes a CPU, and Ray has {sum(nodes):g} on {len(nodes)} nodes, of which trainer and engines take "
-            f"{others}: {f'set at most {room}, or start' if room > 0 else 'start'} Ray with more (ray start --num-cpus "
-            "or ray_kwargs.ray_init.num_cpus)",
+            f"each takes a CPU, one node after the other, and Ray has {sum(nodes):g} on {len(nodes)} nodes, the "
+            f"smallest with {min(nodes):g}, of which trainer and engines take {others}: "
+            f"{f'set at most {room}, or start' if room > 0 else 'start'} Ray with more (ray start --num-cpus or "
+            "ray_kwargs.ray_init.num_cpus)",
         )
 
 

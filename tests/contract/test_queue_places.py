@@ -61,6 +61,7 @@ def test_given_more_storage_units_than_cpus_then_the_run_ends_and_says_how_many_
         store.check_cpus(config)
     storage.num_data_storage_units = most + 1
     says = f"set at most {most}, or start Ray with more" if most else f"take {2 + 3 * gpus}: start Ray with more"
+    says = f"the smallest with {min(cpus)}, .*{says}"
     with pytest.raises(ConfigError, match=rf"SimpleStorage.num_data_storage_units={most + 1}: .*{says}"):
         store.check_cpus(config)
 

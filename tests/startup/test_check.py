@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from recipe.async_dapo.check import main
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.option_values import ConfigErrors, check_each
-from recipe.async_dapo.startup import data_check
+from recipe.async_dapo.startup import data_check, preflight
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, checks_of, findings
 from recipe.async_dapo_lab import check
@@ -117,6 +118,24 @@ def test_given_what_no_check_foresees_when_checked_then_it_has_a_line_and_the_ot
         error.__cause__, KeyError
     )
     assert found["reward function"].error is None
+
+
+def test_given_a_reward_manager_that_verl_does_not_know_when_checked_then_it_is_told_once(run):
+    found = [finding for finding in findings(run("reward.reward_manager.name=dapoo")) if finding.error is not None]
+    assert [finding.name for finding in found] == ["reward options"]
+
+
+def test_given_vllms_cpu_build_when_checked_twice_then_verl_finds_it_and_the_look_up_is_changed_once(monkeypatch):
+    def installed(name: str) -> str:
+        if name == "vllm":
+            raise metadata.PackageNotFoundError(name)
+        return "0.27.1"
+
+    monkeypatch.setattr(metadata, "version", installed)
+    preflight._name_vllm_as_verl_does()
+    changed = metadata.version
+    preflight._name_vllm_as_verl_does()
+    assert changed("vllm") == "0.27.1+cpu" and metadata.version is changed
 
 
 def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files, capsys):

@@ -225,6 +225,17 @@ def test_given_a_prompt_over_the_limit_when_checked_then_limit_length_and_prompt
         "data.max_prompt_length=32: data.train_files has a prompt of 33 tokens, and verl would cut"
     )
     assert "'xxx" in message and "set data.filter_overlong_prompts=True" in message
+    (tmp_path / "mine.py").write_text(
+        CUSTOM.format(change="") + "    def maybe_filter_out_long_prompts(self, rows): return rows"
+    )
+    keeps = (
+        "data.filter_overlong_prompts=True",
+        f"data.custom_cls.path={tmp_path}/mine.py",
+        "data.custom_cls.name=Mine",
+    )
+    assert refusal(run, *overrides(LONGEST_PROMPT + 1), *keeps).endswith(
+        "; raise the limit, or leave it out of the data"
+    )
 
 
 def test_given_overlong_prompts_that_verl_leaves_out_when_too_few_remain_then_they_are_counted(run, tmp_path):

@@ -58,7 +58,8 @@ algorithm.use_pf_ppo=True -> : with adv_estimator=gae verl's V1 trainer gives tr
 gae critic.model.path=a/model algorithm.use_pf_ppo=True -> : with adv_estimator=gae verl's V1 trainer gives
 algorithm.adv_estimator=opo -> : its baseline weighs rewards by lengths, which lose the tokens older than ...=4; set
 actor.loss_agg_mode=seq-mean-token-sum-norm
-  -> actor.loss_scale_factor=None: with loss_agg_mode=seq-mean-token-sum-norm ...; set data.max_response_length=32
+  -> actor.loss_scale_factor=None: with loss_agg_mode=seq-mean-token-sum-norm ...; set it to data.max_response_length,
+    which is 32
 actor_rollout_ref.model.mtp.enable=True actor_rollout_ref.model.mtp.enable_rollout=True
   -> rollout.load_format=dummy: with mtp.enable_rollout=True the model's own head drafts, and FSDP neither trains nor
 data.train_files=/no/train.parquet -> : no such file; make it with prepare_dapo_data.sh, or correct the path

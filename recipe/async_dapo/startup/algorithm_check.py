@@ -61,7 +61,8 @@ def _check_losses(config: DictConfig) -> None:
             config,
             "actor_rollout_ref.actor.loss_scale_factor",
             "with loss_agg_mode=seq-mean-token-sum-norm verl divides by the longest answer of each micro batch, so a "
-            f"token weighs more where all are short; set data.max_response_length={config.data.max_response_length}",
+            "token weighs more where all are short; set it to data.max_response_length, which is "
+            f"{config.data.max_response_length}",
         )
     if actor.use_kl_loss:
         check_choice("actor_rollout_ref.actor.kl_loss_type", actor.kl_loss_type, KL_LOSSES)

@@ -236,11 +236,13 @@ def _check_lengths(
     if sum(length_tok <= limit_tok for length_tok in lengths_tok) < kept:
         if failure:
             raise refused(config, _blamed(found), f"{failure}; correct the data, or the template")
+        filters = config.data.filter_overlong_prompts
+        leave_out = "leave it out of the data" if filters else "set data.filter_overlong_prompts=True"
         raise refused(
             config,
             _LIMIT,
             f"{found.key} has a prompt of {longest[0]} {prompts.unit}, and verl would cut off its front: {longest[1]}; "
-            "raise the limit, or set data.filter_overlong_prompts=True",
+            f"raise the limit, or {leave_out}",
         )
     if kept == len(rows):
         return f"{found.key}: {found.unchecked} long prompts are not checked" if found.unchecked else ""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from typing import Any
 
 from omegaconf import DictConfig
@@ -90,8 +90,8 @@ def _name_vllm_as_verl_does() -> None:
     import verl  # noqa: F401 (brings the plugin, if it is on)
 
     try:
-        version("vllm")
-    except PackageNotFoundError:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
         from ..cpu.plugin.async_dapo_cpu.compat import find_vllm_under_its_cpu_name
 
         find_vllm_under_its_cpu_name()

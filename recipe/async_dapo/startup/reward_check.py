@@ -31,12 +31,16 @@ def check_reward(config: DictConfig, options: AsyncDAPOConfig, rows: list[dict[s
     Raises:
         ConfigError: naming key, value and remedy.
     """
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
     if options.reward.processes == 0:
         return f"{options.reward_function}, not tried: async_dapo.reward.processes=0"
     reward = config.reward
     custom = reward.custom_reward_function
     needs_cluster = reward.reward_model.enable or (custom.path is None and reward.sandbox_fusion.url)
-    if rows and reward.reward_manager.source == "register" and not needs_cluster:
+    manager = reward.reward_manager  # `check_reward_options` tells of a name that verl does not know
+    is_verls = manager.source == "register" and manager.name in REWARD_MANAGER
+    if rows and is_verls and not needs_cluster:
         once = replace(options, reward=replace(options.reward, max_retries=0))
         asyncio.run(_check_rows(config, once, rows[:MAX_SOURCES]))
     return options.reward_function

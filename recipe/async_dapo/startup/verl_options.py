@@ -132,7 +132,7 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 # (key, accepted values, what to set instead): read by nothing on the way from this recipe through the V1 trainer.
 IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("data.gen_batch_size", (None, 1), "use async_dapo.over_sampling_batch_size"),
-    ("data.truncation", ("error", None), "prompts are never cut; use data.filter_overlong_prompts"),
+    ("data.truncation", ("error", None), "agent loops cut prompts on the left; set data.filter_overlong_prompts=True"),
     ("data.reward_fn_key", ("data_source",), "the column is always data_source; rename it in the data"),
     ("data.tokenizer", (None,), "use actor_rollout_ref.model.tokenizer_path"),
     ("data.trust_remote_code", (False, None), "use actor_rollout_ref.model.trust_remote_code"),
