@@ -163,7 +163,6 @@ def coordinated_round(round_id: str, coordinator: ActorHandle, clients: list[Act
         stop_rule=None,
         target_valid_groups=0,
         carried_valid_groups=0,
-        num_workers=NUM_CLIENTS,
         drains=True,
     )
     groups = [f"group-{i}" for i in range(in_flight // GROUP_SIZE)]

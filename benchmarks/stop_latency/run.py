@@ -77,7 +77,6 @@ def _one_round(round_id, coordinator, balancer, requesters, servers, requests) -
         stop_rule=StopRuleName.FIRST_COMPLETED,
         target_valid_groups=1,
         carried_valid_groups=0,
-        num_workers=1,
         drains=False,
     )
     ray.get(coordinator.open_round.remote(spec, [Ticket(prompt_uid="last", unfinished=1, content=b"")]))
