@@ -18,9 +18,8 @@ from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.agent_loops import KeptLoops
-from recipe.async_dapo.training.checkpoints import group_of, record_of
 
-from ..support.rollout_world import Loop, N, call_runner, finished, group, outcome_of, rollout, stopped_at
+from ..support.rollout_world import Loop, N, call_runner, finished, group, outcome_of, reread, rollout, stopped_at
 from ..support.simulation import now_s, simulate
 
 
@@ -55,11 +54,6 @@ def asking(service: Service, function: Callable[..., Any] | None = None) -> Loop
     return loop
 
 
-def resumed(held: PromptGroup) -> PromptGroup:
-    """Out of a checkpoint, in new processes."""
-    return group_of(record_of(held))
-
-
 async def test_given_a_call_when_rounds_stop_under_it_then_it_goes_on_and_its_loop_waits_for_it_in_each_round() -> None:
     service, held = Service(takes_s=35.0), group()
     for _ in range(3):
@@ -82,7 +76,7 @@ async def killed(loop: Loop, *, goes_on_s: float = 0.0) -> PromptGroup:
     """The checkpoint of a run that was killed, so long after it and with calls that have come to their end."""
     held = group()
     assert await stopped_at(rollout(loop), held, 5.0) is None
-    saved = resumed(held)
+    saved = reread(held)
     if goes_on_s:
         assert await stopped_at(rollout(loop), held, goes_on_s) is None
     await asyncio.sleep(10.0)
@@ -162,7 +156,7 @@ async def test_given_a_loop_that_cannot_be_repeated_when_it_is_gone_then_it_is_n
 
     held = group()
     assert await stopped_at(rollout(loop, kept=kept), held, 15.0) is None
-    assert held.lost_loops == 4 == resumed(held).lost_loops
+    assert held.lost_loops == 4 == reread(held).lost_loops
     outcome = await outcome_of(rollout(loop, kept=kept), held)
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
     assert service.is_charged_once

@@ -14,10 +14,9 @@ from verl.tools.tool_registry import initialize_tools_from_config
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.tools import recorded_tools
-from recipe.async_dapo.training.checkpoints import group_of, record_of
 
 from ..support.doors import free_ports
-from ..support.rollout_world import Loop, N, finished, group, outcome_of, rollout
+from ..support.rollout_world import Loop, N, finished, group, outcome_of, reread, rollout
 from ..support.till import lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +78,7 @@ def test_given_a_real_server_when_rounds_stop_under_its_calls_then_each_is_made_
             await ask(port, "wait_for", calls=N)
             running.running.interrupt()
             assert await task is None
-        saved = group_of(record_of(held))
+        saved = reread(held)
         await ask(port, "answer")
         assert (await outcome_of(rollout(loop), held)).verdict is Verdict.VALID
         assert told == ["7 paid"] * N

@@ -3,6 +3,7 @@
 import os
 import pickle
 from array import array
+from ast import literal_eval
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.core.concurrency import ConcurrencyState
+from recipe.async_dapo.core.journal import Call
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.length_bias import ObservedLengths
 from recipe.async_dapo.core.over_sampling import LengthsEnded, OverSamplingState
 from recipe.async_dapo.core.pool import CarriedGroup, PoolState
 from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.core.trajectory import PromptGroup, Segment, Trajectory, Turn
-from recipe.async_dapo.record.checkpoint_folder import DamagedCheckpoint
+from recipe.async_dapo.record.checkpoint_folder import FORMAT, DamagedCheckpoint
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
@@ -66,9 +68,15 @@ def outputs(draw: st.DrawFn) -> PackedOutput:
     )
 
 
-TRAJECTORIES = st.builds(Trajectory, session_id=COUNT, age=COUNT, turns=st.lists(TURNS, max_size=2)) | st.builds(
-    Trajectory, session_id=COUNT, outputs=st.lists(outputs(), max_size=2), finished_stamps=STAMPS
-)
+CALLS = st.builds(Call, call_id=st.text(), turn=COUNT, arguments=st.binary(), result=st.none() | st.binary())
+TRAJECTORIES = st.builds(
+    Trajectory,
+    session_id=COUNT,
+    age=COUNT,
+    turns=st.lists(TURNS, max_size=2),
+    calls=st.lists(CALLS, max_size=1).map(lambda calls: {call.call_id: call for call in calls}),
+    is_replayable=st.booleans(),
+) | st.builds(Trajectory, session_id=COUNT, outputs=st.lists(outputs(), max_size=2), finished_stamps=STAMPS)
 PROMPTS = st.dictionaries(st.text(), st.none() | st.text() | COUNT | st.lists(st.floats(0, 1)), max_size=3)
 
 
@@ -141,6 +149,15 @@ def test_given_a_long_interrupted_trajectory_when_saved_then_it_takes_eight_byte
     assert 8 * tokens < size < 8 * tokens + 1000
 
 
+def test_given_frames_of_this_format_when_read_and_saved_again_then_they_are_the_same() -> None:
+    """What fails here is another format: raise `FORMAT`, and add a file with the frames of a state of all these."""
+    file = Path(__file__).parents[1] / "support" / f"pool_of_format_{FORMAT}.txt"
+    frames = [literal_eval(line) for line in file.read_text().splitlines()]
+    assert list(to_frames(state := from_frames(frames))) == frames
+    for kind in (Call, CarriedGroup, ConcurrencyState, ObservedLengths, PackedOutput, PassCount, Segment):
+        assert f"{kind.__name__}(" in repr(state)
+
+
 class Hostile:
     """Makes a folder when it is unpickled."""
 
@@ -164,14 +181,23 @@ def hostile_frames(folder: Path) -> dict[str, list[bytes]]:
     )
     payload = pickle.dumps(Hostile(folder))
 
-    def head_with(**fields: Any) -> bytes:
-        return msgspec.msgpack.encode(msgspec.msgpack.decode(head) | fields)
+    counts, rest = msgspec.msgpack.decode(head)
+
+    def head_with(waiting: int = 1, **fields: Any) -> bytes:
+        return msgspec.msgpack.encode([[waiting, *counts[1:]], rest | fields])
 
     def group_with(**fields: Any) -> list[bytes]:
         return [head, msgspec.msgpack.encode(msgspec.msgpack.decode(group) | fields)]
 
     def group_with_prompt(value: Any) -> list[bytes]:
         return group_with(prompt={"column": value})
+
+    segment = {"policy_version": 0, "token_ids": b"1234", "rollout_log_probs": b""}
+    turn = {"prompt_digest": b"", "prompt_len_tok": 1, "segments": [], "finish_reason": None}
+
+    def group_with_trajectory(**fields: Any) -> list[bytes]:
+        (trajectory,) = msgspec.msgpack.decode(group)["trajectories"]
+        return group_with(trajectories=[trajectory | fields])
 
     objects = msgspec.msgpack.encode(("O", [10**12], [payload]))
     return {
@@ -187,6 +213,13 @@ def hostile_frames(folder: Path) -> dict[str, list[bytes]]:
         "a negative count": [head_with(waiting=-1), group],
         "another type": [head_with(ended="1"), group],
         "an unknown field": group_with(made_up=1),
+        "a field of a process": group_with(parked=None),
+        "a missing field": [head_with(), msgspec.msgpack.encode({"uid": "a"})],
+        "an unknown field of the head": [head_with(ended=rest["ended"] | {"made_up": 1}), group],
+        "text for bytes": group_with_trajectory(turns=[{**turn, "prompt_digest": "YWJj"}]),
+        "half a token": group_with_trajectory(turns=[{**turn, "segments": [{**segment, "token_ids": b"123"}]}]),
+        "a token without a log-prob": group_with_trajectory(turns=[{**turn, "segments": [segment]}]),
+        "more groups than were saved": [head, group, msgspec.msgpack.encode({})],
         "no trajectories": group_with(trajectories=[]),
         "nothing": [],
     }

@@ -16,9 +16,8 @@ from recipe.async_dapo.calls import recorded
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.agent_loops import KeptLoops
-from recipe.async_dapo.training.checkpoints import group_of, record_of
 
-from ..support.rollout_world import Loop, finished, group, outcome_of, rollout
+from ..support.rollout_world import Loop, finished, group, outcome_of, reread, rollout
 
 STEPS = 4
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +94,7 @@ def test_given_a_loop_that_is_kept_when_rounds_stop_then_its_process_goes_on_and
         assert told.empty(), "no step was made or told twice"
         [process] = {process for process, _ in steps}
         assert process is not None
-        saved = group_of(record_of(held))
+        saved = reread(held)
         await kept.end_others(frozenset())
         await asyncio.wait_for(process.wait(), 10)
 

@@ -8,13 +8,16 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from recipe.async_dapo.calls import Recorder, append_tokens, current_recorder
+from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.outcome import GroupOutcome
+from recipe.async_dapo.core.pool import PoolState
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.rollout.agent_loops import KeptLoops
 from recipe.async_dapo.rollout.call_runner import CallRunner
 from recipe.async_dapo.rollout.group_rollout import GroupRollout, Listeners
 from recipe.async_dapo.rollout.reward import RewardScorer
+from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
 from .fake_handle import FakeHandle
 from .scripted_reward import ScriptedReward, reward_options
@@ -27,6 +30,12 @@ def group() -> PromptGroup:
     return PromptGroup(
         uid="group", prompt={}, drawn_at_step=1, trajectories=[Trajectory(session_id=k) for k in range(N)]
     )
+
+
+def reread(held: PromptGroup) -> PromptGroup:
+    """The group as a checkpoint brings it back, in new processes."""
+    pool = PoolState(waiting=(held,), buffered=(), carried=(), ledger=Ledger())
+    return from_frames(to_frames(RolloutState(pool=pool))).pool.waiting[0]
 
 
 async def outcome_of(rollout: GroupRollout, held: PromptGroup | None = None) -> GroupOutcome:

@@ -157,7 +157,10 @@ def _read_complete(folder: Path) -> Complete:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path} is not what this recipe wrote: {error}") from error
     if complete.format != FORMAT:
-        raise DamagedCheckpoint(f"{path} has format {complete.format}, this recipe reads {FORMAT}")
+        raise DamagedCheckpoint(
+            f"{path} has format {complete.format}, this recipe reads {FORMAT}: finish that run with the recipe that "
+            "wrote it"
+        )
     if complete.step != step:
         raise DamagedCheckpoint(f"{folder} was saved as {STEP_FOLDER}{complete.step}")
     if POOL_FILE not in complete.files:

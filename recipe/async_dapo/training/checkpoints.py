@@ -1,188 +1,38 @@
 """What a checkpoint keeps of the rollout: its state, the state's plain form, and which checkpoints stay on the disk.
 
 The plain form is msgpack frames. The first one holds all but the prompt groups; a frame each follows for those that
-wait, are deferred, buffered, carried. The records are the file's format, with arrays as bytes: they change only
-together with `checkpoint_folder.FORMAT`.
+wait, are deferred, buffered, carried. The dataclasses are the file's format, field by field, with arrays as bytes: what
+they hold changes only together with `checkpoint_folder.FORMAT`.
 """
 
 import logging
 import shutil
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec.structs import asdict
 from omegaconf import DictConfig
 from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..config import checkpoints_to_keep
 from ..core.concurrency import ConcurrencyState
-from ..core.journal import Call
-from ..core.ledger import Ledger
 from ..core.length_bias import ObservedLengths
 from ..core.over_sampling import LengthsEnded, OverSamplingState
 from ..core.pool import CarriedGroup, PoolState
 from ..core.prompt_history import PassCount
-from ..core.trajectory import PromptGroup, Segment, Trajectory, Turn
+from ..core.trajectory import PromptGroup
 from ..record.checkpoint_folder import COMPLETE_FILE, DamagedCheckpoint, checkpoint_folders, step_of
 from ..record.plain_values import AGENT_LOOP, DATA_SET, read_extension, to_plain
 from ..rollout.packed_output import PackedOutput
 from ..rollout.parking import with_tokens
 
 logger = logging.getLogger(__name__)
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Stamps = tuple[tuple[int, Count], ...]  # (policy version, tokens)
-
-
-class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Part of a checkpoint: typed, and without fields that it does not know."""
-
-
-R = TypeVar("R", bound=Record)
-
-
-class SegmentRecord(Record):
-    policy_version: int
-    token_ids: bytes  # int32
-    rollout_log_probs: bytes  # float32, nats
-
-
-class TurnRecord(Record):
-    prompt_digest: bytes
-    prompt_len_tok: Count
-    segments: list[SegmentRecord]
-    finish_reason: str | None
-
-
-class CallRecord(Record):
-    call_id: str
-    turn: Count
-    arguments: bytes  # msgpack
-    result: bytes | None  # msgpack
-
-
-class OutputRecord(Record):
-    rest: dict[str, Any]  # of verl's output, as far as it was set
-    stamps: Stamps
-    prompt_ids: bytes  # int32
-    response_ids: bytes  # int32
-    response_mask: bytes
-    response_logprobs: bytes  # float32, nats
-
-
-class TrajectoryRecord(Record):
-    session_id: Count
-    age: Count
-    turns: list[TurnRecord]
-    calls: list[CallRecord]
-    is_replayable: bool
-    outputs: list[OutputRecord] | None
-    finished_stamps: Stamps
-
-
-class GroupRecord(Record):
-    uid: str
-    prompt: dict[str, Any]
-    drawn_at_step: Count
-    is_certain: bool
-    key: str
-    deferred_until: Count
-    trajectories: Annotated[list[TrajectoryRecord], msgspec.Meta(min_length=1)]
-
-
-def record_of(group: PromptGroup) -> GroupRecord:
-    """The plain form of a group that has its tokens."""
-    trajectories = [_trajectory_record(trajectory) for trajectory in group.trajectories]
-    return _record(GroupRecord, group, prompt=to_plain(group.prompt, source=DATA_SET), trajectories=trajectories)
-
-
-def _trajectory_record(trajectory: Trajectory) -> TrajectoryRecord:
-    outputs = trajectory.outputs
-    return _record(
-        TrajectoryRecord,
-        trajectory,
-        turns=[_turn_record(turn) for turn in trajectory.turns],
-        calls=[_record(CallRecord, call) for call in trajectory.calls.values()],
-        outputs=None if outputs is None else [_output_record(packed) for packed in outputs],
-    )
-
-
-def _turn_record(turn: Turn) -> TurnRecord:
-    """Without its request: no engine outlives the run."""
-    return _record(TurnRecord, turn, segments=[_segment_record(segment) for segment in turn.segments])
-
-
-def _segment_record(segment: Segment) -> SegmentRecord:
-    return SegmentRecord(
-        policy_version=segment.policy_version,
-        token_ids=array("i", segment.token_ids).tobytes(),
-        rollout_log_probs=array("f", segment.rollout_log_probs).tobytes(),
-    )
-
-
-def _output_record(packed: PackedOutput) -> OutputRecord:
-    rest = packed.rest
-    # A default dict that a loop has filled does not count as set.
-    fields = {name: getattr(rest, name) for name in rest.model_fields_set | {"extra_fields"}}
-    fields["metrics"] = rest.metrics.model_dump(exclude_unset=True)
-    return _record(
-        OutputRecord,
-        packed,
-        rest=to_plain(fields, source=AGENT_LOOP),
-        prompt_ids=packed.prompt_ids.tobytes(),
-        response_ids=packed.response_ids.tobytes(),
-        response_logprobs=packed.response_logprobs.tobytes(),
-    )
-
-
-def _record(kind: type[R], source: object, **others: Any) -> R:
-    """A record with the fields that `source` has under the same names, and these others."""
-    same = {name: getattr(source, name) for name in kind.__struct_fields__ if name not in others}
-    return kind(**same, **others)
-
-
-def group_of(record: GroupRecord) -> PromptGroup:
-    return PromptGroup(**asdict(record) | {"trajectories": [_trajectory(one) for one in record.trajectories]})
-
-
-def _trajectory(record: TrajectoryRecord) -> Trajectory:
-    outputs = record.outputs
-    restored = {
-        "turns": [_turn(turn) for turn in record.turns],
-        "calls": {call.call_id: Call(**asdict(call)) for call in record.calls},
-        "outputs": None if outputs is None else [_output(output) for output in outputs],
-    }
-    return Trajectory(**asdict(record) | restored, is_restored=outputs is None and bool(record.turns or record.calls))
-
-
-def _turn(record: TurnRecord) -> Turn:
-    return Turn(**asdict(record) | {"segments": [_segment(segment) for segment in record.segments]})
-
-
-def _segment(record: SegmentRecord) -> Segment:
-    return Segment(
-        policy_version=record.policy_version,
-        token_ids=array("i", record.token_ids),
-        rollout_log_probs=array("f", record.rollout_log_probs),
-    )
-
-
-def _output(record: OutputRecord) -> PackedOutput:
-    restored = {
-        "rest": AgentLoopOutput(**record.rest),
-        "prompt_ids": array("i", record.prompt_ids),
-        "response_ids": (response_ids := array("i", record.response_ids)),
-        "response_logprobs": (log_probs := array("f", record.response_logprobs)),
-    }
-    if not len(record.response_mask) == len(log_probs) == len(response_ids):
-        raise ValueError("tokens, mask and log-probs of an output differ in length")
-    return PackedOutput(**asdict(record) | restored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,31 +47,86 @@ class RolloutState:
     history: dict[str, PassCount] = field(default_factory=dict)
 
 
-class CarriedRecord(Record):
-    group: GroupRecord
-    oldest_version: int
-    newest_version: int
-    generated_tok: Count
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Int32, Float32 = Annotated[array, "i"], Annotated[array, "f"]
+PARTS = {"waiting": PromptGroup, "deferred": PromptGroup, "buffered": PromptGroup, "carried": CarriedGroup}
+
+# Fields that no checkpoint holds: they name what lives in processes, or count a round's events, or say that a
+# checkpoint was read.
+NOT_SAVED = {"suspension", "attachment", "parked", "pending", "counts", "is_restored"}
+# Fields whose types the dataclasses leave open.
+CLOSED_TYPES: dict[str, Any] = {
+    "token_ids": Int32,
+    "rollout_log_probs": Float32,
+    "prompt_ids": Int32,
+    "response_ids": Int32,
+    "response_logprobs": Float32,
+    "outputs": list[PackedOutput] | None,
+}
 
 
-class HeadRecord(Record):
-    ledger: Ledger
-    over_sampling: OverSamplingState
-    ended: LengthsEnded
-    concurrency: ConcurrencyState | None
-    lengths: tuple[ObservedLengths, ...]
-    history: dict[str, PassCount]
-    waiting: Count
-    deferred: Count
-    buffered: Count
-    carried: Count
+@cache
+def _saved_fields(kind: Any) -> dict[str, Any]:
+    """Name -> type of the fields of a dataclass that a checkpoint holds; empty for any other type."""
+    if not is_dataclass(kind):
+        return {}
+    types = get_type_hints(kind) | CLOSED_TYPES
+    return {one.name: types[one.name] for one in fields(kind) if one.name not in NOT_SAVED}
 
 
-_PARTS = ("waiting", "deferred", "buffered", "carried")
-_encode = msgspec.msgpack.Encoder().encode
-_decode_head = msgspec.msgpack.Decoder(HeadRecord).decode
-_decode_group = msgspec.msgpack.Decoder(GroupRecord, ext_hook=read_extension).decode
-_decode_carried = msgspec.msgpack.Decoder(CarriedRecord, ext_hook=read_extension).decode
+def _plain(value: Any) -> Any:
+    """The dataclasses in a value as dicts of their saved fields.
+
+    Raises:
+        ConfigError: naming a value of a user's that is not plain.
+    """
+    if isinstance(value, PromptGroup):
+        value = replace(value, prompt=to_plain(value.prompt, source=DATA_SET))
+    if names := _saved_fields(value.__class__):
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _encode_hook(value: Any) -> Any:
+    if not isinstance(value, AgentLoopOutput):
+        return array.tobytes(value)
+    # A default dict that a loop has filled does not count as set.
+    rest = {name: getattr(value, name) for name in sorted(value.model_fields_set | {"extra_fields"})}
+    return to_plain(rest | {"metrics": value.metrics.model_dump(exclude_unset=True)}, source=AGENT_LOOP)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_encode_hook).encode
+_decode = msgspec.msgpack.Decoder(ext_hook=read_extension).decode
+
+
+def _read(kind: Any, plain: Any) -> Any:
+    """The value of a type from its plain form. The dataclasses are made here, as msgspec ignores fields that they do
+    not have and fills in those that are missing.
+
+    Raises:
+        Exception: of any kind, if this is the plain form of something else.
+    """
+    if types := _saved_fields(kind):
+        if plain.keys() != types.keys():
+            raise ValueError(f"{kind.__name__} has the fields {[*types]}, not {[*plain]}")
+        return kind(**{name: _read(types[name], plain[name]) for name in types})
+    if kind is AgentLoopOutput:
+        return AgentLoopOutput(**plain)
+    origin = get_origin(kind)
+    if origin is None or plain is None:
+        return msgspec.convert(plain, kind, builtin_types=(bytes,))
+    arguments = get_args(kind)
+    if origin is UnionType:
+        return _read(arguments[0], plain)  # the other one is None
+    if origin is Annotated:
+        return array(arguments[1], msgspec.convert(plain, bytes, builtin_types=(bytes,)))
+    if origin is dict:
+        return {key: _read(arguments[1], item) for key, item in msgspec.convert(plain, dict[str, Any]).items()}
+    if origin is list or arguments[1:] == (...,):
+        return origin(_read(arguments[0], item) for item in msgspec.convert(plain, list[Any]))
+    return msgspec.convert(plain, kind, builtin_types=(bytes,))
 
 
 def to_frames(state: RolloutState) -> Iterator[bytes]:
@@ -230,13 +135,12 @@ def to_frames(state: RolloutState) -> Iterator[bytes]:
     Raises:
         ConfigError: naming a value of a user's that is not plain.
     """
-    pool = state.pool
-    counts = {part: len(getattr(pool, part)) for part in _PARTS}
-    yield _encode(_record(HeadRecord, state, ledger=pool.ledger, **counts))
-    for group in (*pool.waiting, *pool.deferred, *pool.buffered):
-        yield _encode(record_of(with_tokens(group)))
-    for carried in pool.carried:
-        yield _encode(_record(CarriedRecord, carried, group=record_of(carried.group)))
+    parts = {part: getattr(state.pool, part) for part in PARTS}
+    rest = replace(state, pool=PoolState(waiting=(), buffered=(), carried=(), ledger=state.pool.ledger))
+    yield _encode([[*map(len, parts.values())], rest])
+    for part, groups in parts.items():
+        for group in groups:
+            yield _encode(_plain(group if part == "carried" else with_tokens(group)))
 
 
 def from_frames(frames: Iterable[bytes]) -> RolloutState:
@@ -254,29 +158,34 @@ def from_frames(frames: Iterable[bytes]) -> RolloutState:
 
 
 def _from_frames(frames: Iterator[bytes]) -> RolloutState:
-    head = _decode_head(next(frames, b""))
-    deferred_end = head.waiting + head.deferred
-    groups = [group_of(_decode_group(frame)) for frame in islice(frames, deferred_end + head.buffered)]
-    carried = [_carried(_decode_carried(frame)) for frame in islice(frames, head.carried)]
-    deque(frames, maxlen=0)  # to the end: their source compares its checksum there
-    if (len(groups), len(carried)) != (deferred_end + head.buffered, head.carried):
-        raise ValueError(f"{len(groups)} and {len(carried)} prompt groups where {head} says otherwise")
-    uids = {group.uid for group in groups} | {group.uid for group in carried}
-    if len(uids) != len(groups) + len(carried):
-        raise ValueError("two prompt groups have one uid")
-    pool = PoolState(
-        waiting=tuple(groups[: head.waiting]),
-        deferred=tuple(groups[head.waiting : deferred_end]),
-        buffered=tuple(groups[deferred_end:]),
-        carried=tuple(carried),
-        ledger=head.ledger,
-    )
-    rest = {name: value for name, value in asdict(head).items() if name not in ("ledger", *_PARTS)}
-    return RolloutState(pool=pool, **rest)
+    counts, rest = _decode(next(frames, b""))
+    counts, state = msgspec.convert(counts, tuple[Count, Count, Count, Count]), _read(RolloutState, rest)
+    parts = {
+        part: tuple(_read(kind, _decode(frame)) for frame in islice(frames, count))
+        for (part, kind), count in zip(PARTS.items(), counts, strict=True)
+    }
+    groups = [one.group if isinstance(one, CarriedGroup) else one for part in parts.values() for one in part]
+    read, uids = sum(counts) + sum(1 for _ in frames), {group.uid for group in groups}
+    if not len(uids) == len(groups) == read:
+        raise ValueError(f"{len(groups)} prompt groups with {len(uids)} uids, where {counts} were saved")
+    for group in groups:
+        _restore(group)
+    return replace(state, pool=replace(state.pool, **parts))
 
 
-def _carried(record: CarriedRecord) -> CarriedGroup:
-    return CarriedGroup(**asdict(record) | {"group": group_of(record.group)})
+def _restore(group: PromptGroup) -> None:
+    """Mark trajectories that may have made calls after the checkpoint.
+
+    Raises:
+        ValueError: if no group could have been saved so.
+    """
+    if not group.trajectories:
+        raise ValueError(f"prompt group {group.uid} has no trajectories")
+    for trajectory in group.trajectories:
+        trajectory.is_restored = trajectory.has_started and not trajectory.is_finished
+        for output in trajectory.outputs or ():
+            if not len(output.response_mask) == len(output.response_logprobs) == len(output.response_ids):
+                raise ValueError("tokens, mask and log-probs of an output differ in length")
 
 
 class KeptCheckpoints:
