@@ -9,6 +9,7 @@ import pytest
 from ray.exceptions import GetTimeoutError, OwnerDiedError
 
 from recipe.async_dapo.config import RolloutStrategy
+from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
 from recipe.async_dapo.rollout import parking
 
@@ -116,7 +117,7 @@ def test_given_a_parked_group_when_it_starts_anew_then_nothing_of_it_is_kept() -
 @pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])
 def test_given_rounds_that_are_interrupted_then_the_trainer_holds_counts_and_no_tokens(start, strategy) -> None:
     task = Task(length_of=lambda prompt_ids: 5 + 40 * (prompt_ids[0] % 2))
-    cluster = start(options(rollout_strategy=strategy), task=task)
+    cluster = start(options(rollout_strategy=strategy, stop_rule=StopRuleName.FIRST_COMPLETED), task=task)
     seen = 0
     for _ in range(4):
         cluster.step()
