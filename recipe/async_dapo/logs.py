@@ -43,8 +43,8 @@ _DEAD = re.compile(r"class_name: (\S+\.)?(?P<name>\w+)(.*?\bpid: (?P<pid>\d+))?(
 # What Ray says when it has killed processes because memory, not a GPU's, was short; then which they were.
 _LOW = re.compile(r"node running low on memory\. Memory on the node \(IP: (?P<ip>[\w.:]+).*? was (?P<used>.*? limit)")
 _SELECTED = re.compile(r"Selected to kill: .*?task name=(?:\S+:)?(\w+)\.")
-# What vLLM logs before an engine ends; the record's other lines begin alike.
-_FATAL = re.compile(r"^(?P<start>.*)EngineCore (encountered a fatal error|failed to start)\.$", re.MULTILINE)
+# What vLLM logs before an engine ends; the record's other lines begin alike, and all end with CRLF.
+_FATAL = re.compile(r"^(?P<start>.*)EngineCore (encountered a fatal error|failed to start)\.\r?$", re.MULTILINE)
 LOOK_ABOVE = (
     "the traceback above says where; once its cause is gone, the same command goes on from the last checkpoint, if "
     "there is one and trainer.resume_mode=auto"

@@ -52,11 +52,10 @@ def test_given_an_engine_that_died_by_an_exception_when_its_processes_are_ended_
 ) -> None:
     log = logs / f"worker-3f2a-01000000-{child.pid}.out"
     log.write_text(
-        "WARNING a long log\n" * 50_000 + "(EngineCore pid=7) ERROR [core.py:1] EngineCore failed to start.\n"
+        "WARNING a long log\n" * 50_000 + "(EngineCore pid=7) ERROR [core.py:1] EngineCore failed to start.\r\n"
     )
     with log.open("a") as file:
-        file.write("(EngineCore pid=7) ERROR [core.py:1] Traceback (most recent call last):\n")
+        file.write("(EngineCore pid=7) ERROR [core.py:1] Traceback (most recent call last):\r\n")
         file.write("(EngineCore pid=7) ERROR [core.py:1] ValueError: no room\n")
     (logs / f"worker-3f2a-01000000-1{child.pid}.out").write_text("another's")
-    (logs / f"worker-3f2a-ffffffff-{child.pid}.out").write_text("before it had a job")
     assert of(child).end(timeout_s=30.0) == "ValueError: no room"

@@ -85,11 +85,10 @@ class EngineProcesses:
 
 def _exception_of(pid: int) -> str | None:
     """What ended the engine of a server, by Ray's log of that process on this node; None if it was no exception."""
-    for log in (sockets_folder().parent / "logs").glob(f"worker-*-{pid}.out"):  # one before it had a job, one since
+    for log in (sockets_folder().parent / "logs").glob(f"worker-*-{pid}.out"):
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            if (found := engine_exception(file.read().decode(errors="replace"))) is not None:
-                return found
+            return engine_exception(file.read().decode(errors="replace"))
     return None
 
 
