@@ -211,16 +211,20 @@ def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
 
 def check_cpus(config: DictConfig) -> None:
     """See that every storage unit gets its CPU: each has a node that is chosen for it, and would wait there in silence.
+    Called in the first actor, which has a CPU of its node.
 
     Raises:
         ConfigError: when there are too many for the CPUs that Ray has.
     """
     if config.transfer_queue.backend.storage_backend != _STORED_BY_ACTORS:
         return
-    nodes = [cpus for node in ray.nodes() if node["Alive"] and (cpus := node["Resources"].get(NODES_WITH, 0))]
+    alive = {node["NodeID"]: node["Resources"].get(NODES_WITH, 0) for node in ray.nodes() if node["Alive"]}
+    nodes = [cpus for cpus in alive.values() if cpus]
+    here = ray.get_runtime_context().get_node_id()
+    least = min((cpus - (node == here) for node, cpus in alive.items() if cpus), default=0)
     gpus = training_gpus(config)
     others = _FIRST_ACTORS + _A_TRAINING_GPU * gpus + _AN_ENGINE_GPU * (all_gpus(config) - gpus)
-    room = int(min(sum(nodes) - others, len(nodes) * (min(nodes) - _FIRST_ACTORS)))
+    room = int(min(sum(nodes) - others, len(nodes) * least))
     if (units := config.transfer_queue.backend[_STORED_BY_ACTORS].num_data_storage_units) > room:
         raise ConfigError(
             f"transfer_queue.backend.{_STORED_BY_ACTORS}.num_data_storage_units",

@@ -1,6 +1,7 @@
 """TransferQueue's actors are placed where a node offers CPUs; a head of a cluster may offer none."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -41,7 +42,8 @@ def test_given_a_head_without_cpus_then_no_storage_is_placed_on_it(monkeypatch) 
         ([16], 1, 0, 11),
         ([13], 1, 0, 8),
         ([96, 96], 16, 0, 142),
-        ([96, 4], 1, 0, 4),  # every second one is placed on the small node
+        ([96, 4], 1, 0, 8),  # every second one is placed on the small node
+        ([2, *[96] * 8], 64, 0, 9),  # the first actor is on the small head: one is left for a unit
         ([64], 4, 4, 42),
         ([5], 1, 0, 0),
     ],
@@ -49,8 +51,9 @@ def test_given_a_head_without_cpus_then_no_storage_is_placed_on_it(monkeypatch) 
 def test_given_more_storage_units_than_cpus_then_the_run_ends_and_says_how_many_fit(
     monkeypatch, cpus, gpus, engine_gpus, most
 ) -> None:
-    nodes = [{"Alive": True, "Resources": {"CPU": float(count)}} for count in cpus]
-    monkeypatch.setattr(ray, "nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 99.0}}])
+    nodes = [{"NodeID": f"{i}", "Alive": True, "Resources": {"CPU": float(count)}} for i, count in enumerate(cpus)]
+    monkeypatch.setattr(ray, "nodes", lambda: [*nodes, {"NodeID": "x", "Alive": False, "Resources": {"CPU": 99.0}}])
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0"))
     config = compose_run(["trainer.nnodes=1", f"trainer.n_gpus_per_node={gpus}"])
     if engine_gpus:
         config.async_dapo.placement = "separate"
