@@ -150,7 +150,6 @@ FLASH = {"attention": "flash_attention_2"}
         ({"model_type": "gpt_oss", "packs": False, "attention": "eager"}, []),
         ({"model_type": "qwen2_5_vl"}, ["path"]),
     ],
-    ids=str,
 )
 def test_options_with_which_verl_is_known_to_compute_other_log_probs_are_refused(changed, wrong):
     use = replace(PACKED, **changed)

@@ -44,7 +44,7 @@ def setup_of(config: DictConfig) -> ModelSetup:
     model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
     text = model.hf_config.get_text_config()
     precision = OmegaConf.select(actor, "fsdp_config.mixed_precision.param_dtype") or "bf16"  # verl's own default
-    kv_cache = {str(key).replace("-", "_"): value for key, value in rollout.engine_kwargs.vllm.items()}
+    vllms = {str(key).replace("-", "_"): value for key, value in rollout.engine_kwargs.vllm.items()}
     return ModelSetup(
         model_type=model.hf_config.model_type,
         attention=model.hf_config._attn_implementation,
@@ -52,8 +52,8 @@ def setup_of(config: DictConfig) -> ModelSetup:
         split_over=max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size),
         trainer_dtype=_SHORT.get(precision, precision),
         engine_dtype=_SHORT.get(rollout.dtype, rollout.dtype),
-        quantization=rollout.quantization,
-        kv_cache_dtype=kv_cache.get("kv_cache_dtype"),
+        quantization=rollout.quantization or vllms.get("quantization"),
+        kv_cache_dtype=vllms.get("kv_cache_dtype"),
         lora_rank=model.lora_rank,
         ties_head=bool(getattr(text, "tie_word_embeddings", False)),
         vocabulary=text.vocab_size,
