@@ -63,8 +63,8 @@ def test_given_any_cluster_and_guess_then_requests_hardly_wait_no_lease_is_lost_
 
 @pytest.mark.slow
 @settings(max_examples=10)
-@given(speed=st.floats(0.35, 0.7), slow=st.integers(0, 3), seed=st.integers(0, 99))
-def test_given_one_slower_server_then_its_share_of_the_running_requests_is_about_that_of_its_speed(speed, slow, seed):
+@given(speed=st.floats(0.35, 0.8), slow=st.integers(0, 3), seed=st.integers(0, 99))
+def test_given_one_slower_server_then_its_share_of_the_running_requests_is_that_of_its_speed(speed, slow, seed):
     scenario = small_scenario(
         num_servers=4,
         train_batch_size=16,

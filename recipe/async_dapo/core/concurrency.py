@@ -11,9 +11,10 @@ measured, a server that is full and far from using its room gets one more for ea
 Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
 """
 
+import math
 from array import array
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 MOST_SAMPLES = 256  # of a round and an engine
 
@@ -25,6 +26,9 @@ HARDLY_ANY, TOO_MANY = 0.15, 0.35
 BURST = 0.2  # of the requests in flight: so many preemptions alone are no reason to act in mid-round
 GROWS_BELOW = 0.5  # of the room in use: the guess was too large, and what runs will hardly take more than the room
 NOISE = 0.15  # servers that are slower by less are as fast as the others
+# Below this coefficient of variation of batch sizes, the fit `step_s = a + c * batch` cannot separate a from c.
+ALIKE = 0.1
+RISE = 1.25  # of a speed, at most, from round to round
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,38 @@ class LoadSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums:
+    """Sums over an engine's steps in which something ran.
+
+    A step that runs b requests takes about a + c b seconds: to read the weights, and what every request adds.
+    """
+
+    steps: int = 0
+    requests: int = 0
+    requests2: int = 0  # of their squares
+    seconds: float = 0.0
+    request_s: float = 0.0  # requests times seconds
+
+    def __add__(self, other: "StepSums") -> "StepSums":
+        return StepSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def __sub__(self, other: "StepSums") -> "StepSums":
+        return StepSums(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
+
+    def seconds_for(self, others: "StepSums") -> tuple[float, float]:
+        """What another server's batches would have taken, if its steps were like these: at least and at most [s]."""
+        mean, mean_s = self.requests / self.steps, self.seconds / self.steps
+        steepest = mean_s / mean  # seconds that a request adds, if the weights took none
+        variance = self.requests2 / self.steps - mean**2
+        slopes = [0.0, steepest]
+        if variance > (ALIKE * mean) ** 2:
+            fitted = (self.request_s / self.steps - mean * mean_s) / variance
+            slopes = [min(max(fitted, 0.0), steepest)]
+        seconds = [others.steps * mean_s + slope * (others.requests - others.steps * mean) for slope in slopes]
+        return min(seconds), max(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """What a server says of its engine since it was last opened, all data-parallel ranks together."""
 
@@ -101,10 +137,22 @@ class EngineLoad:
     generated_tok: int = 0
     drafted_tok: int = 0  # that were verified
     accepted_tok: int = 0  # of these, generated so
-    busy_s: float = 0.0  # with at least one running request; ranks that are busy at the same time count once each
+    busy_s: float = 0.0  # with at least one running request
     request_s: float = 0.0  # sum over running requests
-    steps: int = 0  # in which something ran
+    steps: int = 0
+    step_requests: int = 0  # that ran, summed over steps
+    step_requests2: int = 0  # of their squares
     samples: PackedSamples | None = None  # over the round; on the answer to a stop only
+
+    @property
+    def step_sums(self) -> StepSums:
+        return StepSums(
+            steps=self.steps,
+            requests=self.step_requests,
+            requests2=self.step_requests2,
+            seconds=self.busy_s,
+            request_s=self.request_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,32 +335,42 @@ class ConcurrencyController:
         self._is_measured = True
 
     def _measure_speeds(self, loads: Mapping[str, EngineLoad]) -> None:
-        """A server is as slow as its steps are long, compared with steps of those that were not slow so far.
-
-        Fewer requests make a step shorter, by how much depends on model and engine: half of a step's time is taken to
-        be the same for any batch, and the other half to grow with it. Where it is all one or the other, a server of
-        speed v ends between v / 2 and the root of v.
-        """
-        ran = {server_id: load for server_id, load in loads.items() if load.steps and load.request_s}
-        if not ran:
-            return
-        fast = [load for server_id, load in ran.items() if self._servers[server_id].speed == 1.0] or list(ran.values())
-        usual_s, usual_batch = _mean_step(fast)
-        for server_id, load in ran.items():
-            server, (own_s, own_batch) = self._servers[server_id], _mean_step([load])
-            steps_speed = usual_s / own_s
-            speed = steps_speed * (1 + own_batch / usual_batch) / 2
-            is_slow = (speed if server.speed < 1.0 else steps_speed) < 1 - NOISE  # few requests make no server slow
-            server.speed = speed if is_slow else 1.0
-
-
-def _mean_step(loads: Collection[EngineLoad]) -> tuple[float, float]:
-    """How long a step took [s], and how many requests ran at a time [count]."""
-    busy_s = sum(load.busy_s for load in loads)
-    return busy_s / sum(load.steps for load in loads), sum(load.request_s for load in loads) / busy_s
+        before = {server_id: server.speed for server_id, server in self._servers.items()}
+        for server_id, speed in speeds({key: load.step_sums for key, load in loads.items()}, before).items():
+            self._servers[server_id].speed = speed if speed < 1 - NOISE else 1.0
 
 
 def _mean_context_tok(loads: Mapping[str, EngineLoad]) -> float | None:
     """What a running request took of the KV cache; None if none ran."""
     request_s = sum(load.request_s for load in loads.values())
     return max(1.0, sum(load.kv_tok_s for load in loads.values()) / request_s) if request_s else None
+
+
+def speeds(sums: Mapping[str, StepSums], before: Mapping[str, float]) -> dict[str, float]:
+    """Speed of each server that has run anything, whatever each had to do [> 0; 1 = like the others].
+
+    It is the time that the servers that are as fast as any would have taken for its batches, over the time that it
+    took. With fewer requests than others have, a server makes fewer tokens a second and more of each request: neither
+    rate alone tells how fast it is.
+
+    When batches are too much alike to fit, the previous speed is kept, clipped to the feasible interval, and moves at
+    most to the geometric mean with the interval's upper bound: that bound falls as a server gets more work, and a
+    whole step would pass it.
+
+    Args:
+        before: speeds so far; the others are not compared with those that were slow.
+    """
+    known = {server_id: each for server_id, each in sums.items() if each.requests and each.seconds > 0}
+    fast = {server_id: each for server_id, each in known.items() if before[server_id] >= 1}
+    all_fast, everyone = (sum(some.values(), StepSums()) for some in (fast, known))
+    result = {}
+    for server_id, own in known.items():
+        others = all_fast - own if server_id in fast else all_fast
+        if not others.steps:
+            others = everyone - own
+        if others.steps:
+            least_s, most_s = others.seconds_for(own)
+            least, most = least_s / own.seconds, most_s / own.seconds
+            risen = min(RISE * before[server_id], math.sqrt(before[server_id] * most))
+            result[server_id] = min(max(risen, least), most)
+    return result

@@ -31,12 +31,14 @@ class EngineCounters:
     prefill_s: float = 0.0  # of these: computing contexts
     request_s: float = 0.0  # sum over running requests
     steps: int = 0
+    step_requests2: int = 0  # squares of the running requests, summed over steps
     kv_tok_s: float = 0.0  # tokens in the cache, integrated over time
 
     def add_steps(self, steps: int, running: int) -> None:
         """Steps in which every running request got a token."""
         self.steps += steps
         self.generated_tok += steps * running
+        self.step_requests2 += steps * running**2
 
     def __add__(self, other: "EngineCounters") -> "EngineCounters":
         return EngineCounters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -145,6 +147,8 @@ class Engine:
             busy_s=done.busy_s,
             request_s=done.request_s,
             steps=done.steps,
+            step_requests=done.generated_tok,
+            step_requests2=done.step_requests2,
         )
 
     def forget_load(self) -> None:
