@@ -180,7 +180,7 @@ def test_given_a_loop_in_one_of_two_files_when_checked_then_a_row_without_is_sho
 def test_given_tools_when_checked_then_their_schemas_are_part_of_every_prompt_that_offers_them(run, tmp_path):
     (tmp_path / "tools.py").write_text(
         "from verl.tools.function_tool import function_tool\n\n"
-        "@function_tool\ndef add(a: int, b: int) -> int:\n"
+        "@function_tool\ndef sum_of(a: int, b: int) -> int:\n"
         '    """Add.\n\n    Args:\n        a: one\n        b: other\n    """\n    return a + b\n'
     )
 

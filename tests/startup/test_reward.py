@@ -107,10 +107,9 @@ def test_a_group_that_cannot_be_stored_is_refused_with_its_columns(run, monkeypa
         raise TypeError("no column for this")
 
     monkeypatch.setattr(TrialGroups, "store", staticmethod(store))
-    columns = ["data_source", "extra_info", "prompt", "reward_model"]
-    assert refusal(run).startswith(
-        f"data_source=sums: a scored group cannot be stored with its columns {columns}: TypeError('no column for this')"
-    )
+    message = refusal(run)
+    assert message.startswith("data_source=sums: a scored group cannot be stored with its columns ['data_source', ")
+    assert "'reward_model'" in message and "TypeError('no column for this')" in message
 
 
 MAIN_THREAD = "import signal; signal.signal(signal.SIGALRM, signal.SIG_DFL); "
