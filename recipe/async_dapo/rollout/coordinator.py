@@ -183,8 +183,7 @@ class EarlyStoppingCoordinator:
             current.wake_taker()
 
     async def report_certain(self, round_id: str, prompt_uids: Sequence[str]) -> None:
-        """Running groups that will be valid, as two of their trajectories differ: nothing need be drawn for them, and
-        what was held back of them has started."""
+        """Running groups that will be valid, as two of their trajectories differ: nothing need be drawn for them."""
         current = self._find(round_id)
         if current is not None:
             for prompt_uid in prompt_uids:

@@ -263,7 +263,6 @@ class RollingRun(SplitRun):
     def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
         self._certain.discard(group.uid)
         self._ended.append(outcome)
-        self._generating -= len(group.unfinished)  # held back, and never started
         is_valid = outcome.verdict is Verdict.VALID
         self.deadlines.end(group.uid, is_valid=is_valid)
         if is_valid:
