@@ -16,10 +16,10 @@ from transfer_queue import KVBatchMeta
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup
 from recipe.async_dapo.rollout.reports import RoundResult
+from recipe.async_dapo.separate.engines import SeparateEngines
+from recipe.async_dapo.separate.trainer import RollingReplayBuffer, SeparateTrainer
 from recipe.async_dapo.training.checkpoints import RolloutState
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
-from recipe.async_dapo.training.separate_engines import SeparateEngines
-from recipe.async_dapo.training.separate_trainer import RollingReplayBuffer, SeparateTrainer
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.rehearsal.training import RehearsedAsyncDAPO
 

@@ -5,6 +5,7 @@ range is part of its type. What does not go together is refused by `check_togeth
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -14,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from .core.balance import Balance
 from .core.over_sampling import OverSampling, RoundSize
 from .core.prompt_history import Selection
-from .core.rolling_round import RollingSpec
 from .core.round import RoundSpec
 from .core.staleness import StalenessLimit
 from .core.stop_rules import StopRuleName
@@ -24,7 +24,6 @@ from .option_values import (
     Drafts,
     ImportanceSampling,
     OnRewardError,
-    Placement,
     RolloutStrategy,
     number,
     parse_options,
@@ -81,13 +80,56 @@ class FilterConfig:
     max_num_gen_batches: int  # 0 = no limit
 
 
+class Placement(StrEnum):
+    """Where engines run: on the trainer's GPUs, in turns with it, or on GPUs of their own."""
+
+    COLOCATED = "colocated"
+    SEPARATE = "separate"
+
+    def check(self, options: "AsyncDAPOConfig") -> None:
+        """Rounds of engines that have GPUs of their own go on while the trainer trains.
+
+        Raises:
+            ConfigError: for an option that does not go with this placement.
+        """
+        if self is Placement.COLOCATED:
+            return
+        refused: dict[str, tuple[bool, str]] = {
+            "rollout_strategy": (
+                options.keeps_tokens,
+                "throws away what a stop interrupts, and no step stops the engines; choose partial, partial_stale_kv "
+                "or consistent",
+            ),
+            "max_staleness": (
+                options.max_staleness != 0,
+                "engines would wait for every training step; set it to 1 or more",
+            ),
+            "stop_rule": (
+                options.stop_rule is StopRuleName.FIRST_COMPLETED,
+                "no step stops the engines, and the oldest groups are trained first; leave it null",
+            ),
+            "max_tokens_per_round": (options.max_tokens_per_round is None, "a round has no end; leave it null"),
+            "over_sampling_batch_size": (
+                options.over_sampling_batch_size == Auto.AUTO
+                or options.over_sampling_batch_size > options.target_valid_groups,
+                "the batch in training counts, so that engines would begin nothing meanwhile; leave it at auto, or set "
+                f"it above data.train_batch_size={options.target_valid_groups}",
+            ),
+        }
+        for name, (is_right, remedy) in refused.items():
+            if not is_right:
+                raise ConfigError(
+                    f"async_dapo.{name}", getattr(options, name), f"with async_dapo.placement=separate: {remedy}"
+                )
+
+
 def check_together(options: "AsyncDAPOConfig") -> None:
     """
     Raises:
         ConfigError: naming key, value and remedy.
     """
     _check_staleness(options)
-    _check_placement(options)
+    options.placement.check(options)
     _check_filter(options)
     _check_selection(options)
 
@@ -102,39 +144,6 @@ def _check_staleness(options: "AsyncDAPOConfig") -> None:
             "set aside loses its tokens or KV cache, or has to end under one policy; choose "
             "async_dapo.rollout_strategy=partial or leave it null",
         )
-
-
-def _check_placement(options: "AsyncDAPOConfig") -> None:
-    """Rounds of engines that have GPUs of their own go on while the trainer trains."""
-    if options.placement is Placement.COLOCATED:
-        return
-    refused: dict[str, tuple[bool, str]] = {
-        "rollout_strategy": (
-            options.keeps_tokens,
-            "throws away what a stop interrupts, and no step stops the engines; choose partial, partial_stale_kv or "
-            "consistent",
-        ),
-        "max_staleness": (
-            options.max_staleness != 0,
-            "engines would wait for every training step; set it to 1 or more",
-        ),
-        "stop_rule": (
-            options.stop_rule is StopRuleName.FIRST_COMPLETED,
-            "no step stops the engines, and the oldest groups are trained first; leave it null",
-        ),
-        "max_tokens_per_round": (options.max_tokens_per_round is None, "a round has no end; leave it null"),
-        "over_sampling_batch_size": (
-            options.over_sampling_batch_size == Auto.AUTO
-            or options.over_sampling_batch_size > options.target_valid_groups,
-            "the batch in training counts, so that engines would begin nothing meanwhile; leave it at auto, or set it "
-            f"above data.train_batch_size={options.target_valid_groups}",
-        ),
-    }
-    for name, (is_right, remedy) in refused.items():
-        if not is_right:
-            raise ConfigError(
-                f"async_dapo.{name}", getattr(options, name), f"with async_dapo.placement=separate: {remedy}"
-            )
 
 
 def _check_filter(options: "AsyncDAPOConfig") -> None:
@@ -362,17 +371,6 @@ class AsyncDAPOConfig:
             "engine_timeout_s": self.engine_timeout_s,
         }
 
-    def rolling_update(self) -> dict[str, Any]:
-        """What `RollingLoadBalancer` needs beside that. An engine that is behind by more than `max_staleness` takes no
-        further requests, with `consistent` by half of that: what it has would grow too old."""
-        drains = self.rollout_strategy is RolloutStrategy.CONSISTENT
-        most = self.max_staleness
-        return {
-            "drains": drains,
-            "max_lag": most // 2 if drains and most is not None else most,
-            "pause_mode": "hold" if self.keeps_kv else "abort",
-        }
-
     def over_sampling(self) -> OverSampling:
         """How many groups to hold, and to draw at a time."""
         batch_size = self.over_sampling_batch_size
@@ -416,33 +414,6 @@ class AsyncDAPOConfig:
             most_trainable=self.most_trainable,
             valid_share=valid_share,
             counted_share=counted_share,
-        )
-
-    def rolling_spec(
-        self,
-        *,
-        opened_at: int,
-        step: int,
-        carried: tuple[tuple[str, int], ...],
-        pool_size: int | None,
-        most_unfinished: int | None,
-        most_begun: int,
-        counted_share: float,
-    ) -> RollingSpec:
-        """The round that goes on from the step that it was opened at, as from this step on."""
-        return RollingSpec(
-            round_id=f"from-step-{opened_at}",
-            stop_rule=self.stop_rule,
-            target_valid_groups=self.target_valid_groups,
-            carried_valid_groups=len(carried),
-            drains=self.drains,
-            pool_size=pool_size,
-            most_unfinished=most_unfinished,
-            counted_share=counted_share,
-            step=step,
-            max_staleness=self.max_staleness,
-            carried=carried,
-            most_begun=most_begun,
         )
 
 

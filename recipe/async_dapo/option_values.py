@@ -12,11 +12,6 @@ from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 
-class Placement(StrEnum):
-    COLOCATED = "colocated"
-    SEPARATE = "separate"
-
-
 class RolloutStrategy(StrEnum):
     DISCARD = "discard"
     PARTIAL = "partial"

@@ -30,7 +30,8 @@ def test_its_actor_takes_the_calls_of_all_ranks() -> None:
 def test_the_balancer_may_fill_it(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(run, "sockets_folder", lambda: tmp_path / "sockets")
     config = compose_run(OVERRIDES)
-    router = OmegaConf.load(run._prepare(config, AsyncDAPOConfig.from_hydra(config)))
+    options = AsyncDAPOConfig.from_hydra(config)
+    router = OmegaConf.load(run._prepare(config, options, run.Parts.of(options.placement)))
     assert router.balance.max_per_server == SEQUENCES * RANKS + 15
 
 

@@ -96,7 +96,7 @@ def test_our_trainer_and_server_are_registered_under_verls_names() -> None:
     assert get_trainer_cls("async_dapo") is AsyncDAPOTrainer
     before = RolloutReplicaRegistry._registry.get("vllm")
     try:
-        replica.register_replica(engine_timeout_s=7.0, engines=1)
+        replica.register_replica(replica.AsyncDAPOReplica, engine_timeout_s=7.0, engines=1)
         made = RolloutReplicaRegistry.get("vllm")
         assert (made.func, made.keywords["engine_timeout_s"]) == (replica.AsyncDAPOReplica, 7.0)
     finally:

@@ -12,11 +12,11 @@ from recipe.async_dapo.core.ledger import LedgerError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
 from recipe.async_dapo.core.pool import PromptPool
-from recipe.async_dapo.core.rolling_round import RollingRound, RollingSpec
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.separate.rolling_round import RollingRound, RollingSpec
 
 from ..support.pool_run import N, fresh_group, generate
 

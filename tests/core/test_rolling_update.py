@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from recipe.async_dapo.core.deadlines import Deadlines
-from recipe.async_dapo.core.rolling_update import OUT_SHARE, Phase, RollingUpdate
+from recipe.async_dapo.separate.deadlines import Deadlines
+from recipe.async_dapo.separate.rolling_update import OUT_SHARE, Phase, RollingUpdate
 
 PLACES = 2  # of a replica
 

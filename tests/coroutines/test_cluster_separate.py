@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from recipe.async_dapo.config import Auto, RolloutStrategy
-from recipe.async_dapo.core.rolling_update import Phase
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.separate.rolling_update import Phase
 
 from ..support.separate_cluster import SEPARATE, SeparateCluster, separate_options, slow_by_half
 from ..support.simulated_cluster import resumed

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.rolling_round import RollingSpec
 from recipe.async_dapo.core.round import Round, RoundSpec
-from recipe.async_dapo.rollout.coordinator import VALIDATION_LINES, EarlyStoppingCoordinator, RoundEvent
+from recipe.async_dapo.rollout.coordinator import VALIDATION_LINES, RoundEvent
+from recipe.async_dapo.separate.coordinator import RollingCoordinator
+from recipe.async_dapo.separate.rolling_round import RollingSpec
 
 from ..support.fakes import FakeHandle
 from ..support.rounds import spec, tickets
@@ -36,15 +37,15 @@ def ended(uid: str, verdict: Verdict = Verdict.VALID) -> GroupOutcome:
     return GroupOutcome(prompt_uid=uid, verdict=verdict)
 
 
-async def take(it: EarlyStoppingCoordinator, round_id: str = "step-1", worker: int = 0) -> str:
+async def take(it: RollingCoordinator, round_id: str = "step-1", worker: int = 0) -> str:
     """The uid of a group that is there to be taken."""
     ticket = await it.take_group(round_id, worker)
     assert ticket is not None
     return ticket.prompt_uid
 
 
-def coordinator(balancer: FakeBalancer | None = None) -> EarlyStoppingCoordinator:
-    return EarlyStoppingCoordinator(FakeHandle(balancer or FakeBalancer()))
+def coordinator(balancer: FakeBalancer | None = None) -> RollingCoordinator:
+    return RollingCoordinator(FakeHandle(balancer or FakeBalancer()))
 
 
 async def test_given_the_last_valid_report_when_it_arrives_then_everybody_knows_without_the_clock_moving() -> None:

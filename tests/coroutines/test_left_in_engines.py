@@ -16,7 +16,7 @@ from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
-from recipe.async_dapo.engines.rolling_balancer import RollingLoadBalancer
+from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 
 from ..support.fakes import FakeHandle
 from ..support.scripted_engine import ScriptedEngine, start_server

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from recipe.async_dapo.config import RolloutStrategy
-from recipe.async_dapo.core.rolling_update import Phase
-from recipe.async_dapo.engines import rolling_balancer
+from recipe.async_dapo.separate import balancer as rolling_balancer
+from recipe.async_dapo.separate.rolling_update import Phase
 
 from ..support.rolling_world import RollingWorld
 from ..support.simulation import at_each, now_s, settle

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.core import deadlines, over_sampling, rolling_update
+from recipe.async_dapo.core import over_sampling
+from recipe.async_dapo.separate import deadlines, rolling_update
 from recipe.async_dapo_lab.plan.candidates import bound_of
 from recipe.async_dapo_lab.plan.costs import ServerConstants
 from recipe.async_dapo_lab.plan.measures import StepMeasure, mean_of

@@ -7,10 +7,10 @@ import pytest
 from benchmarks.faults.struck_run import StruckTaskRunner
 from benchmarks.faults.victims import TITLES
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
-from recipe.async_dapo.engines.rolling_balancer import RollingLoadBalancer
 from recipe.async_dapo.engines.server_actor import ServerActor
 from recipe.async_dapo.rollout.coordinator import CoordinatorProcess
 from recipe.async_dapo.rollout.worker import AsyncDAPOAgentLoopWorker
+from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo_lab.rehearsal.host_actor import HostActor
 from recipe.async_dapo_lab.rehearsal.worker import EmulatedRank
 

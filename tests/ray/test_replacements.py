@@ -8,8 +8,8 @@ import pytest
 import ray
 from ray.util import placement_group, placement_group_table
 
-from recipe.async_dapo.training import separate_engines
-from recipe.async_dapo.training.separate_engines import MOST_FAILED_STARTS, Replacements
+from recipe.async_dapo.separate import engines as separate_engines
+from recipe.async_dapo.separate.engines import MOST_FAILED_STARTS, Replacements
 
 from ..support.real_actors import eventually, within_patience
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.async_dapo.core.concurrency import LoadSample
-from recipe.async_dapo.core.rolling_update import EngineUpdate
+from recipe.async_dapo.core.staleness import EngineUpdate
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.responses import SampledResponse, pieces_of
 from recipe.async_dapo.record.run_record import RunDescription, RunRecorder

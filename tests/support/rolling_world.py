@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.support.router import router_options
 from recipe.async_dapo.config import RolloutStrategy
-from recipe.async_dapo.core.rolling_update import Phase
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
-from recipe.async_dapo.engines.rolling_balancer import RollingLoadBalancer
+from recipe.async_dapo.separate.balancer import RollingLoadBalancer
+from recipe.async_dapo.separate.rolling_update import Phase
 
 from .fakes import FakeHandle, ScriptedServer, token_at
 from .simulation import settle

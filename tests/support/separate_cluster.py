@@ -12,11 +12,14 @@ from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, Placement, RolloutStrategy
-from recipe.async_dapo.core.rolling_update import Phase
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.engines.rolling_balancer import RollingLoadBalancer
-from recipe.async_dapo.training.separate_engines import SeparateEngines
-from recipe.async_dapo.training.separate_trainer import RollingReplayBuffer
+from recipe.async_dapo.separate.balancer import RollingLoadBalancer
+from recipe.async_dapo.separate.coordinator import RollingCoordinator
+from recipe.async_dapo.separate.engines import SeparateEngines
+from recipe.async_dapo.separate.manager import RollingManager
+from recipe.async_dapo.separate.options import rolling_update
+from recipe.async_dapo.separate.rolling_update import Phase
+from recipe.async_dapo.separate.trainer import RollingReplayBuffer
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer
 from .rolling_world import WeightTaker
@@ -50,6 +53,8 @@ class SeparateCluster(Cluster):
         transfer_s: of weights to an engine [s].
     """
 
+    _coordinator_class = RollingCoordinator
+    _manager_class = RollingManager
     versions_may_fall = True  # the next turn may go to an engine that is updated later
 
     def __init__(
@@ -179,7 +184,7 @@ class SeparateCluster(Cluster):
     # ---- how it is put together ----
 
     def _make_balancer(self, named: dict[str, FakeHandle], router: dict[str, Any]) -> RollingLoadBalancer:
-        return RollingLoadBalancer(named, router | {"rolling": self.options.rolling_update()})
+        return RollingLoadBalancer(named, router | {"rolling": rolling_update(self.options)})
 
     def _make_buffer(self) -> RollingReplayBuffer:
         return RollingReplayBuffer(self.options, self._draw)

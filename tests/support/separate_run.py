@@ -14,11 +14,11 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.main_ppo import run_ppo
 
+from recipe.async_dapo.separate.trainer import SeparateTrainer
 from recipe.async_dapo.shipping import shipped
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo.store import start_queue
 from recipe.async_dapo.training import run as training
-from recipe.async_dapo.training.separate_trainer import SeparateTrainer
 
 from .dying_run import PATIENCE_S, DyingTrainer
 from .harness import STALL_S

@@ -39,6 +39,8 @@ VERLS = SimpleNamespace(backend="naive", custom_backend_module=None)  # options 
 class Cluster:
     """Runs steps and checks, after each, what must be true after every step."""
 
+    _coordinator_class = EarlyStoppingCoordinator
+    _manager_class = AsyncDAPOAgentLoopManager
     versions_may_fall = False  # from one request of a trajectory to the next
 
     def __init__(
@@ -67,7 +69,7 @@ class Cluster:
         named = {f"server-{k}": handle for k, handle in enumerate(self.server_handles)}
         self.balancer = self._make_balancer(named, router)
         self.balancer_handle = FakeHandle(self.balancer, latency_s=latency_s)
-        coordinator = EarlyStoppingCoordinator(self.balancer_handle, opts.stop_timeout_s)
+        coordinator = self._coordinator_class(self.balancer_handle, opts.stop_timeout_s)
         self.coordinator_handle = FakeHandle(coordinator, latency_s=latency_s)
         self.worker_handles = [self._start_worker(latency_s) for _ in range(opts.num_workers)]
         self.workers: list[SimulatedWorker] = [handle.target for handle in self.worker_handles]
@@ -205,7 +207,7 @@ class Cluster:
         return {}
 
     def _start_manager(self) -> AsyncDAPOAgentLoopManager:
-        manager = object.__new__(AsyncDAPOAgentLoopManager)
+        manager = object.__new__(self._manager_class)
         val_kwargs = SimpleNamespace(n=self.options.rollout_n)
         manager.config = SimpleNamespace(
             actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(val_kwargs=val_kwargs))

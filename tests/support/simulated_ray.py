@@ -11,8 +11,8 @@ from ray.exceptions import GetTimeoutError
 from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout import parking
+from recipe.async_dapo.separate import engines as separate_engines
 from recipe.async_dapo.training import engine_manager as engine_manager_module
-from recipe.async_dapo.training import separate_engines
 
 from .fake_handle import FakeHandle, RemoteCall
 from .object_store import StoredObject

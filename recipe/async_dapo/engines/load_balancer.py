@@ -19,7 +19,7 @@ from ..aio import RECONNECT_S, await_all
 from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS, Grant
-from ..core.rolling_update import EngineUpdate
+from ..core.staleness import EngineUpdate
 from ..core.trajectory import Attachment
 
 logger = logging.getLogger(__name__)

@@ -8,13 +8,11 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ..core.leases import server_calls
 from ..logs import log_phase
-from ..weights.sender import WeightTaker
 from .server import EngineProcesses
 from .server_actor import WATCH, ServerActor
 
@@ -47,17 +45,6 @@ class AsyncDAPOReplica(vLLMReplica):
         """verl's counts one data-parallel rank's sequences."""
         return server_calls(self.config.max_num_seqs * self.config.data_parallel_size)
 
-    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-        """What stands beside an engine with GPUs of its own."""
-        if self.is_reward_model or self.is_teacher_model:
-            return super().get_ray_class_with_init_args()
-        return RayClassWithInitArgs(
-            cls=ray.remote(WeightTaker),
-            rollout_config=self.config,
-            model_config=self.model_config,
-            replica_rank=self.replica_rank,
-        )
-
     async def launch_servers(self) -> None:
         await super().launch_servers()
         self.processes = [await server.processes.remote() for server in self.servers]
@@ -80,10 +67,11 @@ class AsyncDAPOReplica(vLLMReplica):
         return self.workers[:: self.gpus_per_replica_node]
 
 
-def register_replica(*, engine_timeout_s: float, engines: int) -> None:
+def register_replica(cls: type[AsyncDAPOReplica], *, engine_timeout_s: float, engines: int) -> None:
     """Make verl launch our servers; the name stays `vllm`, which verl's weight transfer looks actors up by.
 
     Args:
+        cls: of the engines.
         engines: that verl will launch in all [count].
     """
     numbers = itertools.count(1)
@@ -92,6 +80,6 @@ def register_replica(*, engine_timeout_s: float, engines: int) -> None:
         log_phase(f"engine {next(numbers)} of {engines}")
 
     def load() -> partial[RolloutReplica]:
-        return partial(AsyncDAPOReplica, engine_timeout_s=engine_timeout_s, on_launched=tell)
+        return partial(cls, engine_timeout_s=engine_timeout_s, on_launched=tell)
 
     RolloutReplicaRegistry.register("vllm", load)

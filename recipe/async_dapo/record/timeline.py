@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.concurrency import LoadSample
-from ..core.rolling_update import EngineUpdate
+from ..core.staleness import EngineUpdate
 from .run_files import read_lines
 
 _DIGITS = 3

@@ -24,7 +24,6 @@ from ray.actor import ActorHandle
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
-from ..core.rolling_round import RollingRound, RollingSpec
 from ..core.round import Round, RoundProgress, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup
 from ..logs import log_phase, show_logs
@@ -43,17 +42,11 @@ class Ticket(WaitingGroup):
 
 
 class _OpenRound:
-    """The open round: its groups, and the lanes, workers and trainer that wait for something of it.
+    """The open round: its groups, and the lanes, workers and trainer that wait for something of it."""
 
-    Args:
-        oldest_version: that a token sampled from now on may have, where engines have several.
-    """
-
-    def __init__(self, spec: RoundSpec, *, oldest_version: int) -> None:
-        self.state: Round = Round(spec)
-        if isinstance(spec, RollingSpec):
-            self.state = RollingRound(spec, oldest_version=oldest_version)
-        self.stops_engines = spec.stop_rule is not None
+    def __init__(self, state: Round, *, stops_engines: bool) -> None:
+        self.state = state
+        self.stops_engines = stops_engines
         self.tickets: dict[str, Ticket] = {}
         self.trajectories = 0
         self.told = 0  # lines of a validation's progress
@@ -124,12 +117,12 @@ class EarlyStoppingCoordinator:
         self._balancer = balancer
         self._stop_timeout_s = stop_timeout_s
         self._round: _OpenRound | None = None
-        self._oldest_version = 0
         self._logged = KnownPlaces()
 
     async def open_round(self, spec: RoundSpec, groups: Sequence[Ticket]) -> None:
         """Start a round. What belongs to an earlier one is refused from now on."""
-        earlier, self._round = self._round, _OpenRound(spec, oldest_version=self._oldest_version)
+        is_training = spec.stop_rule is not None
+        earlier, self._round = self._round, _OpenRound(self._new_round(spec), stops_engines=is_training)
         if earlier is not None:
             earlier.release()
         await self.add_groups(spec.round_id, groups)
@@ -221,42 +214,12 @@ class EarlyStoppingCoordinator:
         """What the trainer has to act on next. `STOPPED` comes when all engines are idle."""
         current = self._get(round_id)
         while not current.stopped.is_set():
-            if isinstance(current.state, RollingRound) and current.state.has_batch:
-                return RoundEvent.HAS_BATCH
-            if current.state.wants_prompts:
-                return RoundEvent.NEEDS_PROMPTS
+            if (event := self._event_of(current.state)) is not None:
+                return event
             await current.changed.wait()
         if current.engines_idle is not None:
             await current.engines_idle
         return RoundEvent.STOPPED
-
-    async def hand_over(self, round_id: str) -> RoundSummary | None:
-        """The next batch of a round that goes on, and all that has ended since the one before. None if there is no
-        batch any more: a group has begun meanwhile that has to be among them."""
-        if not self._get_rolling(round_id).has_batch:
-            return None
-        part = self._get_rolling(round_id).hand_over()
-        current = self._get(round_id)
-        current.trajectories -= part.ended_trajectories
-        current.wake_taker()
-        return part
-
-    async def resize(self, spec: RollingSpec) -> None:
-        """How much the open round may have under way from now on."""
-        self._get_rolling(spec.round_id).resize(spec)
-        self._get(spec.round_id).notify()
-
-    async def stop_round(self, round_id: str) -> None:
-        """Stop a round that would go on."""
-        self._get_rolling(round_id).stop()
-        self._after_change(self._get(round_id))
-
-    async def note_versions(self, oldest: int, newest: int) -> None:
-        """The load balancer: whatever is sampled from now on has no older version; the trainer's newest weights."""
-        self._oldest_version = max(self._oldest_version, oldest)
-        if self._round is not None and isinstance(self._round.state, RollingRound):
-            self._round.state.note_versions(oldest=oldest, newest=newest)
-            self._round.notify()
 
     async def close_round(self, round_id: str) -> tuple[RoundSummary, float]:
         """End the round after all workers have reported. Returns its record and the stop latency [s]."""
@@ -265,6 +228,13 @@ class EarlyStoppingCoordinator:
         latency_s = await current.engines_idle if current.engines_idle is not None else 0.0
         current.release()
         return current.state.close(), latency_s
+
+    def _new_round(self, spec: RoundSpec) -> Round:
+        return Round(spec)
+
+    def _event_of(self, state: Round) -> RoundEvent | None:
+        """What the trainer has to act on before the round stops."""
+        return RoundEvent.NEEDS_PROMPTS if state.wants_prompts else None
 
     def _tell_cause(self, outcome: GroupOutcome) -> None:
         """Each place where user code fails, once in a run."""
@@ -284,11 +254,6 @@ class EarlyStoppingCoordinator:
         if (lines := done * VALIDATION_LINES // max(1, current.trajectories)) > current.told:
             current.told = lines
             log_phase(f"validating {done}/{current.trajectories}")
-
-    def _get_rolling(self, round_id: str) -> RollingRound:
-        state = self._get(round_id).state
-        assert isinstance(state, RollingRound), f"round {round_id} hands nothing over"
-        return state
 
     def _get(self, round_id: str) -> _OpenRound:
         current = self._find(round_id)

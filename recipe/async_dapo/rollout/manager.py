@@ -24,7 +24,6 @@ from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups
 from ..core.over_sampling import AtHand
-from ..core.rolling_round import RollingSpec
 from ..core.round import RoundProgress, RoundSpec
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
@@ -94,6 +93,9 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
     Its workers start before there are engines, and are connected with them later.
     """
 
+    _coordinator_actor: Any = EarlyStoppingCoordinatorActor
+    _rounds_go_on = False  # while their batches are trained
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.agent_loop_workers_class = ray.remote(max_concurrency=MAX_PENDING_CALLS)(AsyncDAPOAgentLoopWorker)
         super().__init__(*args, **kwargs)
@@ -115,7 +117,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """Give the workers the engines' client, verl's reward workers and a coordinator."""
         self.llm_client = llm_client
         self._balancer = llm_client._load_balancer
-        self._coordinator = EarlyStoppingCoordinatorActor.remote(self._balancer, self._options.stop_timeout_s)
+        self._coordinator = self._coordinator_actor.remote(self._balancer, self._options.stop_timeout_s)
         self._reward_workers = reward_workers
         workers = list(enumerate(self.agent_loop_workers))
         connecting = [worker.connect.remote(llm_client, reward_workers) for _, worker in workers]
@@ -151,8 +153,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
     def open_round(self, spec: RoundSpec, groups: Sequence[PromptGroup]) -> None:
         """Start a training round on all workers, without waiting."""
         suspended = frozenset(one.loop for group in groups for one in group.suspensions())
-        goes_on = isinstance(spec, RollingSpec)
-        order = RoundOrder(round_id=spec.round_id, validate=False, goes_on=goes_on, suspended=suspended)
+        order = RoundOrder(round_id=spec.round_id, validate=False, goes_on=self._rounds_go_on, suspended=suspended)
         self._open(spec, groups, order)
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
@@ -215,32 +216,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
     def at_hand(self) -> AtHand:
         """Groups of the open round that are valid or can still become so."""
         return self._get(self._coordinator.at_hand.remote(self._round_id))
-
-    def hand_over(self) -> RoundResult | None:
-        """The next batch of a round that goes on, and all that has ended since the one before; None = wait again."""
-        summary = self._get(self._coordinator.hand_over.remote(self._round_id))
-        if summary is None:
-            return None
-        reports = self._get([worker.take_report.remote() for worker in self.agent_loop_workers])
-        balancer, self._places = self._get(self._balancer.turn_over.remote())
-        rollout_s = time.monotonic() - self._started
-        self._started += rollout_s
-        self._deadline = None
-        return RoundResult(
-            summary=summary,
-            workers=WorkerReport.merged(reports),
-            rollout_s=rollout_s,
-            stop_latency_s=0.0,
-            balancer=balancer,
-        )
-
-    def resize(self, spec: RollingSpec) -> None:
-        """How much a round that goes on may have under way from now on."""
-        self._get(self._coordinator.resize.remote(spec))
-
-    def stop_round(self) -> None:
-        """Stop a round that would go on."""
-        self._get(self._coordinator.stop_round.remote(self._round_id))
 
     def close_round(self) -> RoundResult:
         """Collect all workers' reports after the stop.

@@ -3,7 +3,11 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -13,8 +17,7 @@ from ..actor_watch import watched
 from ..config import AsyncDAPOConfig, Placement, num_engines
 from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
-from ..engines.replica import register_replica
-from ..engines.rolling_balancer import RollingLoadBalancer
+from ..engines.replica import AsyncDAPOReplica, register_replica
 from ..logs import log_phase, show_logs
 from ..option_values import SPECULATIVE_CONFIGS
 from ..rollout.manager import AsyncDAPOAgentLoopManager
@@ -23,13 +26,32 @@ from ..shipping import localise
 from ..store import end_queue, queue_watched
 from ..weights.stream import CUSTOM_OPTIONS, sockets_folder
 from .importance_sampling import wire_importance_sampling
-from .separate_trainer import SeparateTrainer
 from .trainer import AsyncDAPOTrainer
 
 MOST_THREADS = 16  # memory is the limit beyond that
 
-TRAINERS = {Placement.COLOCATED: AsyncDAPOTrainer, Placement.SEPARATE: SeparateTrainer}
-BALANCERS = {Placement.COLOCATED: GlobalLoadBalancer, Placement.SEPARATE: RollingLoadBalancer}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is built of, by its placement.
+
+    Attributes:
+        balancer_options: beside `AsyncDAPOConfig.load_balancer`.
+    """
+
+    trainer: type[AsyncDAPOTrainer] = AsyncDAPOTrainer
+    manager: type[AsyncDAPOAgentLoopManager] = AsyncDAPOAgentLoopManager
+    balancer: type[GlobalLoadBalancer] = GlobalLoadBalancer
+    replica: type[AsyncDAPOReplica] = AsyncDAPOReplica
+    balancer_options: Callable[[AsyncDAPOConfig], dict[str, Any]] = lambda _: {}
+
+    @classmethod
+    def of(cls, placement: Placement) -> "Parts":
+        """`separate/` lies above all other rooms: it is loaded by name, and nothing imports it."""
+        if placement is Placement.COLOCATED:
+            return cls()
+        parts: Parts = import_module("...separate.trainer", __name__).PARTS
+        return parts
 
 
 def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] | None = None) -> None:
@@ -46,13 +68,14 @@ def train(config: DictConfig, trainer_cls: type[AsyncDAPOTrainer] | None = None)
     OmegaConf.resolve(config)
     localise(config)
     options = AsyncDAPOConfig.from_hydra(config)
-    router_config = _prepare(config, options)
+    parts = Parts.of(options.placement)
+    router_config = _prepare(config, options, parts)
     trainer = None
     succeeded = False
     try:
         with queue_watched(config.transfer_queue):
-            trainer = (trainer_cls or TRAINERS[options.placement])(config=config)
-            manager = AsyncDAPOAgentLoopManager.start(config)
+            trainer = (trainer_cls or parts.trainer)(config=config)
+            manager = parts.manager.start(config)
             with watched(manager.named_workers):  # they are not called while engines start
                 trainer.init()
             manager.connect(trainer.get_llm_client(), trainer.get_reward_handles())
@@ -69,10 +92,10 @@ def use_idle_cores() -> None:
         torch.set_num_threads(min(MOST_THREADS, len(os.sched_getaffinity(0))))
 
 
-def _prepare(config: DictConfig, options: AsyncDAPOConfig) -> Path:
+def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path:
     """Make verl build this recipe's parts from the configuration. Returns the load balancer's options file."""
     wire_importance_sampling(config, options.importance_sampling)
-    register_replica(engine_timeout_s=options.engine_timeout_s, engines=num_engines(config))
+    register_replica(parts.replica, engine_timeout_s=options.engine_timeout_s, engines=num_engines(config))
     isolate_reward(config, options.reward)
     with open_dict(config):
         config.transfer_queue.enable = True
@@ -88,7 +111,7 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig) -> Path:
         }
     rollout = config.actor_rollout_ref.rollout
     calls = server_calls(rollout.max_num_seqs * rollout.data_parallel_size)
-    router_config = _write_router_config(options, calls=calls)
+    router_config = _write_router_config(options, parts, calls=calls)
     OmegaConf.update(config, "actor_rollout_ref.rollout.router_config_path", str(router_config))
     return router_config
 
@@ -103,7 +126,7 @@ def take_down(trainer: AsyncDAPOTrainer | None, router_config: Path, *, succeede
         shutil.rmtree(router_config.parent, ignore_errors=True)
 
 
-def _write_router_config(options: AsyncDAPOConfig, *, calls: int) -> Path:
+def _write_router_config(options: AsyncDAPOConfig, parts: Parts, *, calls: int) -> Path:
     """The file through which verl creates our load balancer, on the node where it does.
 
     Args:
@@ -111,11 +134,10 @@ def _write_router_config(options: AsyncDAPOConfig, *, calls: int) -> Path:
     """
     session = sockets_folder().parent  # Ray's: nothing else is left of a run that was killed
     path = Path(tempfile.mkdtemp(prefix="async_dapo_", dir=session)) / "router.yaml"
-    balancer = BALANCERS[options.placement]
     router = {
-        "router_class": f"{balancer.__module__}.{balancer.__name__}Actor",
-        "rolling": options.rolling_update(),
+        "router_class": f"{parts.balancer.__module__}.{parts.balancer.__name__}Actor",
         **options.load_balancer(most_per_server=calls - 1),
+        **parts.balancer_options(options),
     }
     OmegaConf.save(router, path)
     return path

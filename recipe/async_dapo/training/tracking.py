@@ -17,7 +17,7 @@ from .. import store
 from ..config import AsyncDAPOConfig, all_gpus, num_engines
 from ..core.concurrency import PackedSamples
 from ..core.outcome import CauseCounts
-from ..core.rolling_update import EngineUpdate
+from ..core.staleness import EngineUpdate
 from ..engines.load_balancer import LoadBalancerStats
 from ..logs import log_phase, started_s
 from ..record import keys

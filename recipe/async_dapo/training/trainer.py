@@ -55,7 +55,6 @@ from ..logs import log_phase
 from ..option_values import (
     ConfigError,
     ImportanceSampling,
-    Placement,
     RolloutStrategy,
     SpeculativeConfig,
     own_head_drafts,
@@ -83,6 +82,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     """One step: open a round, wait for its stop, train on exactly B valid groups, update the engines' weights."""
 
     checkpoint_manager: CheckpointEngineManager
+    _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
     _has_told_fields = False
     _has_judged_engines = False
     _first_step = 1  # of this life
@@ -106,7 +106,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         log_phase(f"data loaded: {prompts}; training workers load the model")
         super()._init_resource_pool_mgr()
         [role] = self.role_worker_mapping.keys() & {Role.ActorRollout, Role.ActorRolloutRef, Role.Actor}
-        self.role_worker_mapping[role] = ray.remote(AsyncDAPOActorRolloutRefWorker)
+        self.role_worker_mapping[role] = ray.remote(self._worker_class)
 
     def _setup(self) -> None:
         super()._setup()
@@ -142,15 +142,17 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def get_llm_client(self) -> LLMServerClient:
         rollout = self.config.actor_rollout_ref.rollout
-        is_separate, strategy = self.options.placement is Placement.SEPARATE, self.options.rollout_strategy
         return self.llm_server_manager.get_client(
             client_cls=AsyncDAPOLLMClient,
             cleanup_timeout_s=self.options.stop_timeout_s,
-            continues=strategy is RolloutStrategy.PARTIAL,
+            continues=self.options.rollout_strategy is RolloutStrategy.PARTIAL,
             drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm) is not None or own_head_drafts(rollout),
-            rolling=is_separate,
-            one_version=is_separate and strategy is RolloutStrategy.CONSISTENT,
+            **self._client_options(),
         )
+
+    def _client_options(self) -> dict[str, bool]:
+        """Of `AsyncDAPOLLMClient`, where engines are not as it takes them to be."""
+        return {}
 
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         assert isinstance(agent_loop_manager, AsyncDAPOAgentLoopManager)

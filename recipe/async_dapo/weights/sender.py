@@ -1,22 +1,17 @@
-"""The ends of weights that belong to verl's workers: a training worker whose engine adapter sends to its own run's
-engines, or which leaves weights for engines on GPUs of their own, and which keeps earlier versions for
-`async_dapo.importance_sampling=balance`; and the worker beside such an engine, which takes them.
+"""The end of weights that belongs to verl's workers: a training worker whose engine adapter sends to its own run's
+engines, and which keeps earlier versions for `async_dapo.importance_sampling=balance`.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
-import torch
-from ray import ObjectRef
-from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ..garbage import collect_cycles_as_usual
 from .adapter import BoundedServerAdapter
-from .relay import NamedTensor, leave_in_store, take_from_store
 from .snapshots import SnapshotRoom, WeightSnapshots
-from .stream import private_handle, run_name, sockets_folder, stamped
+from .stream import NamedTensor, private_handle, run_name, sockets_folder, stamped
 
 
 class WeightSender(BoundedServerAdapter):
@@ -58,22 +53,6 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
             self.rollout = WeightSender(verls.config, verls.model_config, verls.device_mesh, verls.replica_rank)
         collect_cycles_as_usual()
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    async def leave_weights(self, version: int) -> list[ObjectRef]:
-        """For engines on GPUs of their own. Rank 0 returns where the weights are."""
-        engine = self.actor.engine
-        weights, _ = engine.get_per_tensor_param()
-        buckets: list[ObjectRef] = []
-        if torch.distributed.get_rank() == 0:
-            run = run_name(sockets_folder())
-            buckets = await leave_in_store(stamped(weights, run=run, version=version))
-        else:  # every rank gathers every tensor together with the others
-            for _ in weights:
-                pass
-        if engine.is_param_offload_enabled:
-            engine.to("cpu", model=True, optimizer=False, grad=False)
-        return buckets
-
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_snapshots(self) -> SnapshotRoom:
         """Snapshots have the type that the model computes in: they lose nothing."""
@@ -94,16 +73,3 @@ class AsyncDAPOActorRolloutRefWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_newest_weights(self) -> None:
         self.snapshots.load_newest()
-
-
-class WeightTaker(CheckpointEngineWorker):
-    """verl's worker beside one GPU of an engine that has GPUs of its own."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        verls: Any = self.server_adapter
-        self._sender = WeightSender(verls.config, verls.model_config, None, verls.replica_rank)
-
-    async def take_weights(self, version: int, buckets: Sequence[ObjectRef]) -> None:
-        """Bring weights that the trainer has left to the engine, which has stopped."""
-        await self._sender.pass_on(take_from_store(buckets), version=version)

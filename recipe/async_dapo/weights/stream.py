@@ -26,9 +26,9 @@ import torch
 from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from .relay import NamedTensor
-
 logger = logging.getLogger(__name__)
+
+NamedTensor = tuple[str, torch.Tensor]
 
 STAMP = "async_dapo.weight_stamp"  # travels as a tensor of this name
 

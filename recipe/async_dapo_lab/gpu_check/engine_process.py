@@ -36,8 +36,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from ...async_dapo.engines.engine import RequestTable, RunningRequest, StampingEngine
 from ...async_dapo.engines.load_meter import LoadMeter
 from ...async_dapo.weights.adapter import EngineWatch, WatchedSender
-from ...async_dapo.weights.relay import NamedTensor
-from ...async_dapo.weights.stream import FOLDER_VARIABLE, private_handle, stamped, use_for_engine
+from ...async_dapo.weights.stream import FOLDER_VARIABLE, NamedTensor, private_handle, stamped, use_for_engine
 from .receiver import BALLAST, BallastReceiver
 from .speed import LONG_TOK, SHORT_TOK, Cell, cells, record_line
 

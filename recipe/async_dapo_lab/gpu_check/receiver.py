@@ -4,8 +4,7 @@ from typing import Any
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from ...async_dapo.weights.relay import NamedTensor
-from ...async_dapo.weights.stream import StampReader, WeightReceiver
+from ...async_dapo.weights.stream import NamedTensor, StampReader, WeightReceiver
 
 BALLAST = "async_dapo.ballast."  # begins the names of tensors that no model has; they come first in a stream
 

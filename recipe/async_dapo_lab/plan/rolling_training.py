@@ -13,13 +13,14 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ...async_dapo.core.deadlines import Deadlines
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.over_sampling import AtHand
-from ...async_dapo.core.rolling_update import Phase, RollingUpdate
 from ...async_dapo.core.staleness import VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
 from ...async_dapo.option_values import Auto, ConfigError
+from ...async_dapo.separate.deadlines import Deadlines
+from ...async_dapo.separate.options import rolling_update
+from ...async_dapo.separate.rolling_update import Phase, RollingUpdate
 from .engine import Request
 from .group_simulation import GroupSimulation
 from .measures import StepMeasure, observe_round, version_tags
@@ -88,7 +89,7 @@ class RollingRun(SplitRun):
         options = self.options
         if not options.keeps_tokens:
             raise ConfigError("rollout_strategy", options.rollout_strategy, "nothing is discarded where no round ends")
-        rolling = options.rolling_update()
+        rolling = rolling_update(options)
         self.replicas = RollingUpdate(version=0, drains=rolling["drains"], max_lag=rolling["max_lag"])
         self.deadlines = Deadlines(target_valid_groups=scenario.train_batch_size, max_staleness=options.max_staleness)
         self._over_sampling, self._round_size = options.over_sampling(), options.round_size()

@@ -13,8 +13,8 @@ from hydra.core.config_store import ConfigStore
 from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import Seconds, training_gpus
-from ...async_dapo.option_values import ConfigError, Placement, SpeculativeConfig, parse_options
+from ...async_dapo.config import Placement, Seconds, training_gpus
+from ...async_dapo.option_values import ConfigError, SpeculativeConfig, parse_options
 from ...async_dapo.startup.hardware import Gpu
 from ..plan.costs import StepCost
 from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator

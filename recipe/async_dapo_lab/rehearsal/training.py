@@ -22,8 +22,8 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from ...async_dapo import store
 from ...async_dapo.aio import await_all
-from ...async_dapo.training.separate_engines import SeparateEngines
-from ...async_dapo.training.separate_trainer import SeparateTrainer
+from ...async_dapo.separate.engines import SeparateEngines
+from ...async_dapo.separate.trainer import SeparateTrainer
 from ...async_dapo.training.tracking import CONSOLE, StepLines
 from ...async_dapo.training.trainer import AsyncDAPOTrainer
 from ..plan.costs import TrainingCost

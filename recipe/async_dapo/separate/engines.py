@@ -13,16 +13,33 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
 from ray.util import remove_placement_group
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils.device import get_resource_name
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from ..config import AsyncDAPOConfig
 from ..engines.replica import AsyncDAPOReplica
-from .engine_manager import EngineManager
+from ..training.engine_manager import EngineManager
+from .weights import WeightTaker
 
 logger = logging.getLogger(__name__)
 
 MOST_FAILED_STARTS = 3
+
+
+class SeparateReplica(AsyncDAPOReplica):
+    """An engine on GPUs of its own, with the workers that bring it weights."""
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        """What stands beside the engine."""
+        if self.is_reward_model or self.is_teacher_model:
+            return super().get_ray_class_with_init_args()
+        return RayClassWithInitArgs(
+            cls=ray.remote(WeightTaker),
+            rollout_config=self.config,
+            model_config=self.model_config,
+            replica_rank=self.replica_rank,
+        )
 
 
 class Replacements:

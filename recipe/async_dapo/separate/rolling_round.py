@@ -7,12 +7,12 @@ just now, are fewer than the over-sampling target, and while it can be trained i
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..core.outcome import GroupOutcome, Verdict
+from ..core.over_sampling import AtHand
+from ..core.round import Round, RoundSpec, RoundSummary
+from ..core.round_groups import WaitingGroup
+from ..core.stop_rules import WhenTold
 from .deadlines import Deadlines
-from .outcome import GroupOutcome, Verdict
-from .over_sampling import AtHand
-from .round import Round, RoundSpec, RoundSummary
-from .round_groups import WaitingGroup
-from .stop_rules import WhenTold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

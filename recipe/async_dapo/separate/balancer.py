@@ -24,8 +24,9 @@ from ..aio import await_all
 from ..core.balance import Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS
-from ..core.rolling_update import EngineUpdate, Phase, RollingUpdate
-from .load_balancer import GlobalLoadBalancer, LoadBalancerStats, UpdateStats
+from ..core.staleness import EngineUpdate
+from ..engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats, UpdateStats
+from .rolling_update import Phase, RollingUpdate
 
 logger = logging.getLogger(__name__)
 

@@ -16,15 +16,20 @@ from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from .. import store
-from ..config import engine_gpus
+from ..config import RolloutStrategy, engine_gpus
 from ..core.pool import Settlement
-from ..core.rolling_round import RollingSpec
 from ..logs import log_phase
 from ..rollout.coordinator import RoundEvent
 from ..rollout.reports import RoundResult
-from .replay_buffer import RoundReplayBuffer
-from .separate_engines import SeparateEngines
-from .trainer import AsyncDAPOTrainer
+from ..training.replay_buffer import RoundReplayBuffer
+from ..training.run import Parts
+from ..training.trainer import AsyncDAPOTrainer
+from .balancer import RollingLoadBalancer
+from .engines import SeparateEngines, SeparateReplica
+from .manager import RollingManager
+from .options import rolling_spec, rolling_update
+from .rolling_round import RollingSpec
+from .weights import SeparateActorRolloutRefWorker
 
 
 class RollingReplayBuffer(RoundReplayBuffer):
@@ -33,9 +38,15 @@ class RollingReplayBuffer(RoundReplayBuffer):
     It is stopped for a checkpoint, which holds what was interrupted, and for a validation; the next step opens another.
     """
 
+    _manager: RollingManager | None
     _step = 0  # whose batch is collected; 0 = no round is open
     _opened_at = 0  # step
     _before: tuple[RoundResult, Settlement] | None = None  # of a round that was stopped before it had the step's batch
+
+    @property
+    def manager(self) -> RollingManager:
+        assert self._manager is not None, "the manager is attached before the first round"
+        return self._manager
 
     def open_round(self, step: int) -> None:
         if self._step:
@@ -93,7 +104,8 @@ class RollingReplayBuffer(RoundReplayBuffer):
 
     def _spec(self, step: int) -> RollingSpec:
         pool_size = self._pool_size()
-        return self._options.rolling_spec(
+        return rolling_spec(
+            self._options,
             opened_at=self._opened_at,
             step=step,
             carried=self.pool.carried_versions,
@@ -110,6 +122,7 @@ class SeparateTrainer(AsyncDAPOTrainer):
     _enable_hybrid_replicas = False  # verl's: no engine on the training GPUs
     _engines: SeparateEngines
     _engines_class: type[SeparateEngines] = SeparateEngines
+    _worker_class = SeparateActorRolloutRefWorker
 
     def _build_replay_buffer(self) -> RollingReplayBuffer:
         return RollingReplayBuffer(self.options, self._draw)
@@ -118,6 +131,10 @@ class SeparateTrainer(AsyncDAPOTrainer):
         log_phase("engines start on GPUs of their own")
         self.llm_server_manager = LLMServerManager.create(config=self.config)
         return self._engines_class(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
+
+    def _client_options(self) -> dict[str, bool]:
+        is_consistent = self.options.rollout_strategy is RolloutStrategy.CONSISTENT
+        return {"rolling": True, "one_version": is_consistent}
 
     def on_step_end(self) -> None:
         with self._updating_weights():
@@ -136,3 +153,12 @@ class SeparateTrainer(AsyncDAPOTrainer):
     def _get_n_gpus_for_throughput(self) -> int:
         gpus: int = super()._get_n_gpus_for_throughput() + engine_gpus(self.config)
         return gpus
+
+
+PARTS = Parts(
+    trainer=SeparateTrainer,
+    manager=RollingManager,
+    balancer=RollingLoadBalancer,
+    replica=SeparateReplica,
+    balancer_options=lambda options: {"rolling": rolling_update(options)},
+)

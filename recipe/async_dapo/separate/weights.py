@@ -6,13 +6,18 @@ come. Ray frees a version when nothing refers to it any more.
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import ray
 import torch
 from ray import ObjectRef
+from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.single_controller.base.decorator import Dispatch, register
 
-NamedTensor = tuple[str, torch.Tensor]
+from ..weights.sender import AsyncDAPOActorRolloutRefWorker, WeightSender
+from ..weights.stream import NamedTensor, run_name, sockets_folder, stamped
+
 BUCKET_BYTES = 256 * 2**20  # at least a tensor; several travel at once
 
 
@@ -61,3 +66,36 @@ def _put(tensors: Sequence[NamedTensor]) -> ObjectRef:
         places.append(_Place(name, tensor.shape, tensor.dtype, start, end))
         start = end
     return ray.put((places, data))
+
+
+class SeparateActorRolloutRefWorker(AsyncDAPOActorRolloutRefWorker):
+    """A training worker that leaves weights for engines on GPUs of their own."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def leave_weights(self, version: int) -> list[ObjectRef]:
+        """Rank 0 returns where the weights are."""
+        engine = self.actor.engine
+        weights, _ = engine.get_per_tensor_param()
+        buckets: list[ObjectRef] = []
+        if torch.distributed.get_rank() == 0:
+            run = run_name(sockets_folder())
+            buckets = await leave_in_store(stamped(weights, run=run, version=version))
+        else:  # every rank gathers every tensor together with the others
+            for _ in weights:
+                pass
+        if engine.is_param_offload_enabled:
+            engine.to("cpu", model=True, optimizer=False, grad=False)
+        return buckets
+
+
+class WeightTaker(CheckpointEngineWorker):
+    """verl's worker beside one GPU of an engine that has GPUs of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        verls: Any = self.server_adapter
+        self._sender = WeightSender(verls.config, verls.model_config, None, verls.replica_rank)
+
+    async def take_weights(self, version: int, buckets: Sequence[ObjectRef]) -> None:
+        """Bring weights that the trainer has left to the engine, which has stopped."""
+        await self._sender.pass_on(take_from_store(buckets), version=version)

@@ -12,7 +12,7 @@ Pure state machine: events change it, `moves` says what is to be done then.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 OUT_SHARE = 1 / 8  # of the replicas that are alive, that take no requests at a time; at least one
@@ -31,20 +31,6 @@ class Move:
     replica_id: str
     phase: Phase
     version: int  # that it is to get, or that it has
-
-
-@dataclass(frozen=True, slots=True)
-class EngineUpdate:
-    """A replica's new weights, and when it took no requests for them, those included in which it drained."""
-
-    replica_id: str
-    version: int  # that it has from then on
-    began_s: float
-    ended_s: float
-
-    def shifted(self, seconds: float) -> "EngineUpdate":
-        """By another clock."""
-        return replace(self, began_s=self.began_s + seconds, ended_s=self.ended_s + seconds)
 
 
 @dataclass(slots=True)

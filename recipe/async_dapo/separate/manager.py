@@ -1,0 +1,42 @@
+"""The manager of rounds that go on while the trainer trains their batches."""
+
+import time
+from typing import Any
+
+from ..rollout.manager import AsyncDAPOAgentLoopManager
+from ..rollout.reports import RoundResult, WorkerReport
+from .coordinator import RollingCoordinatorActor
+from .rolling_round import RollingSpec
+
+
+class RollingManager(AsyncDAPOAgentLoopManager):
+    """A manager whose training rounds hand over a batch for each step, and stop when they are told to."""
+
+    _coordinator_actor: Any = RollingCoordinatorActor
+    _rounds_go_on = True
+
+    def hand_over(self) -> RoundResult | None:
+        """The next batch of a round that goes on, and all that has ended since the one before; None = wait again."""
+        summary = self._get(self._coordinator.hand_over.remote(self._round_id))
+        if summary is None:
+            return None
+        reports = self._get([worker.take_report.remote() for worker in self.agent_loop_workers])
+        balancer, self._places = self._get(self._balancer.turn_over.remote())
+        rollout_s = time.monotonic() - self._started
+        self._started += rollout_s
+        self._deadline = None
+        return RoundResult(
+            summary=summary,
+            workers=WorkerReport.merged(reports),
+            rollout_s=rollout_s,
+            stop_latency_s=0.0,
+            balancer=balancer,
+        )
+
+    def resize(self, spec: RollingSpec) -> None:
+        """How much a round that goes on may have under way from now on."""
+        self._get(self._coordinator.resize.remote(spec))
+
+    def stop_round(self) -> None:
+        """Stop a round that would go on."""
+        self._get(self._coordinator.stop_round.remote(self._round_id))
