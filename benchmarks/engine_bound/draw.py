@@ -1,5 +1,4 @@
-"""The figure, and the table, of `runs.csv` in a folder, or of the project's own runs, and the timeline of the one
-whose record is kept there.
+"""The figure, and the table, of `runs.csv` in a folder, or of the project's own runs.
 
 python -m benchmarks.engine_bound.draw [FOLDER]
 
@@ -14,9 +13,6 @@ from matplotlib.figure import Figure
 
 from benchmarks.engine_bound.summary import FOLDER, engine_bound_table, read_runs
 from benchmarks.support.tables import markdown
-from recipe.async_dapo_lab.rehearsal.figure import Timeline, draw_timeline
-
-KEPT, KEPT_TITLE = "timeline", "partial, defaults: 2 servers, B=8, n=8, 8K"  # the record of one run
 
 
 def draw(runs: pd.DataFrame, folder: Path) -> None:
@@ -38,15 +34,8 @@ def draw(runs: pd.DataFrame, folder: Path) -> None:
     figure.savefig(folder / "engine_bound.png", dpi=110)
 
 
-def draw_kept_timeline(kept: Path) -> None:
-    timeline = Timeline.load(kept / "engines.jsonl", kept / "phases.jsonl")
-    draw_timeline(timeline, kept / "timeline.png", title=KEPT_TITLE)
-
-
 if __name__ == "__main__":
     drawn = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     rows = read_runs(drawn)
     draw(rows, drawn)
-    if drawn == FOLDER:
-        draw_kept_timeline(FOLDER / KEPT)
     print(markdown(engine_bound_table(rows)), end="")

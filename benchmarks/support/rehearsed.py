@@ -96,5 +96,5 @@ def measure(
         "cpu_share": round(validity.cpu_share, 3),
         "is_valid": str(validity.is_valid),
         "wall_s": round(rehearsal.wall_s),
-        "peak_memory_gb": round(rehearsal.peak_memory_bytes / 1e9, 2),
+        "peak_memory_gb": round(rehearsal.peak_memory_gb, 2),
     }
