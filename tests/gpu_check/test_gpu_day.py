@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu_day import compare, pack, run
+from benchmarks.gpu_day import compare, pack, read, run
 from benchmarks.side_by_side.run import SYSTEMS
 from recipe.async_dapo.check import main as check
 from recipe.async_dapo_lab.gpu_check.assets import make_model
@@ -113,6 +114,21 @@ def test_given_a_part_that_hangs_when_run_then_it_ends_at_its_limit_and_the_next
     assert "not done after 1 s" in str(first["ended"]) and first["last_lines"] == []
     assert second["ended"] != "well" and "usage" in str(second["last_lines"])
     assert "not done after 1 s" in str(third["ended"])
+
+
+def test_given_results_when_read_then_they_are_kept_and_compared(tmp_path, monkeypatch, capsys):
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "parts.jsonl").write_text('{"part": "partial", "ended": "well", "last_lines": ["much"]}\n')
+    rows = [f"{read.OTHER!r},4.0".replace("'", '"'), "partial,3.0", "partial,2.0"]
+    (results / "runs.csv").write_text("\n".join(["system,step_s", *rows]) + "\n")
+    cells = [{"inflight": b, "kv_tok": 100 * b, "tokens_per_s": b / (0.005 + 1e-4 * b)} for b in (1, 8, 64)]
+    (results / "calibration.jsonl").write_text("".join(f"{json.dumps(cell)}\n" for cell in cells))
+    monkeypatch.setattr(sys, "argv", ["read", str(results), "--assets", str(tmp_path / "assets")])
+    read.main()
+    said = capsys.readouterr().out
+    assert re.search(r"partial +2\.5 +0\.625", said) and "much" not in said and "a step 5.0" in said
+    assert {file.name for file in (tmp_path / "assets").iterdir()} == {file.name for file in results.iterdir()}
 
 
 @pytest.mark.slow
