@@ -35,7 +35,6 @@ def test_given_a_rehearsal_that_runs_when_sigterm_comes_then_its_contexts_are_le
     assert left == ["context"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", systems.SETTINGS)
 def test_given_a_setting_then_its_systems_are_those_that_its_servers_allow(monkeypatch, name):
     monkeypatch.setattr(systems, "_settled_step_s", lambda scenario, row: 0.0)
