@@ -88,9 +88,10 @@ class Callers:
 
     async def stop(self, mode: str) -> None:
         self.is_open.clear()
-        begun = {name for name, tokens in self.engine.sampled.items() if tokens}
+        sampled_tok = {name: len(tokens) for name, tokens in self.engine.sampled.items()}
+        begun = {name for name, count in sampled_tok.items() if count > self.stream_interval}  # the front end knows
         self.may_end_early |= self.limits_tok.keys() - (set() if mode == "abort" else begun)
-        self.sent_back |= set() if mode == "abort" else self.in_server - begun
+        self.sent_back |= set() if mode == "abort" else {name for name in self.in_server if not sampled_tok.get(name)}
         began_s = now_s()
         await self.server.stop_generation(mode)
         await settle()
@@ -135,12 +136,12 @@ async def test_given_any_requests_aborts_stops_and_versions_then_each_token_is_d
 ) -> None:
     random = Random(f"{number} {stream_interval}")
     it = Callers(monkeypatch, random, stream_interval=stream_interval)
+    modes = random.choice([["abort"], ["keep", "hold"]])  # A run has either.
     for _ in range(12):
         match random.choice(["ask", "ask", "ask", "abort", "forget", "stop"]):
             case "ask":
                 it.ask()
             case "stop":
-                modes = random.choice([["abort"], ["keep", "hold"]])  # of one run
                 for _ in range(random.choice([1, 1, 2])):
                     await it.stop(random.choice(modes))
                 await it.open()
