@@ -12,6 +12,7 @@ from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 from .core.balance import Balance
+from .core.one_pass import why_two_passes
 from .core.over_sampling import OverSampling, RoundSize
 from .core.prompt_history import Selection
 from .core.rolling_round import RollingSpec
@@ -444,6 +445,21 @@ class AsyncDAPOConfig:
             carried=carried,
             most_begun=most_begun,
         )
+
+
+def why_log_probs_first(config: DictConfig, options: AsyncDAPOConfig, *, has_dropout: bool = False) -> str | None:
+    """Why this run computes log-probs before each update; None where the update alone gives the same result."""
+    actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
+    return why_two_passes(
+        correction=options.importance_sampling,
+        updates=options.target_valid_groups // actor.ppo_mini_batch_size * actor.ppo_epochs,
+        weights=correction.rollout_is,
+        threshold=correction.rollout_is_threshold,
+        normalizes=correction.rollout_is_batch_normalize,
+        rejects=correction.rollout_rs,
+        kl_in_reward=config.algorithm.use_kl_in_reward,
+        has_dropout=has_dropout,
+    )
 
 
 def _reward_function(config: DictConfig) -> str:

@@ -9,7 +9,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from .. import store
 from ..core.agreement import ModelSetup, judge
-from .importance_sampling import ratio_statistics
+from .importance_sampling import ratio_statistics, ratio_sums
 
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -34,7 +34,7 @@ def judge_engines(batch: KVBatchMeta, config: DictConfig, *, step: int, keeps_kv
     if not counts_BT.any():
         return None
     # Of no finite log-prob there are no statistics.
-    found = ratio_statistics(data["old_log_probs"] - data["rollout_log_probs"], counts_BT)
+    found = ratio_statistics(ratio_sums(data["old_log_probs"] - data["rollout_log_probs"], counts_BT))
     return judge(found.get("k3_kl", math.inf), tokens=int(counts_BT.sum()), setup=lambda: setup_of(config))
 
 
