@@ -30,10 +30,12 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from omegaconf import DictConfig
 from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
@@ -42,6 +44,7 @@ from verl.experimental.agent_loop import AgentLoopManager
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
@@ -49,6 +52,7 @@ from .. import store
 from ..actor_watch import watched
 from ..config import AsyncDAPOConfig, why_log_probs_first
 from ..core.ledger import LedgerError
+from ..core.mini_batches import balanced_order
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
@@ -117,6 +121,12 @@ class AsyncDAPOTrainer(PPOTrainer):
         self._choose_passes()
 
     def _choose_passes(self) -> None:
+        actor = self.config.actor_rollout_ref.actor
+        if actor.shuffle and actor.ppo_mini_batch_size < self.options.target_valid_groups:
+            logger.warning(
+                "actor_rollout_ref.actor.shuffle=True: training ranks shuffle apart from each other and wait for the "
+                "slowest at each update; set it to False, with which each has equal work"
+            )
         why_two = why_log_probs_first(self.config, self.options, has_dropout=one_update.has_dropout(self.config))
         self._can_take_one_pass = why_two is None and not self.config.algorithm.rollout_correction.bypass_mode
         if self._can_take_one_pass:
@@ -243,6 +253,17 @@ class AsyncDAPOTrainer(PPOTrainer):
         metrics = super()._val_metrics_update(data_sources, sample_uids, averaged, *args, **kwargs)
         failed, self.replay_buffer.left_out = self.replay_buffer.left_out, 0
         return metrics | {keys.VALIDATION_FAILED: failed}
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
+        """verl balances a step over the training ranks; this balances each of its updates, at which all ranks meet."""
+        batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        actor, ranks = self.config.actor_rollout_ref.actor, 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
+        rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        if ranks > 1 and rows < len(batch) and not actor.shuffle:
+            work = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
+            equal = partial(get_seqlen_balanced_partitions, equal_size=True)
+            batch.reorder(balanced_order(batch.keys, work, ranks=ranks, rows=rows, partition=equal))
+        return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Until engines are judged, the trainer computes log-probs before every update, also where the update does so
