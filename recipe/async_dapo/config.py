@@ -447,12 +447,19 @@ class AsyncDAPOConfig:
         )
 
 
+def updates_of(config: DictConfig) -> int:
+    """Of a step: mini-batches times epochs [count]."""
+    actor = config.actor_rollout_ref.actor
+    updates: int = config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
+    return updates
+
+
 def why_log_probs_first(config: DictConfig, options: AsyncDAPOConfig, *, has_dropout: bool = False) -> str | None:
     """Why this run computes log-probs before each update; None where the update alone gives the same result."""
-    actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
+    correction = config.algorithm.rollout_correction
     return why_two_passes(
         correction=options.importance_sampling,
-        updates=options.target_valid_groups // actor.ppo_mini_batch_size * actor.ppo_epochs,
+        updates=updates_of(config),
         weights=correction.rollout_is,
         threshold=correction.rollout_is_threshold,
         normalizes=correction.rollout_is_batch_normalize,

@@ -149,8 +149,8 @@ class Rank:
 
 
 def check_variant(config: DictConfig) -> None:
-    data = make_batch(seed=1 + dist.get_rank())
     two, one = Rank(config), Rank(config)
+    data = make_batch(seed=1 + dist.get_rank())
     before = two.parameters()
     proximal, entropy = two.log_probs(data)
     complete = with_weights(data, proximal, config)

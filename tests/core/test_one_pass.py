@@ -6,15 +6,7 @@ import pytest
 
 from recipe.async_dapo.core.one_pass import why_two_passes
 
-EXACT: dict[str, Any] = {
-    "correction": "decoupled",
-    "updates": 1,
-    "weights": "token",
-    "threshold": 2.0,
-    "normalizes": False,
-    "rejects": None,
-    "kl_in_reward": False,
-}
+EXACT: dict[str, Any] = {"correction": "decoupled", "updates": 1, "threshold": 2.0}
 OF_EVERY_UPDATE = {
     "updates": (4, "4 updates"),
     "kl_in_reward": (True, "use_kl_in_reward"),

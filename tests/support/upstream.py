@@ -105,7 +105,6 @@ SIGNATURES = {
         "(log_ratio, response_mask, rollout_is='token', rollout_is_threshold=2.0, rollout_is_batch_normalize=False)"
     ),
     "verl.workers.utils.padding:response_from_nested": "(tensor, response_mask)",
-    "verl.workers.utils.padding:no_padding_2_padding": "(tensor, data)",
     "verl.workers.utils.losses:ppo_loss": "(config, model_output, data, dp_group=None)",
     TRAINING_WORKER + "ActorRolloutRefWorker.set_loss_fn": "(self, loss_fn)",
     "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions": "(seqlen_list, k_partitions, equal_size)",

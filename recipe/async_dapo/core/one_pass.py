@@ -10,11 +10,11 @@ def why_two_passes(
     *,
     correction: str,
     updates: int,
-    weights: str | None,
-    threshold: object,
-    normalizes: bool,
-    rejects: str | None,
-    kl_in_reward: bool,
+    weights: str | None = None,
+    threshold: object = None,
+    normalizes: bool = False,
+    rejects: str | None = None,
+    kl_in_reward: bool = False,
     has_dropout: bool = False,
 ) -> str | None:
     """Why log-probs are computed before the update, in words; None where the update alone gives the same result.

@@ -21,7 +21,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
-from verl.workers.utils.padding import no_padding_2_padding, response_from_nested
+from verl.workers.utils.padding import response_from_nested
 
 from .importance_sampling import importance_metrics, importance_sums
 
@@ -83,13 +83,12 @@ def _entropy(
     """This micro-batch's part of the entropy, averaged as verl does. It is exact where verl computes entropies, else
     estimated from the tokens that were sampled.
     """
-    mask_BT = data["response_mask"].to_padded_tensor(0)
     if (exact := model_output.get("entropy")) is not None:
-        entropy_BT = no_padding_2_padding(exact.detach(), data)
+        entropy = response_from_nested(exact.detach(), data["response_mask"])
     else:
-        sampled_N = -proximal.values() * weights_N
-        entropy_BT = torch.nested.nested_tensor_from_jagged(sampled_N, proximal.offsets()).to_padded_tensor(0.0)
-    return agg_loss(entropy_BT, mask_BT, config.loss_agg_mode, **config.global_batch_info)
+        entropy = torch.nested.nested_tensor_from_jagged(-proximal.values() * weights_N, proximal.offsets())
+    padded = data.select("response_mask").set("entropy", entropy).to_padded_tensor()
+    return agg_loss(padded["entropy"], padded["response_mask"], config.loss_agg_mode, **config.global_batch_info)
 
 
 def _summed(log_ratio_N: torch.Tensor, weights_N: torch.Tensor, data: TensorDict, told: OneUpdate) -> dict[str, Metric]:

@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import Seconds, training_gpus
+from ...async_dapo.config import Seconds, training_gpus, updates_of
 from ...async_dapo.option_values import ConfigError, Placement, SpeculativeConfig, parse_options
 from ...async_dapo.startup.hardware import Gpu
 from ..plan.costs import StepCost
@@ -145,6 +145,7 @@ class RehearsalOptions:
             "train_batch_size": config.data.train_batch_size,
             "rollout_n": rollout.n,
             "max_response_length": config.data.max_response_length,
+            "updates": updates_of(config),
         }
         return Inputs.load(None, given | dict(self.inputs))
 
