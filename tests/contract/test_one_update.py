@@ -28,7 +28,8 @@ from ..support.composed_runs import compose_run, valid_overrides, write_files
 
 ROWS, PROMPT_TOK, NEWEST = 8, 5, 6
 ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.model."
-CPU = (
+OVERRIDES = (
+    "algorithm.rollout_correction.rollout_is=token",
     f"++{MODEL}override_config.attn_implementation=sdpa",
     f"{ACTOR}strategy=fsdp2",
     f"{ACTOR}fsdp_config.dtype=float32",
@@ -170,7 +171,7 @@ def check_rank(rank: int, ranks: int, files: str) -> None:
     os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
     for overrides in VARIANTS.values():
         gpus = f"trainer.n_gpus_per_node={ranks}"
-        check_variant(compose_run([*valid_overrides(Path(files)), *CPU, gpus, *overrides]))
+        check_variant(compose_run([*valid_overrides(Path(files)), *OVERRIDES, gpus, *overrides]))
     dist.destroy_process_group()
 
 

@@ -69,12 +69,17 @@ def _loss(
     data = data.clone(recurse=False)
     data["old_log_probs"] = proximal
     if told.weighs:
-        data["rollout_is_weights"] = torch.nested.nested_tensor_from_jagged(weights_N, proximal.offsets())
+        data["rollout_is_weights"] = _in_rows(weights_N, proximal)
     value, metrics = ppo_loss(config, model_output, data, dp_group)
     return value, metrics | {
         "actor/entropy": Metric(AggregationType.SUM, _entropy(config, model_output, data, proximal, weights_N)),
         **_summed(log_ratio_N, weights_N, data, told),
     }
+
+
+def _in_rows(values_N: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """As a nested tensor that pads to its longest row, as one that is made of its offsets does not."""
+    return torch.nested.as_nested_tensor(values_N.split(like.offsets().diff().tolist()), layout=torch.jagged)
 
 
 def _entropy(
@@ -86,7 +91,7 @@ def _entropy(
     if (exact := model_output.get("entropy")) is not None:
         entropy = response_from_nested(exact.detach(), data["response_mask"])
     else:
-        entropy = torch.nested.nested_tensor_from_jagged(-proximal.values() * weights_N, proximal.offsets())
+        entropy = _in_rows(-proximal.values() * weights_N, proximal)
     padded = data.select("response_mask").set("entropy", entropy).to_padded_tensor()
     return agg_loss(padded["entropy"], padded["response_mask"], config.loss_agg_mode, **config.global_batch_info)
 
