@@ -1,7 +1,7 @@
 """A real engine with drafts by suffix decoding samples what it samples without: the same distributions, log-probs,
 and, at temperature 0, the same tokens.
 
-Nightly, but for the arithmetic. Every run of the tests trains with drafts in `test_partial_rollout.py`, which compares
+Nightly, but for the arithmetic. Every run of the tests trains with drafts in `test_kill_and_resume.py`, which compares
 the engine's log-probs with the trainer's, over interruptions and weight updates.
 """
 

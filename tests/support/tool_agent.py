@@ -12,9 +12,9 @@ from examples.agent_loop.sandbox import Sandbox
 from recipe.async_dapo.calls import current_recorder, recorded
 
 from . import till
+from .till_server import STOP, TURNS
 
-TURNS = 3
-GREEDY = {"temperature": 0.0, "stop": ["01:"]}  # which begins the last line of most answers
+GREEDY = {"temperature": 0.0, "stop": [STOP]}
 
 
 @ToolParser.register("every_response_calls")
@@ -48,13 +48,12 @@ class NextProblemLoop(ToolAgentLoop):
         except asyncio.CancelledError:
             till.note(**of, is_end=False)
             raise
-        till.note(**of, is_end=True, prompt=output.prompt_ids, response=output.response_ids)
+        till.note(**of, is_end=True)
         return output
 
     async def _run_greedy(self, sampling_params: dict[str, Any], **sample: Any) -> AgentLoopOutput:
-        is_training = sampling_params["temperature"] > 0
         dialogue = Dialogue(self, sample["raw_prompt"], sampling_params | GREEDY)
-        total = Total() if is_training and sample["session_id"] == 0 else None
+        total = Total() if sample["session_id"] == 0 else None
         try:
             if total is not None:
                 await total.add(1)  # whenever it is interrupted from now on, a process has run something,
@@ -64,9 +63,7 @@ class NextProblemLoop(ToolAgentLoop):
                     await total.add(len(answer))  # and has more to run
                 if dialogue.turns == TURNS or dialogue.is_full:
                     return dialogue.output()
-                is_slow = is_training and len(answer) % 5 == 0  # a validation is not kept waiting
-                problem = await recorded(till.pay, len(answer), till.SLOW_S if is_slow else 0.0)
-                await dialogue.tell(problem)
+                await dialogue.tell(await recorded(till.pay, len(answer)))
         finally:
             if total is not None:
                 await total.close()
