@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 
@@ -43,21 +44,21 @@ WITNESSED = {  # the file of an example, and the line before which it leaves a n
 }
 EXAMPLES = ("tools", "agent_loop", "data_set", "reward")  # of an option that two of them set, the last one's counts
 LOOPS = ("checked_answer", "working_tool_agent")  # of every second prompt
+MODULE = "modules/examples"  # workers would find it without Ray at the top of the driver's folder
+PLUGIN = sorted(PLUGIN_PATH.glob("async_dapo_cpu*"))  # which the nodes do not have
 OVERRIDES = (
     "actor_rollout_ref.rollout.agent.num_workers=2",
     "async_dapo.rollout_pool_size=32",
     "reward.num_workers=2",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",
-    "+ray_kwargs.ray_init.runtime_env.py_modules=[examples]",
+    f"+ray_kwargs.ray_init.runtime_env.py_modules=[{','.join(map(str, (MODULE, *PLUGIN)))}]",
     "data.max_response_length=112",
 )
 
 
 def write_examples(driver: Path, notes: Path) -> None:
     """The examples as their commands have them, with witnesses, and both agent loops in one file."""
-    examples = Path(
-        shutil.copytree(ROOT / "examples", driver / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    )
+    examples = Path(shutil.copytree(ROOT / "examples", driver / MODULE, ignore=shutil.ignore_patterns("__pycache__")))
     for role, (name, line) in WITNESSED.items():
         text = (examples / name).read_text()
         assert text.count(line) == 1
@@ -79,6 +80,7 @@ def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
     (folder / "notes").mkdir()
     driver = folder / "driver"
     write_examples(driver, folder / "notes")
+    words = [word for example in EXAMPLES for word in overrides_of(example)]
     with (
         two_nodes(folder, gpus=(1, 0)) as nodes,
         training_on(
@@ -88,7 +90,7 @@ def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
             module="recipe.async_dapo.main_async_dapo",
             steps=STEPS,
             strategy="consistent",
-            overrides=[*(word for example in EXAMPLES for word in overrides_of(example)), *OVERRIDES],
+            overrides=[*(word.replace("=examples/", f"={MODULE}/") for word in words), *OVERRIDES],
         ) as exit_code,
     ):
         strangers = {name: join_as_stranger(nodes.address, has) for name, has in STRANGERS.items()}

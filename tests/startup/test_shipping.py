@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
-from recipe.async_dapo import own_ray
+from recipe.async_dapo import shipping
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped, staging_folder
 
@@ -67,7 +67,7 @@ def test_given_a_cluster_without_cpus_when_the_first_actor_is_made_then_it_is_sa
     run, monkeypatch, caplog, resources, warnings
 ) -> None:
     monkeypatch.setattr("ray.cluster_resources", lambda: resources)
-    with shipped(run()) as first_actor, caplog.at_level("WARNING", logger=own_ray.__name__):
+    with shipped(run()) as first_actor, caplog.at_level("WARNING", logger=shipping.__name__):
         first_actor(ActorClass()).remote()
     assert caplog.text.count("no node of this Ray cluster offers a CPU: the run waits until one joins") == warnings
 
@@ -115,24 +115,6 @@ def test_given_a_node_with_other_recipes_when_shipped_then_it_can_import_both(ru
         origin = run_elsewhere(code, modules_of(config), tmp_path, tmp_path / "site")
         assert Path(origin).is_relative_to(modules_of(config)[0])
     assert not modules_of(config)[0].exists(), "the staged copy is left behind"
-
-
-def test_given_the_cpu_platform_when_shipped_then_verl_finds_its_plugin(run, tmp_path):
-    config = run()
-    with shipped(config):
-        assert config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
-        code = (
-            "from importlib.metadata import entry_points; [plugin] = entry_points(group='verl.plugins'); "
-            "print(plugin.value)"
-        )
-        assert run_elsewhere(code, modules_of(config), tmp_path) == "async_dapo_cpu"
-
-
-def test_given_another_platform_when_shipped_then_the_cpu_plugin_stays_here(run, monkeypatch):
-    monkeypatch.delenv("VERL_PLATFORM")
-    config = run()
-    with shipped(config):
-        assert [path.name for path in modules_of(config)] == ["recipe", USER_PACKAGE]
 
 
 def test_given_a_reward_function_in_a_file_when_shipped_then_other_nodes_can_load_it(run, tmp_path, monkeypatch):
