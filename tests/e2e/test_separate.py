@@ -54,11 +54,16 @@ def run(assets, tmp_path_factory, strategy: str) -> Run:
         tmp_path_factory.mktemp(strategy),
         steps=LAST_STEP,
         strategy=strategy,
-        overrides=OVERRIDES,
     )
-    killed = life(switches={"wait_at": KILLED_STEP}, kill_when=lambda run: bool(run.noted("waits")))
+    killed = life(
+        overrides=OVERRIDES, switches={"wait_at": KILLED_STEP}, kill_when=lambda run: bool(run.noted("waits"))
+    )
     assert killed.exit_code == -9, "the run ended before it could be killed"
-    return life(switches={"deaths": [(SAVED_STEP + 1, "training", "server", 1)], "rejoin_at": REJOIN_AT})
+    overrides = (*OVERRIDES, "async_dapo.drafts=suffix")  # in this life only
+    return life(
+        overrides=overrides,
+        switches={"deaths": [(SAVED_STEP + 1, "training", "server", 1)], "rejoin_at": REJOIN_AT},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +99,14 @@ def test_given_tokens_of_any_version_when_that_version_computes_them_then_log_pr
     weighed = WeighedRun(run.folder)
     rows = [(note["step"], row) for note in steps for row in weighed.batch(note["step"])[0][:4]]
     assert assert_stamped(weighed, rows) > 10 * TOLERANCE, "versions hardly differ: the test shows nothing"
+
+
+def test_given_drafts_when_answers_repeat_each_other_then_a_step_yields_more_than_one_token_of_a_response(run):
+    yields = [step.get("async_dapo/drafts/tok_per_step") for step in run.steps]
+    assert yields[:SAVED_STEP] == [None] * SAVED_STEP and all(tok > 1 for tok in yields[SAVED_STEP:])
+    log = (run.folder / "train.log").read_text(errors="replace")
+    but_the_last = yields[SAVED_STEP:-1]  # of the last step Ray may not have passed on the line when it ends
+    assert but_the_last and all(f" | drafts {tok:.2f} tok/step" in log for tok in but_the_last)
 
 
 def test_given_weights_that_reach_engines_one_by_one_when_they_train_then_no_token_is_too_old(steps, strategy):

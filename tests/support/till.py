@@ -47,9 +47,9 @@ def recover(call: str) -> str:
 
 
 async def outlive_the_round(length: int) -> None:
-    """A slow call, as one in five is, takes until the round has stopped."""
+    """A slow call takes until the round has stopped."""
     deadline, before = time.monotonic() + SLOW_S, _notes()
-    while length % 5 == 0 and time.monotonic() < deadline and _notes() == before:  # noqa: ASYNC110 (in another process)
+    while length % 10 == 7 and time.monotonic() < deadline and _notes() == before:  # noqa: ASYNC110 (in another process)
         await asyncio.sleep(0.1)
 
 
