@@ -26,7 +26,7 @@ from recipe.async_dapo.startup.output_check import NEWEST_FILE
 from recipe.async_dapo_lab.quickstart import task
 from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
-from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
+from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
 from ..support import till
@@ -42,19 +42,24 @@ from ..support.weights_by_hand import (
     versions_of,
 )
 
-SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 8
+SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 4, 7
 DATA_SET = 56  # prompts: visited a second time before the kill, and a third time after it
-POOL_SIZE = 48  # trajectories at once
+RESPONSES = 4  # of a prompt
+POOL_SIZE = 32  # trajectories at once
 ROUND_LIMIT_TOK = 24  # most answers of one turn are shorter, dialogues are longer
 SAVED_HISTORY = "saved_history.json"
 EARLIER = "a prompt of an earlier run"
 SANDBOX = "pieces.put(line)"  # in the command of a sandbox's process
-RENAMED = ("recipe.async_dapo", "experiments.my_dapo")
-# What the second life has of this repository beside the recipe: it imports the recipe by its new name.
-TOOL_FILES = (
-    *(f"tests/support/{name}.py" for name in ("tool_agent", "till", "till_server", "next_problem")),
-    *(f"examples/agent_loop/{name}.py" for name in ("dialogue", "sandbox")),
-)
+# Packages in the second life, which imports none of this repository by its own name.
+RENAMED = {
+    "recipe.async_dapo": "experiments.my_dapo",
+    "tests.support": "experiments.my_tools",
+    "examples.agent_loop": "experiments.my_loops",
+}
+TOOL_FILES = {
+    "tests.support": ("tool_agent", "till", "till_server", "next_problem"),
+    "examples.agent_loop": ("dialogue", "sandbox"),
+}
 
 # Half of the answers are right, by chance, and so most groups are valid; but to some prompts all are right, or wrong.
 REWARD = """
@@ -71,6 +76,7 @@ AGENT_LOOPS = """
   _target_: tests.support.tool_agent.NextProblemLoop
 """
 OVERRIDES = (
+    f"actor_rollout_ref.rollout.n={RESPONSES}",
     f"async_dapo.max_staleness={LAST_STEP}",  # no token is too old, and no version's weights are let go
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
     "actor_rollout_ref.rollout.multi_turn.format=every_response_calls",
@@ -88,19 +94,19 @@ LIMITED = (
 )
 
 
-def files_of(assets: Assets, folder: Path, code: Path = ROOT) -> list[str]:
+def files_of(assets: Assets, folder: Path, tools: Path = ROOT / "tests" / "support") -> list[str]:
     """Overrides that name the files of a run in this folder, which are written there."""
     prompts = pd.read_parquet(assets.train_file).head(DATA_SET)
     in_turns = prompts.index % 2 == 1
     prompts["agent_name"] = ["next_problem_loop" if each else "single_turn_agent" for each in in_turns]
     prompts.to_parquet(folder / "prompts.parquet")
     (folder / "reward.py").write_text(Path(task.__file__).read_text() + REWARD)
-    (folder / "loops.yaml").write_text(AGENT_LOOPS)
+    (folder / "loops.yaml").write_text(AGENT_LOOPS if tools.is_relative_to(ROOT) else renamed(AGENT_LOOPS))
     return [
         f"data.train_files={folder}/prompts.parquet",
         f"reward.custom_reward_function.path={folder}/reward.py",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder}/loops.yaml",
-        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={code}/tests/support/next_problem.py",
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={tools}/next_problem.py",
     ]
 
 
@@ -127,7 +133,7 @@ def killed_and_resumed(assets, tmp_path_factory) -> Run:
     code = renamed_recipe(folder / "code")
     return life(
         folder,
-        overrides=(*overrides, *files_of(assets, folder, code)),
+        overrides=(*overrides, *files_of(assets, folder, code / "experiments" / "my_tools")),
         module="inspected_copy",
         environment={till.FOLDER: str(folder), "PYTHONPATH": os.pathsep.join([str(PLUGIN_PATH), str(code)])},
     )
@@ -136,12 +142,21 @@ def killed_and_resumed(assets, tmp_path_factory) -> Run:
 def renamed_recipe(checkout: Path) -> Path:
     """A folder with the recipe as `experiments.my_dapo`, and the inspected run of it as `inspected_copy`."""
     shutil.copytree(ROOT / "recipe" / "async_dapo", checkout / "experiments" / "my_dapo")
-    program = (ROOT / "tests" / "support" / "inspected_run.py").read_text().replace(*RENAMED)
+    program = renamed((ROOT / "tests" / "support" / "inspected_run.py").read_text())
     (checkout / "inspected_copy.py").write_text(program.replace("../../recipe/async_dapo", "experiments/my_dapo"))
-    for name in TOOL_FILES:
-        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-        (checkout / name).write_text((ROOT / name).read_text().replace(*RENAMED))
+    for package, names in TOOL_FILES.items():
+        folder = checkout / RENAMED[package].replace(".", "/")
+        folder.mkdir()
+        for name in names:
+            text = Path(ROOT, package.replace(".", "/"), f"{name}.py").read_text()
+            (folder / f"{name}.py").write_text(renamed(text))
     return checkout
+
+
+def renamed(text: str) -> str:
+    for name, other in RENAMED.items():
+        text = text.replace(name, other)
+    return text
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +177,7 @@ def test_given_a_step_when_it_trains_then_it_has_exactly_b_groups_of_n_and_none_
     assert [record["step"] for record in steps] == list(range(1, LAST_STEP + 1))
     for record in steps:
         assert len(record["uids"]) == PROMPTS_PER_STEP
-        assert record["trajectories"] == PROMPTS_PER_STEP * RESPONSES_PER_PROMPT
+        assert record["trajectories"] == PROMPTS_PER_STEP * RESPONSES
     uids = [uid for record in steps for uid in record["uids"]]
     assert len(uids) == len(set(uids))
 

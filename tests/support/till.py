@@ -20,7 +20,7 @@ DIARY = "loops.jsonl"  # of every interruption and every end of an agent loop
 PROCESSES = "processes.jsonl"  # that loops have started
 
 NOTES = "inspection.jsonl"  # of the run's trainer
-SLOW_S = 20.0  # longest time until a slow call does not wait for that any more
+SLOW_S = 6.0  # a slow call takes no longer: a round may wait for its group
 
 
 class ServerDied(RuntimeError):

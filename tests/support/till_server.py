@@ -27,7 +27,7 @@ def write_line(file: str, **fields: object) -> None:
 async def serve(socket: str, ledger: str) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = json.loads(await reader.readline())
-        answer, is_fatal = answer_to(request["length"]), request["length"] % 4 == 1
+        answer, is_fatal = answer_to(request["length"]), request["length"] % 20 == 13
         write_line(ledger, call=request["call"], answer=answer, died=is_fatal)
         if is_fatal:
             os._exit(1)
