@@ -12,7 +12,7 @@ fast-test:
 # The engine code on the versions that verl's extra installs on GPUs: 10 GB, some minutes; not part of CI.
 test-gpu-versions:
 	bash requirements/install.sh .venv-gpu-versions requirements/gpu_versions.txt
-	.venv-gpu-versions/bin/pytest tests/contract tests/e2e/test_kill_and_resume.py tests/e2e/test_two_nodes.py
+	.venv-gpu-versions/bin/pytest tests/contract tests/e2e/test_partial_rollout.py tests/e2e/test_two_nodes.py
 
 # The documents as a site in site/, every link and anchor followed; `run_tests.sh` builds it, too.
 docs:

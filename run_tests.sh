@@ -4,7 +4,7 @@
 # usage: run_tests.sh [--fast | --nightly] [PYTEST_ARGUMENT ...]
 #   --fast     decisions, coroutines, planner, report and contracts, in two minutes: nothing starts Ray
 #   --nightly  all tests, and those that are too slow for every change
-# for example: run_tests.sh tests/e2e/test_kill_and_resume.py
+# for example: run_tests.sh tests/e2e/test_partial_rollout.py
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"

@@ -237,7 +237,7 @@ def recorded(by_hand: WeighedRun, row: dict[str, Any], generator: torch.Generato
     return (exact - 0.01 * torch.rand(len(exact), generator=generator)).clamp(max=0.0)
 
 
-@pytest.mark.nightly  # on the real stack: `test_dying_engines.py`, `test_kill_and_resume.py`
+@pytest.mark.nightly  # on the real stack: `test_dying_engines.py`, `test_partial_rollout.py`
 def test_given_two_ranks_and_dynamic_batches_when_groups_mix_three_versions_then_weights_are_those_by_hand(tmp_path):
     write_files(tmp_path)
     torch.multiprocessing.spawn(check_rank, args=(str(tmp_path),), nprocs=RANKS)

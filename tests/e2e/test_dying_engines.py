@@ -88,7 +88,7 @@ def test_given_four_training_ranks_when_they_train_then_weights_and_log_probs_ar
     run: Run,
 ) -> None:
     """Both ranks of an engine have the newest weights. Whether a group mixes versions is up to timing here;
-    `test_kill_and_resume.py` makes sure of it, on one rank."""
+    `test_partial_rollout.py` makes sure of it, on one rank."""
     weighed = WeighedRun(run.folder)
     groups = [(step, group) for step in range(1, STEPS + 2) for group in weighed.batch(step)]
     assert len(groups) == PROMPTS_PER_STEP * (STEPS + 1)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ LEDGER = "till.jsonl"  # of every charge, a line
 DIARY = "loops.jsonl"  # of every interruption and every end of an agent loop
 PROCESSES = "processes.jsonl"  # that loops have started
 
-NOTES = "inspection.jsonl"  # of the run's trainer
-SLOW_S = 6.0  # a slow call takes no longer: a round may wait for its group
+SLOW_S = 20.0  # longer than a round
 
 
 class ServerDied(RuntimeError):
@@ -46,25 +44,12 @@ def recover(call: str) -> str:
     return {charge["call"]: charge["answer"] for charge in lines(_folder() / LEDGER)}[call]
 
 
-async def outlive_the_round(length: int) -> None:
-    """A slow call takes until the round has stopped."""
-    deadline, before = time.monotonic() + SLOW_S, _notes()
-    while length % 10 == 7 and time.monotonic() < deadline and _notes() == before:  # noqa: ASYNC110 (in another process)
-        await asyncio.sleep(0.1)
-
-
-def _notes() -> int:
-    """What the trainer has written down, which it does while no round is open."""
-    file = _folder() / NOTES
-    return file.read_text().count("\n") if file.exists() else 0
-
-
 @unknown_calls("fail_trajectory", recover)
-async def pay(length: int) -> str:
+async def pay(length: int, takes_s: float) -> str:
     """Here."""
     answer = till_server.answer_to(length)
     till_server.write_line(str(_folder() / LEDGER), call=call_id(), answer=answer, died=False)
-    await outlive_the_round(length)
+    await asyncio.sleep(takes_s)
     return answer
 
 

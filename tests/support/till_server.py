@@ -8,13 +8,10 @@ import json
 import os
 import sys
 
-TURNS = 3
-STOP = "01:"  # begins the last line of most answers
-
 
 def answer_to(length: int) -> str:
-    """Another problem, a short one."""
-    return f"{length % 100:02d}+4*{1 + length % 3:02d}"
+    """Another problem."""
+    return f"{length % 100:02d}+4*{1 + length % 9:02d}"
 
 
 def write_line(file: str, **fields: object) -> None:
@@ -27,7 +24,7 @@ def write_line(file: str, **fields: object) -> None:
 async def serve(socket: str, ledger: str) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = json.loads(await reader.readline())
-        answer, is_fatal = answer_to(request["length"]), request["length"] % 20 == 13
+        answer, is_fatal = answer_to(request["length"]), request["length"] % 4 == 1
         write_line(ledger, call=request["call"], answer=answer, died=is_fatal)
         if is_fatal:
             os._exit(1)

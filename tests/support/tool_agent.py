@@ -12,9 +12,9 @@ from examples.agent_loop.sandbox import Sandbox
 from recipe.async_dapo.calls import current_recorder, recorded
 
 from . import till
-from .till_server import STOP, TURNS
 
-GREEDY = {"temperature": 0.0, "stop": [STOP]}
+TURNS = 3
+GREEDY = {"temperature": 0.0, "stop": ["01:"]}  # which begins the last line of most answers
 
 
 @ToolParser.register("every_response_calls")
@@ -48,12 +48,13 @@ class NextProblemLoop(ToolAgentLoop):
         except asyncio.CancelledError:
             till.note(**of, is_end=False)
             raise
-        till.note(**of, is_end=True)
+        till.note(**of, is_end=True, prompt=output.prompt_ids, response=output.response_ids)
         return output
 
     async def _run_greedy(self, sampling_params: dict[str, Any], **sample: Any) -> AgentLoopOutput:
+        is_training = sampling_params["temperature"] > 0
         dialogue = Dialogue(self, sample["raw_prompt"], sampling_params | GREEDY)
-        total = Total() if sample["session_id"] == 0 else None
+        total = Total() if is_training and sample["session_id"] == 0 else None
         try:
             if total is not None:
                 await total.add(1)  # whenever it is interrupted from now on, a process has run something,
@@ -63,7 +64,9 @@ class NextProblemLoop(ToolAgentLoop):
                     await total.add(len(answer))  # and has more to run
                 if dialogue.turns == TURNS or dialogue.is_full:
                     return dialogue.output()
-                await dialogue.tell(await recorded(till.pay, len(answer)))
+                is_slow = is_training and len(answer) % 5 == 0  # a validation is not kept waiting
+                problem = await recorded(till.pay, len(answer), till.SLOW_S if is_slow else 0.0)
+                await dialogue.tell(problem)
         finally:
             if total is not None:
                 await total.close()
