@@ -7,14 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from hydra.core.config_store import ConfigStore
-from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import Seconds, training_gpus
-from ...async_dapo.option_values import ConfigError, Placement, SpeculativeConfig, parse_options
+from ...async_dapo.config import training_gpus
+from ...async_dapo.option_values import (
+    ConfigError,
+    Count,
+    NotNegative,
+    Placement,
+    Positive,
+    Seconds,
+    SpeculativeConfig,
+    parse_options,
+)
 from ...async_dapo.startup.hardware import Gpu
 from ..plan.costs import StepCost
 from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator
@@ -67,20 +75,20 @@ class SpeedChange:
 
     server: int  # number of the replica, from 0
     from_s: float  # virtual, since its first request
-    speed: Annotated[float, Meta(gt=0)]  # over that of the others
+    speed: Positive  # over that of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalOptions:
     """The options of `options.yaml`, which has units and ranges; `inputs` are those that the planner has, too."""
 
-    speedup: Annotated[float, Meta(gt=0)]
-    steps: Annotated[int, Meta(ge=1)]
-    warmup: Annotated[int, Meta(ge=0)]
+    speedup: Positive
+    steps: Count
+    warmup: NotNegative
     stand_in: bool
     reward: RewardSource
     stand_in_text: str
-    workers: Annotated[int, Meta(ge=1)]
+    workers: Count
     poll_s: Seconds
     speed_changes: Sequence[SpeedChange]
     output: str
@@ -98,10 +106,10 @@ class RehearsalOptions:
         node["inputs"] = {key: value for key, value in inputs.items() if value is not None}
         node.pop("origin_s", None)
         node["speed_changes"] = [
-            SpeedChange(**parse_options(SpeedChange, change, f"{NODE}speed_changes.{number}."))
+            parse_options(SpeedChange, change, f"{NODE}speed_changes.{number}.")
             for number, change in enumerate(node["speed_changes"])
         ]
-        options = cls(**parse_options(cls, node, NODE))
+        options = parse_options(cls, node, NODE)
         if options.warmup >= options.steps:
             raise ConfigError(NODE + "warmup", options.warmup, f"must be below {NODE}steps={options.steps}")
         return options
