@@ -26,7 +26,7 @@ def start(copy: Path, *arguments: str, entry: str = "main_async_dapo") -> subpro
     return subprocess.run(
         [sys.executable, "-m", f"{module}.{entry}", *arguments],
         cwd=checkout,
-        env={**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": str(RECIPE / "cpu" / "plugin")},
+        env={**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": str(LAB / "cpu" / "plugin")},
         capture_output=True,
         text=True,
         timeout=300,

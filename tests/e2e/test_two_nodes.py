@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 
@@ -53,6 +54,7 @@ AGENT_LOOPS = """
   _target_: my_loops.WitnessedLoop
 """
 
+PLUGIN = sorted(PLUGIN_PATH.glob("async_dapo_cpu*"))  # which the nodes do not have
 OVERRIDES = (
     "actor_rollout_ref.rollout.agent.num_workers=2",
     "async_dapo.rollout_pool_size=32",
@@ -60,7 +62,7 @@ OVERRIDES = (
     "reward.custom_reward_function.path=my_reward.py",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",
     "actor_rollout_ref.rollout.agent.default_agent_loop=witnessed_loop",
-    "+ray_kwargs.ray_init.runtime_env.py_modules=[modules/my_loops]",
+    f"+ray_kwargs.ray_init.runtime_env.py_modules=[{','.join(map(str, ('modules/my_loops', *PLUGIN)))}]",
     "data.max_response_length=64",
 )
 

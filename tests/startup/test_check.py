@@ -11,7 +11,7 @@ import pytest
 from recipe.async_dapo.check import main
 from recipe.async_dapo.config import AsyncDAPOConfig, ConfigError
 from recipe.async_dapo.option_values import ConfigErrors, check_each
-from recipe.async_dapo.startup import data_check, preflight
+from recipe.async_dapo.startup import data_check
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, checks_of, findings
 from recipe.async_dapo_lab import check
@@ -126,9 +126,9 @@ def test_given_vllms_cpu_build_when_checked_twice_then_verl_finds_it_and_the_loo
         return "0.27.1"
 
     monkeypatch.setattr(metadata, "version", installed)
-    preflight._name_vllm_as_verl_does()
+    check._name_vllm_as_verl_does()
     changed = metadata.version
-    preflight._name_vllm_as_verl_does()
+    check._name_vllm_as_verl_does()
     assert changed("vllm") == "0.27.1+cpu" and metadata.version is changed
 
 

@@ -24,7 +24,7 @@ def start(
     folder: Path, *overrides: str, entry: str = "async_dapo.main_async_dapo", python_path: tuple[Path, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run an entry point in an empty folder; Ray's files would appear in `folder`/ray."""
-    paths = [*python_path, RECIPE / "cpu" / "plugin", REPOSITORY]
+    paths = [*python_path, REPOSITORY / "recipe" / "async_dapo_lab" / "cpu" / "plugin", REPOSITORY]
     return subprocess.run(
         [
             sys.executable,

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 from omegaconf import DictConfig
@@ -85,18 +84,6 @@ def _run(name: str, check: Check) -> Iterator[Finding]:
         yield Finding(name=name, error=problem)
 
 
-def _name_vllm_as_verl_does() -> None:
-    """Where vLLM's CPU build is installed, and its plugin is off, as in a check of a run on GPUs."""
-    import verl  # noqa: F401 (brings the plugin, if it is on)
-
-    try:
-        metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        from ..cpu.plugin.async_dapo_cpu.compat import find_vllm_under_its_cpu_name
-
-        find_vllm_under_its_cpu_name()
-
-
 def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> dict[str, Check]:
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
@@ -109,7 +96,6 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
     from .rules import check_options
     from .verl_options import check_by_verl, check_verl_options
 
-    _name_vllm_as_verl_does()
     warn_of_stale_pool(options)
     rows: list[dict[str, Any]] = []  # one of each data source, to try the reward function on
 
