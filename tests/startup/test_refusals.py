@@ -143,7 +143,7 @@ def in_full(text: str) -> list[str]:
     return re.sub(rf"(?<![\w./{{])({keys})(?=\S*=)", lambda found: FULL[found[0]], words).split()
 
 
-@pytest.mark.parametrize(("rule", "line"), zip((*RULES, *TOGETHER), LINES, strict=True), ids=LINES)
+@pytest.mark.parametrize(("rule", "line"), [*zip((*RULES, *TOGETHER), LINES, strict=True)], ids=LINES)
 def test_a_row_is_refused_with_key_value_and_remedy_and_its_neighbour_passes(run, monkeypatch, rule, line):
     wrong, right = map(in_full, line.split("->"))
     missing = {word[1:] for word in wrong if word.startswith("-")}

@@ -78,11 +78,11 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rehearsal.speedup=0", r"rehearsal\.speedup=0\.0: must be > 0"),
-        ("rehearsal.steps=0", r"rehearsal\.steps=0: must be >= 1"),
+        ("rehearsal.speedup=0", r"rehearsal\.speedup=0: must be a number > 0"),
+        ("rehearsal.steps=0", r"rehearsal\.steps=0: must be a whole number >= 1"),
         ("rehearsal.warmup=7", r"rehearsal\.warmup=7: must be below rehearsal\.steps=7"),
-        ("rehearsal.poll_s=0", r"rehearsal\.poll_s=0\.0: must be > 0 seconds"),
-        ("rehearsal.workers=0", r"rehearsal\.workers=0: must be >= 1"),
+        ("rehearsal.poll_s=0", r"rehearsal\.poll_s=0: must be a number > 0 \[seconds\]"),
+        ("rehearsal.workers=0", r"rehearsal\.workers=0: must be a whole number >= 1"),
         ("rehearsal.reward=mine", r"rehearsal\.reward=mine: must be one of scripted, own"),
         ("+rehearsal.speed=3", r"rehearsal\.speed=3: unknown option"),
         ("rehearsal.accelerator=abacus", r"accelerator=abacus: unknown; choose one of"),
@@ -211,7 +211,7 @@ def test_given_engines_with_ranks_and_a_cache_of_their_own_then_they_are_emulate
 def test_given_servers_that_change_their_speed_then_each_is_read_and_a_standstill_refused(stand_in_run) -> None:
     config = stand_in_run("rehearsal.speed_changes=[{server:1,from_s:60,speed:0.5}]")
     assert RehearsalOptions.from_hydra(config).speed_changes == [SpeedChange(server=1, from_s=60, speed=0.5)]
-    with pytest.raises(ConfigError, match=r"speed_changes\.0\.speed=0\.0: must be > 0"):
+    with pytest.raises(ConfigError, match=r"speed_changes\.0\.speed=0: must be a number > 0"):
         RehearsalOptions.from_hydra(stand_in_run("rehearsal.speed_changes=[{server:1,from_s:60,speed:0}]"))
 
 
