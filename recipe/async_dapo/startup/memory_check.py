@@ -57,8 +57,8 @@ def check_memory(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> str:
         _ROLLOUT + "gpu_memory_utilization",
         asked,
         f"engines and trainer do not fit on {gpu.name} of {gpu.memory_gb:.0f} GB: weights, gradients and optimizer "
-        f"take {trainer.state_bytes / 1e9:.1f} GB, a micro batch about {trainer.activation_bytes / 1e9:.1f}; while engines "
-        f"generate, {stays / 1e9:.1f} GB stay; {remedy}",
+        f"take {trainer.state_bytes / 1e9:.1f} GB, a micro batch about {trainer.activation_bytes / 1e9:.1f}; while "
+        f"engines generate, {stays / 1e9:.1f} GB stay; {remedy}",
     )
     if is_certain:
         raise error
