@@ -96,7 +96,6 @@ reward_model reward.custom_reward_function.path=null -> reward.custom_reward_fun
 overlong reward.reward_manager.name=naive -> reward.reward_manager.name=dapo
 overlong reward.reward_kwargs.max_resp_len=64 -> reward.reward_kwargs.max_resp_len=32
 overlong overlong.len=33 -> overlong.len=32
-overlong overlong.penalty_factor=0 -> overlong.penalty_factor=1.0
 algorithm.filter_groups.metric=null -> algorithm.filter_groups.enable=False
 rollout.n=1 -> algorithm.filter_groups.enable=False
 async_dapo.selection.by=history algorithm.filter_groups.enable=False -> async_dapo.selection.by=uniform

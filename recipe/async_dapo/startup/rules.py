@@ -426,10 +426,8 @@ RULES: tuple[Rule, ...] = (
          lambda it: it.overlong.enable and it.reward.reward_kwargs.max_resp_len != it.options.max_response_length,
          "must equal data.max_response_length={it.options.max_response_length}, where responses end"),
     Rule(_OVERLONG + "len",
-         lambda it: it.overlong.enable and not 1 <= it.overlong.len <= it.options.max_response_length,
+         lambda it: it.overlong.enable and it.overlong.len > it.options.max_response_length,
          "must be in 1..{it.options.max_response_length}; set overlong_buffer_cfg.enable=False to disable"),
-    Rule(_OVERLONG + "penalty_factor", lambda it: it.overlong.enable and it.overlong.penalty_factor <= 0,
-         "must be > 0; set overlong_buffer_cfg.enable=False to disable"),
 )
 # fmt: on
 

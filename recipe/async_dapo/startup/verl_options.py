@@ -42,8 +42,8 @@ NUMBERS: dict[str, Any] = {
     "data.seed": NotNegative | None,
     "reward.num_workers": Count,
     _KWARGS + "max_resp_len": int | None,
-    _KWARGS + "overlong_buffer_cfg.len": int,
-    _KWARGS + "overlong_buffer_cfg.penalty_factor": float,
+    _KWARGS + "overlong_buffer_cfg.len": Count,
+    _KWARGS + "overlong_buffer_cfg.penalty_factor": Positive,
     "transfer_queue.backend.SimpleStorage.total_storage_size": Count | None,
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": Count,
     "ray_kwargs.ray_init.num_cpus": Count | None,
@@ -77,7 +77,7 @@ NUMBERS: dict[str, Any] = {
     "critic.ppo_mini_batch_size": Count,
     "critic.ppo_infer_max_token_len_per_gpu": Count,
     "critic.fsdp.ulysses_sequence_parallel_size": Count,
-    _ROLLOUT + "engine_kwargs.vllm.stream_interval": Count,
+    _ROLLOUT + "engine_kwargs.vllm.stream_interval": Count | None,
 }
 
 TRAINING_ENGINES = ("fsdp2", "fsdp")
