@@ -34,7 +34,7 @@ data.train_max_samples                                             all     all  
 data.val_max_samples                                               all     all       x           x        x
 data.val_batch_size                                                x       at_once   at_once     x        x
 data.seed                                                          x       seed      none        x        x
-algorithm.filter_groups.max_num_gen_batches                        unlimitedunlimited x           x        x
+algorithm.filter_groups.max_num_gen_batches                        no_limit no_limit  x           x        x
 reward.num_workers                                                 x       x         x           x        x
 reward.reward_kwargs.max_resp_len                                  unused  unused    unused      x        x
 reward.reward_kwargs.overlong_buffer_cfg.len                       x       x         x           x        x

@@ -187,7 +187,13 @@ def check_numbers(config: DictConfig) -> None:
         ConfigError: naming key, value and remedy.
     """
     given = (key for key in NUMBERS if OmegaConf.select(config, key, default=_ABSENT) is not _ABSENT)
-    check_each([partial(number, config, key, NUMBERS[key]) for key in given])
+    check_each([partial(number, config, key, NUMBERS[key]) for key in given if not _follows_the_actor(config, key)])
+
+
+def _follows_the_actor(config: DictConfig, key: str) -> bool:
+    """Whether a number of the critic is the actor's, which is judged there."""
+    node, _, name = key.rpartition(".")
+    return key.startswith("critic.") and OmegaConf.is_interpolation(OmegaConf.select(config, node), name)
 
 
 def check_verl_options(config: DictConfig) -> None:
