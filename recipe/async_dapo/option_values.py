@@ -70,10 +70,19 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, engine_kwargs: Mapping[str, Any]) -> "SpeculativeConfig | None":
-        """None where there are none."""
+        """None where there are none.
+
+        Raises:
+            ConfigError: for what is no object.
+        """
         for key, value in engine_kwargs.items():
             if str(key).replace("-", "_") == "speculative_config" and value is not None:
-                return cls(key=str(key), config=json.loads(value) if isinstance(value, str) else dict(value))
+                try:
+                    config = json.loads(value) if isinstance(value, str) else value
+                    return cls(key=str(key), config={**config})
+                except (TypeError, ValueError) as error:
+                    whole_key = f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}"
+                    raise ConfigError(whole_key, value, "must be an object, or JSON of one") from error
         return None
 
     @property

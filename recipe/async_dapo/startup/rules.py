@@ -79,10 +79,12 @@ class Run:
     Attributes:
         config: in which the arguments of vLLM have underscores, however they were written.
         options: this recipe's.
+        own_drafts: vLLM's speculative config, as users gave it themselves.
     """
 
     config: DictConfig
     options: AsyncDAPOConfig
+    own_drafts: SpeculativeConfig | None
 
     @classmethod
     def of(cls, config: DictConfig, options: AsyncDAPOConfig) -> "Run":
@@ -90,7 +92,7 @@ class Run:
         rollout = config.actor_rollout_ref.rollout
         given = rollout.engine_kwargs.vllm.items()
         rollout.engine_kwargs.vllm = {str(key).replace("-", "_"): value for key, value in given}
-        return cls(config=config, options=options)
+        return cls(config=config, options=options, own_drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm))
 
     def __getattr__(self, name: str) -> Any:
         return self.get(_NODES.get(name, name))
@@ -158,11 +160,6 @@ class Run:
         return gpus_per_engine(self.config)
 
     @property
-    def own_drafts(self) -> SpeculativeConfig | None:
-        """vLLM's speculative config, as users gave it themselves."""
-        return SpeculativeConfig.of(self.vllm)
-
-    @property
     def drafts_by(self) -> str | None:
         """The method that users gave vLLM."""
         return None if self.own_drafts is None else self.own_drafts.config.get("method")
@@ -192,7 +189,7 @@ BYPASS, NONE = ImportanceSampling.BYPASS, ImportanceSampling.NONE
 def _lacks_parts(it: Run, model: str, contents: str) -> bool:
     acts = it.trainer.save_freq > 0 if contents == "save_contents" else it.trainer.resume_mode != "disable"
     parts = it.get(f"{_MODELS[model]}checkpoint.{contents}")
-    return acts and it.has[model] and parts is not None and not set(parts) >= _STORED
+    return acts and it.has[model] and parts is not None and not set(listed(parts)) >= _STORED
 
 
 def _fills_up(it: Run, model: str) -> bool:
