@@ -89,7 +89,7 @@ def _named_loops(value: str | None) -> dict[str, Any]:
     if value is None:
         return {}
     try:
-        entries = OmegaConf.load(Path(value.removeprefix("file://")).expanduser())
+        entries: Any = OmegaConf.load(Path(value.removeprefix("file://")).expanduser())
         return {entry.name: entry for entry in entries if entry._target_}
     except Exception as error:  # of reading, of YAML, and of what is no list of classes
         remedy = f"must hold a list of entries with `name` and `_target_`, a class: {first_line(error)}"
