@@ -121,7 +121,8 @@ FULL = {
 }
 SHORT = {
     **{mode: f"async_dapo.importance_sampling={mode}" for mode in ("none", "bypass", "decoupled", "balance")},
-    "gae": "algorithm.adv_estimator=gae critic.model.path=${actor_rollout_ref.model.path} critic.strategy=fsdp2",
+    "gae": "algorithm.adv_estimator=gae critic.model.path=${actor_rollout_ref.model.path} critic.strategy=fsdp2 "
+    "critic.ppo_micro_batch_size_per_gpu=1",
     "saves": "trainer.save_freq=10",
     "ranks": "trainer.n_gpus_per_node=8 actor.ppo_micro_batch_size_per_gpu=1 "
     "rollout.log_prob_micro_batch_size_per_gpu=1",
