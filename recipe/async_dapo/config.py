@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from .core.agreement import ModelSetup
 from .core.balance import Balance
+from .core.one_pass import why_two_passes
 from .core.over_sampling import OverSampling, RoundSize
 from .core.prompt_history import Selection
 from .core.rolling_round import RollingSpec
@@ -454,6 +455,28 @@ class AsyncDAPOConfig:
             carried=carried,
             most_begun=most_begun,
         )
+
+
+def updates_of(config: DictConfig) -> int:
+    """Of a step: mini-batches times epochs [count]."""
+    actor = config.actor_rollout_ref.actor
+    updates: int = config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
+    return updates
+
+
+def why_log_probs_first(config: DictConfig, options: AsyncDAPOConfig, *, has_dropout: bool = False) -> str | None:
+    """Why this run computes log-probs before each update; None where the update alone gives the same result."""
+    correction = config.algorithm.rollout_correction
+    return why_two_passes(
+        correction=options.importance_sampling,
+        updates=updates_of(config),
+        weights=correction.rollout_is,
+        threshold=correction.rollout_is_threshold,
+        normalizes=correction.rollout_is_batch_normalize,
+        rejects=correction.rollout_rs,
+        kl_in_reward=config.algorithm.use_kl_in_reward,
+        has_dropout=has_dropout,
+    )
 
 
 def _reward_function(config: DictConfig) -> str:

@@ -10,7 +10,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from .. import store
 from ..config import model_setup
 from ..core.agreement import ModelSetup, judge
-from .importance_sampling import ratio_statistics
+from .importance_sampling import ratio_statistics, ratio_sums
 
 
 def judge_engines(batch: KVBatchMeta, config: DictConfig, *, step: int, keeps_kv: bool) -> str | None:
@@ -33,7 +33,7 @@ def judge_engines(batch: KVBatchMeta, config: DictConfig, *, step: int, keeps_kv
     if not counts_BT.any():
         return None
     # Of no finite log-prob there are no statistics.
-    found = ratio_statistics(data["old_log_probs"] - data["rollout_log_probs"], counts_BT)
+    found = ratio_statistics(ratio_sums(data["old_log_probs"] - data["rollout_log_probs"], counts_BT))
     return judge(found.get("k3_kl", math.inf), tokens=int(counts_BT.sum()), setup=lambda: _setup_of(config))
 
 

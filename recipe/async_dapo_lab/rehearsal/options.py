@@ -11,7 +11,7 @@ from typing import Any, cast
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import training_gpus
+from ...async_dapo.config import training_gpus, updates_of
 from ...async_dapo.option_values import (
     ConfigError,
     Count,
@@ -131,6 +131,7 @@ class RehearsalOptions:
             "train_batch_size": config.data.train_batch_size,
             "rollout_n": rollout.n,
             "max_response_length": config.data.max_response_length,
+            "updates": updates_of(config),
         }
         return Inputs.load(None, given | dict(self.inputs))
 
