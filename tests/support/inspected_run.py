@@ -60,6 +60,9 @@ class RecordsWeights(AsyncDAPOTrainer):
 class InspectedTrainer(RecordsWeights):
     """Records, per step: engines and leases after the stop, the batch's composition, and log-probs by version."""
 
+    def _choose_passes(self) -> None:
+        """Log-probs are compared with the engines' in every step, so that each computes them before its update."""
+
     def prepare_step(self) -> dict[str, Any]:
         self._at_start = self._describe_buffer()
         self._gauge = _Gauge(self.llm_server_manager.get_addresses())
