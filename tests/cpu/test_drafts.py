@@ -1,8 +1,8 @@
 """A real engine with drafts by suffix decoding samples what it samples without: the same distributions, log-probs,
 and, at temperature 0, the same tokens.
 
-Nightly, but for the arithmetic. Every run of the tests trains with drafts in `test_separate.py`, which compares the
-engine's log-probs with the trainer's, over interruptions and weight updates.
+Nightly, but for the arithmetic. Every run of the tests trains with drafts in `test_partial_rollout.py`, which compares
+the engine's log-probs with the trainer's, over interruptions and weight updates.
 """
 
 from typing import Any

@@ -101,15 +101,6 @@ def test_given_tokens_of_any_version_when_that_version_computes_them_then_log_pr
     assert assert_stamped(weighed, rows) > 10 * TOLERANCE, "versions hardly differ: the test shows nothing"
 
 
-def test_given_drafts_when_answers_repeat_each_other_then_a_step_yields_more_than_one_token_of_a_response(run):
-    """In a short step nothing may be drafted."""
-    yields = [step.get("async_dapo/drafts/tok_per_step") for step in run.steps]
-    assert yields[:SAVED_STEP] == [None] * SAVED_STEP
-    drafted = [tok for tok in yields[SAVED_STEP:-1] if tok]  # Ray may not pass on the last step's line when it ends
-    log = (run.folder / "train.log").read_text(errors="replace")
-    assert drafted and all(tok > 1 and f" | drafts {tok:.2f} tok/step" in log for tok in drafted)
-
-
 def test_given_weights_that_reach_engines_one_by_one_when_they_train_then_no_token_is_too_old(steps, strategy):
     for note in steps:
         versions = [version for segments in note["spans"] for version, _ in segments]

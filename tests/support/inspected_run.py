@@ -86,6 +86,9 @@ class InspectedTrainer(AsyncDAPOTrainer):
         self._dead: list[int] = []  # processes of the engines that were killed
         self._after_stop: dict[str, Any] = {}
 
+    def _choose_passes(self) -> None:
+        """Log-probs are compared with the engines' in every step, so that each computes them before its update."""
+
     def prepare_step(self) -> dict[str, Any]:
         if self._looks_at_engines:
             self._at_start = self._describe_buffer()
