@@ -15,7 +15,7 @@ from ..support.harness import Run, ledger_closes, train
 from ..support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped
 
 ENGINES = 2
-SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 5, 7
+SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 5, 8
 REJOIN_AT = SAVED_STEP + 2  # in the second life, whose second engine dies in its first step
 MAX_STALENESS = 4
 
@@ -54,16 +54,11 @@ def run(assets, tmp_path_factory, strategy: str) -> Run:
         tmp_path_factory.mktemp(strategy),
         steps=LAST_STEP,
         strategy=strategy,
+        overrides=OVERRIDES,
     )
-    killed = life(
-        overrides=OVERRIDES, switches={"wait_at": KILLED_STEP}, kill_when=lambda run: bool(run.noted("waits"))
-    )
+    killed = life(switches={"wait_at": KILLED_STEP}, kill_when=lambda run: bool(run.noted("waits")))
     assert killed.exit_code == -9, "the run ended before it could be killed"
-    overrides = (*OVERRIDES, "async_dapo.drafts=suffix")  # in this life only
-    return life(
-        overrides=overrides,
-        switches={"deaths": [(SAVED_STEP + 1, "training", "server", 1)], "rejoin_at": REJOIN_AT},
-    )
+    return life(switches={"deaths": [(SAVED_STEP + 1, "training", "server", 1)], "rejoin_at": REJOIN_AT})
 
 
 @pytest.fixture(scope="module")
