@@ -18,7 +18,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, ImportanceSampling
-from recipe.async_dapo.startup.algorithm_check import check_importance_sampling
+from recipe.async_dapo.startup.rules import check_options
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -93,7 +93,7 @@ def loss(run, monkeypatch):
     ) -> float:
         config = run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides)
         options = AsyncDAPOConfig.from_hydra(config)
-        check_importance_sampling(config, options)
+        check_options(config, options)
         wire_importance_sampling(config, options.importance_sampling)
         queue = Queue()
         queue.fields |= changed
