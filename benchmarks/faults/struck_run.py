@@ -10,9 +10,10 @@ from omegaconf import DictConfig, open_dict
 
 from benchmarks.faults.cells import Stack
 from benchmarks.faults.variables import STACK
+from recipe.async_dapo.garbage import collect_cycles_rarely
 from recipe.async_dapo.main_async_dapo import explained
-from recipe.async_dapo.own_ray import collect_cycles_rarely
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo_lab.own_ray import end_ray_with_this_process
 from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions
 
 _OF_A_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "_temp_dir")
@@ -62,6 +63,7 @@ def _rehearse(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     collect_cycles_rarely()
+    end_ray_with_this_process()
     if Stack(os.environ[STACK]).is_rehearsed:
         sys.argv[1:1] = WITH_REHEARSAL
     _run()

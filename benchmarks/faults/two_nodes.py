@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import psutil
 
-from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo_lab.own_ray import OWN_RAY_ENVIRONMENT
 from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
 from .cells import CUT, CUT_FOR_A_WHILE, Cell, Stack

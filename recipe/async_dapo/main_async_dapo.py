@@ -10,8 +10,8 @@ import hydra
 from omegaconf import DictConfig
 
 from .config import CONFIG_FOLDER, CONFIG_NAME, ConfigError
+from .garbage import collect_cycles_rarely
 from .logs import last_line, log_phase, note_start, show_logs
-from .own_ray import collect_cycles_rarely, prepare_own_ray
 from .startup.output_check import how_to_go_on
 from .startup.overrides import check_before_hydra, show_usage
 from .startup.preflight import check_all
@@ -22,7 +22,6 @@ MODULE = f"{__package__}.main_async_dapo"
 def main(module: str = MODULE) -> None:
     """Check everything that can be checked, then train with verl on Ray."""
     show_usage(sys.argv[1:], module=module, about="Trains.")
-    prepare_own_ray()
     collect_cycles_rarely()
     with explained():
         check_before_hydra(sys.argv[1:])

@@ -1,13 +1,13 @@
 """What other nodes need of this one reaches them through Ray's runtime environment.
 
-Shipped: the recipe, the CPU plugin where it is active, the user's own code and option files, and a few environment
-variables. Not shipped, but made absolute, so that they mean the same on every node: model, data and output folders.
+Shipped: the recipe, the user's own code and option files, and a few environment variables. Not shipped, but made
+absolute, so that they mean the same on every node: model, data and output folders.
 """
 
-import fcntl
 import hashlib
 import importlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -20,13 +20,13 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
+from .garbage import collect_cycles_rarely
 from .logs import STARTED_VARIABLE
 from .option_values import ConfigError
-from .own_ray import collect_cycles_rarely, end_ray_with_this_process, tell_of_missing_cpus
 
-_PREFIX = "async_dapo_staging_"
+logger = logging.getLogger(__name__)
+
 RECIPE_DIR = Path(__file__).resolve().parent
-CPU_PLUGIN_DIR = RECIPE_DIR / "cpu" / "plugin"
 
 # Python files that verl loads by path, on any node. They become modules of `USER_PACKAGE`.
 CODE_OPTIONS = ("reward.custom_reward_function.path", "reward.reward_manager.module.path", "data.custom_cls.path")
@@ -84,46 +84,6 @@ _JOINED_PACKAGE = "__path__ = __import__('pkgutil').extend_path(__path__, __name
 
 
 @contextmanager
-def staging_folder(parent: Path) -> Iterator[Path]:
-    """A folder of this driver's. The next driver removes what one that was killed has left.
-
-    A driver locks its folder, and the system opens the lock when the driver ends. Process ids would not tell which
-    driver lives: containers that share a folder for temporary files count their own.
-    """
-    _remove_stale(parent)
-    unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
-    lock = _lock(unlocked)
-    folder = unlocked.rename(unlocked.with_name(unlocked.name.removeprefix(".")))  # others see it from here on
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _remove_stale(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
-        if (lock := _lock(folder)) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """Returns a descriptor that holds the lock; None where another process does, or the file system has no locks."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # another user's, or gone by now
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-@contextmanager
 def shipped(config: DictConfig, *beside: Path) -> Iterator[Callable[[Any], "_Unstaging"]]:
     """While it is open, `ray.init` with `ray_kwargs.ray_init` ships what other nodes need. Changes `config` in place.
 
@@ -136,9 +96,10 @@ def shipped(config: DictConfig, *beside: Path) -> Iterator[Callable[[Any], "_Uns
     Raises:
         ConfigError: for a file that does not exist.
     """
-    with staging_folder(Path(tempfile.gettempdir())) as staging:
+    with tempfile.TemporaryDirectory(prefix="async_dapo_staging_", ignore_cleanup_errors=True) as folder:
+        staging = Path(folder)
         _make_absolute(config)
-        modules = [_stage_packages(staging, RECIPE_DIR, *beside), *_cpu_plugin()]
+        modules = [_stage_packages(staging, RECIPE_DIR, *beside)]
         _ship_user_files(config, staging / USER_PACKAGE)
         if (staging / USER_PACKAGE).exists():
             modules.append(staging / USER_PACKAGE)
@@ -147,9 +108,7 @@ def shipped(config: DictConfig, *beside: Path) -> Iterator[Callable[[Any], "_Uns
 
 
 class _Unstaging:
-    """An actor class whose first actor is made when Ray has started, and has its copy of the staging. That goes, and
-    what is left of Ray is tied to this process: a driver that is killed leaves nothing.
-    """
+    """An actor class whose first actor is made when Ray has started, and has its copy of the staging, which goes."""
 
     def __init__(self, staging: Path, actor_class: Any) -> None:
         self._staging, self._actor_class = staging, actor_class
@@ -159,9 +118,19 @@ class _Unstaging:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         shutil.rmtree(self._staging)
-        end_ray_with_this_process()
-        tell_of_missing_cpus()
+        _tell_of_missing_cpus()
         return self._actor_class.remote(*args, **kwargs)
+
+
+def _tell_of_missing_cpus() -> None:
+    """Nothing starts on a head that offers none; Ray waits for other nodes in silence."""
+    import ray
+
+    if not ray.cluster_resources().get("CPU"):
+        logger.warning(
+            "no node of this Ray cluster offers a CPU: the run waits until one joins that does; start it with "
+            "`ray start --address=... --num-cpus=...`"
+        )
 
 
 def localise(config: DictConfig) -> None:
@@ -189,12 +158,6 @@ def _stage_packages(staging: Path, *folders: Path) -> Path:
     for depth in range(1, len(parents) + 1):
         staging.joinpath(*parents[:depth], "__init__.py").write_text(_JOINED_PACKAGE)
     return staging / (parents[0] if parents else name)
-
-
-def _cpu_plugin() -> list[Path]:
-    if os.environ.get("VERL_PLATFORM") != "cpu":
-        return []
-    return sorted(path for path in CPU_PLUGIN_DIR.iterdir() if path.is_dir())
 
 
 def _ship_user_files(config: DictConfig, folder: Path) -> None:

@@ -5,6 +5,7 @@ One paragraph says what will be trained, on what, how much of it at once, and wh
 
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from omegaconf import DictConfig
 
@@ -24,7 +25,20 @@ BUFFERED_BYTES_PER_TOK = 9  # a token's id and log-prob, and its share of what i
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status, as the recipe's check does."""
+    _name_vllm_as_verl_does()
     return check.main(arguments, described, assumed_gpu, WITH_REHEARSAL)
+
+
+def _name_vllm_as_verl_does() -> None:
+    """Where vLLM's CPU build is installed, and its plugin is off, as in a check of a run on GPUs."""
+    import verl  # noqa: F401 (brings the plugin, if it is on)
+
+    try:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        from .cpu.plugin.async_dapo_cpu.compat import find_vllm_under_its_cpu_name
+
+        find_vllm_under_its_cpu_name()
 
 
 def described(config: DictConfig) -> str:
@@ -94,7 +108,7 @@ def _kv_room_tok(config: DictConfig, gpu: Gpu) -> int | None:
     """Of an engine; None: not known before it runs, as the planner does not know the model."""
     try:
         return kv_room_tok(
-            load_model(local_folder(config.actor_rollout_ref.model, "path")),
+            load_model(local_folder(config.actor_rollout_ref.model)),
             gpu,
             ServerConstants(),
             tensor_parallel_size=gpus_per_engine(config),

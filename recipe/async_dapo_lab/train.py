@@ -8,6 +8,7 @@ import sys
 from ..async_dapo import main_async_dapo
 from ..async_dapo.config import ConfigError
 from ..async_dapo.startup.overrides import compose_overrides
+from .own_ray import end_ray_with_this_process, prepare_own_ray
 from .report.write import report_the_end
 
 MODULE = f"{__package__}.train"
@@ -32,4 +33,6 @@ def _report(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    prepare_own_ray()
+    end_ray_with_this_process()
     main()

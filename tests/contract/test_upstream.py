@@ -28,12 +28,12 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from recipe.async_dapo import own_ray
+from recipe.async_dapo import garbage
 from recipe.async_dapo.core.leases import server_calls
 from recipe.async_dapo.engines import replica
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
-from recipe.async_dapo.startup.engine_check import OVERRIDDEN, vllm_arguments
+from recipe.async_dapo.startup.engine_arguments import OVERRIDDEN, vllm_arguments
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo.verl_version import REQUIRED_VERL_FILE
 from recipe.async_dapo_lab.rehearsal.host_actor import HostActor
@@ -120,9 +120,9 @@ def test_who_holds_a_servers_handle_does_not_import_vllm(actor: type) -> None:
 def test_a_process_of_a_run_collects_garbage_rarely_until_it_has_tensors() -> None:
     before = gc.get_threshold()
     try:
-        own_ray.collect_cycles_rarely()
+        garbage.collect_cycles_rarely()
         assert gc.get_threshold() > before
-        own_ray.collect_cycles_as_usual()
+        garbage.collect_cycles_as_usual()
         assert gc.get_threshold() == before and gc.get_freeze_count() > 0
     finally:
         gc.set_threshold(*before)

@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[2]
 DRIVER = """
 import sys, time
 from pathlib import Path
-from recipe.async_dapo.own_ray import end_ray_with_this_process, prepare_own_ray
+from recipe.async_dapo_lab.own_ray import end_ray_with_this_process, prepare_own_ray
 prepare_own_ray()
+end_ray_with_this_process()
 import ray
 ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, _temp_dir=sys.argv[1])
-end_ray_with_this_process()
 actors = [ray.remote(num_cpus=0)(type("Starting", (), {})).remote() for _ in range(4)]
 Path(sys.argv[2]).touch()
 time.sleep(600)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.own_ray import OWN_RAY_ENVIRONMENT
+from recipe.async_dapo_lab.own_ray import OWN_RAY_ENVIRONMENT
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess
 
 from ..support.composed_runs import valid_overrides, write_files
@@ -22,7 +22,7 @@ JOB_S = 400  # longest time that it takes
 # What the recipe's entry does between its checks and the first actor. Only the driver can import from the repository.
 DRIVER = """
 import sys
-sys.path[:0] = [{root!r}, {root!r} + "/recipe/async_dapo/cpu/plugin"]
+sys.path[:0] = [{root!r}, {root!r} + "/recipe/async_dapo_lab/cpu/plugin"]
 import ray
 from verl.trainer.main_ppo import run_ppo
 from recipe.async_dapo.shipping import shipped

@@ -10,11 +10,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import load_extern_object
 
-from recipe.async_dapo import own_ray
+from recipe.async_dapo import shipping
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped, staging_folder
-
-ROOT = Path(__file__).parents[2]
+from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped
 
 
 @pytest.fixture(autouse=True)
@@ -67,39 +65,9 @@ def test_given_a_cluster_without_cpus_when_the_first_actor_is_made_then_it_is_sa
     run, monkeypatch, caplog, resources, warnings
 ) -> None:
     monkeypatch.setattr("ray.cluster_resources", lambda: resources)
-    with shipped(run()) as first_actor, caplog.at_level("WARNING", logger=own_ray.__name__):
+    with shipped(run()) as first_actor, caplog.at_level("WARNING", logger=shipping.__name__):
         first_actor(ActorClass()).remote()
     assert caplog.text.count("no node of this Ray cluster offers a CPU: the run waits until one joins") == warnings
-
-
-DRIVER = """
-import sys, time
-from pathlib import Path
-from recipe.async_dapo.shipping import staging_folder
-with staging_folder(Path(sys.argv[1])) as folder:
-    print(folder, flush=True)
-    time.sleep(600)
-"""
-
-
-def test_given_drivers_that_live_and_one_that_was_killed_when_the_next_one_starts_then_that_ones_staging_is_removed(
-    tmp_path,
-):
-    drivers = [
-        subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
-        living, killed = (Path(driver.stdout.readline().strip()) for driver in drivers)
-        drivers[1].kill()
-        drivers[1].wait()
-        with staging_folder(tmp_path) as own:
-            assert set(tmp_path.iterdir()) == {living, own} and killed != own
-        assert set(tmp_path.iterdir()) == {living}
-    finally:
-        for driver in drivers:
-            driver.kill()
-            driver.communicate()
 
 
 @pytest.mark.parametrize("kind", ["package", "folder"])
@@ -115,24 +83,6 @@ def test_given_a_node_with_other_recipes_when_shipped_then_it_can_import_both(ru
         origin = run_elsewhere(code, modules_of(config), tmp_path, tmp_path / "site")
         assert Path(origin).is_relative_to(modules_of(config)[0])
     assert not modules_of(config)[0].exists(), "the staged copy is left behind"
-
-
-def test_given_the_cpu_platform_when_shipped_then_verl_finds_its_plugin(run, tmp_path):
-    config = run()
-    with shipped(config):
-        assert config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
-        code = (
-            "from importlib.metadata import entry_points; [plugin] = entry_points(group='verl.plugins'); "
-            "print(plugin.value)"
-        )
-        assert run_elsewhere(code, modules_of(config), tmp_path) == "async_dapo_cpu"
-
-
-def test_given_another_platform_when_shipped_then_the_cpu_plugin_stays_here(run, monkeypatch):
-    monkeypatch.delenv("VERL_PLATFORM")
-    config = run()
-    with shipped(config):
-        assert [path.name for path in modules_of(config)] == ["recipe", USER_PACKAGE]
 
 
 def test_given_a_reward_function_in_a_file_when_shipped_then_other_nodes_can_load_it(run, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ..own_ray import collect_cycles_as_usual
+from ..garbage import collect_cycles_as_usual
 from .adapter import BoundedServerAdapter
 from .relay import NamedTensor, leave_in_store, take_from_store
 from .snapshots import SnapshotRoom, WeightSnapshots

@@ -4,8 +4,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...async_dapo.own_ray import OWN_RAY_ENVIRONMENT
-from ...async_dapo.shipping import CPU_PLUGIN_DIR as PLUGIN_PATH
+from ..own_ray import OWN_RAY_ENVIRONMENT
+
+PLUGIN_PATH = Path(__file__).parents[1] / "cpu" / "plugin"
 
 
 def cpu_environment(base: Mapping[str, str], *, code_path: Path | None = None) -> dict[str, str]:

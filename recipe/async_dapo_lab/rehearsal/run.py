@@ -9,8 +9,8 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config import CONFIG_FOLDER, CONFIG_NAME
+from ...async_dapo.garbage import collect_cycles_rarely
 from ...async_dapo.main_async_dapo import explained
-from ...async_dapo.own_ray import collect_cycles_rarely
 from ...async_dapo.startup.overrides import check_before_hydra
 from .emulation import check_as_training, check_rehearsable, emulate, use_stand_in
 from .options import RECIPE_MODE, WITH_REHEARSAL, RehearsalOptions, have_own_gpus

@@ -1,4 +1,4 @@
-"""Outlives a driver that has started Ray, and ends what Ray leaves: `python ray_guard.py RAYLET_PID AGENT_PID...`.
+"""Outlives a driver that starts Ray, and ends what Ray leaves: `python ray_guard.py MARK`.
 
 Ray ends the raylet with its driver, and a worker when its raylet has gone, but two kinds notice too late. Agents try
 for a minute to tell the GCS, which has gone as well, that the raylet has. A worker looks at its raylet once it is
@@ -12,30 +12,29 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+DRIVER_VARIABLE = "ASYNC_DAPO_DRIVER"  # holds the mark; processes that the driver starts inherit it
 GRACE_S = 3.0  # for connected workers to end as they do, with what they have started
 _LOOK_S = 0.2
-_WORKERS = (b"ray::", b"/ray/_private/workers/")  # one of these is in a worker's title
+_OF_RAY = (b"ray::", b"/ray/_private/", b"/agent/main.py", b"/agent.py")  # one of these is in a process's title
 
 
-def main() -> None:
-    raylet, *agents = sys.argv[1:]
+def main(mark: str) -> None:
     sys.stdin.read()  # ends when the driver does
-    for agent in agents:
-        if b"agent" in _read(Path("/proc", agent, "cmdline")).lower():  # the id may be another process's by now
-            _kill(int(agent))
     deadline = time.monotonic() + GRACE_S
-    while (left := list(_workers_of(raylet))) and time.monotonic() < deadline:
+    while (left := list(_left_by_driver(mark))) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
-    for worker in left:
-        _kill(worker)
+    for process in left:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
-def _workers_of(raylet: str) -> Iterator[int]:
-    """A raylet tells its workers its process id, which they pass on to what they start."""
-    mark = f"RAY_RAYLET_PID={raylet}".encode()
+def _left_by_driver(mark: str) -> Iterator[int]:
+    variable = f"{DRIVER_VARIABLE}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         title = _read(folder / "cmdline")
-        if any(part in title for part in _WORKERS) and mark in _read(folder / "environ").split(b"\0"):
+        if any(part in title for part in _OF_RAY) and variable in _read(folder / "environ").split(b"\0"):
             yield int(folder.name)
 
 
@@ -46,12 +45,5 @@ def _read(file: Path) -> bytes:
         return b""
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
