@@ -2,7 +2,7 @@
 
 python -m benchmarks.learning                                              # all rows of all tasks, for days
 python -m benchmarks.learning --tasks addition --rows on-policy "partial/4/*" --seeds 0 1
-python -m benchmarks.learning --tasks maze --rows on-policy --rate-factors 0.5 1 2 --seeds 100
+python -m benchmarks.learning --tasks "tail 8" --rows on-policy --rate-factors 0.5 1 2 --seeds 100
 
 Writes `runs.csv`, one row a run, and `curves.csv`, a line of each tenth step of a run. What is in the file is not run
 again, any number of these commands may run at once, and one that is killed loses no row that has ended.

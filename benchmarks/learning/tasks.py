@@ -43,8 +43,9 @@ class Task:
     Attributes:
         draw: any exercise.
         limit_tok: of a response, its end token included [tokens].
-        learning_rate: with which the on-policy run gets from below 0.3 to above 0.85 in `steps`; found once, by
-            `--rate-factors` on a seed that no result comes from.
+        learning_rate: with which the on-policy run gets from below 0.3 to above 0.85 in `steps`. Found for additions
+            with seed 100: 0.88 after 140 steps at 4e-5, 0.85 after 250 at 2e-5. That of the tails is a guess: 4e-5 gets
+            tail 8 from 0.21 to 0.43 in 150 steps.
         steps: of a run.
         warm_updates: of the supervised start, with up to `warm_start.BATCH_TOK` tokens each.
     """
@@ -127,76 +128,6 @@ def _turn(register: str, turns: int, forgets: Callable[[], bool]) -> str:
     return "".join(shown)
 
 
-# ---- a maze: many right answers, found by trying ----
-
-_SIDE = 5
-_WALLS = 5
-_MOVES = {"N": (0, -1), "E": (1, 0), "S": (0, 1), "W": (-1, 0)}
-_SPARE_MOVES = 4  # beyond the shortest way
-_GIVES_UP_AT = 14  # moves
-_STRAYS = 0.45  # share of the teacher's moves in any direction; the others go straight for the goal, walls or not
-
-Cell = tuple[int, int]
-
-
-def _name(cell: Cell) -> str:
-    return chr(ord("a") + cell[1] * _SIDE + cell[0])
-
-
-def _next(cell: Cell, move: str) -> Cell | None:
-    x, y = cell[0] + _MOVES[move][0], cell[1] + _MOVES[move][1]
-    return (x, y) if 0 <= x < _SIDE and 0 <= y < _SIDE else None
-
-
-def _distance(start: Cell, goal: Cell, walls: frozenset[Cell]) -> int | None:
-    reached, edge, moves = {start}, {start}, 0
-    while edge and goal not in reached:
-        steps = {_next(cell, move) for cell in edge for move in _MOVES}
-        edge = {cell for cell in steps if cell is not None and cell not in walls} - reached
-        reached |= edge
-        moves += 1
-    return moves if goal in reached else None
-
-
-def _maze(rng: random.Random) -> Exercise:
-    """`a>y#bgmq`: from one cell of a square to another, around walls. The answer is moves, each with the cell that it
-    leads to: `SfSkEl`. Right is every way that hits no wall and is at most four moves longer than the shortest.
-    """
-    cells = [(x, y) for x in range(_SIDE) for y in range(_SIDE)]
-    while True:
-        start, goal, *blocks = rng.sample(cells, 2 + _WALLS)
-        walls = frozenset(blocks)
-        shortest = _distance(start, goal, walls)
-        if shortest is not None and shortest >= 3:
-            break
-
-    def is_right(answer: str) -> bool:
-        here, moves = start, answer[::2]
-        if len(answer) % 2 or len(moves) > shortest + _SPARE_MOVES:
-            return False
-        for move, shown in zip(moves, answer[1::2], strict=True):
-            there = _next(here, move) if move in _MOVES else None
-            if there is None or there in walls or shown != _name(there):
-                return False
-            here = there
-        return here == goal
-
-    def teach(teacher: random.Random) -> str:
-        here, shown = start, list[str]()
-        while here != goal and len(shown) < _GIVES_UP_AT:
-            ways = {move: there for move in _MOVES if (there := _next(here, move)) is not None}
-            if teacher.random() >= _STRAYS:
-                near = min(abs(x - goal[0]) + abs(y - goal[1]) for x, y in ways.values())
-                ways = {m: c for m, c in ways.items() if abs(c[0] - goal[0]) + abs(c[1] - goal[1]) == near}
-            move = teacher.choice(list(ways))
-            here = ways[move]
-            shown.append(move + _name(here))
-        return "".join(shown)
-
-    named = "".join(sorted(map(_name, walls)))
-    return Exercise(prompt=f"{_name(start)}>{_name(goal)}#{named}", teach=teach, is_right=is_right)
-
-
 _TAIL_8, _TAIL_25 = Turns(median=2.6, sigma=0.9, longest=30), Turns(median=2.0, sigma=1.4, longest=60)
 
 TASKS = {
@@ -208,9 +139,8 @@ TASKS = {
             limit_tok=TOK_PER_ADDITION * (ADDITIONS.longest + 1),
             learning_rate=3e-5,
         ),
-        Task(name="tail 8", draw=_TAIL_8.draw, limit_tok=_TAIL_8.limit_tok, learning_rate=2e-4),
-        Task(name="tail 25", draw=_TAIL_25.draw, limit_tok=_TAIL_25.limit_tok, learning_rate=2e-4),
-        Task(name="maze", draw=_maze, limit_tok=2 * (_GIVES_UP_AT + 1), learning_rate=2e-4),
+        Task(name="tail 8", draw=_TAIL_8.draw, limit_tok=_TAIL_8.limit_tok, learning_rate=1e-4),
+        Task(name="tail 25", draw=_TAIL_25.draw, limit_tok=_TAIL_25.limit_tok, learning_rate=1e-4),
     )
 }
 

@@ -18,7 +18,7 @@ from verl.workers.config.optimizer import build_optimizer
 from recipe.async_dapo.config import AsyncDAPOConfig
 from recipe.async_dapo.core.staleness import StalenessLimit
 from recipe.async_dapo.startup.overrides import compose_overrides
-from recipe.async_dapo.training.importance_sampling import ratio_statistics, wire_importance_sampling
+from recipe.async_dapo.training.importance_sampling import ratio_statistics, ratio_sums, wire_importance_sampling
 
 from .model import TinyTransformer, padded
 from .schedule import Sampled
@@ -163,7 +163,7 @@ def _measures(rows: Batch, newest_BT: Tensor, entropy_BT: Tensor, *, step: int) 
     """
     mask_BT, age_BT = rows["response_mask"].bool(), step - 1 - rows["versions"]
     log_ratio_BT, ages = newest_BT - rows["rollout_log_probs"], Counter(age_BT[mask_BT].tolist())
-    of_age = {age: ratio_statistics(log_ratio_BT, mask_BT & (age_BT == age)) for age in sorted(ages)}
+    of_age = {age: ratio_statistics(ratio_sums(log_ratio_BT, mask_BT & (age_BT == age))) for age in sorted(ages)}
     return {
         "length": float(rows["lengths"].float().mean()),
         "reward": float(rows["token_level_rewards"].sum(-1).mean()),
@@ -171,6 +171,6 @@ def _measures(rows: Batch, newest_BT: Tensor, entropy_BT: Tensor, *, step: int) 
         "staleness": sum(age * count for age, count in ages.items()) / ages.total(),
         "staleness_max": max(ages),
         "off_policy": 1 - ages[0] / ages.total(),
-        **ratio_statistics(log_ratio_BT, mask_BT),
+        **ratio_statistics(ratio_sums(log_ratio_BT, mask_BT)),
         **{f"k3_of_{age}": statistics["k3_kl"] for age, statistics in of_age.items() if statistics},
     }
