@@ -90,7 +90,7 @@ def distribution(requirement: str) -> str:
 
 def requirements() -> list[str]:
     """What the machine lacks, each with its version."""
-    lines = {}
+    lines: dict[str, str] = {}
     for name in ("cpu.txt", "gpu_versions.txt"):
         pins = (line for line in (REQUIREMENTS / name).read_text("utf-8").splitlines() if "==" in line)
         lines |= {distribution(pin): pin for pin in pins if not pin.startswith("#")}
