@@ -33,7 +33,7 @@ def test_an_agent_loop_that_cannot_be_imported_is_refused_with_the_reason(run, t
     file.write_text("name: mine\n")
     assert "must hold a list of entries with `name` and `_target_`" in refusal(run, *overrides)
     file.write_text("- [\n")
-    assert "cannot be read: " in refusal(run, *overrides)
+    assert "a class: ParserError: " in refusal(run, *overrides)
 
 
 def test_an_agent_loop_of_a_module_that_ray_ships_is_found_where_it_is(run, tmp_path):

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ..config import AsyncDAPOConfig, RolloutStrategy
+from ..config import AsyncDAPOConfig
+from ..option_values import RolloutStrategy
 from .rolling_round import RollingSpec
 
 

@@ -14,12 +14,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.logging_utils import configure_verl_logging
 
 from ..actor_watch import watched
-from ..config import AsyncDAPOConfig, Placement, num_engines
+from ..config import AsyncDAPOConfig, num_engines
 from ..core.leases import server_calls
 from ..engines.load_balancer import GlobalLoadBalancer
 from ..engines.replica import AsyncDAPOReplica, register_replica
 from ..logs import log_phase, show_logs
-from ..option_values import SPECULATIVE_CONFIGS
+from ..option_values import SPECULATIVE_CONFIGS, Placement
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reward_isolation import isolate_reward
 from ..shipping import localise
