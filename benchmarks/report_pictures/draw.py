@@ -14,10 +14,11 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
-from recipe.async_dapo.record.run_files import RESPONSES_FILE, RUN_FILE, SAMPLES_FILE, STEPS_FILE
-from recipe.async_dapo.record.timeline import read_timeline
+from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE
 from recipe.async_dapo_lab.report.page import STYLE
+from recipe.async_dapo_lab.report.timeline import read_timeline
 from recipe.async_dapo_lab.report.write import engine_charts, write_report
+from recipe.async_dapo_lab.run_files import RESPONSES_FILE, SAMPLES_FILE
 
 ASSETS = Path(__file__).parents[2] / "assets" / "report_pictures"
 OURS, VERLS = ASSETS / "partial", ASSETS / "verl_sync"

@@ -29,6 +29,7 @@ async_dapo.max_loads_per_server=-1 -> : must be >= 1
 async_dapo.over_sampling_batch_size=0 -> : must be >= 1
 async_dapo.over_sampling_batch_size=null -> async_dapo.over_sampling_batch_size=None: must be a whole number, or auto
 async_dapo.rollout_pool_size=0 -> : must be >= 1
+async_dapo.recorder=nowhere.Recorder -> : no such module; name a class that Python finds
 async_dapo.rollout_pool_size=much -> : must be a whole number, or auto
 async_dapo.max_concurrent_prompts=many -> : must be a whole number
 async_dapo.max_concurrent_prompts=null -> async_dapo.max_concurrent_prompts=None: must be a whole number
