@@ -4,7 +4,6 @@ Shipped: the recipe, the user's own code and option files, and a few environment
 absolute, so that they mean the same on every node: model, data and output folders.
 """
 
-import fcntl
 import hashlib
 import importlib
 import json
@@ -27,7 +26,6 @@ from .option_values import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "async_dapo_staging_"
 RECIPE_DIR = Path(__file__).resolve().parent
 
 # Python files that verl loads by path, on any node. They become modules of `USER_PACKAGE`.
@@ -86,46 +84,6 @@ _JOINED_PACKAGE = "__path__ = __import__('pkgutil').extend_path(__path__, __name
 
 
 @contextmanager
-def staging_folder(parent: Path) -> Iterator[Path]:
-    """A folder of this driver's. The next driver removes what one that was killed has left.
-
-    A driver locks its folder, and the system opens the lock when the driver ends. Process ids would not tell which
-    driver lives: containers that share a folder for temporary files count their own.
-    """
-    _remove_stale(parent)
-    unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
-    lock = _lock(unlocked)
-    folder = unlocked.rename(unlocked.with_name(unlocked.name.removeprefix(".")))  # others see it from here on
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _remove_stale(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
-        if (lock := _lock(folder)) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """Returns a descriptor that holds the lock; None where another process does, or the file system has no locks."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # another user's, or gone by now
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-@contextmanager
 def shipped(config: DictConfig, *beside: Path) -> Iterator[Callable[[Any], "_Unstaging"]]:
     """While it is open, `ray.init` with `ray_kwargs.ray_init` ships what other nodes need. Changes `config` in place.
 
@@ -138,7 +96,8 @@ def shipped(config: DictConfig, *beside: Path) -> Iterator[Callable[[Any], "_Uns
     Raises:
         ConfigError: for a file that does not exist.
     """
-    with staging_folder(Path(tempfile.gettempdir())) as staging:
+    with tempfile.TemporaryDirectory(prefix="async_dapo_staging_", ignore_cleanup_errors=True) as folder:
+        staging = Path(folder)
         _make_absolute(config)
         modules = [_stage_packages(staging, *_packages(config, *beside))]
         _ship_user_files(config, staging / USER_PACKAGE)

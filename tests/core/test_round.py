@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
-from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary, Standstill
+from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
 
@@ -264,26 +264,6 @@ def test_given_groups_complete_behind_those_that_fifo_waits_for_then_they_start_
         "behind": Verdict.REDRAWN if draws_again else verdict,
         "failed": Verdict.FAILED,
     }
-
-
-def told(moves: set[int], *, until_s: int) -> list[tuple[int, float]]:
-    """(second, seconds without a move) of each line, if something moves at these seconds."""
-    standstill, count = Standstill(first_s=20.0, now_s=0.0), 0
-    lines: list[tuple[int, float]] = []
-    for second in range(until_s):
-        count += second in moves
-        if second >= standstill.look_at_s and (quiet_s := standstill.observe(count, now_s=second)) is not None:
-            lines.append((second, quiet_s))
-    return lines
-
-
-def test_of_what_stands_still_the_lines_come_at_growing_distances() -> None:
-    assert told(set(), until_s=200) == [(25, 20.0), (45, 40.0), (85, 80.0), (165, 160.0)]
-
-
-def test_of_what_moves_nothing_is_told_and_after_a_move_the_time_begins_anew() -> None:
-    assert told(set(range(0, 200, 10)), until_s=200) == []
-    assert told({30}, until_s=60) == [(25, 20.0), (50, 20.0)]
 
 
 ENDINGS = list(Verdict)

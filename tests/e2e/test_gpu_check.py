@@ -12,8 +12,8 @@ from ..support.harness import run_module
 
 pytestmark = pytest.mark.nightly
 
-NEEDS_A_GPU = {"driver and CUDA", "GPUs", "flash attention", "sleep level 1", "sleep level 2", "FP8 cache"}
-NEEDS_TWO = {"gloo all-reduce", "tensor parallel 2", "two FSDP ranks", "one engine killed"}
+NEEDS_A_GPU = {"driver and CUDA", "GPUs", "flash attention", "fp8"}
+NEEDS_TWO = {"tensor parallel 2", "two FSDP ranks", "one engine killed"}
 
 
 def check(folder: Path, *arguments: str) -> Path:
@@ -40,13 +40,9 @@ def test_given_a_cpu_when_checked_then_all_passes_but_what_needs_gpus(written) -
         "versions",
         "generate",
         "log-probs of engine, trainer",
-        "abort",
-        "pause and resume",
-        "prefix cache",
-        "weights",
         "partial",
-        "drafts by suffix decoding",
-        "decode and prefill",
+        "drafts: suffix decoding",
+        "speed: decode",
     }
     assert written["counts"]["FAIL"] == 0 and written["device"] == "cpu"
 
@@ -54,14 +50,11 @@ def test_given_a_cpu_when_checked_then_all_passes_but_what_needs_gpus(written) -
 def test_given_a_cpu_when_checked_then_figures_are_measured_ones(written) -> None:
     measured = {check["check"]: check["measured"] for check in written["checks"]}
     assert 0 < measured["log-probs of engine, trainer"]["mean_diff"] < 1e-5
-    assert measured["weights"]["bytes"] > 256 << 20 and measured["weights"]["send_s"] > 0
-    assert measured["pause and resume"]["meanwhile_tok"] == 0
-    assert 0 < measured["drafts by suffix decoding"]["accepted_tok"] < measured["drafts by suffix decoding"]["tokens"]
+    drafts = measured["drafts: suffix decoding"]
+    assert 0 < drafts["accepted_tok"] < drafts["tokens"]
     assert len(measured["partial"]["step_s"]) == 3 and all(s > 0 for s in measured["partial"]["step_s"])
 
 
-def test_given_a_cpu_when_checked_then_the_planners_record_is_there_and_its_step(output, written) -> None:
-    lines = [json.loads(line) for line in (output / "speed.jsonl").read_text().splitlines()]
+def test_given_a_cpu_when_checked_then_the_planners_record_is_there(output) -> None:
+    lines = [json.loads(line) for line in (output / "speed" / "speed.jsonl").read_text().splitlines()]
     assert len(lines) == 6 and all(line["tokens_per_s"] > 0 for line in lines)
-    [speed] = [check["measured"] for check in written["checks"] if check["check"] == "decode and prefill"]
-    assert speed["step_s"] > speed["rollout_s"] > 0

@@ -27,11 +27,6 @@ GOOD = Machine(
     disk_bytes=1000 * GB,
     shared_memory_bytes=64 * GB,
     open_files=1_048_576,
-    processes=-1,
-    ports=28_232,
-    port_error="",
-    skew_s=0.01,
-    year=2026,
 )
 SHARED_GPU = replace(GPU, free_bytes=30 * GB)
 OLD_GPU = replace(GPU, name="Tesla V100", capability=(7, 0))
@@ -49,7 +44,6 @@ def test_given_a_good_machine_when_judged_then_every_check_passes() -> None:
         ("versions", {"versions_error": "verl=0.8.0: this recipe needs verl==0.9.1"}, "0.8.0", "install the versions"),
         ("driver and CUDA", {"driver": ""}, "nvidia-smi does not run", "--device cpu"),
         ("driver and CUDA", {"torch_cuda": ""}, "without CUDA", "verl[vllm]==0.9.1"),
-        ("driver and CUDA", {"driver": "570.12"}, "too old for CUDA 13.0", "driver 580"),
         ("driver and CUDA", {"gpu_error": "system not yet initialized"}, "finds no GPU", "CUDA_VISIBLE_DEVICES"),
         ("GPUs", {"gpus": (GPU,)}, "1 of 2 GPUs are visible", "--gpus"),
         ("GPUs", {"gpus": (GPU, SHARED_GPU)}, "GPU 1 has 30 of 80 GB free", "nvidia-smi"),
@@ -63,13 +57,8 @@ def test_given_a_good_machine_when_judged_then_every_check_passes() -> None:
         ),
         ("host memory", {"memory_bytes": 8 * GB}, "8.0 GB", "32 GB"),
         ("disk", {"disk_bytes": GB}, "1.0 GB", "--output"),
-        ("shared memory", {"shared_memory_bytes": 64e6}, "0.1 GB free in /dev/shm", "--shm-size"),
+        ("shared memory", {"shared_memory_bytes": 64e6}, "0.1 GB in /dev/shm", "--shm-size"),
         ("ulimits", {"open_files": 1024}, "1024 open files", "ulimit -n 8192"),
-        ("ulimits", {"processes": 512}, "512 processes", "ulimit -u 8192"),
-        ("ports", {"ports": 100}, "100 ports", "ip_local_port_range"),
-        ("ports", {"port_error": "Permission denied"}, "Permission denied", "loopback"),
-        ("clock", {"skew_s": -300.0}, "-300 s", "NTP"),
-        ("clock", {"year": 1970}, "1970", "set it"),
     ],
 )
 def test_given_a_broken_machine_when_judged_then_the_check_fails_with_what_to_do(
@@ -90,7 +79,7 @@ def test_given_a_cpu_when_judged_then_what_needs_a_gpu_is_skipped_and_limits_are
 
 def test_given_this_machine_when_looked_at_then_what_is_found_is_what_it_has(tmp_path: Path) -> None:
     seen = probe("cpu", output=tmp_path)
-    assert "verl==0.9.1" in seen.versions and not seen.versions_error and not seen.port_error
+    assert "verl==0.9.1" in seen.versions and not seen.versions_error
     assert seen.torch.startswith("2.") and min(seen.memory_bytes, seen.disk_bytes, seen.open_files) > 0
     assert list(tmp_path.iterdir()) == []
 
@@ -117,9 +106,9 @@ def test_given_a_driver_when_looked_at_then_its_version_is_found(tmp_path: Path,
     stub.write_text("#!/bin/sh\necho 580.95.05\necho 580.95.05\n")
     stub.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine._driver() == "580.95.05"
+    assert machine._nvidia_smi() == "580.95.05"
     stub.write_text("#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n")
-    assert machine._driver() == ""
+    assert machine._nvidia_smi() == ""
 
 
 def test_given_a_process_that_hangs_when_asked_then_the_answer_says_so(monkeypatch) -> None:

@@ -12,10 +12,8 @@ from verl.utils.import_utils import load_extern_object
 
 from recipe.async_dapo import shipping
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped, staging_folder
+from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped
 from recipe.async_dapo_lab.train import RECORDER
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -71,36 +69,6 @@ def test_given_a_cluster_without_cpus_when_the_first_actor_is_made_then_it_is_sa
     with shipped(run()) as first_actor, caplog.at_level("WARNING", logger=shipping.__name__):
         first_actor(ActorClass()).remote()
     assert caplog.text.count("no node of this Ray cluster offers a CPU: the run waits until one joins") == warnings
-
-
-DRIVER = """
-import sys, time
-from pathlib import Path
-from recipe.async_dapo.shipping import staging_folder
-with staging_folder(Path(sys.argv[1])) as folder:
-    print(folder, flush=True)
-    time.sleep(600)
-"""
-
-
-def test_given_drivers_that_live_and_one_that_was_killed_when_the_next_one_starts_then_that_ones_staging_is_removed(
-    tmp_path,
-):
-    drivers = [
-        subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
-        living, killed = (Path(driver.stdout.readline().strip()) for driver in drivers)
-        drivers[1].kill()
-        drivers[1].wait()
-        with staging_folder(tmp_path) as own:
-            assert set(tmp_path.iterdir()) == {living, own} and killed != own
-        assert set(tmp_path.iterdir()) == {living}
-    finally:
-        for driver in drivers:
-            driver.kill()
-            driver.communicate()
 
 
 def test_given_a_recorder_in_a_package_beside_the_recipe_when_shipped_then_other_nodes_can_load_it(run, tmp_path):

@@ -10,7 +10,6 @@ import ray
 from ray.actor import ActorHandle
 
 from benchmarks.support.router import router_options
-from recipe.async_dapo.core.round import Standstill
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, RolloutError
@@ -57,7 +56,7 @@ def waiting_manager(balancer: ActorHandle, *, engine_timeout_s: float = PATIENCE
     manager._coordinator = EarlyStoppingCoordinatorActor.remote(balancer, PATIENCE_S)
     manager._round_id, manager._started = "step-1", time.monotonic()
     manager._look_at = manager._started + engine_timeout_s / 2
-    manager._standstill = Standstill(first_s=PATIENCE_S, now_s=manager._started)
+    manager._tell_at = manager._started + PATIENCE_S
     manager._worker_refs, manager._deadline = [], None
     validation = spec(stop_rule=None, target_valid_groups=0, drains=True)
     ray.get(manager._coordinator.open_round.remote(validation, tickets("a")))

@@ -2,14 +2,11 @@
 
 A group whose trajectories all score the same has no gradient: DAPO's dynamic sampling (arXiv:2503.14476, eq. 11).
 
-Trajectories that fail are no accident where too few of the groups that they end are left to train on. A group is lost
-with its first trajectory that fails. If each fails with probability q, a share of (1 - q) ** n of the groups of n is
-complete. Whether q is too high is Wald's sequential probability ratio test on trajectories, scored ones against failed
-ones: it may be asked after every group, and a step of which at least a tenth of the groups are complete is stopped with
-a probability of at most one in a million, however many it draws. If all trajectories fail, that is known after 15
-failures (n = 16); if every second one does, after about 40 trajectories.
-
-Trajectories of a prompt may fail together, or one of each prompt's: the same test on groups does not mind.
+Trajectories that fail are no accident where hardly a group is complete, and training ends. Groups fail sooner than they
+are complete: a failure ends its group, while a complete one waits for its longest response. So nothing is concluded
+before twice as many groups have failed as a step trains, and `MANY` at least; `FEW` are enough where hardly any
+trajectory is scored either. Where a tenth of the groups is complete and half of the trajectories are scored, a step is
+ended so once in a million at most. If all trajectories fail, that is known after two batches.
 """
 
 import math
@@ -20,9 +17,7 @@ from enum import StrEnum
 
 from .trajectory import PromptGroup
 
-TOLERABLE_COMPLETE_SHARE = 0.1
-HOPELESS_COMPLETE_SHARE = 0.001
-FALSE_ALARM = 1e-6
+FEW, MANY = 30, 200  # groups that have failed
 
 # Metrics of a group that differ by no more than this, relative to the largest one or to 1, are the same. Sums in
 # another order differ by 1e-16, and differences below 1e-7 are lost where scores become float32. verl adds 1e-6 to the
@@ -196,24 +191,15 @@ class EndedGroups:
         known = [cause for cause in self.causes if cause[0] == self.main_reason and cause[1]]
         return max(known, key=lambda cause: self.causes[cause], default=("", ""))[1]
 
-    def is_hopeless(self, n: int) -> bool:
-        """Whether hardly a group of n can be complete."""
-        of_trajectories = log_likelihood_ratio(failed=self.failed_trajectories, scored=self.scored_trajectories, n=n)
-        of_groups = log_likelihood_ratio(failed=self.num_failed, scored=self.num_scored, n=1)
-        return max(of_trajectories, of_groups) >= -math.log(FALSE_ALARM)
+    def is_hopeless(self, target_valid_groups: int) -> bool:
+        """Whether hardly a group can be complete."""
+        hardly_any_scored = 10 * self.scored_trajectories < self.failed_trajectories
+        return self._outnumber(self.num_failed, target_valid_groups, least=FEW if hardly_any_scored else MANY)
 
     def are_hardly_any(self, target_valid_groups: int) -> bool:
-        """Whether hardly a group ends within the round: twice as many as are wanted have been set aside instead."""
-        of_groups = log_likelihood_ratio(failed=self.set_aside, scored=self.num_scored, n=1)
-        return self.set_aside >= 2 * target_valid_groups and of_groups >= -math.log(FALSE_ALARM)
+        """Whether hardly a group ends within the round, and the others are set aside instead."""
+        return self._outnumber(self.set_aside, target_valid_groups, least=MANY)
 
-
-def failure_rate(complete_share: float, n: int) -> float:
-    """The rate at which trajectories fail when that share of the groups of n is complete [0-1]."""
-    return 1.0 - complete_share ** (1.0 / n)
-
-
-def log_likelihood_ratio(*, failed: int, scored: int, n: int) -> float:
-    """Of these counts, at the hopeless failure rate over the tolerable one."""
-    tolerable, hopeless = failure_rate(TOLERABLE_COMPLETE_SHARE, n), failure_rate(HOPELESS_COMPLETE_SHARE, n)
-    return failed * math.log(hopeless / tolerable) + scored * math.log((1.0 - hopeless) / (1.0 - tolerable))
+    def _outnumber(self, lost: int, target_valid_groups: int, *, least: int) -> bool:
+        """Whether so many groups are lost, and for a hundred of them not one is complete."""
+        return lost >= max(least, 2 * target_valid_groups) and 100 * self.num_scored < lost

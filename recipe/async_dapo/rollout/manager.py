@@ -25,7 +25,7 @@ from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups
 from ..core.over_sampling import AtHand
 from ..core.rolling_round import RollingSpec
-from ..core.round import RoundProgress, RoundSpec, Standstill
+from ..core.round import RoundProgress, RoundSpec
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
@@ -38,7 +38,7 @@ from .worker import AsyncDAPOAgentLoopWorker, RoundOrder
 
 logger = logging.getLogger(__name__)
 
-QUIET_S = 20.0  # Log a line when no answer has finished for this long [s].
+QUIET_S = 20.0  # Log a line when no answer has finished for this long, again after twice that time, and so on.
 CONNECT_TIMEOUT_S = 600.0  # for a worker to import all it needs, on a busy node
 
 
@@ -103,6 +103,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
         self._places: int | None = None
         self._deadline: float | None = None  # of what the trainer waits for; None = it has not begun to
+        self._progress: RoundProgress | None = None  # of the open round, since `_moved_at`
         self._look_at = 0.0  # when servers are asked for a sign of life again
 
     @classmethod
@@ -171,7 +172,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         waiting = list(self._worker_refs)
         while True:
             now_s = time.monotonic()
-            if now_s >= self._standstill.look_at_s:
+            if now_s >= self._tell_at:
                 self._tell_standstill(now_s)
             if now_s >= self._look_at:  # a server that hangs would be waited for until the end of the round
                 self._balancer.look_after_servers.remote()
@@ -191,18 +192,21 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             waiting.remove(ready[0])
 
     def _patience_s(self, left_s: float, now_s: float) -> float:
-        return max(0.0, min(left_s, self._look_at - now_s, self._standstill.look_at_s - now_s))
+        return max(0.0, min(left_s, self._look_at - now_s, self._tell_at - now_s))
 
     def _tell_standstill(self, now_s: float) -> None:
         """What hangs is mostly a reward or a tool, and ends by a time limit: until then this is all that is told."""
         progress: RoundProgress = self._get(self._coordinator.progress.remote(self._round_id))
-        quiet_s = self._standstill.observe(progress, now_s=now_s)
-        if quiet_s is not None:
-            log_phase(
-                f"{self._round_id}: {progress}, and no more for {quiet_s:.0f} s; a reward may take "
-                f"async_dapo.reward.timeout_s={self._options.reward.timeout_s:g}, "
-                f"{1 + self._options.reward.max_retries} times"
-            )
+        if progress != self._progress:
+            self._progress, self._moved_at, self._tell_at = progress, now_s, now_s + QUIET_S
+            return
+        quiet_s = now_s - self._moved_at
+        self._tell_at = now_s + quiet_s
+        log_phase(
+            f"{self._round_id}: {progress}, and no more for {quiet_s:.0f} s; a reward may take "
+            f"async_dapo.reward.timeout_s={self._options.reward.timeout_s:g}, "
+            f"{1 + self._options.reward.max_retries} times"
+        )
 
     def count_ended(self) -> EndedGroups:
         """How the groups of the open round have ended so far."""
@@ -299,7 +303,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._round_id = spec.round_id
         self._started = time.monotonic()
         self._deadline = None
-        self._standstill = Standstill(first_s=QUIET_S, now_s=self._started)
+        self._progress, self._moved_at, self._tell_at = None, self._started, self._started + QUIET_S
         self._look_at = self._started + self._options.engine_timeout_s / 2
         self._frozen = _frozen(groups)
         tickets = [ticket_of(group) for group in groups]

@@ -284,7 +284,7 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def _refill(self, step: int) -> None:
         ended = self.manager.count_ended()
-        if ended.is_hopeless(self._options.rollout_n):
+        if ended.is_hopeless(self._options.target_valid_groups):
             raise too_many_failures(ended, self._options)
         if ended.are_hardly_any(self._options.target_valid_groups):
             raise too_many_set_aside(ended, self._options)

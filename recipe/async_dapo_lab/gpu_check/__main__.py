@@ -14,56 +14,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ...async_dapo.option_values import SPECULATIVE_CONFIGS, SUFFIX_PACKAGE, Drafts
 from ..quickstart.activation import cpu_environment
-from ..quickstart.supervision import RayFolder, exit_on_signals
-from . import engine, machine, several_gpus, speed, training
+from ..quickstart.supervision import exit_on_signals
+from . import engine, machine, training
 from .assets import make_config, prepare
-from .engine import EngineSettings, Facts, Section
+from .engine import CONTEXTS_TOK, ON_A_CPU, EngineSettings, Facts, Section
+from .speed import LONG_TOK
 from .verdicts import Results, skipped
-
-CPU_EXECUTOR = {"distributed_executor_backend": "async_dapo_cpu.executor.LocalExecutor"}
-OF_ENGINE = (Section.START, Section.GENERATE, Section.LOG_PROBS, Section.ABORT, Section.KEEP, Section.PREFIX_CACHE)
-SLEEPS = (Section.SLEEP_1, Section.SLEEP_2)
-SIZES: dict[str, dict[str, Any]] = {
-    "cpu": {
-        "dtype": "float32",
-        "requests": 24,
-        "compared": 8,
-        "prompt_tok": 48,
-        "response_tok": 96,
-        "max_model_len": 1024,
-        "max_num_seqs": 32,
-        "gpu_memory_utilization": 0.1,
-        "bucket_mb": 256,
-        "ballast_bytes": 384 << 20,
-        "batches": (1, 4, 16),
-        "contexts_tok": (64, 256),
-        "times": 8,
-        "engine_kwargs": CPU_EXECUTOR,
-    },
-    "cuda": {
-        "dtype": "bfloat16",
-        "requests": 256,
-        "compared": 32,
-        "prompt_tok": 256,
-        "response_tok": 256,
-        "max_model_len": 2048,
-        "max_num_seqs": 256,
-        "gpu_memory_utilization": 0.4,
-        "bucket_mb": 2048,
-        "ballast_bytes": 16 << 30,  # bf16 weights of an 8B model, all of them
-    },
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     gpus: int
     device: str
-    full: bool
     only: int | None
     tensor_parallel_size: int
     model: Path | None
@@ -78,57 +42,46 @@ class Options:
 class Check:
     """One run of the command: themes in order, each in processes of its own."""
 
-    def __init__(self, options: Options, results: Results, sockets: Path) -> None:
-        self._options, self._results, self._sockets = options, results, sockets
+    def __init__(self, options: Options, results: Results) -> None:
+        self._options, self._results = options, results
         self.machine: machine.Machine | None = None
-        self._facts: dict[str, Facts] = {}
-        self._ended = ""
+        self._plain_tokens_per_s: float | None = None
+        self._bounds = "float32" if options.is_cpu else "bfloat16"
 
     def run(self) -> None:
         options, results = self._options, self._results
         results.begin("1. machine")
-        began_s = time.perf_counter()
         self.machine = machine.probe(options.device, output=options.output)
-        results.note(f"looked at it for {time.perf_counter() - began_s:.1f} s")
         verdicts = machine.judgements(self.machine, gpus=options.gpus)
         for name, verdict in verdicts.items():
             results.add(name, verdict)
         if any(verdicts[name].is_failure for name in machine.NEEDED):
-            results.begin("2. to 7.")
+            results.begin("2. to 6.")
             results.add("all other checks", skipped("mend the machine first"))
             return
         results.note("makes a model and data, and starts engines: the next lines take minutes")
         self._assets = prepare(options.output, device=options.device)
         self._model = options.model or self._assets.model
         themes = {
-            (2, 3): self._engine,
-            (4,): self._training,
-            (5,): self._cheaper_tokens,
-            (6,): self._speed,
-            (7,): self._several,
+            "2. engine": self._engine,
+            "3. training": self._training,
+            "4. drafts and FP8 cache": self._cheaper_tokens,
+            "5. speed": self._speed,
+            "6. several GPUs": self._several,
         }
-        for numbers, check in themes.items():
-            if options.only is None or options.only in numbers:
+        for number, (theme, check) in enumerate(themes.items(), start=2):
+            if options.only in (None, number):
+                results.begin(theme)
                 check()
 
     def _engine(self) -> None:
-        """Themes 2 and 3 share an engine; on a CPU theme 6 does, too."""
-        results, is_cpu = self._results, self._options.is_cpu
-        more = (Section.WEIGHTS, Section.SPEED) if is_cpu else (*SLEEPS, Section.WEIGHTS)
-        self._facts, self._ended = self._run_engine(self._settings("engine", *OF_ENGINE, *more))
-        bounds = engine.BOUNDS["float32" if is_cpu else "bfloat16"]
-        results.begin("2. engine")
-        sections = OF_ENGINE if is_cpu else (*OF_ENGINE, *SLEEPS)
-        engine.tell(results, self._facts, self._ended, sections=sections, bounds=bounds)
-        if is_cpu:
-            for section in SLEEPS:
-                results.add(section, skipped("needs a GPU"))
-        results.begin("3. weights")
-        engine.tell(results, self._facts, self._ended, sections=[Section.WEIGHTS], bounds=bounds)
+        sections = (Section.GENERATE, Section.LOG_PROBS)
+        facts = self._run_engine("engine", *sections)
+        if (plain := facts.get(Section.GENERATE)) is not None:
+            self._plain_tokens_per_s = plain["tokens"] / plain["generating_s"]
 
     def _training(self) -> None:
-        self._results.begin("4. training")
-        for case in training.cases(self._options.device, full=self._options.full):
+        for case in training.cases(self._options.device):
             self._train(case)
 
     def _train(self, case: training.Case) -> None:
@@ -147,95 +100,61 @@ class Check:
 
     def _cheaper_tokens(self) -> None:
         """Drafts and an FP8 cache, each in an engine of its own, beside the plain one."""
-        results, is_cpu = self._results, self._options.is_cpu
-        results.begin("5. drafts and FP8 cache")
         if find_spec("arctic_inference") is None:
-            results.add(Section.DRAFTS, skipped(f"needs a package; run: pip install {SUFFIX_PACKAGE}"))
+            self._results.add("drafts", skipped(f"needs a package; run: pip install {SUFFIX_PACKAGE}"))
         else:
             drafts = {"speculative_config": SPECULATIVE_CONFIGS[Drafts.SUFFIX]}
-            settings = replace(self._settings("drafts", Section.DRAFTS), engine_kwargs=drafts)
-            self._beside_the_plain(settings, Section.DRAFTS, bounds="float32" if is_cpu else "bfloat16")
-        if is_cpu:
-            results.add("FP8 cache", skipped("needs a GPU"))
+            self._run_engine("drafts", Section.DRAFTS, engine_kwargs=drafts)
+        if self._options.is_cpu:
+            self._results.add("fp8", skipped("needs a GPU"))
             return
-        fp8 = self._settings("fp8", Section.GENERATE, Section.LOG_PROBS)
-        fp8 = replace(fp8, engine_kwargs={"kv_cache_dtype": "fp8"})
-        self._beside_the_plain(fp8, Section.GENERATE, Section.LOG_PROBS, bounds="fp8", prefix="FP8 cache: ")
-
-    def _beside_the_plain(self, settings: EngineSettings, *sections: Section, bounds: str, prefix: str = "") -> None:
-        facts, ended = self._run_engine(settings)
-        plain = self._facts.get(Section.GENERATE)
-        if plain is not None and sections[0] in facts:
-            facts[sections[0]]["plain_tokens_per_s"] = plain["tokens"] / plain["generating_s"]
-        engine.tell(self._results, facts, ended, sections=sections, bounds=engine.BOUNDS[bounds], prefix=prefix)
+        fp8, sections = {"kv_cache_dtype": "fp8"}, (Section.GENERATE, Section.LOG_PROBS)
+        self._run_engine("fp8", *sections, bounds="fp8", engine_kwargs=fp8)
 
     def _speed(self) -> None:
         """On a GPU of an engine with an 8B model's sizes, or one's own model; weights are made up."""
-        options, results = self._options, self._results
-        results.begin("6. speed")
-        began_s = time.perf_counter()
-        reference, model, settings = speed.TINY, self._model, self._settings("speed", Section.SPEED)
+        options = self._options
+        changes: dict[str, Any] = {}
         if not options.is_cpu:
-            reference = speed.REFERENCE | {"tensor_parallel_size": options.tensor_parallel_size}
-            model = options.model or make_config(options.output / "large_model")
-            settings = replace(
-                settings,
-                model=str(model),
-                load_format="dummy",
-                max_model_len=max(speed.CONTEXTS_TOK) + speed.LONG_TOK,
-                gpu_memory_utilization=0.8,
-                batches=speed.BATCHES,
-                contexts_tok=speed.CONTEXTS_TOK,
-                engine_kwargs={"tensor_parallel_size": options.tensor_parallel_size},
-            )
-        is_measured = Section.SPEED in self._facts
-        facts, ended = (self._facts, self._ended) if is_measured else self._run_engine(settings)
-        verdict, measured = engine.no_result(ended), dict[str, Any]()
-        if Section.SPEED in facts:
-            assert self.machine is not None
-            found = facts[Section.SPEED]
-            reference = reference | {"model": str(model)} | speed.hardware(self.machine.gpus, found["prefills"], model)
-            verdict, fitted = speed.judge_speed(found, record=options.output / "speed.jsonl", reference=reference)
-            measured = found | fitted
-        results.add("decode and prefill", verdict, seconds=time.perf_counter() - began_s, measured=measured)
+            changes = {
+                "model": str(options.model or make_config(options.output / "large_model")),
+                "load_format": "dummy",
+                "max_model_len": max(CONTEXTS_TOK) + LONG_TOK,
+                "gpu_memory_utilization": 0.8,
+                "engine_kwargs": {"tensor_parallel_size": options.tensor_parallel_size},
+            }
+        self._run_engine("speed", Section.SPEED, **changes)
 
     def _several(self) -> None:
-        options, results = self._options, self._results
-        backend = "gloo" if options.is_cpu else "nccl"
-        sums = f"{backend} all-reduce"
-        cases = (
-            training.Case(name="tensor parallel 2", gpus=2, tensor_parallel_size=2),
-            training.Case(name="two FSDP ranks", gpus=2),
-            training.Case(name="one engine killed", gpus=2, kills_an_engine=True, steps=training.STEPS + 2),
-        )
-        results.begin("7. several GPUs")
-        if options.gpus < several_gpus.RANKS:
-            for name in (sums, *(case.name for case in cases)):
-                results.add(name, skipped("needs --gpus 2"))
-            return
-        began_s = time.perf_counter()
-        seconds, ended = several_gpus.all_reduce(
-            backend, folder=options.output / "several", environment=self._environment()
-        )
-        verdict = several_gpus.judge_all_reduce(seconds, ended)
-        results.add(sums, verdict, seconds=time.perf_counter() - began_s)
-        for case in cases:
-            self._train(case)
+        for case in training.OF_TWO:
+            if self._options.gpus < case.gpus:
+                self._results.add(case.name, skipped("needs --gpus 2"))
+            else:
+                self._train(case)
 
-    def _settings(self, name: str, *sections: Section) -> EngineSettings:
+    def _run_engine(self, name: str, *sections: Section, bounds: str = "", **changes: Any) -> dict[str, Facts]:
+        """
+        Args:
+            bounds: of log-probs, if not those of the engine's dtype.
+            changes: of the engine's settings.
+        """
+        options = self._options
         assert self.machine is not None
-        return EngineSettings(
+        settings = EngineSettings(
             model=str(self._model),
-            device=self._options.device,
             attention=self.machine.attention,
-            facts=str(self._options.output / name / "facts.jsonl"),
-            sockets=str(self._sockets),
+            facts=str(options.output / name / "facts.jsonl"),
             sections=sections,
-            **SIZES[self._options.device],
+            **(ON_A_CPU if options.is_cpu else {}),
         )
-
-    def _run_engine(self, settings: EngineSettings) -> tuple[dict[str, Facts], str]:
-        return engine.run_engine(settings, environment=self._environment(), timeout_s=self._options.timeout_s)
+        settings = replace(settings, **changes)
+        facts, ended = engine.run_engine(settings, environment=self._environment(), timeout_s=options.timeout_s)
+        for section in facts:
+            facts[section]["plain_tokens_per_s"] = self._plain_tokens_per_s
+        prefix = "" if name == "engine" else f"{name}: "
+        told = (Section.START, *sections)
+        engine.tell(self._results, facts, ended, *told, bounds=bounds or self._bounds, prefix=prefix)
+        return facts
 
     def _environment(self) -> dict[str, str]:
         offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -250,23 +169,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     exit_on_signals()
-    results = Results(console=Console())
+    results = Results()
+    check = Check(options, results)
     began_s = time.perf_counter()
-    with RayFolder() as folder:  # sockets of engines lie in it: its path is short
-        check = Check(options, results, folder.path)
-        try:
-            check.run()
-        finally:
-            found = check.machine
-            about = {
-                "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-                "device": options.device,
-                "gpus": [gpu.name for gpu in found.gpus] if found else [],
-                "versions": found.versions if found else "",
-                "seconds": round(time.perf_counter() - began_s, 1),
-            }
-            results.finish(options.output, about=about)
-    return results.exit_code
+    try:
+        check.run()
+    finally:
+        found = check.machine
+        about = {
+            "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            "device": options.device,
+            "gpus": [gpu.name for gpu in found.gpus] if found else [],
+            "versions": found.versions if found else "",
+            "seconds": round(time.perf_counter() - began_s, 1),
+        }
+        exit_code = results.finish(options.output, about=about)
+    return exit_code
 
 
 def _parse(arguments: Sequence[str] | None) -> Options:
@@ -275,10 +193,9 @@ def _parse(arguments: Sequence[str] | None) -> Options:
     )
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine to check; theme 7 needs two or more")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: check what a CPU can")
-    parser.add_argument("--full", action="store_true", help="train with every strategy, and further stop rules")
-    parser.add_argument("--only", type=int, choices=range(2, 8), metavar="N", help="beside theme 1 only theme N")
+    parser.add_argument("--only", type=int, choices=range(2, 7), metavar="N", help="beside theme 1 only theme N")
     parser.add_argument("--model", type=Path, help="folder of a model to check with, instead of one made here")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs of the engine in theme 6")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs of the engine in theme 5")
     now = time.strftime("%Y%m%d-%H%M%S")
     parser.add_argument(
         "--output", type=Path, default=Path("outputs", "gpu_check", f"{now}-{os.getpid()}"), metavar="DIR"

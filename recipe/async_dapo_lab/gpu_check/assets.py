@@ -47,14 +47,6 @@ def make_config(folder: Path, *, shape: dict[str, Any] = LARGE) -> Path:
     return folder
 
 
-def tensor_sizes(shape: dict[str, Any] = LARGE) -> list[int]:
-    """Elements of each of a Qwen3's weights, layer by layer, those of the vocabulary last; norms left out."""
-    hidden, heads, keys = (shape[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
-    query, key, forward = heads * shape["head_dim"], keys * shape["head_dim"], shape["intermediate_size"]
-    layer = [hidden * size for size in (query, key, key, query, forward, forward, forward)]
-    return layer * shape["num_hidden_layers"] + [hidden * shape["vocab_size"]] * 2
-
-
 def _save_tokenizer(folder: Path) -> Any:
     from ..quickstart.tiny_model import build_tokenizer
 

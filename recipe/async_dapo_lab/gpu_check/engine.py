@@ -2,72 +2,73 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from .speed import judge_speed
 from .supervised import run_supervised
-from .verdicts import Results, Verdict, failed, passed, skipped
+from .verdicts import Results, Verdict, failed, first_failure, skipped
 
 MODULE = f"{__package__}.engine_process"
-GB = 1e9
-RUN = "gpu_check/01000000"  # names the run in stamps of weights
-STOP_LIMIT_S = 5.0  # a stop takes some engine steps; longer, and it waits for something
-LEAK_LIMIT_BYTES = 0.5 * GB  # over a sleep and a wake-up
 REPORT = "this must not happen on any hardware: do not train, and report it with the folder of the output"
-LEAST_SPREAD = 3.0  # between the old weights' difference and the new ones', after a transfer
+
+CONTEXTS_TOK = (512, 2048, 8192, 16_384)
 
 Facts = dict[str, Any]
 
 
 class Section(StrEnum):
-    """In the order in which they run: each needs what those before it have left."""
+    """In the order in which they run."""
 
     START = "start"
     GENERATE = "generate"
     LOG_PROBS = "log-probs of engine, trainer"
-    ABORT = "abort"
-    KEEP = "pause and resume"
-    PREFIX_CACHE = "prefix cache"
-    DRAFTS = "drafts by suffix decoding"
-    SLEEP_1 = "sleep level 1"
-    SLEEP_2 = "sleep level 2"
-    WEIGHTS = "weights"
-    SPEED = "speed"
+    DRAFTS = "suffix decoding"
+    SPEED = "decode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
+    """What an engine's process is told. Sizes are a GPU's unless others are given."""
+
     model: str  # folder
-    device: str  # cpu or cuda
-    dtype: str
     attention: str  # of transformers, for the trainer's log-probs
     facts: str  # file
-    sockets: str  # folder, with a short path
     sections: tuple[Section, ...]
-    requests: int  # of the first section
-    compared: int  # of these, with transformers
-    prompt_tok: int
-    response_tok: int
-    max_model_len: int
-    max_num_seqs: int
-    bucket_mb: int  # of a weight transfer, as rollout.checkpoint_engine.update_weights_bucket_megabytes
-    ballast_bytes: int  # at most
-    batches: tuple[int, ...] = ()  # of the speed's cells
-    contexts_tok: tuple[int, ...] = ()
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    requests: int = 256
+    compared: int = 32  # of these, with transformers
+    prompt_tok: int = 256
+    response_tok: int = 256
+    max_model_len: int = 2048
+    max_num_seqs: int = 256
+    batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)  # of the cells whose speed is measured
+    contexts_tok: tuple[int, ...] = CONTEXTS_TOK
     times: int = 1  # that each cell is measured: the least counts, as other work only adds
     load_format: str = "auto"
-    gpu_memory_utilization: float = 0.5
+    gpu_memory_utilization: float = 0.4
     engine_kwargs: dict[str, Any] = field(default_factory=dict)
 
-    def write(self, file: Path) -> None:
-        file.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        return cls(**json.loads(file.read_text()))
+ON_A_CPU: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "requests": 24,
+    "compared": 8,
+    "prompt_tok": 48,
+    "response_tok": 96,
+    "max_model_len": 1024,
+    "max_num_seqs": 32,
+    "gpu_memory_utilization": 0.1,
+    "batches": (1, 4, 16),
+    "contexts_tok": (64, 256),
+    "times": 8,
+    "engine_kwargs": {"distributed_executor_backend": "async_dapo_cpu.executor.LocalExecutor"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,23 +85,29 @@ BOUNDS = {
     "bfloat16": LogProbBounds(mean=0.03, most=1.0),
     "fp8": LogProbBounds(mean=0.1, most=3.0),
 }
+_OTHER_VLLM = "install vLLM 0.24.0, which verl[vllm]==0.9.1 brings"
+_NO_DRAFTS = "set async_dapo.drafts=null on this vLLM"
+_OTHER_PROBABILITIES = (
+    "engine and trainer compute different probabilities; to find the cause, train with "
+    "actor_rollout_ref.rollout.enforce_eager=True, then with VLLM_USE_V2_MODEL_RUNNER=0"
+)
 
 
 def judge_start(facts: Facts, bounds: LogProbBounds) -> Verdict:
-    async_scheduling, runner = (facts[name] for name in ("async_scheduling", "second_runner"))
-    if facts["kv_room_tok"] < 1:
-        return failed("the engine has no room for a KV cache", "free GPU memory: see the check of GPUs")
-    return passed(
-        f"KV cache of {facts['kv_room_tok']:,} tokens, asynchronous scheduling {'on' if async_scheduling else 'off'}, "
-        f"{'second' if runner else 'first'} model runner"
+    room_tok, scheduling = facts["kv_room_tok"], "on" if facts["async_scheduling"] else "off"
+    return first_failure(
+        (room_tok > 0, "the engine has no room for a KV cache", "free GPU memory: see the check of GPUs"),
+        else_found=f"KV cache of {room_tok:,} tokens, asynchronous scheduling {scheduling}, "
+        f"{'second' if facts['second_runner'] else 'first'} model runner",
     )
 
 
 def judge_generate(facts: Facts, bounds: LogProbBounds) -> Verdict:
-    if facts["complete"] < facts["requests"]:
-        missing = facts["requests"] - facts["complete"]
-        return failed(f"{missing} of {facts['requests']} requests lack tokens", _OTHER_VLLM)
-    return passed(f"{facts['requests']} requests, {facts['tokens']} tokens, {_speed(facts)}")
+    requests, missing = facts["requests"], facts["requests"] - facts["complete"]
+    return first_failure(
+        (not missing, f"{missing} of {requests} requests lack tokens", _OTHER_VLLM),
+        else_found=f"{requests} requests, {facts['tokens']} tokens, {_speed(facts)}",
+    )
 
 
 def _speed(facts: Facts) -> str:
@@ -111,121 +118,30 @@ def _speed(facts: Facts) -> str:
 
 
 def judge_log_probs(facts: Facts, bounds: LogProbBounds) -> Verdict:
+    mean, most = facts["mean_diff"], facts["max_diff"]
     said = (
-        f"mean {facts['mean_diff']:.2g} (limit {bounds.mean:g}), most {facts['max_diff']:.2g} (limit {bounds.most:g}) "
-        f"nats over {facts['compared_tok']} tokens"
+        f"mean {mean:.2g} (limit {bounds.mean:g}), most {most:.2g} (limit {bounds.most:g}) nats over "
+        f"{facts['compared_tok']} tokens"
     )
-    if not (facts["mean_diff"] <= bounds.mean and facts["max_diff"] <= bounds.most):  # or one is not a number
-        return failed(
-            said,
-            "engine and trainer compute different probabilities; to find the cause, train with "
-            "actor_rollout_ref.rollout.enforce_eager=True, then with VLLM_USE_V2_MODEL_RUNNER=0",
-        )
-    return passed(said)
-
-
-def judge_abort(facts: Facts, bounds: LogProbBounds) -> Verdict:
-    if facts["aborted_reason"] != "abort" or not 0 < facts["aborted_tok"] < facts["wanted_tok"]:
-        return failed(
-            f"the request ended by `{facts['aborted_reason']}` with {facts['aborted_tok']} tokens", _OTHER_VLLM
-        )
-    if facts["kept_log_probs"] != facts["aborted_tok"] or facts["other_tok"] != facts["wanted_tok"]:
-        return failed("tokens lack their log-probs, or another request was ended as well", _OTHER_VLLM)
-    if facts["abort_s"] > STOP_LIMIT_S:
-        return failed(f"took {facts['abort_s']:.1f} s, at most {STOP_LIMIT_S:g} s", _BUSY)
-    return passed(f"{1e3 * facts['abort_s']:.0f} ms; its {facts['aborted_tok']} tokens are kept")
-
-
-_OTHER_VLLM = "install vLLM 0.24.0, which verl[vllm]==0.9.1 brings"
-_BUSY = "end other work on this GPU and check again; every training step stops its engines"
-_BESIDE = (
-    "set actor_rollout_ref.rollout.free_cache_engine=False, and gpu_memory_utilization so that the trainer fits beside"
-)
-
-
-def judge_keep(facts: Facts, bounds: LogProbBounds) -> Verdict:
-    if facts["meanwhile_tok"]:
-        return failed(f"{facts['meanwhile_tok']} tokens came during the pause", _NO_STALE_KV)
-    if facts["complete"] < facts["requests"] or facts["of_two_versions"] < facts["requests"]:
-        return failed(
-            f"of {facts['requests']} requests {facts['complete']} ended, {facts['of_two_versions']} with tokens of "
-            "both versions",
-            _NO_STALE_KV,
-        )
-    if facts["pause_s"] > STOP_LIMIT_S:
-        return failed(f"the pause took {facts['pause_s']:.1f} s, at most {STOP_LIMIT_S:g} s", _BUSY)
-    if (exact := judge_log_probs(facts, bounds)).is_failure:
-        return exact
-    return passed(f"pause {1e3 * facts['pause_s']:.0f} ms, resume {1e3 * facts['resume_s']:.0f} ms")
-
-
-_NO_STALE_KV = "do not use async_dapo.rollout_strategy=partial_stale_kv on this vLLM"
-
-
-def judge_prefix_cache(facts: Facts, bounds: LogProbBounds) -> Verdict:
-    if not facts["same_version_tok"]:
-        return failed("a prompt that was computed is not found again", _OTHER_VLLM)
-    if facts["next_version_tok"]:
-        return failed(
-            f"{facts['next_version_tok']} tokens of older weights were found", f"do not train with it; {_OTHER_VLLM}"
-        )
-    if not facts["was_reset"] or facts["after_reset_tok"]:
-        return failed("the cache cannot be reset", _OTHER_VLLM)
-    return passed(f"{facts['same_version_tok']} tokens found, 0 under the next version; reset {facts['reset_s']:.2f} s")
+    is_near = mean <= bounds.mean and most <= bounds.most  # not where one is no number
+    return first_failure((is_near, said, _OTHER_PROBABILITIES), else_found=said)
 
 
 def judge_drafts(facts: Facts, bounds: LogProbBounds) -> Verdict:
-    if not facts["accepted_tok"]:
-        return failed(f"of {facts['drafted_tok']} drafted tokens none was accepted", _NO_DRAFTS)
-    if (exact := judge_log_probs(facts, bounds)).is_failure:
-        return failed(f"drafted tokens have other probabilities: {exact.found}", _NO_DRAFTS)
-    tokens_per_step = facts["tokens"] / (facts["tokens"] - facts["accepted_tok"])
-    return passed(f"{tokens_per_step:.2f} tokens a step of answers given again, {_speed(facts)}")
-
-
-_NO_DRAFTS = "set async_dapo.drafts=null on this vLLM"
-
-
-def judge_sleep(facts: Facts, bounds: LogProbBounds) -> Verdict:
-    said = (
-        f"sleep {facts['sleep_s']:.1f} s, wake-up {facts['wake_s']:.1f} s, {facts['freed_bytes'] / GB:.1f} GB freed, "
-        f"{facts['leaked_bytes'] / GB:+.2f} GB in use after it"
+    tokens, accepted, log_probs = facts["tokens"], facts["accepted_tok"], judge_log_probs(facts, bounds)
+    return first_failure(
+        (accepted > 0, f"of {facts['drafted_tok']} drafted tokens none was accepted", _NO_DRAFTS),
+        (not log_probs.is_failure, f"drafted tokens have other probabilities: {log_probs.found}", _NO_DRAFTS),
+        else_found=f"{tokens / (tokens - accepted):.2f} tokens a step of answers given again, {_speed(facts)}",
     )
-    if facts["freed_bytes"] <= 0:
-        return failed(said, _BESIDE)
-    if facts["leaked_bytes"] > LEAK_LIMIT_BYTES:
-        return failed(f"{said}: a leak, at most {LEAK_LIMIT_BYTES / GB:g} GB", _BESIDE)
-    if (exact := judge_log_probs(facts, bounds)).is_failure:
-        return failed(f"other probabilities after it: {exact.found}", exact.remedy)
-    return passed(said)
-
-
-def judge_weights(facts: Facts, bounds: LogProbBounds) -> Verdict:
-    speed = facts["bytes"] / facts["send_s"] / GB
-    said = (
-        f"{facts['bytes'] / GB:.2f} GB in {facts['tensors']} tensors by {facts['way']}: {facts['send_s']:.2f} s, "
-        f"{speed:.2f} GB/s; verl's own adapter {facts['verls_s']:.2f} s"
-    )
-    if (exact := judge_log_probs(facts, bounds)).is_failure:
-        return failed(f"the engine has other weights than were sent: {exact.found}", exact.remedy)
-    if facts["old_mean_diff"] < LEAST_SPREAD * facts["mean_diff"]:
-        return failed(f"the engine may have its old weights: they differ by {facts['old_mean_diff']:.2g} nats", REPORT)
-    if "expected weights" not in facts["refusal"]:
-        return failed("weights of another version were taken", REPORT)
-    return passed(said)
 
 
 JUDGES: dict[Section, Callable[[Facts, LogProbBounds], Verdict]] = {
     Section.START: judge_start,
     Section.GENERATE: judge_generate,
     Section.LOG_PROBS: judge_log_probs,
-    Section.ABORT: judge_abort,
-    Section.KEEP: judge_keep,
-    Section.PREFIX_CACHE: judge_prefix_cache,
     Section.DRAFTS: judge_drafts,
-    Section.SLEEP_1: judge_sleep,
-    Section.SLEEP_2: judge_sleep,
-    Section.WEIGHTS: judge_weights,
+    Section.SPEED: lambda facts, bounds: judge_speed(facts),
 }
 
 
@@ -237,48 +153,27 @@ def run_engine(
     facts.parent.mkdir(parents=True, exist_ok=True)
     facts.unlink(missing_ok=True)
     file = facts.with_name("settings.json")
-    settings.write(file)
+    file.write_text(json.dumps(asdict(settings), indent=2) + "\n")
     command = [sys.executable, "-m", MODULE, str(file)]
     ended = run_supervised(command, environment=environment, log=facts.with_name("engine.log"), timeout_s=timeout_s)
-    return read_facts(facts), ended
+    lines = facts.read_text().splitlines() if facts.exists() else []
+    return {one.pop("section"): one for one in map(json.loads, lines)}, ended
 
 
-def read_facts(file: Path) -> dict[str, Facts]:
-    lines = file.read_text().splitlines() if file.exists() else []
-    return {one.pop("section"): one for one in map(json.loads, lines)}
+def tell(
+    results: Results, facts: Mapping[str, Facts], ended: str, *sections: Section, bounds: str, prefix: str
+) -> None:
+    """A verdict for each section; the first without facts is that in which the process ended.
 
-
-def judged(
-    facts: Mapping[str, Facts], ended: str, *, sections: Sequence[Section], bounds: LogProbBounds
-) -> Iterator[tuple[Section, Verdict]]:
-    """A verdict for each section; the first without facts is that in which the process ended."""
-    is_over = False
-    for section in sections:
-        if section in facts:
-            yield section, JUDGES[section](facts[section], bounds)
-        else:
-            yield section, skipped("the engine had ended") if is_over else no_result(ended)
-            is_over = True
-
-
-def no_result(ended: str) -> Verdict:
-    """
     Args:
         ended: how the engine's process ended.
     """
     remedy = "read its log; the usual causes are too little GPU or shared memory, and other versions"
-    return failed(ended or "no result", remedy)
-
-
-def tell(
-    results: Results,
-    facts: Mapping[str, Facts],
-    ended: str,
-    *,
-    sections: Sequence[Section],
-    bounds: LogProbBounds,
-    prefix: str = "",
-) -> None:
-    for section, verdict in judged(facts, ended, sections=sections, bounds=bounds):
+    without_facts = failed(ended or "no result", remedy)
+    for section in sections:
         measured = facts.get(section, {})
+        if measured:
+            verdict = JUDGES[section](measured, BOUNDS[bounds])
+        else:
+            verdict, without_facts = without_facts, skipped("the engine had ended")
         results.add(f"{prefix}{section}", verdict, seconds=measured.get("seconds", 0.0), measured=measured)

@@ -4,14 +4,12 @@ Limits are those below which a run of verl, Ray and vLLM is known to end with an
 own needs beside that depends on its model.
 """
 
-import os
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,15 +18,12 @@ import psutil
 
 from ...async_dapo.option_values import ConfigError
 from ...async_dapo.verl_version import check_versions
-from .verdicts import Verdict, failed, passed, skipped
+from .verdicts import Verdict, failed, first_failure, passed, skipped
 
 GB = 1e9
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_DRIVER = {12: 525, 13: 580}  # NVIDIA's, by the major version of CUDA that torch was built for
 LEAST_CAPABILITY = (8, 0)  # bf16 and flash attention
 LEAST_FREE_SHARE = 0.9  # of a GPU's memory
-LEAST_PORTS = 1000  # for connections; Ray's workers take two each
-MOST_SKEW_S = 5.0  # between this machine's clock and that of the output's file system
 VERSIONS, DRIVER, GPUS = NEEDED = ("versions", "driver and CUDA", "GPUs")  # without these no other theme can run
 _IMPORT_S = 180.0  # longest that the import of a package may take
 
@@ -41,14 +36,11 @@ class Limits:
     disk_bytes: float
     shared_memory_bytes: float
     open_files: int
-    processes: int
 
 
 LIMITS = {
-    "cpu": Limits(memory_bytes=8 * GB, disk_bytes=2 * GB, shared_memory_bytes=GB, open_files=1024, processes=2048),
-    "cuda": Limits(
-        memory_bytes=32 * GB, disk_bytes=20 * GB, shared_memory_bytes=8 * GB, open_files=8192, processes=8192
-    ),
+    "cpu": Limits(memory_bytes=8 * GB, disk_bytes=2 * GB, shared_memory_bytes=GB, open_files=1024),
+    "cuda": Limits(memory_bytes=32 * GB, disk_bytes=20 * GB, shared_memory_bytes=8 * GB, open_files=8192),
 }
 
 
@@ -78,15 +70,6 @@ class Machine:
     disk_bytes: float  # free where the output goes
     shared_memory_bytes: float  # free
     open_files: int  # the limit of this process; -1 = none
-    processes: int
-    ports: int  # that connections may take
-    port_error: str  # of opening one on this machine's loopback address
-    skew_s: float  # of the output's file system from this machine's clock
-    year: int
-
-    @property
-    def limits(self) -> Limits:
-        return LIMITS[self.device]
 
     @property
     def attention(self) -> str:
@@ -95,50 +78,67 @@ class Machine:
         return "flash_attention_2" if has_package else "sdpa"
 
 
-def judge_versions(machine: Machine) -> Verdict:
-    if machine.versions_error:
-        return failed(machine.versions_error, "install the versions that the message names, in a new environment")
-    return passed(f"{machine.versions}, torch=={machine.torch}")
-
-
-def judge_driver(machine: Machine) -> Verdict:
+def judgements(machine: Machine, *, gpus: int) -> dict[str, Verdict]:
+    """Every check of the machine, by name, in the order in which a reader mends them."""
+    limits, files = LIMITS[machine.device], machine.open_files
+    on_gpus = {DRIVER: _driver(machine), GPUS: _gpus(machine.gpus, gpus), "flash attention": _flash(machine)}
     if machine.device == "cpu":
-        return skipped("needs a GPU")
-    if not machine.driver:
-        return failed(
+        on_gpus = dict.fromkeys(on_gpus, skipped("needs a GPU"))
+    ulimit = f"run: ulimit -n {limits.open_files}; in docker set --ulimit, with Slurm --propagate=NONE"
+    shm = (
+        f"docker: --shm-size=64g; Kubernetes: an emptyDir with medium: Memory at {SHARED_MEMORY}; Slurm: the "
+        "container's option"
+    )
+    return {
+        VERSIONS: first_failure(
+            (
+                not machine.versions_error,
+                machine.versions_error,
+                "install the versions that it names, in a new environment",
+            ),
+            else_found=f"{machine.versions}, torch=={machine.torch}",
+        ),
+        **on_gpus,
+        "host memory": _room(machine.memory_bytes, limits.memory_bytes, "available", "end other processes"),
+        "disk": _room(machine.disk_bytes, limits.disk_bytes, "free for the output", "set --output to a larger disk"),
+        # Of Ray's objects, NCCL, vLLM's queues, and weights where CUDA IPC cannot be used.
+        "shared memory": _room(machine.shared_memory_bytes, limits.shared_memory_bytes, f"in {SHARED_MEMORY}", shm),
+        "ulimits": first_failure(
+            (files < 0 or files >= limits.open_files, f"at most {files} open files", ulimit),
+            else_found=f"{'any number of' if files < 0 else files} open files",
+        ),
+    }
+
+
+def _driver(machine: Machine) -> Verdict:
+    return first_failure(
+        (
+            bool(machine.driver),
             "nvidia-smi does not run",
             "install NVIDIA's driver; start a container with --gpus all; on a machine without GPUs, set --device cpu",
-        )
-    if not machine.torch_cuda:
-        return failed(
+        ),
+        (
+            bool(machine.torch_cuda),
             f"torch=={machine.torch} is a build without CUDA",
             "run: pip install 'verl[vllm]==0.9.1' in a new environment",
-        )
-    cuda, driver = int(machine.torch_cuda.split(".")[0]), int(machine.driver.split(".")[0])
-    least = LEAST_DRIVER.get(cuda, max(LEAST_DRIVER.values()))
-    if driver < least:
-        return failed(
-            f"driver {machine.driver} is too old for CUDA {machine.torch_cuda}",
-            f"install driver {least} or newer, or a torch for an older CUDA",
-        )
-    if machine.gpu_error:
-        return failed(
-            f"torch finds no GPU: {machine.gpu_error}",
-            "restart after an update of the driver, so that its parts match; check CUDA_VISIBLE_DEVICES",
-        )
-    return passed(f"driver {machine.driver}, CUDA {machine.torch_cuda}")
+        ),
+        (
+            not machine.gpu_error,
+            f"driver {machine.driver}, CUDA {machine.torch_cuda}: torch finds no GPU: {machine.gpu_error}",
+            "install a driver for this CUDA, restart after its update; check CUDA_VISIBLE_DEVICES",
+        ),
+        else_found=f"driver {machine.driver}, CUDA {machine.torch_cuda}",
+    )
 
 
-def judge_gpus(machine: Machine, *, wanted: int) -> Verdict:
+def _gpus(found: Sequence[Gpu], wanted: int) -> Verdict:
     """Number, kind and free memory."""
-    if machine.device == "cpu":
-        return skipped("needs a GPU")
-    if len(machine.gpus) < wanted:
+    if len(found) < wanted:
         return failed(
-            f"{len(machine.gpus)} of {wanted} GPUs are visible",
+            f"{len(found)} of {wanted} GPUs are visible",
             "set --gpus to fewer, or make more visible: CUDA_VISIBLE_DEVICES, or the container's --gpus",
         )
-    for number, gpu in enumerate(machine.gpus[:wanted]):
+    for number, gpu in enumerate(found[:wanted]):
         if gpu.capability < LEAST_CAPABILITY:
             return failed(
                 f"GPU {number} ({gpu.name}) has compute capability {'.'.join(map(str, gpu.capability))}",
@@ -149,104 +149,32 @@ def judge_gpus(machine: Machine, *, wanted: int) -> Verdict:
                 f"GPU {number} has {gpu.free_bytes / GB:.0f} of {gpu.memory_bytes / GB:.0f} GB free",
                 "end the processes that hold the rest, such as engines left by another run; nvidia-smi lists them",
             )
-    names = {gpu.name for gpu in machine.gpus[:wanted]}
-    return passed(f"{wanted} x {', '.join(sorted(names))}, {machine.gpus[0].memory_bytes / GB:.0f} GB")
+    names = {gpu.name for gpu in found[:wanted]}
+    return passed(f"{wanted} x {', '.join(sorted(names))}, {found[0].memory_bytes / GB:.0f} GB")
 
 
-def judge_flash_attention(machine: Machine) -> Verdict:
-    if machine.device == "cpu":
-        return skipped("needs a GPU")
-    if machine.flash_attention_error:
-        return failed(
+def _flash(machine: Machine) -> Verdict:
+    return first_failure(
+        (
+            not machine.flash_attention_error,
             f"cannot be imported: {machine.flash_attention_error}",
             "build it for this torch; run: pip install --no-build-isolation --no-cache-dir --force-reinstall "
             "--no-deps flash-attn==2.8.3",
-        )
-    if not machine.flash_attention:
-        return failed(
+        ),
+        (
+            bool(machine.flash_attention),
             "not installed, and verl's trainer uses it",
             "run: pip install --no-build-isolation flash-attn==2.8.3; or train with "
             "++actor_rollout_ref.model.override_config.attn_implementation=sdpa and "
             "actor_rollout_ref.model.use_remove_padding=False",
-        )
-    return passed(machine.flash_attention)
-
-
-def _judge_room(found: float, least: float, *, of: str, remedy: str) -> Verdict:
-    said = f"{found / GB:.1f} GB {of}"
-    return passed(said) if found >= least else failed(said, f"needs {least / GB:.0f} GB: {remedy}")
-
-
-def judge_limits(machine: Machine) -> Verdict:
-    for name, found, least, flag in (
-        ("open files", machine.open_files, machine.limits.open_files, "-n"),
-        ("processes", machine.processes, machine.limits.processes, "-u"),
-    ):
-        if 0 <= found < least:
-            return failed(
-                f"at most {found} {name}",
-                f"run: ulimit {flag} {least}; in docker set --ulimit, with Slurm --propagate=NONE",
-            )
-    return passed(f"{_count(machine.open_files)} open files, {_count(machine.processes)} processes")
-
-
-def _count(limit: int) -> str:
-    return "no limit on" if limit < 0 else str(limit)
-
-
-def judge_ports(machine: Machine) -> Verdict:
-    if machine.port_error:
-        return failed(
-            f"no port can be opened on 127.0.0.1: {machine.port_error}", "give this container a loopback device"
-        )
-    if machine.ports < LEAST_PORTS:
-        return failed(
-            f"{machine.ports} ports for connections",
-            f"needs {LEAST_PORTS}; run: sysctl -w net.ipv4.ip_local_port_range='32768 60999'",
-        )
-    return passed(f"{machine.ports} ports for connections, loopback works")
-
-
-def judge_clock(machine: Machine) -> Verdict:
-    if machine.year < 2025:
-        return failed(f"this machine's clock says {machine.year}", "set it; certificates and checkpoints rely on it")
-    if abs(machine.skew_s) > MOST_SKEW_S:
-        return failed(
-            f"the disk of --output is {machine.skew_s:+.0f} s off this machine's clock",
-            "run NTP on this machine and on the disk's server",
-        )
-    return passed(f"within {abs(machine.skew_s):.1f} s of the clock of the output's disk")
-
-
-def judgements(machine: Machine, *, gpus: int) -> dict[str, Verdict]:
-    """Every check of the machine, by name, in the order in which a reader mends them."""
-    limits = machine.limits
-    return {
-        VERSIONS: judge_versions(machine),
-        DRIVER: judge_driver(machine),
-        GPUS: judge_gpus(machine, wanted=gpus),
-        "flash attention": judge_flash_attention(machine),
-        "host memory": _judge_room(
-            machine.memory_bytes,
-            limits.memory_bytes,
-            of="of host memory available",
-            remedy="end other processes, or raise the container's limit",
         ),
-        "disk": _judge_room(
-            machine.disk_bytes, limits.disk_bytes, of="free for the output", remedy="set --output to a larger disk"
-        ),
-        # Of Ray's objects, NCCL, vLLM's queues, and weights where CUDA IPC cannot be used.
-        "shared memory": _judge_room(
-            machine.shared_memory_bytes,
-            limits.shared_memory_bytes,
-            of=f"free in {SHARED_MEMORY}",
-            remedy=f"a container has 64 MB by itself; docker: --shm-size=64g; Kubernetes: an emptyDir with medium: "
-            f"Memory at {SHARED_MEMORY}; Slurm: the container's option",
-        ),
-        "ulimits": judge_limits(machine),
-        "ports": judge_ports(machine),
-        "clock": judge_clock(machine),
-    }
+        else_found=machine.flash_attention,
+    )
+
+
+def _room(found: float, least: float, where: str, remedy: str) -> Verdict:
+    said = f"{found / GB:.1f} GB {where}"
+    return first_failure((found >= least, said, f"needs {least / GB:.0f} GB: {remedy}"), else_found=said)
 
 
 def probe(device: str, *, output: Path) -> Machine:
@@ -255,27 +183,21 @@ def probe(device: str, *, output: Path) -> Machine:
     wants_gpu = device == "cuda"
     torch_version, torch_cuda, gpu_error, gpus = _torch(asks_for_gpus=wants_gpu)
     flash, flash_error = _flash_attention() if wants_gpu else ("", "")
-    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     return Machine(
         device=device,
         versions=versions,
         versions_error=versions_error,
         torch=torch_version,
         torch_cuda=torch_cuda,
-        driver=_driver() if wants_gpu else "",
+        driver=_nvidia_smi() if wants_gpu else "",
         gpus=gpus,
         gpu_error=gpu_error,
         flash_attention=flash,
         flash_attention_error=flash_error,
-        memory_bytes=min(psutil.virtual_memory().available, _left_to_the_container()),
+        memory_bytes=psutil.virtual_memory().available,
         disk_bytes=shutil.disk_usage(output).free,
         shared_memory_bytes=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
-        ports=last - first + 1,
-        port_error=_port_error(),
-        skew_s=_skew_s(output),
-        year=time.gmtime().tm_year,
     )
 
 
@@ -329,41 +251,10 @@ def _python(program: str) -> tuple[str, str]:
     return done.stdout, "" if done.returncode == 0 else (lines[-1] if lines else f"exit code {done.returncode}")
 
 
-def _driver() -> str:
+def _nvidia_smi() -> str:
+    """The driver's version."""
     if shutil.which("nvidia-smi") is None:
         return ""
-    done = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    found = re.match(r"\d+\.[\d.]+", done.stdout)
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    found = re.match(r"\d+\.[\d.]+", subprocess.run(command, capture_output=True, text=True, timeout=60).stdout)
     return found[0] if found else ""
-
-
-def _left_to_the_container() -> float:
-    """Memory that the control group may still take [bytes]."""
-    try:
-        limit, used = (Path("/sys/fs/cgroup", name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return float("inf")
-    return float("inf") if limit == "max" else float(limit) - float(used)
-
-
-def _port_error() -> str:
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-def _skew_s(folder: Path) -> float:
-    file = folder / f".clock-{os.getpid()}"
-    try:
-        file.touch()
-        return file.stat().st_mtime - time.time()
-    finally:
-        file.unlink(missing_ok=True)

@@ -64,28 +64,28 @@ class FreshBounds:
 
 
 BOUNDS = {"cpu": FreshBounds(ratio_max=1.001, k3_kl=1e-7), "cuda": FreshBounds(ratio_max=3.0, k3_kl=5e-3)}
+STOP_LIMIT_S = 5.0  # a stop takes some engine steps; longer, and it waits for something
 LEAST_ESS = 0.5  # after two small updates; lower, and old tokens are corrected wrongly
 
 
-def cases(device: str, *, full: bool) -> Iterator[Case]:
+def cases(device: str) -> Iterator[Case]:
     """Those of one GPU, or of the CPU."""
     yield Case(name="partial")
-    if device == "cpu" and not full:
+    if device == "cpu":
         return
     for strategy in ("discard", "partial_stale_kv", "consistent"):
         yield Case(name=strategy, strategy=strategy)
-    if device == "cuda":
-        off = "++actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=False"
-        yield Case(name="partial, no async scheduling", overrides=(off,))
-        yield Case(name="partial, first model runner", environment={"VLLM_USE_V2_MODEL_RUNNER": "0"})
-    if full:
-        for strategy, rule in (
-            ("discard", "first_completed"),
-            ("discard", "drain"),
-            ("partial", "fifo"),
-            ("partial_stale_kv", "fifo"),
-        ):
-            yield Case(name=f"{strategy}, {rule}", strategy=strategy, stop_rule=rule)
+    off = "++actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=False"
+    yield Case(name="partial, no async scheduling", overrides=(off,))
+    yield Case(name="partial, first model runner", environment={"VLLM_USE_V2_MODEL_RUNNER": "0"})
+
+
+# Those of two GPUs. On GPUs they use NCCL between ranks, on a CPU gloo.
+OF_TWO = (
+    Case(name="tensor parallel 2", gpus=2, tensor_parallel_size=2),
+    Case(name="two FSDP ranks", gpus=2),
+    Case(name="one engine killed", gpus=2, kills_an_engine=True, steps=STEPS + 2),
+)
 
 
 def judge_training(steps: Sequence[Step], ended: str, *, case: Case, bounds: FreshBounds) -> Verdict:
@@ -100,7 +100,8 @@ def judge_training(steps: Sequence[Step], ended: str, *, case: Case, bounds: Fre
             return failed(f"step {number}: {words}", REPORT)
         if words := _other_probabilities(step, number, bounds):
             return failed(
-                f"step {number}: {words}", "see the checks of log-probs and weights: these are the same weights"
+                f"step {number}: {words}",
+                "see the check of log-probs; where that passes, these are other weights",
             )
     if not any(_FRESH_RATIO in step for step in steps):
         return failed("no step has tokens of its own version", REPORT)
@@ -124,6 +125,8 @@ def _broken(step: Step, number: int) -> str:
         return f"{failures:.0f} groups failed"
     if step[keys.PREFIX + "importance/not_finite_tokens"]:
         return "importance weights are not finite"
+    if (stop_s := step.get(keys.STOP_LATENCY_S, 0.0)) > STOP_LIMIT_S:
+        return f"engines stopped after {stop_s:.1f} s, at most {STOP_LIMIT_S:g} s"
     ess = step[keys.ESS_RATIO]
     if not math.isfinite(ess) or ess < LEAST_ESS:
         return f"effective sample size {ess:.3g}, at least {LEAST_ESS}"
@@ -143,7 +146,11 @@ def _other_probabilities(step: Step, number: int, bounds: FreshBounds) -> str:
 def _measured(steps: Sequence[Step]) -> str:
     seconds = ", ".join(f"{step[keys.STEP_S]:.1f}" for step in steps)
     fresh_kl, least = steps[0][keys.K3_KL], min(step[keys.ESS_RATIO] for step in steps)
-    return f"steps of {seconds} s; k3 KL of fresh tokens {fresh_kl:.1g}, least effective sample size {least:.3f}"
+    stop_s, weights_s = (max(step.get(key, 0.0) for step in steps) for key in (keys.STOP_LATENCY_S, keys.WEIGHTS_S))
+    return (
+        f"steps of {seconds} s, stops within {1e3 * stop_s:.0f} ms, weights sent in {weights_s:.2f} s; k3 KL of fresh "
+        f"tokens {fresh_kl:.1g}, least effective sample size {least:.3f}"
+    )
 
 
 def figures(steps: Sequence[Step]) -> dict[str, Any]:
@@ -154,6 +161,8 @@ def figures(steps: Sequence[Step]) -> dict[str, Any]:
         "k3_kl": keys.K3_KL,
         "ess_ratio": keys.ESS_RATIO,
         "off_policy_token_ratio": keys.OFF_POLICY,
+        "stop_s": keys.STOP_LATENCY_S,
+        "weights_s": keys.WEIGHTS_S,
     }
     return {short: [step.get(name) for step in steps] for short, name in names.items()}
 

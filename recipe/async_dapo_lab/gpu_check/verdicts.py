@@ -1,14 +1,13 @@
-"""What a check found: a line on the terminal, a row of the table, an entry of `gpu_check.json`."""
+"""What a check found: a line on the terminal as it comes, and an entry of `gpu_check.json`."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 FILE = "gpu_check.json"
 
@@ -18,10 +17,6 @@ class Status(StrEnum):
     FAIL = "FAIL"
     SKIP = "SKIP"
 
-    @property
-    def coloured(self) -> str:
-        return f"[{_COLOURS[self]}]{self}[/]"
-
 
 _COLOURS = {Status.PASS: "green", Status.FAIL: "bold red", Status.SKIP: "yellow"}
 
@@ -30,7 +25,7 @@ _COLOURS = {Status.PASS: "green", Status.FAIL: "bold red", Status.SKIP: "yellow"
 class Verdict:
     status: Status
     found: str
-    remedy: str = ""  # what to do; of a failure only
+    remedy: str = ""  # what to do about a failure
 
     @property
     def is_failure(self) -> bool:
@@ -49,23 +44,21 @@ def skipped(why: str) -> Verdict:
     return Verdict(status=Status.SKIP, found=why)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    theme: str
-    check: str
-    status: Status
-    seconds: float
-    found: str
-    remedy: str
-    measured: dict[str, Any]  # figures, by name
+def first_failure(*needs: tuple[bool, str, str], else_found: str) -> Verdict:
+    """
+    Args:
+        needs: what must hold, the words if it does not, and the remedy.
+        else_found: what is said if all of them hold.
+    """
+    return next((failed(words, remedy) for holds, words, remedy in needs if not holds), passed(else_found))
 
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """All results of a run of the command, told as they come."""
+    """All results of a run of the command. Each is told as it comes."""
 
-    console: Console
-    all: list[Result] = field(default_factory=list)
+    console: Console = field(default_factory=Console)
+    checks: list[dict[str, Any]] = field(default_factory=list)
     _theme: str = ""
 
     def begin(self, theme: str) -> None:
@@ -75,19 +68,12 @@ class Results:
     def add(
         self, check: str, verdict: Verdict, *, seconds: float = 0.0, measured: dict[str, Any] | None = None
     ) -> None:
-        result = Result(
-            theme=self._theme,
-            check=check,
-            status=verdict.status,
-            seconds=round(seconds, 3),
-            found=verdict.found,
-            remedy=verdict.remedy,
-            measured=measured or {},
-        )
-        self.all.append(result)
-        self._tell(f"{result.status.coloured} {escape(check):<28} {seconds:7.1f} s  {escape(result.found)}")
-        if result.remedy:
-            self.note(f"remedy: {result.remedy}")
+        status, found, remedy = verdict.status, verdict.found, verdict.remedy
+        said = {"theme": self._theme, "check": str(check), "status": str(status), "seconds": round(seconds, 3)}
+        self.checks.append(said | {"found": found, "remedy": remedy, "measured": measured or {}})
+        self._tell(f"[{_COLOURS[status]}]{status}[/] {escape(check):<28} {seconds:7.1f} s  {escape(found)}")
+        if remedy:
+            self.note(f"remedy: {remedy}")
 
     def note(self, words: str) -> None:
         self._tell(f"     {escape(words)}")
@@ -95,28 +81,14 @@ class Results:
     def _tell(self, marked_up: str) -> None:
         self.console.print(marked_up, highlight=False, soft_wrap=True)
 
-    def count(self, status: Status) -> int:
-        return sum(result.status is status for result in self.all)
-
-    @property
-    def exit_code(self) -> int:
-        return 1 if self.count(Status.FAIL) else 0
-
-    def finish(self, folder: Path, *, about: dict[str, Any]) -> None:
-        """Write the file and show the table.
+    def finish(self, folder: Path, *, about: dict[str, Any]) -> int:
+        """Write the file, tell the counts, and return the exit status.
 
         Args:
             about: what was checked: hardware, versions, date, seconds.
         """
-        counts = {str(status): self.count(status) for status in Status}
-        content = {**about, "counts": counts, "checks": [asdict(result) for result in self.all]}
-        (folder / FILE).write_text(json.dumps(content, indent=2) + "\n")
-        table = Table(title="gpu_check", title_justify="left")
-        for column in ("", "Theme", "Check", "Seconds", "Found"):
-            table.add_column(column, justify="right" if column == "Seconds" else "left")
-        for one in self.all:
-            row = (one.theme, one.check, f"{one.seconds:.1f}", one.found)
-            table.add_row(one.status.coloured, *map(escape, row))
-        self.console.print(table)
+        counts = {str(status): sum(check["status"] == status for check in self.checks) for status in Status}
+        (folder / FILE).write_text(json.dumps({**about, "counts": counts, "checks": self.checks}, indent=2) + "\n")
         said = ", ".join(f"{count} {status}" for status, count in counts.items())
         self._tell(escape(f"{said} in {about['seconds']:.0f} s; {folder / FILE}"))
+        return 1 if counts[Status.FAIL] else 0
