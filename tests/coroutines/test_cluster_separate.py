@@ -90,7 +90,8 @@ def test_given_checkpoints_and_validations_between_steps_then_the_timeline_has_a
     start, strategy, seed
 ) -> None:
     cluster = start(separate_options(strategy), SeparateCluster, task=random_task(seed), num_servers=2)
-    recorder, lines = cluster.buffer.recorder = LabRecorder(), []
+    recorder = cluster.buffer.recorder = LabRecorder()
+    lines = []
     for step in range(1, 9):
         cluster.step()
         if step % 2 == 0:

@@ -3,7 +3,6 @@
 When a step cannot have enough valid groups, it raises errors that name the cause and the remedy.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -30,9 +29,7 @@ from ..rollout.reports import RoundResult
 from .checkpoints import RolloutState
 from .metrics import RoundRecord, round_metrics
 from .recorder import load_recorder
-from .tracking import concurrency_line
-
-logger = logging.getLogger(__name__)
+from .tracking import log_concurrency
 
 # Groups over which trained and dispatched lengths are compared: several steps, so that one of them says little.
 LENGTH_BIAS_WINDOW = 2048
@@ -217,7 +214,7 @@ class RoundReplayBuffer(ReplayBuffer):
             skipped=self._skipped,
         )
         metrics = round_metrics(record)
-        logger.info(concurrency_line(global_steps, record, self._options))
+        log_concurrency(global_steps, record, self._options)
         self.recorder.round_closed(global_steps, record)
         return batch, metrics
 

@@ -111,11 +111,11 @@ def describe(config: DictConfig, options: AsyncDAPOConfig, prompts: int | None) 
     )
 
 
-def concurrency_line(step: int, record: RoundRecord, options: AsyncDAPOConfig) -> str:
+def log_concurrency(step: int, record: RoundRecord, options: AsyncDAPOConfig) -> None:
     """What may be in flight next, and why."""
     balancer, limits = record.result.balancer, _limits(record, options)
     least, figures = min(limits, key=limits.__getitem__), balancer.concurrency
-    return (
+    logger.info(
         f"step {step}: {balancer.inflight_max} in flight; next: at most {limits[least]} by {least} "
         f"({', '.join(f'{name} {most}' for name, most in limits.items())}; engines: {balancer.concurrency_reason}, "
         f"{figures['kv_share']:.2f} of the KV cache at {figures['context_tok']:.0f} tokens a request, "
