@@ -1,5 +1,5 @@
-"""`python -m benchmarks.corrections`: the exact part; with `--learn`, trainings."""
+"""`python -m benchmarks.corrections` writes `exact.csv` and `exact.png` to `assets/corrections`."""
 
-from .run import main
+from .exact import write
 
-main()
+write()

@@ -1,4 +1,7 @@
-"""What `exact.csv` and `runs.csv` of the corrections benchmark come to: data frames for tables."""
+"""What `exact.csv` and `runs.csv` of the corrections benchmark come to: data frames for tables.
+
+The runs are of a closed study (benchmarks/README.md): what is learned with each correction, staleness forced up.
+"""
 
 import pandas as pd
 

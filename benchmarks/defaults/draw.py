@@ -124,11 +124,6 @@ def as_table(lines: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([lines, pd.DataFrame([means])])[list(TITLES)].rename(columns=TITLES)
 
 
-def results_table() -> pd.DataFrame:
-    """Of the committed results."""
-    return as_table(summary(FOLDER))
-
-
 def means_table() -> pd.DataFrame:
     """Geometric means of the committed results: of the smaller settings, of all, and of those whose bound says
     something."""

@@ -7,8 +7,6 @@ import pandas as pd
 from .cells import CUT, CUT_FOR_A_WHILE, KILL, STOP
 
 FOLDER = Path(__file__).parents[2] / "assets" / "faults"
-MOMENTS = ["start", "before the first round", "in a round", "at the stop", "while training", "at a save",
-           "in the weight update", "at a validation"]  # fmt: skip
 LEFT = ["processes", "sockets", "shared_memory", "folders"]
 # Within which a run ends that does not go on; who waits for a stopped part does so up to the longest of the matrix's
 # limits.
@@ -76,16 +74,6 @@ def growth_table(folder: Path = FOLDER) -> pd.DataFrame:
     )
 
 
-def matrix_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Who x when: what became of the run, after how many seconds, and what is wrong."""
-    frame = runs.assign(cell=runs.apply(_in_words, axis="columns"))
-    frame = frame.pivot_table(
-        index=["stack", "who", "how"], columns="when", values="cell", aggfunc="; ".join, sort=False
-    )
-    frame = frame[[moment for moment in MOMENTS if moment in frame]].fillna("")
-    return frame.reset_index().rename(columns={"stack": "Stack", "who": "Who", "how": "How"})
-
-
 def totals(runs: pd.DataFrame) -> str:
     right = sum(not faults_of(row) for _, row in runs.iterrows())
     ended = runs[runs["outcome"] == "ended"]
@@ -98,9 +86,3 @@ def totals(runs: pd.DataFrame) -> str:
         f"{len(runs)} cells: {(runs['outcome'] == 'continued').sum()} went on, {len(ended)} ended, {hung} hung; "
         f"{lost} prompts lost, {twice} trained twice; {right} cells are as they should be.\n"
     )
-
-
-def _in_words(row: pd.Series) -> str:
-    what = {"continued": "goes on", "ended": "ends"}.get(row["outcome"], row["outcome"])
-    wrong = [fault for fault in faults_of(row) if fault != row["outcome"]]
-    return f"{what}, {float(row['seconds']):.0f} s" + (f" ({', '.join(wrong)})" if wrong else "")

@@ -34,17 +34,6 @@ def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
     return runs
 
 
-def visits_table() -> pd.DataFrame:
-    """Of prompts by the share of right answers that their history has: how many, and how often they were answered."""
-    seen = pd.read_csv(FOLDER / "visits.csv")
-    seen["visits"] = seen["mean"] * seen["count"]
-    groups = seen.groupby(["task", "prompts", "row", "rate"], sort=False)
-    table = groups.agg(number=("count", "sum"), visits=("visits", "sum"), fewest=("min", "min")).reset_index()
-    table["visits"] /= table["number"]
-    titles = {"row": "Row", "rate": "Right", "number": "Prompts", "visits": "Visits, mean", "fewest": "Visits, fewest"}
-    return table[table["number"] > 0].round(2).rename(columns=titles | {"task": "Task", "prompts": "Data set"})
-
-
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds, and tokens over those without; costs to midway are of the runs with a learning curve, and
     missing where not all of them reached it."""
@@ -58,9 +47,3 @@ def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
         reference = means[JOB].merge(without[[*JOB, column]], how="left", on=JOB)[column]
         means[f"{MEASURES[column]}, over without"] = means[column] / reference
     return means.round(3).rename(columns=MEASURES)
-
-
-def mean_curve(curves: pd.Series) -> pd.DataFrame:
-    """`cost` and `accuracy`, validation by validation, over runs with equally many."""
-    points = [(at, *point) for text in curves for at, point in enumerate(learning_curve.read(text))]
-    return pd.DataFrame(points, columns=["at", "cost", "accuracy"]).groupby("at").mean()

@@ -1,4 +1,7 @@
-"""Tables of `runs.csv`: seconds per batch of natural length in the loss, over those of other systems."""
+"""Tables of `runs.csv`: seconds per batch of natural length in the loss, over those of other systems.
+
+The study is closed (benchmarks/README.md): this recipe with engines on GPUs of their own, simulated.
+"""
 
 from pathlib import Path
 
@@ -7,9 +10,11 @@ import pandas as pd
 from benchmarks.defaults.draw import geometric_mean, read_systems
 from benchmarks.defaults.run import COLOCATE, DEFAULT, EQUAL_SHARE
 
-from .run import AT_COLOCATE, AT_VERLS, CONSISTENT, FULL, OURS, SPOT, VERL
-
 FOLDER = Path(__file__).parents[2] / "assets" / "separate"
+VERL, OURS = "verl separate_async", "separate"
+FULL, CONSISTENT = "separate, full", "separate, consistent"
+SPOT = "separate, a new engine each step"
+AT_VERLS, AT_COLOCATE = "separate, at separate_async's share", "separate, at colocate_async's share"
 TRAINING = "separate, training alone"  # of verl's
 COLOCATED = "colocated"
 OTHERS = {COLOCATE: COLOCATE, DEFAULT: COLOCATED, EQUAL_SHARE: f"{COLOCATED}, equal share"}

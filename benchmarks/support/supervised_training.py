@@ -12,7 +12,7 @@ import psutil
 from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, verl_overrides
-from recipe.async_dapo_lab.quickstart.run_metrics import ACCURACY, RunMetrics
+from recipe.async_dapo_lab.quickstart.run_metrics import RunMetrics
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder, TrainingProcess, exit_on_signals
 from recipe.async_dapo_lab.quickstart.task import TaskShape
 
@@ -93,12 +93,6 @@ class _Moment:
     at_s: float
     engines_cpu_s: float
     cpu_s: float
-
-
-def quiet_steps(metrics: RunMetrics) -> list[int]:
-    """Steps after the warm-up, without those with a validation in or before them."""
-    validated = {step for step, _ in metrics.series(ACCURACY)}
-    return [step for step in range(WARM_UP_STEPS + 1, len(metrics.steps) + 1) if not {step, step - 1} & validated]
 
 
 def train(

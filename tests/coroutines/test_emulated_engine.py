@@ -1,7 +1,6 @@
 """Our server on an emulated engine, in virtual time: the promises of the real one, at the planner's speed."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,17 +67,6 @@ async def test_given_a_request_when_it_ends_then_it_took_the_modelled_time_and_h
     assert output.token_ids == answer(0)
     assert (output.stop_reason, output.extra_fields["finish_reason"]) == ("completed", "stop")
     assert_whole(output)
-
-
-async def test_given_a_change_of_speed_then_it_happens_so_long_after_the_first_request(monkeypatch) -> None:
-    engine = emulated()
-    engine.change_cost_later(4 * STEP_S, replace(engine.model._cost, base_s=2 * STEP_S))
-    server = start_server(monkeypatch, engine)
-    await asyncio.sleep(100)
-    for tokens_s in (4 * STEP_S + (LENGTH_TOK - 4) * 2 * STEP_S, LENGTH_TOK * 2 * STEP_S):
-        began_s = now_s()
-        assert_whole(await generate(server))
-        assert now_s() - began_s == pytest.approx(tokens_s / SPEEDUP)
 
 
 @at_each(GRID_S)

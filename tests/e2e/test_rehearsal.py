@@ -25,7 +25,6 @@ OPTIONS = (
     "rehearsal.length_median_tok=1000",
     "rehearsal.tool_calls=2",
     "rehearsal.tool_median_s=10",
-    "rehearsal.speed_changes=[{server:7,from_s:60,speed:0.5}]",
     "trainer.device=cuda",
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=8",
@@ -51,7 +50,7 @@ def rehearse(folder: Path, *overrides: str) -> Path:
     command = command_of(folder, *overrides)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:]
-    assert "of bound" in done.stdout and "Bound:" in done.stdout
+    assert done.stdout.startswith("Emulated engines do not feel") and "Bound:" in done.stdout
     return folder
 
 
@@ -70,16 +69,13 @@ def test_given_a_gpu_configuration_when_rehearsed_then_it_trains_and_says_how_fa
     assert all(ledger_closes(step) and step["async_dapo/ledger/failed"] == 0 for step in lines)
     assert lines[-1]["response_length/max"] <= 4096
     assert sum(step["async_dapo/mixture/scored_trajectories"] for step in lines) > 0, "no group mixed versions"
-    speeds = [step["async_dapo/concurrency/slowest_speed"] for step in lines]
-    assert speeds[-1] == pytest.approx(0.5, abs=0.1) and speeds[0] > speeds[-1], "slower from within the first step"
     assert all(step["async_dapo/calls/waiting_max"] > 0 for step in lines)
     assert sum(step["async_dapo/calls/carried"] for step in lines) > 0, "no call outlived its round"
     samples = [json.loads(line) for line in (folder / "engines.jsonl").read_text().splitlines()]
     assert any(min(sample["running"]) > 0 for sample in samples if len(sample["running"]) == 8), "an engine had no work"
 
 
-def test_given_a_rehearsal_then_its_checkpoint_and_its_picture_are_there_and_no_process_is(folder) -> None:
-    assert (folder / "timeline.png").stat().st_size > 10_000
+def test_given_a_rehearsal_then_its_checkpoint_is_there_and_no_process_is(folder) -> None:
     checkpoint = folder / "checkpoints" / "global_step_3"
     assert (checkpoint / "actor").is_dir() and list(checkpoint.glob("async_dapo_pool*"))
     left = [
@@ -94,7 +90,6 @@ def test_given_a_rehearsal_then_its_checkpoint_and_its_picture_are_there_and_no_
 def test_given_verls_separate_mode_then_its_engines_go_on_over_updates_with_requests_of_older_weights(tmp_path) -> None:
     folder = rehearse(
         tmp_path / "run",
-        "rehearsal.speed_changes=[]",
         "rehearsal.steps=4",
         "trainer.save_freq=-1",
         "trainer.n_gpus_per_node=2",
@@ -113,37 +108,19 @@ def test_given_verls_separate_mode_then_its_engines_go_on_over_updates_with_requ
     assert {len(sample["running"]) for sample in samples} <= set(range(7))
 
 
-OWN_REWARD = """
-from pathlib import Path
-
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    with Path("{scored}").open("a") as file:
-        file.write(solution_str.rstrip()[-5:] + "\\n")
-    score = float(len(solution_str) % 2)
-    return dict(score=score, acc=score)
-"""
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_given_verls_colocated_modes_then_they_train_and_the_users_reward_scores_the_stand_in_text(tmp_path, mode):
-    (tmp_path / "reward.py").write_text(OWN_REWARD.format(scored=tmp_path / "scored"))  # it runs as a copy
+def test_given_verls_colocated_modes_then_they_train(tmp_path, mode):
     folder = rehearse(
         tmp_path / "run",
         f"trainer.v1.trainer_mode={mode}",
         "rehearsal.steps=2",
         "rehearsal.poll_s=0.5",
-        "rehearsal.speed_changes=[]",
-        "rehearsal.reward=own",
-        "rehearsal.stand_in_text=so 42",
-        f"reward.custom_reward_function.path={tmp_path}/reward.py",
         "trainer.save_freq=-1",
     )
     document = json.loads((folder / "rehearsal.json").read_text())
     assert [step["step"] for step in document["steps"]] == [1, 2] and document["system"] == f"verl {mode}"
     assert all(step["step_s"] > step["rollout_s"] > 0 for step in document["steps"])
-    scored = (tmp_path / "scored").read_text().splitlines()
-    assert len(scored) >= 2 * 8 * 4 and "so 42" in scored
     assert (document["mean"]["staleness"] > 0) is (mode == "colocate_async")
 
 
@@ -163,7 +140,7 @@ def test_given_ctrl_c_while_it_trains_then_no_process_and_no_file_of_it_is_left(
             time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
-        assert (process.returncode, output) == (130, "interrupted; everything it started has been ended\n")
+        assert process.returncode == 130 and output.endswith("interrupted; everything it started has been ended\n")
         assert not [one for one in psutil.process_iter() if temporary_folder_of(one).startswith(folder)]
         assert not list(Path(folder).iterdir())
 

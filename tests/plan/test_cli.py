@@ -1,4 +1,4 @@
-"""The command line: a table, a figure, JSON, options that the recipe accepts, and errors that help."""
+"""The command line: a table, JSON, options that the recipe accepts, and errors that help."""
 
 import contextlib
 import io
@@ -125,11 +125,9 @@ def test_given_two_processes_then_rows_are_the_same_and_each_is_told_where_there
 ):
     documents, path = [], tmp_path / "plan.json"
     few = ["--json", str(path), "--strategies", "discard", "--stop-rules", "drain", "--concurrency", "16"]
-    figure = tmp_path / "plan.png"
     for jobs in ("1", "2"):
-        assert main([str(scenario_file), *few, "--jobs", jobs, "--figure", str(figure)]) == 0
+        assert main([str(scenario_file), *few, "--jobs", jobs]) == 0
         documents.append(json.loads(path.read_text())["rows"])
-        assert figure.read_bytes()[:4] == b"\x89PNG"
     assert documents[0] == documents[1]
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("simulated ")]
     assert told[0].startswith("simulated 1 of 9, ") and told[-1].startswith("simulated 9 of 9, ")
@@ -198,7 +196,6 @@ def test_given_no_row_that_is_allowed_then_it_says_which_limit_to_relax(scenario
         (["--top", "0"], "top=0: must be >= 1"),
         (["--lengths", "missing.jsonl"], "lengths=missing.jsonl: no such file"),
         (["--calibrate", "missing.jsonl"], "calibrate=missing.jsonl: no such file"),
-        (["--figure", "plan.gif"], "figure=plan.gif: must end in .png"),
         (["--pass-rate-beta", "1"], "pass_rate_beta=[1.0]: must be two numbers"),
         (["--length-correlation", "2"], "length_correlation=2.0: must be in 0..1"),
         (["missing.yaml"], "scenario=missing.yaml: no such file"),

@@ -1,16 +1,16 @@
 """Prompts chosen by history in the planner: the production class on the virtual clock, beside what enumeration says."""
 
 from collections.abc import Sequence
+from math import comb
 
 import numpy as np
 import pytest
 
 from recipe.async_dapo.config import RolloutStrategy
-from recipe.async_dapo.core.prompt_history import PromptHistory, SelectBy, Selection
+from recipe.async_dapo.core.prompt_history import PassCount
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo_lab.plan.candidates import recipe_candidates
-from recipe.async_dapo_lab.plan.recommend import drawn_share, history_advice, mixed_share, recommend
+from recipe.async_dapo_lab.plan.recommend import history_advice, recommend
 from recipe.async_dapo_lab.plan.sweep import sweep
 from recipe.async_dapo_lab.plan.systems import recipe
 from recipe.async_dapo_lab.plan.workload import BetaPassRates
@@ -27,10 +27,20 @@ def _answers_per_valid_group(steps) -> float:
     return answered / sum(step.valid_groups for step in steps)
 
 
+def _drawn_share(pass_rate: float, exploration: float) -> float:
+    """Probability that history draws a prompt at its second visit, by enumeration of the first one's right answers."""
+    skipped = 0.0
+    for right in range(N + 1):
+        probability = comb(N, right) * pass_rate**right * (1 - pass_rate) ** (N - right)
+        known = PassCount(right=right, wrong=N - right, visits=1)
+        skipped += probability * (1 - exploration) * known.alike_share(N)
+    return 1 - skipped
+
+
 def _by_hand(pass_rates: Sequence[float], exploration: float) -> float:
     """Expected answers for each trained group at the second visit, over those without selection."""
-    drawn = [drawn_share(rate, N, exploration) for rate in pass_rates]
-    mixed = [mixed_share(rate, N) for rate in pass_rates]
+    drawn = [_drawn_share(rate, exploration) for rate in pass_rates]
+    mixed = [1 - rate**N - (1 - rate) ** N for rate in pass_rates]
     trained = sum(share * rate for share, rate in zip(drawn, mixed, strict=True))
     return sum(drawn) / trained * sum(mixed) / len(mixed)
 
@@ -43,12 +53,12 @@ def test_given_pass_rates_then_a_row_shows_history_and_it_is_advised_with_its_pr
     rows = sweep(scenario, candidates, steps=6, warmup=2)
     chosen = recommend(rows, max_length_bias=1.0, max_off_policy=1.0, kv_room=1).to_paste
     assert chosen is not None and not chosen.row.candidate.changes_data
-    advice = history_advice(rows, chosen.row, scenario)
-    assert advice is not None and "at that visit it draws" in advice
+    advice = history_advice(rows, chosen.row)
+    assert advice is not None and "It changes the data" in advice
     [whole] = [row for row in rows if row.candidate.system.name == "partial first_completed auto"]
     [small] = [row for row in rows if row.candidate.concurrency == 2]
     assert small.mean.step_s > 1.5 * whole.mean.step_s, "a pool of two leaves the engines empty"
-    assert history_advice(rows, small, scenario) == history_advice(rows, whole, scenario) == advice
+    assert history_advice(rows, small) == history_advice(rows, whole) == advice
 
 
 @pytest.mark.slow
@@ -62,21 +72,6 @@ def test_history_at_the_second_visit_saves_what_the_distribution_of_pass_rates_s
     whole, selected = (simulate(scenario, one, steps=24) for one in (drains, history))
     predicted = _answers_per_valid_group(selected) / _answers_per_valid_group(whole)
     assert by_hand < 0.8 and predicted == pytest.approx(by_hand, rel=0.03)
-
-
-@pytest.mark.parametrize("rate", [0.02, 0.4, 0.95])
-def test_how_often_history_draws_a_prompt_is_what_the_class_that_decides_does(rate: float) -> None:
-    n, prompts = 8, 4000
-    selection = Selection(by=SelectBy.HISTORY, history_file=None, forgetting=0.5, exploration=0.2, defer_steps=9)
-    history = PromptHistory(selection.forgetting)
-    earlier = (np.random.default_rng(0).random((prompts, n)) < rate).astype(float)
-    skipped = 0
-    for i, metrics in enumerate(earlier.tolist()):
-        trajectories = [Trajectory(session_id=member) for member in range(n)]
-        group = PromptGroup(uid=f"uid-{i}", key=f"{i}", prompt={}, drawn_at_step=1, trajectories=trajectories)
-        history.observe(group.key, metrics, [1] * n)
-        skipped += selection.skips(group, history)
-    assert 1 - skipped / prompts == pytest.approx(drawn_share(rate, n, selection.exploration), abs=0.025)
 
 
 def test_given_only_a_share_of_valid_groups_then_no_row_claims_to_know_what_history_saves() -> None:

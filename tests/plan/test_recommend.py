@@ -7,11 +7,10 @@ import pytest
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo_lab.plan.candidates import Candidate, default_concurrency, natural_concurrency, recipe_candidates
-from recipe.async_dapo_lab.plan.figure import PARTS
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.measures import StepMeasure
-from recipe.async_dapo_lab.plan.recommend import at_equal_share, pareto_front, recommend, worth_trying
+from recipe.async_dapo_lab.plan.recommend import at_equal_share, recommend, worth_trying
 from recipe.async_dapo_lab.plan.report import in_words, shown
 from recipe.async_dapo_lab.plan.sweep import Row, simulate
 from recipe.async_dapo_lab.plan.systems import recipe, verl_sync
@@ -259,20 +258,6 @@ def test_the_table_shows_the_reference_the_choices_and_the_fastest(row):
     advice = choose(*rows)
     assert shown(rows, advice, 3) == [rows[0], *rows[6:9], rows[9]]
     assert shown(rows, advice, None) == rows
-
-
-def test_no_row_of_the_front_is_beaten_and_every_other_is(row):
-    rows = [
-        row("partial a", 1.0, 0.0),
-        row("partial b", 1.5, 0.5),
-        row("partial c", 1.4, 0.6),
-        row("partial d", 1.6, 0.9),
-    ]
-    assert pareto_front(rows) == [rows[0], rows[1], rows[3]]
-
-
-def test_the_parts_of_a_bar_are_a_whole_step(mean):
-    assert sum(seconds_of(mean) for _, seconds_of, _ in PARTS) == pytest.approx(mean.step_s)
 
 
 def short_tailed(**changes):

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from recipe.async_dapo_lab.rehearsal.figure import Timeline
 from recipe.async_dapo_lab.rehearsal.options import CompressedClock
 from recipe.async_dapo_lab.rehearsal.report import judge
+from recipe.async_dapo_lab.rehearsal.timeline import Timeline
 from recipe.async_dapo_lab.rehearsal.training import TrainingSchedule
 
-PHASES = ("rollout", "stop", "log_prob", "train", "update", "end")
+PHASES = ("rollout", "log_prob", "end")
 
 
 def write_records(folder: Path) -> tuple[Path, Path]:
@@ -20,13 +20,11 @@ def write_records(folder: Path) -> tuple[Path, Path]:
     for time_s in range(0, 200, 5):
         in_step = time_s % 100
         running = [8 if in_step < 60 else 0, 8 if in_step < 30 else 0]
-        samples.append(
-            {"time_s": time_s, "running": running, "waiting": [0, 0], "kv_tok": [100, 100], "late_s": [in_step / 100]}
-        )
+        samples.append({"time_s": time_s, "running": running, "waiting": [0, 0], "late_s": [in_step / 100]})
     engines.write_text("".join(json.dumps(sample) + "\n" for sample in samples) + '{"time_s": 2')  # cut off
     lines = []
     for step in (1, 2):
-        for phase, offset_s in zip(PHASES, (0, 60, 61, 70, 95, 100), strict=True):
+        for phase, offset_s in zip(PHASES, (0, 61, 100), strict=True):
             lines.append({"time_s": 100 * (step - 1) + offset_s, "step": step, "phase": phase})
         lines[-1]["late_s"] = 2.0 * step
     phases.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -36,36 +34,34 @@ def write_records(folder: Path) -> tuple[Path, Path]:
 def test_given_records_then_steps_rollouts_idle_places_and_lateness_are_read_from_them(tmp_path) -> None:
     timeline = Timeline.load(*write_records(tmp_path))
     second = timeline.steps[2]
-    assert (second.step_s, second.rollout_s, second.train_began_s) == (100, 61, 170)
-    assert (second.stopped_s, second.update_began_s) == (160, 195)
+    assert (second.step_s, second.rollout_s) == (100, 61)
     assert timeline.idle_between(100, 159) == pytest.approx(0.25)
     assert timeline.lateness_between(0, 10) == [0.0, 0.05, 0.1]
     assert timeline.trainer_late_s(2, 2) == 4.0 and timeline.trainer_late_s(1, 2) == 6.0
 
 
 def write_phases(folder: Path, *steps: dict[str, float]) -> Timeline:
-    """Records of steps that were late by nothing, from 1 on, and of engines that held nothing. The stop and the weight
-    update take no time."""
+    """Records of steps that were late by nothing, from 1 on, and of engines that held nothing."""
     engines, phases = folder / "engines.jsonl", folder / "phases.jsonl"
-    engines.write_text('{"time_s": 0, "running": [0], "waiting": [0], "kv_tok": [0], "late_s": []}\n')
+    engines.write_text('{"time_s": 0, "running": [0], "waiting": [0], "late_s": []}\n')
     lines = [
         {"step": number, "phase": phase, "time_s": time_s, "late_s": 0.0}
         for number, step in enumerate(steps, start=1)
-        for phase, time_s in ({"stop": step["log_prob"], "update": step["end"]} | step).items()
+        for phase, time_s in step.items()
     ]
     phases.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return Timeline.load(engines, phases)
 
 
 def test_given_a_validation_after_a_step_then_the_next_step_begins_when_it_has_ended(tmp_path) -> None:
-    before = {"rollout": 0, "log_prob": 50, "train": 60, "end": 100, "validated": 160}
-    timeline = write_phases(tmp_path, before, {"rollout": 161, "log_prob": 180, "train": 185, "end": 200})
+    before = {"rollout": 0, "log_prob": 50, "end": 100, "validated": 160}
+    timeline = write_phases(tmp_path, before, {"rollout": 161, "log_prob": 180, "end": 200})
     assert timeline.steps[1].step_s == 100 and timeline.steps[2].step_s == 40
 
 
 def test_what_the_trainer_does_between_two_steps_is_not_modelled(tmp_path) -> None:
-    before = {"rollout": 0, "log_prob": 50, "train": 60, "end": 100}
-    timeline = write_phases(tmp_path, before, {"rollout": 104, "log_prob": 180, "train": 185, "end": 200})
+    before = {"rollout": 0, "log_prob": 50, "end": 100}
+    timeline = write_phases(tmp_path, before, {"rollout": 104, "log_prob": 180, "end": 200})
     assert timeline.steps[2].step_s == 100 and timeline.trainer_late_s(1, 2) == 4
 
 

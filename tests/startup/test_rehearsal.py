@@ -14,7 +14,7 @@ from recipe.async_dapo.startup import preflight
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all
 from recipe.async_dapo_lab.plan.hardware import load_model
-from recipe.async_dapo_lab.rehearsal.answers import RIGHT, WRONG, compute_score, vocabulary_of
+from recipe.async_dapo_lab.rehearsal.answers import RIGHT, WRONG, compute_score
 from recipe.async_dapo_lab.rehearsal.emulation import (
     NO_TRANSFER,
     check_as_training,
@@ -22,7 +22,7 @@ from recipe.async_dapo_lab.rehearsal.emulation import (
     emulate,
     use_stand_in,
 )
-from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions, SpeedChange, gpus_of
+from recipe.async_dapo_lab.rehearsal.options import WITH_REHEARSAL, RehearsalOptions, gpus_of
 from recipe.async_dapo_lab.rehearsal.supervisor import cause_of_failure
 from recipe.async_dapo_lab.rehearsal.training import TimedRanks
 
@@ -83,7 +83,6 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
         ("rehearsal.warmup=7", r"rehearsal\.warmup=7: must be below rehearsal\.steps=7"),
         ("rehearsal.poll_s=0", r"rehearsal\.poll_s=0\.0: must be > 0 seconds"),
         ("rehearsal.workers=0", r"rehearsal\.workers=0: must be >= 1"),
-        ("rehearsal.reward=mine", r"rehearsal\.reward=mine: must be one of scripted, own"),
         ("+rehearsal.speed=3", r"rehearsal\.speed=3: unknown option"),
         ("rehearsal.accelerator=abacus", r"accelerator=abacus: unknown; choose one of"),
         ("async_dapo.drafts=suffix", r"drafts_accepted=None: say how many tokens of drafts are accepted in a step"),
@@ -208,30 +207,11 @@ def test_given_engines_with_ranks_and_a_cache_of_their_own_then_they_are_emulate
     assert wide.model.kv_bytes_per_token == plain.model.kv_bytes_per_token / 2
 
 
-def test_given_servers_that_change_their_speed_then_each_is_read_and_a_standstill_refused(stand_in_run) -> None:
-    config = stand_in_run("rehearsal.speed_changes=[{server:1,from_s:60,speed:0.5}]")
-    assert RehearsalOptions.from_hydra(config).speed_changes == [SpeedChange(server=1, from_s=60, speed=0.5)]
-    with pytest.raises(ConfigError, match=r"speed_changes\.0\.speed=0\.0: must be > 0"):
-        RehearsalOptions.from_hydra(stand_in_run("rehearsal.speed_changes=[{server:1,from_s:60,speed:0}]"))
-
-
 def test_given_scripted_rewards_then_answers_are_scored_as_drawn_under_the_filters_name(stand_in_run) -> None:
     config = stand_in_run("algorithm.filter_groups.metric=correct")
     assert config.reward.custom_reward_function.reward_kwargs.metric == "correct"
     for text, score in ((f"0120.....{RIGHT}", 1.0), (f"1110.....{WRONG}\n", 0.0), ("", 0.0)):
         assert compute_score("any", text, None, metric="correct") == {"score": score, "acc": score, "correct": score}
-
-
-def test_given_own_rewards_then_the_function_stays_and_answers_end_with_the_stand_in_text(stand_in_run) -> None:
-    from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
-
-    overrides = ("rehearsal.reward=own", "rehearsal.stand_in_text=so 42", "reward.custom_reward_function.name=mine")
-    config = stand_in_run(*overrides)
-    options = RehearsalOptions.from_hydra(config)
-    emulate(config, options)
-    assert config.reward.custom_reward_function.name == "mine"
-    tokenizer = build_tokenizer()
-    assert tokenizer.decode(vocabulary_of(tokenizer, options).right) == "so 42"
 
 
 def test_given_a_log_with_a_refusal_then_it_alone_is_shown_else_the_end_of_the_log(tmp_path) -> None:

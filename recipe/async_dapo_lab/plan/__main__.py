@@ -14,7 +14,6 @@ from rich.progress import Progress
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.option_values import ConfigError, RolloutStrategy
 from .candidates import Candidate, baselines, default_concurrency, fitting, natural_concurrency, recipe_candidates
-from .figure import draw
 from .from_run import RecordedRun
 from .inputs import Inputs
 from .lengths import cut_below
@@ -75,8 +74,6 @@ def _run(options: argparse.Namespace) -> None:
         _say(f"\nIn {options.from_run} it would change: {'; '.join(changes)}")
     if options.json is not None:
         Path(options.json).write_text(as_json(inputs, scenario, rows, advice) + "\n")
-    if options.figure is not None:
-        draw(options.figure, rows, advice, describe(scenario))
 
 
 def _strategies(inputs: Inputs) -> list[RolloutStrategy]:
@@ -115,11 +112,9 @@ def _simulated(candidates: Sequence[Candidate], scenario: Scenario, inputs: Inpu
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    if options.figure is not None and Path(options.figure).suffix != ".png":
-        raise ConfigError("figure", options.figure, "must end in .png")
-    for key, path in (("figure", options.figure), ("json", options.json)):
-        if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
-            raise ConfigError(key, path, "must be a file in a folder that exists")
+    path = options.json
+    if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        raise ConfigError("json", path, "must be a file in a folder that exists")
     for key in ("jobs", "top"):
         if getattr(options, key) < 1:
             raise ConfigError(key, getattr(options, key), "must be >= 1")
@@ -135,7 +130,6 @@ def _parser() -> argparse.ArgumentParser:
         "--from-run", metavar="DIR", help="take sizes, lengths, valid share and speeds from the record of a run"
     )
     parser.add_argument("--json", metavar="FILE", help="write every measure of every row")
-    parser.add_argument("--figure", metavar="FILE", help="write one figure, .png")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="COUNT", help="processes (default: all cores)"
     )

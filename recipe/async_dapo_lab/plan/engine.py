@@ -118,20 +118,8 @@ class Engine:
         return len(self._waiting)
 
     @property
-    def undelivered_tok(self) -> int:
-        """Tokens that are counted and that no owner has been told of."""
-        new_tok = sum(self._step - request.start_step for request in self._in_batch)
-        requests = [*self._in_batch, *self._waiting]
-        return new_tok + sum(request.generated_tok - request.delivered_tok for request in requests)
-
-    @property
     def _in_batch(self) -> list[Request]:
         return [request for request in self._admitted if request.due_step]
-
-    def kv_tok_at(self, now_s: float) -> int:
-        if not self.num_running or self._is_paused:
-            return self.kv_tok
-        return self.kv_tok + self.num_running * min(self._boundary, self._steps_by(now_s))
 
     @property
     def load(self) -> EngineLoad:
@@ -209,12 +197,11 @@ class Engine:
             request.note_tokens(self._step)
         return self._in_batch + list(self._waiting)
 
-    def resume(self, now_s: float, *, counts_anew: bool = True) -> None:
+    def resume(self, now_s: float) -> None:
         """Go on with what is in the engine."""
         self._is_paused = False
         self._stretch_s = now_s
-        if counts_anew:
-            self.forget_load()
+        self.forget_load()
         self._rebatch()
 
     def change_cost(self, cost: StepCost, now_s: float) -> None:

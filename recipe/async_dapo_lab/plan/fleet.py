@@ -68,9 +68,7 @@ class Fleet:
     def __init__(self, scenario: Scenario, options: AsyncDAPOConfig, *, num_servers: int) -> None:
         cost, most = scenario.step_cost(drafts=options.drafts is not None), scenario.max_num_seqs
         balance = options.balance(most_per_server=server_calls(most) - 1)
-        self._new_engine = partial(Engine, cost, max_num_seqs=most)
-        self.engines = {f"server-{i}": self._new_engine() for i in range(num_servers)}
-        self._gone = EngineCounters()  # of engines that are lost
+        self.engines = {f"server-{i}": Engine(cost, max_num_seqs=most) for i in range(num_servers)}
         self.balance, self.leases = balance, balance.leases
         self.leases.add_servers(self.engines)
         self.inflight_max = 0
@@ -149,57 +147,9 @@ class Fleet:
             assert is_out, "requests are frozen between rounds"
         self.leases.release(attachment.lease_id)
 
-    def interrupt(self, server_id: str, *, keep: bool) -> list[Request]:
-        """Stop one engine, which others do not notice. Returns its requests, which hold their leases.
-
-        Args:
-            keep: they stay in it, with their KV cache.
-        """
-        engine = self.engines[server_id]
-        return engine.pause(self._clock.now_s) if keep else engine.abort(self._clock.now_s)
-
-    def go_on(self, server_id: str, requests: Iterable[Request] = ()) -> None:
-        """Let an interrupted engine run again, with what it has kept and with these."""
-        self.engines[server_id].resume(self._clock.now_s, counts_anew=False)
-        for request in requests:
-            self.engines[server_id].submit(request, self._clock.now_s)
-        self._plan(server_id)
-
-    def reopen(self, server_id: str) -> None:
-        """Let it have requests again."""
-        self._deliver(self.leases.reopen(server_id))
-
-    def lose(self, server_id: str) -> None:
-        """It is gone, with the leases on it."""
-        self._note_inflight()
-        self._gone += self.engines.pop(server_id).counters
-        self._wake_s.pop(server_id, None)
-        self._deliver(self.balance.leave(server_id))
-
-    def gain(self, server_id: str) -> None:
-        """A further server takes requests."""
-        self._note_inflight()
-        engine = self.engines[server_id] = self._new_engine()
-        engine.resume(self._clock.now_s)
-        self._deliver(self.balance.join(server_id, engine.load))
-
-    def turn_over(self) -> None:
-        """Learn from the time since this was called last, and count anew, while engines go on."""
-        self._note_inflight()
-        self.balance.close(self.loads)
-        for engine in self.engines.values():
-            engine.forget_load()
-        self.inflight_max, self.lease_s = self.leases.total_inflight, 0.0
-        self._deliver(self.balance.open(self.loads))
-
-    @property
-    def undelivered_tok(self) -> int:
-        """Tokens in the counters that are in no trajectory yet."""
-        return sum(engine.undelivered_tok for engine in self.engines.values())
-
     def counters(self) -> EngineCounters:
         """Of all engines together, since the run began."""
-        return sum((engine.counters for engine in self.engines.values()), start=self._gone)
+        return sum((engine.counters for engine in self.engines.values()), start=EngineCounters())
 
     def in_measure(self, before: EngineCounters, *, generating_s: float) -> dict[str, Any]:
         """What the `StepMeasure` of a step takes of it.
@@ -230,8 +180,8 @@ class Fleet:
             self._clock.at(time_s, partial(self._wake, server_id, time_s))
 
     def _wake(self, server_id: str, time_s: float) -> None:
-        engine = self.engines.get(server_id)
-        if engine is None or self._wake_s.get(server_id) != time_s or engine.next_boundary_s != time_s:
+        engine = self.engines[server_id]
+        if self._wake_s.get(server_id) != time_s or engine.next_boundary_s != time_s:
             return
         del self._wake_s[server_id]
         finished = engine.run_boundary()

@@ -232,9 +232,5 @@ class GroupSimulation:
             out: _Out = request.owner
             tokens = range(new_tok)
             out.trajectory.turns[0].segments.append(
-                Segment(policy_version=self._version_at(out.lease_id), token_ids=tokens, rollout_log_probs=tokens)
+                Segment(policy_version=self._policy_version, token_ids=tokens, rollout_log_probs=tokens)
             )
-
-    def _version_at(self, lease_id: str) -> int:
-        """Of the weights where this lease is held."""
-        return self._policy_version

@@ -4,11 +4,9 @@ Beside them: what prompts chosen by history would save, and what they would chan
 that rewards are right or wrong, and answers to a prompt are independent.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import comb
 
-from ...async_dapo.core.prompt_history import PassCount
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from ...async_dapo.option_values import RolloutStrategy
 from .candidates import CAP, Candidate
@@ -23,7 +21,6 @@ FRESH_SHARE = 0.2  # off-policy, where verl colocate_async is not there to compa
 CAP_ABOVE = 0.1  # the share that a cap leads to, in most settings of docs/evidence/grid.md by more
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)  # off-policy, that may be wished for
-SHOWN_RATES = (0.02, 0.1, 0.5)  # of prompts, as examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,34 +330,9 @@ def _traits(row: Row) -> str:
     )
 
 
-def pareto_front(rows: Sequence[Row]) -> list[Row]:
-    """Rows than which none is both faster and fresher, from the freshest to the fastest."""
-    front: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row.mean.off_policy_ratio, -row.speed_up)):
-        if not front or row.speed_up > front[-1].speed_up:
-            front.append(row)
-    return front
-
-
 def _keeps_kv(row: Row) -> bool:
     """Whether the KV cache takes memory from training."""
     return row.candidate.strategy == RolloutStrategy.PARTIAL_STALE_KV
-
-
-def mixed_share(pass_rate: float, n: int) -> float:
-    """Probability that n answers are neither all right nor all wrong [0-1]."""
-    return 1 - pass_rate**n - (1 - pass_rate) ** n
-
-
-def drawn_share(pass_rate: float, n: int, exploration: float) -> float:
-    """Probability that selection by history draws a prompt at its second visit [0-1], by enumeration of the right
-    answers of the first."""
-    skipped = 0.0
-    for right in range(n + 1):
-        probability = comb(n, right) * pass_rate**right * (1 - pass_rate) ** (n - right)
-        known = PassCount(right=right, wrong=n - right, visits=1)
-        skipped += probability * (1 - exploration) * known.alike_share(n)
-    return 1 - skipped
 
 
 def drafts_advice(rows: Sequence[Row], scenario: Scenario) -> str | None:
@@ -376,41 +348,23 @@ def drafts_advice(rows: Sequence[Row], scenario: Scenario) -> str | None:
     )
 
 
-def history_advice(rows: Sequence[Row], chosen: Row, scenario: Scenario) -> str | None:
-    """What prompts chosen by history would save and change; None where no row shows it."""
-    pair = _with_and_without(rows, chosen, "async_dapo.selection.by")
-    if pair is None:
-        return None
-    whole, selected = pair
-    exploration, n = selected.candidate.system.options(scenario).selection.exploration, scenario.rollout_n
-    drawn = _examples(lambda rate: 100 * drawn_share(rate, n, exploration))
-    return (
-        f"With async_dapo.selection.by=history, at the second visit to the prompts, {_saving(whole, selected)} It "
-        f"changes the data: at that visit it draws {drawn} of the prompts. See docs/selection.md."
-    )
-
-
-def _with_and_without(rows: Sequence[Row], chosen: Row, key: str) -> tuple[Row, Row] | None:
-    """The row that sets the option, behind the one that differs in nothing else: its pool sizes itself."""
+def history_advice(rows: Sequence[Row], chosen: Row) -> str | None:
+    """What prompts chosen by history would save; None where no row shows it."""
     alike = [row for row in rows if _is_alike(row.candidate, chosen.candidate)]
-    changed = next((row for row in alike if key in row.candidate.system.overrides), None)
+    selected = next((row for row in alike if row.candidate.changes_data), None)
     whole = next((row for row in alike if not row.candidate.changes_data), None)
-    return None if changed is None or whole is None else (whole, changed)
+    if whole is None or selected is None:
+        return None
+    saved = selected.mean.generated_per_group / whole.mean.generated_per_group
+    seconds = selected.mean.step_s / whole.mean.step_s
+    return (
+        f"With async_dapo.selection.by=history, at the second visit to the prompts, a trained group takes {saved:.2f} "
+        f"of the generated tokens that it takes in `{whole.candidate.system.name}`, and a step {seconds:.2f} of the "
+        "seconds. It changes the data: see docs/selection.md."
+    )
 
 
 def _is_alike(candidate: Candidate, chosen: Candidate) -> bool:
+    """Whether they differ in their pool and their data at most; the first one's pool sizes itself."""
     is_alike = (candidate.strategy, candidate.stop_rule) == (chosen.strategy, chosen.stop_rule)
     return is_alike and candidate.concurrency is None and not candidate.is_baseline and not candidate.changes_loss
-
-
-def _saving(whole: Row, changed: Row) -> str:
-    saved = changed.mean.generated_per_group / whole.mean.generated_per_group
-    seconds = changed.mean.step_s / whole.mean.step_s
-    return (
-        f"compared with `{whole.candidate.system.name}`: {saved:.2f} x the generated tokens a trained group, "
-        f"{seconds:.2f} x the seconds a step."
-    )
-
-
-def _examples(percent: Callable[[float], float]) -> str:
-    return ", ".join(f"{percent(rate):.0f} % with a pass rate of {rate:g}" for rate in SHOWN_RATES)

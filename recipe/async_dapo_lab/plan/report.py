@@ -114,7 +114,7 @@ def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row], scenario: Scen
         return "\n".join([*lines, stay_with(advice.verls_own)])
     overrides = " \\\n    ".join(advice.to_paste.overrides)
     lines.append(f"Recommended ({advice.name_to_paste}):\n    {overrides}")
-    lines += filter(None, [history_advice(rows, advice.to_paste.row, scenario)])
+    lines += filter(None, [history_advice(rows, advice.to_paste.row)])
     return "\n".join(lines)
 
 

@@ -9,7 +9,6 @@ that more than `max_off_policy_threshold` versions span is dropped and replaced 
 engines stop at once, and everything that they were at is sent again.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
@@ -26,8 +25,8 @@ from .systems import System, TrainerPasses
 NO_LIMIT = StalenessLimit(max_staleness=None)  # on tokens: verl drops whole groups
 
 
-class SplitRun(ABC):
-    """A system in one scenario, step by step; of the scenario's servers, some only train, and the others only generate.
+class SeparateRun:
+    """A run, step by step: of the scenario's servers, some only train, and the others only generate.
 
     Raises:
         ConfigError: when no GPU is left for training, or for engines.
@@ -52,11 +51,14 @@ class SplitRun(ABC):
         self._ended: list[GroupOutcome] = []  # in this step
         self._drawn = 0  # in this step
         self._step = 0
+        self._sampleable: list[PromptGroup] = []  # valid, in the order in which they have ended
+        self._filtered: list[PromptGroup] = []  # not yet replaced
+        self._go_on([])
 
     @property
-    @abstractmethod
     def first_pool_size(self) -> int:
         """Trajectories that may be unfinished at once."""
+        return 2 * self._scenario.train_batch_size * self._scenario.rollout_n
 
     @property
     def natural_len_tok(self) -> float:
@@ -67,68 +69,6 @@ class SplitRun(ABC):
         """Run one training step."""
         with no_garbage_collection():
             return self._run_step()
-
-    @abstractmethod
-    def _run_step(self) -> StepMeasure:
-        """Until the engines may have its weights."""
-
-    def _measure(
-        self,
-        batch: Sequence[VersionTag],
-        before: EngineCounters,
-        *,
-        held_tok: int,
-        log_prob_s: float,
-        train_s: float,
-        wasted_tok: int,
-        generating_s: float,
-        stopped_s: float,
-        reprefilled_tok: int,
-        events: int,
-    ) -> StepMeasure:
-        """The rollout is what the trainer has waited for samples.
-
-        Args:
-            before: the counters when the step began.
-            held_tok: that later steps may train on.
-            stopped_s: in which neither engines nor trainer do anything [s].
-        """
-        versions = VersionShares.of(batch, step=self._step)
-        filtered = [outcome for outcome in self._ended if outcome.verdict is not Verdict.VALID]
-        return StepMeasure(
-            step_s=generating_s + stopped_s,
-            rollout_s=generating_s - log_prob_s - train_s + min(stopped_s, self._scenario.constants.stop_s),
-            log_prob_s=log_prob_s,
-            train_s=train_s,
-            **self._fleet.in_measure(before, generating_s=generating_s),
-            filtered_tok=sum(sum(outcome.response_lens_tok) for outcome in filtered),
-            wasted_tok=wasted_tok,
-            buffered_tok=held_tok,
-            **tokens_by_age(batch, versions, limit=NO_LIMIT, step=self._step),
-            trained_trajectories=len(batch),
-            resumed_trajectories=sum(tag["min_global_steps"] < self._step - 1 for tag in batch),
-            trained_groups=self._scenario.train_batch_size,
-            valid_groups=len(self._ended) - len(filtered),
-            filtered_groups=len(filtered),
-            drawn_groups=self._drawn,
-            reprefilled_tok=reprefilled_tok,
-            num_gpus=self._scenario.num_gpus,
-            events=events,
-        )
-
-
-class SeparateRun(SplitRun):
-    """verl's `separate_async`."""
-
-    def __init__(self, scenario: Scenario, system: System) -> None:
-        super().__init__(scenario, system)
-        self._sampleable: list[PromptGroup] = []  # valid, in the order in which they have ended
-        self._filtered: list[PromptGroup] = []  # not yet replaced
-        self._go_on([])
-
-    @property
-    def first_pool_size(self) -> int:
-        return 2 * self._scenario.train_batch_size * self._scenario.rollout_n
 
     def _run_step(self) -> StepMeasure:
         began_s, self._ended, self._drawn = self._clock.now_s, [], 0
@@ -156,12 +96,54 @@ class SeparateRun(SplitRun):
             wasted_tok=int(wasted_tok),
             generating_s=self._clock.now_s - began_s,
             stopped_s=self._scenario.constants.stop_s + self._scenario.weight_update_s,
-            reprefilled_tok=self._running.reprefilled_tok,
             events=self._clock.events - events,
         )
         self._clock.run_until(began_s + measure.step_s)
         self._go_on(stopped)
         return measure
+
+    def _measure(
+        self,
+        batch: Sequence[VersionTag],
+        before: EngineCounters,
+        *,
+        held_tok: int,
+        log_prob_s: float,
+        train_s: float,
+        wasted_tok: int,
+        generating_s: float,
+        stopped_s: float,
+        events: int,
+    ) -> StepMeasure:
+        """The rollout is what the trainer has waited for samples.
+
+        Args:
+            before: the counters when the step began.
+            held_tok: that later steps may train on.
+            stopped_s: in which neither engines nor trainer do anything [s].
+        """
+        versions = VersionShares.of(batch, step=self._step)
+        filtered = [outcome for outcome in self._ended if outcome.verdict is not Verdict.VALID]
+        return StepMeasure(
+            step_s=generating_s + stopped_s,
+            rollout_s=generating_s - log_prob_s - train_s + min(stopped_s, self._scenario.constants.stop_s),
+            log_prob_s=log_prob_s,
+            train_s=train_s,
+            **self._fleet.in_measure(before, generating_s=generating_s),
+            filtered_tok=sum(sum(outcome.response_lens_tok) for outcome in filtered),
+            wasted_tok=wasted_tok,
+            buffered_tok=held_tok,
+            **tokens_by_age(batch, versions, limit=NO_LIMIT, step=self._step),
+            trained_trajectories=len(batch),
+            resumed_trajectories=sum(tag["min_global_steps"] < self._step - 1 for tag in batch),
+            trained_groups=self._scenario.train_batch_size,
+            valid_groups=len(self._ended) - len(filtered),
+            filtered_groups=len(filtered),
+            drawn_groups=self._drawn,
+            reprefilled_tok=self._running.reprefilled_tok,
+            num_gpus=self._scenario.num_gpus,
+            events=events,
+        )
 
     def _go_on(self, groups: list[PromptGroup]) -> None:
         """The engines have the weights of the last step."""

@@ -8,9 +8,8 @@ from math import ceil
 
 from .candidates import Candidate, bound_of, natural_concurrency
 from .measures import StepMeasure, mean_of
-from .rolling_training import RollingRun
 from .scenario import Scenario
-from .separate_training import SeparateRun, SplitRun
+from .separate_training import SeparateRun
 from .simulated_training import TrainingRun
 from .systems import System
 
@@ -76,15 +75,13 @@ def _is_even(window: Sequence[StepMeasure], held_tok: int) -> bool:
     return abs(window[-1].buffered_tok - held_tok) <= EVEN * sum(step.trained_tok for step in window)
 
 
-def start(scenario: Scenario, system: System) -> TrainingRun | SplitRun:
+def start(scenario: Scenario, system: System) -> TrainingRun | SeparateRun:
     """A run of a system, before its first step."""
-    if not system.habits.trainer_servers:
-        return TrainingRun(scenario, system)
-    return (RollingRun if system.habits.is_rolling else SeparateRun)(scenario, system)
+    return (SeparateRun if system.habits.trainer_servers else TrainingRun)(scenario, system)
 
 
 def _steps_to_steady_state(
-    run: TrainingRun | SplitRun, candidate: Candidate, batch: int, mean_len_tok: float, places: int
+    run: TrainingRun | SeparateRun, candidate: Candidate, batch: int, mean_len_tok: float, places: int
 ) -> int:
     """Steps until as many trajectories end in a step as begin, of every length; 0 for a system that keeps nothing.
 

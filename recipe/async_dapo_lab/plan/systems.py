@@ -44,7 +44,6 @@ class Habits:
     trainer_servers: int = 0  # so many servers' GPUs only train, and the others only generate; 0 = all do both
     parts: int = 1  # that a batch is trained in, each as soon as it is there; only of a separate trainer
     max_versions: int | None = None  # that a group may span; only of a separate trainer
-    is_rolling: bool = False  # a few engines at a time get new weights, the others go on; only of a separate trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,17 +123,6 @@ def verl_separate_async(*, groups: int, trainer_servers: int, servers: int, part
         overrides=_everything_at_once(2 * groups, stop_rule="first_completed", rollout_strategy="partial"),
         habits=Habits(poll_s=2.0, resume_delay_s=1.0, trainer_servers=trainer_servers, parts=parts, max_versions=8),
     )
-
-
-def recipe_separate(*, trainer_servers: int, servers: int, parts: int, **async_dapo: Any) -> System:
-    """This recipe with `async_dapo.placement=separate`: see `rolling_training.py`.
-
-    Args:
-        trainer_servers: of the servers, those whose GPUs train [count].
-        parts: that a batch is trained in.
-    """
-    plain = recipe(f"separate, {trainer_servers} of {servers} train", **async_dapo)
-    return replace(plain, habits=Habits(trainer_servers=trainer_servers, parts=parts, is_rolling=True))
 
 
 def async_dapo_2025(*, over_sampling: int, max_concurrent_prompts: int = 16) -> System:

@@ -15,7 +15,6 @@ import numpy as np
 from ...async_dapo.core.leases import RecentDict
 from ..plan.lengths import LengthModel
 from ..plan.workload import PassRates
-from .options import RehearsalOptions, RewardSource
 
 NUMBER_TOK = 4  # the first tokens of an answer write its number
 BASE = 10
@@ -156,18 +155,17 @@ def _digest(token_ids: Iterable[int]) -> bytes:
     return hashlib.blake2b(np.asarray(list(token_ids), dtype=np.int64).tobytes(), digest_size=16).digest()
 
 
-def vocabulary_of(tokenizer: Any, options: RehearsalOptions) -> Vocabulary:
+def vocabulary_of(tokenizer: Any) -> Vocabulary:
     """The tokens of a tokenizer that answers are written with."""
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 
-    is_scripted = options.reward is RewardSource.SCRIPTED
     return Vocabulary(
         digits=tuple(ids(str(digit))[-1] for digit in range(BASE)),
         filler=ids(FILLER)[-1],
-        right=ids(RIGHT) if is_scripted else ids(options.stand_in_text),
-        wrong=ids(WRONG) if is_scripted else ids(options.stand_in_text),
+        right=ids(RIGHT),
+        wrong=ids(WRONG),
         end_of_text=tokenizer.eos_token_id,
     )
 

@@ -17,7 +17,7 @@ from ..plan.hardware import MODEL_PRESETS
 from ..plan.workload import ToolCalls
 from ..quickstart.tiny_model import build_tokenizer
 from . import answers
-from .options import SEPARATE, RehearsalOptions, RewardSource, assumed_gpu, have_own_gpus
+from .options import SEPARATE, RehearsalOptions, assumed_gpu, have_own_gpus
 
 MODEL = "qwen3-8b"
 POSITIONS = 131_072
@@ -76,8 +76,7 @@ def use_stand_in(config: DictConfig, options: RehearsalOptions) -> None:
         config.data.filter_overlong_prompts = False  # none is
         config.data.train_files = str(folder / "train.parquet")
         config.data.val_files = str(folder / "validation.parquet")
-        if options.reward is RewardSource.SCRIPTED:
-            _script_rewards(config)
+        _script_rewards(config)
 
 
 def check_rehearsable(config: DictConfig) -> None:
@@ -137,8 +136,7 @@ def emulate(config: DictConfig, options: RehearsalOptions) -> None:
         ray_init.num_cpus, ray_init.num_gpus = _LOGICAL_CPUS, 1
         ray_init.include_dashboard = False
         ray_init.object_store_memory = _OBJECT_STORE_BYTES
-        if options.reward is RewardSource.SCRIPTED:
-            _script_rewards(config)
+        _script_rewards(config)
         if trainer.v1.trainer_mode == "async_dapo":
             config.async_dapo.round_timeout_s /= options.speedup
             config.async_dapo.calls.timeout_s /= options.speedup

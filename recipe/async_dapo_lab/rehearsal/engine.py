@@ -66,7 +66,6 @@ class EmulatedEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._lateness_s: list[float] = []
-        self._cost_changes: list[tuple[float, StepCost]] = []
         self.output_processor = SimpleNamespace(request_states=self._running)  # verl counts its keys
 
     def take_lateness(self) -> list[float]:
@@ -78,9 +77,6 @@ class EmulatedEngine:
         self, *, prompt: dict[str, Any], sampling_params: SamplingParams, request_id: str, **_: Any
     ) -> AsyncIterator[RequestOutput]:
         """An empty chunk when the request is admitted to the batch, further ones when it is interrupted or ends."""
-        while self._cost_changes:
-            after_s, cost = self._cost_changes.pop()
-            asyncio.get_running_loop().call_later(after_s / self._clock.speedup, self.change_cost, cost)
         prompt_ids = list(prompt["prompt_token_ids"])
         answer, done_tok = self._book.take(prompt_ids)
         turn_tok = self._tools.turn_left_tok(answer.length_tok, done_tok)
@@ -131,10 +127,6 @@ class EmulatedEngine:
             self._is_paused = False
             self.model.resume(self._clock.now_s())
             self._after_change()
-
-    def change_cost_later(self, after_s: float, cost: StepCost) -> None:
-        """Go on at another speed, so long after the first request [virtual s]."""
-        self._cost_changes.append((after_s, cost))
 
     def change_cost(self, cost: StepCost) -> None:
         """Go on at another speed."""

@@ -3,9 +3,8 @@ scenario that follows.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -56,20 +55,6 @@ class CompressedClock:
         return max(0.0, (virtual_s - self.now_s()) / self.speedup)
 
 
-class RewardSource(StrEnum):
-    SCRIPTED = "scripted"  # by the pass rates
-    OWN = "own"  # the configured reward function, on a stand-in text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedChange:
-    """From a time on, a server runs at a share of the modelled speed."""
-
-    server: int  # number of the replica, from 0
-    from_s: float  # virtual, since its first request
-    speed: Annotated[float, Meta(gt=0)]  # over that of the others
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalOptions:
     """The options of `options.yaml`, which has units and ranges; `inputs` are those that the planner has, too."""
@@ -78,11 +63,8 @@ class RehearsalOptions:
     steps: Annotated[int, Meta(ge=1)]
     warmup: Annotated[int, Meta(ge=0)]
     stand_in: bool
-    reward: RewardSource
-    stand_in_text: str
     workers: Annotated[int, Meta(ge=1)]
     poll_s: Seconds
-    speed_changes: Sequence[SpeedChange]
     output: str
     inputs: Mapping[str, Any]
 
@@ -97,10 +79,6 @@ class RehearsalOptions:
         inputs = {key: node.pop(key) for key in list(node) if key in Inputs.described() and key not in own}
         node["inputs"] = {key: value for key, value in inputs.items() if value is not None}
         node.pop("origin_s", None)
-        node["speed_changes"] = [
-            SpeedChange(**parse_options(SpeedChange, change, f"{NODE}speed_changes.{number}."))
-            for number, change in enumerate(node["speed_changes"])
-        ]
         options = cls(**parse_options(cls, node, NODE))
         if options.warmup >= options.steps:
             raise ConfigError(NODE + "warmup", options.warmup, f"must be below {NODE}steps={options.steps}")

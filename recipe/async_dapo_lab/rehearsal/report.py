@@ -1,10 +1,9 @@
 """What a rehearsal came to: one row a step, the mean beside the bound, and whether it can be believed."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from ...async_dapo.record.keys import OFF_POLICY, WASTE_RATIO
 from ..plan.candidates import Bound, bound_of
 from ..plan.scenario import Scenario
 from ..quickstart.run_metrics import RunMetrics
-from .figure import Timeline
 from .options import RehearsalOptions
+from .timeline import Timeline
 
 MAX_LATE_SHARE = 0.02  # of a step: how late an engine may notice that its batch changes
 MAX_CPU_SHARE = 0.5  # of the machine, used by the run itself
@@ -147,9 +146,8 @@ class Rehearsal:
     bound: Bound
     num_gpus: int
     validity: Validity
-    timeline: Timeline
     wall_s: float
-    peak_memory_bytes: int
+    peak_memory_gb: float
 
 
 def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: Ended) -> Rehearsal:
@@ -183,9 +181,8 @@ def load_rehearsal(config: DictConfig, options: RehearsalOptions, run: Ended) ->
             cpu_share=run.cpu_share,
             speedup=options.speedup,
         ),
-        timeline=timeline,
         wall_s=run.wall_s,
-        peak_memory_bytes=run.peak_memory_bytes,
+        peak_memory_gb=run.peak_memory_bytes / 1e9,
     )
 
 
@@ -237,11 +234,6 @@ def _setting(scenario: Scenario) -> str:
     return f"{scenario.model.name} on {scenario.num_gpus} x {scenario.accelerator.name}, {engines}"
 
 
-def title_of(rehearsal: Rehearsal) -> str:
-    mean = rehearsal.mean
-    return f"{rehearsal.system}: {mean.step_s:.0f} s a step, {mean.bound_share:.2f} of the bound"
-
-
 def table(rehearsal: Rehearsal) -> str:
     """For the terminal."""
     named = [*((str(step.step), step) for step in rehearsal.steps), ("mean", rehearsal.mean)]
@@ -258,28 +250,9 @@ def table(rehearsal: Rehearsal) -> str:
             f"Virtual seconds at {rehearsal.speedup:g} to a real one; mean without the first {rehearsal.warmup} steps.",
             f"Bound: {bound.step_s:.1f} s a step (rollout {bound.rollout_s:.1f} s at {bound.tokens_per_s:.0f} tok/s).",
             str(rehearsal.validity),
-            f"{rehearsal.wall_s:.0f} real s, at most {rehearsal.peak_memory_bytes / 1e9:.1f} GB.",
+            f"{rehearsal.wall_s:.0f} real s, at most {rehearsal.peak_memory_gb:.1f} GB.",
         ]
     )
-
-
-def as_json(rehearsal: Rehearsal) -> str:
-    """Everything but the timeline."""
-    bound = rehearsal.bound
-    document = {
-        "system": rehearsal.system,
-        "setting": rehearsal.setting,
-        "speedup": rehearsal.speedup,
-        "warmup": rehearsal.warmup,
-        "num_gpus": rehearsal.num_gpus,
-        "mean": asdict(rehearsal.mean),
-        "steps": [asdict(step) for step in rehearsal.steps],
-        "bound": asdict(bound) | {"rollout_s": bound.rollout_s, "step_s": bound.step_s},
-        "validity": asdict(rehearsal.validity),
-        "wall_s": rehearsal.wall_s,
-        "peak_memory_gb": rehearsal.peak_memory_bytes / 1e9,
-    }
-    return json.dumps(document, indent=2)
 
 
 def usable_cores() -> float:

@@ -31,8 +31,8 @@ GATE_S = 60.0  # how long verl's server waits for requests that are not in the b
 class _EngineRecord:
     """Writes what the engines did over time, as lines of JSON: samples every engine now and then.
 
-    A line holds the virtual time, and for every engine its running requests, waiting requests and tokens in the KV
-    cache; and how late the changes of the batch since the last line were noticed [virtual s].
+    A line holds the virtual time, for every engine its running and waiting requests, and how late the changes of the
+    batch since the last line were noticed [virtual s].
     """
 
     def __init__(self, path: Path, clock: CompressedClock) -> None:
@@ -60,7 +60,6 @@ class _EngineRecord:
             "time_s": round(now_s, 3),
             "running": [engine.model.num_running for engine in engines],
             "waiting": [engine.model.num_waiting for engine in engines],
-            "kv_tok": [engine.model.kv_tok_at(now_s) for engine in engines],
             "late_s": late_s,
         }
         self._file.write(json.dumps(line) + "\n")
@@ -166,7 +165,7 @@ class ServerHost:
         self._book = AnswerBook(
             self._scenario.lengths,
             self._scenario.pass_rates,
-            vocabulary_of(self._model_config.tokenizer, self._options),
+            vocabulary_of(self._model_config.tokenizer),
             limit_tok=self._scenario.max_response_length,
             n=self._scenario.rollout_n,
             seed=self._scenario.seed,
@@ -186,9 +185,6 @@ class ServerHost:
             self._servers[rank] = EmulatedVerlServer(clock=self._clock, **arguments)
         await self._servers[rank].launch_server()
         self._record.watch(rank, engine)
-        for change in self._options.speed_changes:
-            if change.server == rank:
-                engine.change_cost_later(change.from_s, self._step_cost.at_speed(change.speed))
 
     async def call(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = getattr(self._servers[rank], method)(*args, **kwargs)

@@ -214,17 +214,11 @@ class EmulatedTraining(PPOTrainer):
         super().on_step_begin()
 
     def on_sample_end(self) -> None:
-        self._note("stop")
         super().on_sample_end()
         self._schedule.begin()
         self._note("log_prob")
 
-    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        self._note("train")
-        return super()._update_actor(batch, metrics)
-
     def on_step_end(self) -> None:
-        self._note("update")
         super().on_step_end()
         self._note("end", late_s=self._schedule.late_s)
 

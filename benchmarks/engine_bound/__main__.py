@@ -1,3 +1,0 @@
-from benchmarks.engine_bound.run import main
-
-main()

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.selection`"""
-
-from .run import main
-
-main()
