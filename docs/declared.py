@@ -44,13 +44,13 @@ _BUCKET = "|".join(map(re.escape, STALENESS_BUCKETS))
 
 
 def recipe_options() -> pd.DataFrame:
-    return _options(row for row in _declared(OPTIONS_FILE) if row[0].startswith(f"{OWN_NODE}."))
+    return _options(row for row in declared(OPTIONS_FILE) if row[0].startswith(f"{OWN_NODE}."))
 
 
 def rehearsal_options() -> pd.DataFrame:
     """Without the planner's inputs, which `--help` of the planner explains."""
     planners = Inputs.described()
-    return _options((NODE + key, *row) for key, *row in _declared(REHEARSAL_FILE) if key not in planners)
+    return _options((NODE + key, *row) for key, *row in declared(REHEARSAL_FILE) if key not in planners)
 
 
 def _options(rows: Iterable[Iterable[str]]) -> pd.DataFrame:
@@ -58,7 +58,7 @@ def _options(rows: Iterable[Iterable[str]]) -> pd.DataFrame:
     return pd.DataFrame(cells, columns=["Option", "Default", "Meaning"])
 
 
-def _declared(file: Path) -> Iterator[tuple[str, str, str]]:
+def declared(file: Path) -> Iterator[tuple[str, str, str]]:
     """Every key of a yaml file with its default and the comment above it."""
     parents: dict[int, str] = {}
     comment: list[str] = []

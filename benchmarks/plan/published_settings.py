@@ -108,7 +108,7 @@ def mimo_setting() -> Scenario:
 def naive_partial(requests: int) -> System:
     """CoPRIS's "naive partial rollout": a fixed batch of requests at once, no further ones until the stop."""
     system = april(over_sampling=requests // 8)
-    return replace(system, name=f"naive partial {requests}", habits=Habits(scores_buffer=True))
+    return replace(system, name=f"naive partial {requests}", habits=Habits(scores_buffer=True, always_scores=True))
 
 
 def cases() -> dict[str, Case]:

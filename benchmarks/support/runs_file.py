@@ -1,20 +1,47 @@
 """The CSV file of a benchmark's runs: it grows run by run, so that an interrupted benchmark goes on where it was."""
 
+import fcntl
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 
+@contextmanager
+def claim(path: Path, *, waits: bool = True) -> Iterator[bool]:
+    """Hold `path` against other processes, by a lock file beside it that is free again when this process ends.
+
+    Args:
+        waits: until nobody else holds it.
+
+    Yields:
+        Whether it is held.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
 class RunsFile:
-    """Rows with the same columns, and the commit that was measured; what is in the file is never measured again."""
+    """Rows with the same columns, and the commit that was measured; what is in the file is never measured again.
+    Several processes may add to it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # As text, so that older rows are written back as they were.
-        self._rows = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
+        self._rows = self._read()
+
+    def _read(self) -> pd.DataFrame:
+        """As text, so that older rows are written back as they were."""
+        return pd.read_csv(self._path, dtype=str, keep_default_na=False) if self._path.exists() else pd.DataFrame()
 
     def measure(self, cell: Mapping[str, Any], run: Callable[[], Mapping[str, Any]]) -> None:
         """Add the row of a cell that has none yet."""
@@ -48,11 +75,11 @@ class RunsFile:
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row. Whenever this is interrupted, the file has all rows or all but this one."""
         new = pd.DataFrame([{key: str(value) for key, value in row.items()} | {"commit": _commit()}])
-        self._rows = pd.concat([self._rows, new]).fillna("")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        new_file = self._path.with_suffix(".new")
-        self._rows.to_csv(new_file, index=False)
-        new_file.replace(self._path)
+        with claim(self._path):
+            self._rows = pd.concat([self._read(), new]).fillna("")
+            new_file = self._path.with_suffix(".new")
+            self._rows.to_csv(new_file, index=False)
+            new_file.replace(self._path)
 
     def _matching(self, wanted: Mapping[str, Any]) -> pd.DataFrame:
         if self._rows.empty:

@@ -1,17 +1,20 @@
 """The recipe's options: Hydra node `async_dapo` -> frozen dataclasses, validated once.
 
 Options that belong together are parts of `AsyncDAPOConfig`; those of a decision are in `core/`, with it. An option's
-range is part of its type. What does not go together is refused by `check_together`.
+range is part of its type. What does not go together is a row of `TOGETHER`.
 """
 
+import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
+from .core.agreement import ModelSetup
 from .core.balance import Balance
+from .core.one_pass import why_two_passes
 from .core.over_sampling import OverSampling, RoundSize
 from .core.prompt_history import Selection
 from .core.rolling_round import RollingSpec
@@ -21,22 +24,26 @@ from .core.stop_rules import StopRuleName
 from .option_values import (
     Auto,
     ConfigError,
+    Count,
     Drafts,
     ImportanceSampling,
+    NotNegative,
     OnRewardError,
     Placement,
     RolloutStrategy,
+    Rule,
+    Seconds,
+    Share,
+    check_rules,
     number,
     parse_options,
-    whole_number,
 )
 
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
 CONFIG_NAME = "async_dapo_trainer"
-
-Seconds = Annotated[float, Meta(gt=0)]
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +51,7 @@ class RewardConfig:
     """The reward function's calls: `async_dapo.reward`."""
 
     timeout_s: Seconds
-    processes: Annotated[int | None, Meta(ge=0)]
+    processes: NotNegative | None
     on_error: OnRewardError
     # Further attempts after a call that raised, timed out or returned no finite number [count].
     max_retries: int = 1
@@ -79,84 +86,6 @@ class FilterConfig:
 
     metric: str | None
     max_num_gen_batches: int  # 0 = no limit
-
-
-def check_together(options: "AsyncDAPOConfig") -> None:
-    """
-    Raises:
-        ConfigError: naming key, value and remedy.
-    """
-    _check_staleness(options)
-    _check_placement(options)
-    _check_filter(options)
-    _check_selection(options)
-
-
-def _check_staleness(options: "AsyncDAPOConfig") -> None:
-    """What is kept over a step, and how much of it."""
-    if options.max_tokens_per_round is not None and options.rollout_strategy is not RolloutStrategy.PARTIAL:
-        raise ConfigError(
-            "async_dapo.max_tokens_per_round",
-            options.max_tokens_per_round,
-            f"does not go with async_dapo.rollout_strategy={options.rollout_strategy}, under which one that is "
-            "set aside loses its tokens or KV cache, or has to end under one policy; choose "
-            "async_dapo.rollout_strategy=partial or leave it null",
-        )
-
-
-def _check_placement(options: "AsyncDAPOConfig") -> None:
-    """Rounds of engines that have GPUs of their own go on while the trainer trains."""
-    if options.placement is Placement.COLOCATED:
-        return
-    refused: dict[str, tuple[bool, str]] = {
-        "rollout_strategy": (
-            options.keeps_tokens,
-            "throws away what a stop interrupts, and no step stops the engines; choose partial, partial_stale_kv or "
-            "consistent",
-        ),
-        "max_staleness": (
-            options.max_staleness != 0,
-            "engines would wait for every training step; set it to 1 or more",
-        ),
-        "stop_rule": (
-            options.stop_rule is StopRuleName.FIRST_COMPLETED,
-            "no step stops the engines, and the oldest groups are trained first; leave it null",
-        ),
-        "max_tokens_per_round": (options.max_tokens_per_round is None, "a round has no end; leave it null"),
-        "over_sampling_batch_size": (
-            options.over_sampling_batch_size == Auto.AUTO
-            or options.over_sampling_batch_size > options.target_valid_groups,
-            "the batch in training counts, so that engines would begin nothing meanwhile; leave it at auto, or set it "
-            f"above data.train_batch_size={options.target_valid_groups}",
-        ),
-    }
-    for name, (is_right, remedy) in refused.items():
-        if not is_right:
-            raise ConfigError(
-                f"async_dapo.{name}", getattr(options, name), f"with async_dapo.placement=separate: {remedy}"
-            )
-
-
-def _check_filter(options: "AsyncDAPOConfig") -> None:
-    if options.filter.metric is not None and options.rollout_n == 1:
-        raise ConfigError(
-            "actor_rollout_ref.rollout.n",
-            1,
-            "a group of one never varies, so the filter drops every group; set n >= 2 or "
-            "algorithm.filter_groups.enable=False",
-        )
-
-
-def _check_selection(options: "AsyncDAPOConfig") -> None:
-    selection = options.selection
-    if selection.records and options.filter.metric is None:
-        raise ConfigError(
-            "async_dapo.selection.by",
-            selection.by.value,
-            "a history counts answers by the filter's metric, and there is no filter; set "
-            "algorithm.filter_groups.enable=True and algorithm.filter_groups.metric, or by=uniform and "
-            "history_file=null",
-        )
 
 
 def training_gpus(config: DictConfig) -> int:
@@ -194,9 +123,109 @@ def checkpoints_to_keep(config: DictConfig, model: str = "actor") -> int | None:
     return keep if keep and keep > 0 else None
 
 
+def model_setup(config: DictConfig, model: Any) -> ModelSetup:
+    """What a run does with its model.
+
+    Args:
+        model: verl's `HFModelConfig`.
+    """
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    text = model.hf_config.get_text_config()
+    precision = OmegaConf.select(actor, "fsdp_config.mixed_precision.param_dtype") or "bf16"  # verl's own default
+    vllms = {str(key).replace("-", "_"): value for key, value in rollout.engine_kwargs.vllm.items()}
+    splits = (actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
+    return ModelSetup(
+        model_type=model.hf_config.model_type,
+        attention=str(model.hf_config._attn_implementation),
+        layers=frozenset(getattr(text, "layer_types", None) or ()),
+        packs=model.use_remove_padding,
+        split_over=max(splits),
+        has_fla=find_spec("fla") is not None,
+        trainer_dtype=_SHORT.get(precision, precision),
+        engine_dtype=_SHORT.get(rollout.dtype, rollout.dtype),
+        quantization=rollout.quantization or vllms.get("quantization"),
+        kv_cache_dtype=vllms.get("kv_cache_dtype"),
+        lora_rank=model.lora_rank,
+        ties_head=bool(getattr(text, "tie_word_embeddings", False)),
+        vocabulary=text.vocab_size,
+        tokens=len(model.tokenizer),
+    )
+
+
 def needs_bypass_loss(correction: DictConfig) -> bool:
     """Whether `algorithm.rollout_correction` asks, in bypass mode, for what only verl's own loss of that mode does."""
     return correction.rollout_rs is not None or correction.loss_type != "ppo_clip"
+
+
+_SEPARATE = "with async_dapo.placement=separate: "
+# Facts are the options. Rounds of engines that have GPUs of their own go on while the trainer trains.
+TOGETHER = (
+    Rule(
+        "algorithm.filter_groups.metric",
+        lambda it: it.filter.metric == "",
+        "name a metric of the reward function's result, such as acc, or set algorithm.filter_groups.enable=False",
+    ),
+    Rule(
+        "actor_rollout_ref.rollout.n",
+        lambda it: it.filter.metric is not None and it.rollout_n == 1,
+        "a group of one never varies, so the filter drops every group; set n >= 2 or "
+        "algorithm.filter_groups.enable=False",
+    ),
+    Rule(
+        "async_dapo.selection.by",
+        lambda it: it.selection.records and it.filter.metric is None,
+        "a history counts answers by the filter's metric, and there is no filter; set "
+        "algorithm.filter_groups.enable=True and algorithm.filter_groups.metric, or by=uniform and history_file=null",
+    ),
+    Rule(
+        "async_dapo.max_tokens_per_round",
+        lambda it: it.max_tokens_per_round is not None and it.rollout_strategy is not RolloutStrategy.PARTIAL,
+        "does not go with async_dapo.rollout_strategy={it.rollout_strategy}, under which one that is set aside loses "
+        "its tokens or KV cache, or has to end under one policy; choose async_dapo.rollout_strategy=partial or leave "
+        "it null",
+    ),
+    Rule(
+        "async_dapo.rollout_strategy",
+        lambda it: it.is_separate and not it.keeps_tokens,
+        _SEPARATE + "throws away what a stop interrupts, and no step stops the engines; choose partial, "
+        "partial_stale_kv or consistent",
+    ),
+    Rule(
+        "async_dapo.max_staleness",
+        lambda it: it.is_separate and it.max_staleness == 0,
+        _SEPARATE + "engines would wait for every training step; set it to 1 or more",
+    ),
+    Rule(
+        "async_dapo.stop_rule",
+        lambda it: (
+            it.is_separate
+            and it.keeps_tokens
+            and it.max_staleness != 0
+            and it.stop_rule is not StopRuleName.FIRST_COMPLETED
+        ),
+        _SEPARATE + "no step stops the engines, and the oldest groups are trained first; leave it null",
+    ),
+    Rule(
+        "async_dapo.max_tokens_per_round",
+        lambda it: it.is_separate and it.max_tokens_per_round is not None,
+        _SEPARATE + "a round has no end; leave it null",
+    ),
+    Rule(
+        "async_dapo.over_sampling_batch_size",
+        lambda it: it.is_separate and (it.over_sampling().batch_size or math.inf) <= it.target_valid_groups,
+        _SEPARATE + "the batch in training counts, so that engines would begin nothing meanwhile; leave it at auto, or "
+        "set it above data.train_batch_size={it.target_valid_groups}",
+    ),
+)
+
+# Fields of `AsyncDAPOConfig` that are numbers of verl's, each >= 1.
+OF_VERL = {
+    "target_valid_groups": "data.train_batch_size",  # B
+    "rollout_n": "actor_rollout_ref.rollout.n",
+    "num_workers": "actor_rollout_ref.rollout.agent.num_workers",
+    "max_prompt_length": "data.max_prompt_length",
+    "max_response_length": "data.max_response_length",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,17 +236,17 @@ class AsyncDAPOConfig:
     rollout_n: int
     num_workers: int
     placement: Placement
-    max_concurrent_prompts: Annotated[int, Meta(ge=1)]
-    max_loads_per_server: Annotated[int | None, Meta(ge=1)]
-    over_sampling_batch_size: Annotated[int | Auto, Meta(ge=1)]
+    max_concurrent_prompts: Count
+    max_loads_per_server: Count | None
+    over_sampling_batch_size: Count | Auto
     stop_rule: StopRuleName
     rollout_strategy: RolloutStrategy
-    max_staleness: Annotated[int | None, Meta(ge=0)]
-    max_partial_share: Annotated[float | None, Meta(ge=0, le=1)]
-    rollout_pool_size: Annotated[int | Auto | None, Meta(ge=1)]
+    max_staleness: NotNegative | None
+    max_partial_share: Share | None
+    rollout_pool_size: Count | Auto | None
     max_prompt_length: int
     max_response_length: int
-    max_tokens_per_round: Annotated[int | None, Meta(ge=1)]
+    max_tokens_per_round: Count | None
     importance_sampling: ImportanceSampling
     reward: RewardConfig
     calls: CallsConfig
@@ -240,45 +269,27 @@ class AsyncDAPOConfig:
             ConfigError: for an option that is missing, unknown or out of range.
         """
         node = cast(dict[str, Any], OmegaConf.to_container(config.async_dapo, resolve=True))
-        batch_size = whole_number(config, "data.train_batch_size")
-        if node["stop_rule"] is None:
-            keeps_nothing = node["rollout_strategy"] == RolloutStrategy.DISCARD or node["max_staleness"] == 0
+        for name in node.keys() & {*OF_VERL, "filter", "reward_function"}:
+            raise ConfigError(f"async_dapo.{name}", node[name], "no option of this recipe; set verl's")
+        if node.get("stop_rule") is None:
+            keeps_nothing = node.get("rollout_strategy") == RolloutStrategy.DISCARD or node.get("max_staleness") == 0
             node["stop_rule"] = StopRuleName.FIFO if keeps_nothing else StopRuleName.FIRST_COMPLETED
-        if node["importance_sampling"] is None:
+        if node.get("importance_sampling") is None:
             bypasses = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
             node["importance_sampling"] = ImportanceSampling.BYPASS if bypasses else ImportanceSampling.DECOUPLED
-        groups = "algorithm.filter_groups"
-        filter_groups = config.algorithm.filter_groups
-        if filter_groups.enable and not filter_groups.metric:
-            raise ConfigError(
-                f"{groups}.metric",
-                filter_groups.metric,
-                f"name a metric of the reward function's result, such as acc, or set {groups}.enable=False",
-            )
-        parsed = cls(
-            **parse_options(
-                cls,
-                node
-                | {
-                    "target_valid_groups": batch_size,
-                    "rollout_n": whole_number(config, "actor_rollout_ref.rollout.n"),
-                    "max_prompt_length": whole_number(config, "data.max_prompt_length"),
-                    "max_response_length": whole_number(config, "data.max_response_length"),
-                    "num_workers": whole_number(config, "actor_rollout_ref.rollout.agent.num_workers"),
-                    "reward_function": _reward_function(config),
-                    "reward": RewardConfig(**parse_options(RewardConfig, node["reward"], "async_dapo.reward.")),
-                    "calls": CallsConfig(**parse_options(CallsConfig, node["calls"], "async_dapo.calls.")),
-                    "selection": Selection(**parse_options(Selection, node["selection"], "async_dapo.selection.")),
-                    "filter": FilterConfig(
-                        metric=filter_groups.metric if filter_groups.enable else None,
-                        max_num_gen_batches=max(0, number(config, f"{groups}.max_num_gen_batches", int)),
-                    ),
-                },
-                "async_dapo.",
-            )
+        node |= {name: number(config, key, Count) for name, key in OF_VERL.items()}
+        groups = config.algorithm.filter_groups
+        limit = number(config, "algorithm.filter_groups.max_num_gen_batches", int)
+        node["filter"] = FilterConfig(
+            metric=groups.metric or "" if groups.enable else None, max_num_gen_batches=max(0, limit)
         )
-        check_together(parsed)
+        parsed = parse_options(cls, node | {"reward_function": _reward_function(config)}, "async_dapo.")
+        check_rules(TOGETHER, parsed, config)
         return parsed
+
+    @property
+    def is_separate(self) -> bool:
+        return self.placement is Placement.SEPARATE
 
     @property
     def stop_timeout_s(self) -> float:
@@ -445,6 +456,28 @@ class AsyncDAPOConfig:
             carried=carried,
             most_begun=most_begun,
         )
+
+
+def updates_of(config: DictConfig) -> int:
+    """Of a step: mini-batches times epochs [count]."""
+    actor = config.actor_rollout_ref.actor
+    updates: int = config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
+    return updates
+
+
+def why_log_probs_first(config: DictConfig, options: AsyncDAPOConfig, *, has_dropout: bool = False) -> str | None:
+    """Why this run computes log-probs before each update; None where the update alone gives the same result."""
+    correction = config.algorithm.rollout_correction
+    return why_two_passes(
+        correction=options.importance_sampling,
+        updates=updates_of(config),
+        weights=correction.rollout_is,
+        threshold=correction.rollout_is_threshold,
+        normalizes=correction.rollout_is_batch_normalize,
+        rejects=correction.rollout_rs,
+        kl_in_reward=config.algorithm.use_kl_in_reward,
+        has_dropout=has_dropout,
+    )
 
 
 def _reward_function(config: DictConfig) -> str:

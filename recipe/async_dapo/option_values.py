@@ -2,14 +2,27 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import partial
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+import msgspec
 from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
+
+Options = TypeVar("Options")
+
+# Numbers with a range, and how a message names it.
+Count = Annotated[int, Meta(ge=1, description="a whole number >= 1")]
+NotNegative = Annotated[int, Meta(ge=0, description="a whole number >= 0")]
+Positive = Annotated[float, Meta(gt=0, description="a number > 0")]
+Seconds = Annotated[float, Meta(gt=0, description="a number > 0 [seconds]")]
+Share = Annotated[float, Meta(ge=0, le=1, description="a number in 0..1")]
+SomeShare = Annotated[float, Meta(gt=0, le=1, description="a number > 0 and <= 1")]
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", NoneType: "null"}
 
 
 class Placement(StrEnum):
@@ -35,6 +48,7 @@ class Drafts(StrEnum):
     SUFFIX = "suffix"
 
 
+SUFFIX_MODULE = "arctic_inference"
 SUFFIX_PACKAGE = "arctic-inference==0.1.1"  # the one that vLLM names
 MOST_DRAFT_TOK = 7  # with the one that is sampled anyway, eight a step
 SPECULATIVE_CONFIGS = {Drafts.SUFFIX: {"method": "suffix", "num_speculative_tokens": MOST_DRAFT_TOK}}  # of vLLM
@@ -56,10 +70,19 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, engine_kwargs: Mapping[str, Any]) -> "SpeculativeConfig | None":
-        """None where there are none."""
+        """None where there are none.
+
+        Raises:
+            ConfigError: for what is no object.
+        """
         for key, value in engine_kwargs.items():
             if str(key).replace("-", "_") == "speculative_config" and value is not None:
-                return cls(key=str(key), config=json.loads(value) if isinstance(value, str) else dict(value))
+                try:
+                    config = json.loads(value) if isinstance(value, str) else value
+                    return cls(key=str(key), config={**config})
+                except (TypeError, ValueError) as error:
+                    whole_key = f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}"
+                    raise ConfigError(whole_key, value, "must be an object, or JSON of one") from error
         return None
 
     @property
@@ -138,6 +161,36 @@ def check_each(checks: Iterable[Callable[[], object]]) -> None:
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
+class Rule(NamedTuple):
+    """One combination of options that is refused.
+
+    Attributes:
+        key: the option to blame, from the top.
+        is_wrong: judges the facts that `check_rules` is given.
+        remedy: what is wrong, and what to set; `{it...}` stands for a fact.
+        value: of the option, where the configuration does not have the one that counts.
+    """
+
+    key: str
+    is_wrong: Callable[[Any], object]
+    remedy: str
+    value: Callable[[Any], object] | None = None
+
+
+def check_rules(rules: Iterable[Rule], facts: Any, config: DictConfig) -> None:
+    """
+    Raises:
+        ConfigError: for each rule that is broken.
+    """
+    check_each([partial(_judge, rule, facts, config) for rule in rules])
+
+
+def _judge(rule: Rule, facts: Any, config: DictConfig) -> None:
+    if rule.is_wrong(facts):
+        value = OmegaConf.select(config, rule.key) if rule.value is None else rule.value(facts)
+        raise ConfigError(rule.key, value, rule.remedy.format(it=facts))
+
+
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """The known name that is most like a wrong one, as the end of a message; empty where none is alike."""
     alike = get_close_matches(str(name), map(str, known), n=1)
@@ -154,72 +207,62 @@ def check_choice(key: str, value: object, choices: Iterable[object]) -> None:
         raise ConfigError(key, value, f"must be one of {', '.join(map(str, known))}{did_you_mean(value, known)}")
 
 
-def parse_options(cls: type, node: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Convert a plain dict to constructor arguments of a dataclass, one by one. A field with a default is no option. A
-    number's range is part of its type, as msgspec's `Meta`.
+def parse_options(cls: type[Options], node: Any, prefix: str) -> Options:
+    """A dataclass of options from a plain dict, part by part. A field with a default is no option.
+
+    Raises:
+        ConfigError: for an option that is unknown, missing, of another type or out of its range.
     """
+    if isinstance(node, cls):
+        return node
+    if not isinstance(node, dict):
+        raise ConfigError(prefix.rstrip("."), node, "must hold options; leave out the override that replaces them")
     types = get_type_hints(cls, include_extras=True)
-    names = {field.name for field in fields(cls) if field.default is MISSING}
+    names = {field.name for field in fields(cast(Any, cls)) if field.default is MISSING}
     for key in node.keys() - names:
         known = ", ".join(sorted(names))
-        raise ConfigError(prefix + key, node[key], f"unknown option; known: {known}{did_you_mean(key, names)}")
+        raise ConfigError(f"{prefix}{key}", node[key], f"unknown option; known: {known}{did_you_mean(key, names)}")
     for key in names - node.keys():
         raise ConfigError(prefix + key, "<missing>", "add it; config/async_dapo_trainer.yaml has all defaults")
-    return {key: _convert(types[key], value, prefix + key) for key, value in node.items()}
+    parts = {
+        key: parse_options(types[key], value, f"{prefix}{key}.")
+        if is_dataclass(types[key])
+        else _typed(types[key], value, prefix + key)
+        for key, value in node.items()
+    }
+    return cls(**parts)
 
 
 def number(config: DictConfig, key: str, kind: Any) -> Any:
-    """One of verl's options, a number.
-
-    Args:
-        kind: its type, as of a field of `parse_options`.
+    """One of verl's options, of a type as of a field of `parse_options`.
 
     Raises:
         ConfigError: for another type, or a number out of its range.
     """
-    return _convert(kind, OmegaConf.select(config, key), key)
+    return _typed(kind, OmegaConf.select(config, key), key)
 
 
-def whole_number(config: DictConfig, key: str) -> int:
-    """One of verl's options that must be >= 1."""
-    return number(config, key, Annotated[int, Meta(ge=1)])
+def _typed(kind: Any, value: Any, key: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        choices = [choice for one in alternatives(kind) if _is_choice(one) for choice in one]
+        remedy = f"must be {', or '.join(map(_in_words, alternatives(kind)))}{did_you_mean(value, choices)}"
+        raise ConfigError(key, value, remedy) from None
 
 
-def _convert(kind: Any, value: Any, key: str) -> Any:
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """The types of a union."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _in_words(kind: Any) -> str:
+    if _is_choice(kind):
+        return f"one of {', '.join(kind)}" if len(kind) > 1 else str(*kind)
     if get_origin(kind) is Annotated:
-        bare, meta = get_args(kind)
-        value = _convert(bare, value, key)
-        if isinstance(value, int | float):
-            _check_range(key, value, meta)
-        return value
-    if isinstance(kind, UnionType):
-        if value is None and NoneType in kind.__args__:
-            return None
-        if Auto in kind.__args__ and value == Auto.AUTO:
-            return Auto.AUTO
-        if Auto in kind.__args__ and not isinstance(value, int):
-            raise ConfigError(key, value, "must be a whole number, or auto")
-        kind = next(option for option in kind.__args__ if option is not NoneType)
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        check_choice(key, value, kind)
-        return kind(value)
-    if kind is bool and not isinstance(value, bool):
-        raise ConfigError(key, value, "must be True or False")
-    if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
-        raise ConfigError(key, value, "must be a whole number")
-    if kind is float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(key, value, "must be a number")
-        return float(value)
-    return value
+        return str(get_args(kind)[1].description)
+    return _WORDS.get(kind, "of another type")
 
 
-def _check_range(key: str, value: float, range_: Meta) -> None:
-    low, above, high = range_.ge, range_.gt, range_.le
-    if (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high):
-        return
-    if high is None:
-        wanted = f">= {low}" if above is None else f"> {above}"
-    else:
-        wanted = f"in {low}..{high}" if above is None else f"> {above} and <= {high}"
-    raise ConfigError(key, value, f"must be {wanted}{' seconds' if key.endswith('_s') else ''}")
+def _is_choice(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, StrEnum)

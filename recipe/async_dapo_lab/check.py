@@ -108,7 +108,7 @@ def _kv_room_tok(config: DictConfig, gpu: Gpu) -> int | None:
     """Of an engine; None: not known before it runs, as the planner does not know the model."""
     try:
         return kv_room_tok(
-            load_model(local_folder(config.actor_rollout_ref.model, "path")),
+            load_model(local_folder(config.actor_rollout_ref.model)),
             gpu,
             ServerConstants(),
             tensor_parallel_size=gpus_per_engine(config),

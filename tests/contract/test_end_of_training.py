@@ -54,6 +54,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*valid_overrides(files), *(f"trainer.{option}" for option in trainer)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of verl's data set
 @pytest.mark.parametrize(
     ("epochs", "steps", "resumed", "trained", "saved", "validated", "why"),

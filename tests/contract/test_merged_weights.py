@@ -1,5 +1,6 @@
 """The way to another number of training GPUs: a checkpoint's weights, written as a model by the page's command."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -8,19 +9,43 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
+from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 
 from ..support.composed_runs import compose_run, valid_overrides, write_files
 from ..support.documents import page
-from .test_balance_on_two_ranks import RANKS, joined
+
+RANKS = 2
+OVERRIDES = (
+    "actor_rollout_ref.model.use_remove_padding=False",
+    "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.actor.fsdp_config.dtype=float32",
+    "++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
+    "actor_rollout_ref.actor.use_torch_compile=False",
+)
 
 
+@torch.no_grad()
 def save(rank: int, files: str) -> None:
-    own = joined(rank, files)
-    weights = own.do("train")
-    own.do("save", f"{files}/checkpoint/actor")
+    """Move the weights of a training rank, and write its part of a checkpoint, and all weights beside it."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "DIST_INIT_METHOD": f"file://{files}/meeting"}
+    os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
+    config = compose_run([*valid_overrides(files), *OVERRIDES])
+    worker = AsyncDAPOActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+    ActorRolloutRefWorker.init_model(worker)
+    parameters = dict(worker.actor.engine.module.named_parameters())
+    generator = torch.Generator().manual_seed(rank)
+    for parameter in parameters.values():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        local.add_(0.05 * torch.randn(local.shape, generator=generator))
+    weights = {name: parameter.full_tensor() for name, parameter in parameters.items()}
+    worker.save_checkpoint(f"{files}/checkpoint/actor", global_step=1)
     if rank == 0:
         torch.save(weights, f"{files}/weights")
     dist.destroy_process_group()

@@ -19,7 +19,7 @@ from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.training.balance_heuristic import BalanceHeuristic
-from recipe.async_dapo.training.importance_sampling import importance_metrics
+from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
 from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _drafts, _load, _tokens
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -31,7 +31,8 @@ def importance_keys() -> set[str]:
     """Of a batch with tokens of every staleness."""
     num = len(STALENESS_BUCKETS)
     mask_BT = torch.ones(2, num, dtype=torch.bool)
-    return {*importance_metrics(torch.zeros(2, num), torch.arange(num).repeat(2, 1), mask_BT, step=num)}
+    is_newest_BT = torch.arange(num).repeat(2, 1) == num - 1
+    return {*importance_metrics(importance_sums(torch.zeros(2, num), is_newest_BT, mask_BT))}
 
 
 def mixture_keys(monkeypatch: pytest.MonkeyPatch, options: AsyncDAPOConfig) -> set[str]:

@@ -88,17 +88,6 @@ def test_given_a_round_below_its_target_when_settled_then_it_is_refused() -> Non
         run.pool.settle(summary_of([valid(uids[0])], uids), groups[1:])
 
 
-def test_given_a_complete_group_to_be_redrawn_when_settled_then_it_waits_in_its_place_and_its_tokens_are_waste():
-    run, groups = opened_run(StopRuleName.FIFO)
-    uids = [group.uid for group in groups]
-    again = GroupOutcome(prompt_uid=uids[3], verdict=Verdict.REDRAWN, response_lens_tok=(4, 5))
-    summary = summary_of([again, valid(uids[0]), valid(uids[1])], uids)
-    settlement = run.pool.settle(summary, [groups[4], groups[2]])
-    assert (settlement.redrawn_uids, settlement.requeued, settlement.discarded_tok) == ((uids[3],), 2, 9)
-    assert run.pool.check_ledger()["waiting"] == 3 and run.pool.num_carried == 0
-    assert [group.uid for group in run.pool.dispatch(2).groups] == uids[2:]
-
-
 def test_given_terms_that_do_not_close_when_checked_then_the_ledger_says_which() -> None:
     with pytest.raises(LedgerError, match="drawn=3, accounted=4"):
         Ledger(drawn=3, trained=1, filtered=1).check(waiting=1, buffered=1)

@@ -243,6 +243,7 @@ TestContinuous = Continuous.TestCase
 
 
 def test_given_fewer_requests_on_one_of_the_oldest_then_it_is_updated_first_and_a_newer_one_last() -> None:
+    """The property takes any order."""
     rolling = RollingUpdate(version=0, drains=False)
     for name in ("full", "nearly empty", "late"):
         rolling.join(name)
@@ -260,6 +261,7 @@ def test_given_fewer_requests_on_one_of_the_oldest_then_it_is_updated_first_and_
 
 @pytest.mark.parametrize("drains", [False, True])
 def test_given_replicas_that_stand_still_then_all_that_are_behind_are_updated_at_once(drains) -> None:
+    """In the property none is stopped."""
     rolling = RollingUpdate(version=0, drains=drains)
     for name in "abcd":
         rolling.join(name)
@@ -270,44 +272,3 @@ def test_given_replicas_that_stand_still_then_all_that_are_behind_are_updated_at
     moves = {move.replica_id: move.phase for move in rolling.moves(inflight, is_stopped=True)}
     assert moves.keys() == set("bcd")
     assert moves["d"] is (Phase.DRAINING if drains else Phase.UPDATING)
-
-
-def test_given_a_replica_that_joins_while_the_others_get_newer_weights_then_it_gets_these_before_it_serves() -> None:
-    rolling = RollingUpdate(version=0, drains=False)
-    rolling.join("first")
-    rolling.updated("first")
-    rolling.join("slow")
-    rolling.publish(1)
-    rolling.moves({})
-    rolling.updated("first")
-    rolling.moves({})
-    assert rolling.oldest_version == 1
-    again = rolling.updated("slow")
-    assert again is not None and (again.phase, again.version) == (Phase.UPDATING, 1)
-    served = rolling.updated("slow")
-    assert served is not None and (served.phase, served.version) == (Phase.SERVING, 1)
-
-
-@pytest.mark.parametrize(("max_staleness", "most"), [(0, 4), (1, 8), (3, 16), (None, 100)])
-def test_given_one_version_then_as_many_groups_begin_under_it_as_their_steps_train(max_staleness, most) -> None:
-    deadlines = Deadlines(target_valid_groups=4, max_staleness=max_staleness)
-    for number in range(100):
-        if deadlines.may_begin(0):
-            deadlines.begin(str(number), 0)
-    assert deadlines.num_running == most
-    deadlines.end("0", is_valid=False)
-    assert deadlines.may_begin(0), "the group that was filtered takes no place"
-
-
-def test_given_an_old_group_that_has_to_be_in_the_next_batch_then_the_batch_waits_for_it_and_takes_the_oldest() -> None:
-    deadlines = Deadlines(target_valid_groups=2, max_staleness=1)
-    for uid in ("long", "a", "b", "c"):
-        deadlines.begin(uid, 0)
-    for uid in ("a", "b", "c"):
-        deadlines.end(uid, is_valid=True)
-    assert deadlines.hand_over(2) == ["a", "b"] and deadlines.step == 2
-    deadlines.begin("fresh", 1)
-    deadlines.end("fresh", is_valid=True)
-    assert deadlines.hand_over(2) is None, "the long one would be too stale for the batch after this"
-    deadlines.end("long", is_valid=True)
-    assert deadlines.hand_over(2) == ["c", "long"]

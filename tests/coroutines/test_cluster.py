@@ -96,8 +96,8 @@ def test_given_a_long_tail_when_tokens_may_be_one_version_old_then_none_is_maske
 
 @pytest.mark.parametrize("seed", [*range(60), *MORE_SEEDS])
 def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeated(start, seed) -> None:
-    """Tools, stops, resumptions, retirements, failures, validations and restarts from a checkpoint, in any order; none
-    makes a round wait for ever.
+    """Tools, stops, resumptions, retirements, failures, deaths, broken connections, validations and restarts from a
+    checkpoint, in any order; none makes a round wait for ever.
 
     `Cluster.check` compares every trained trajectory with the tokens its engine would have sampled in one go.
     """
@@ -127,6 +127,11 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
     training_s = random.choice([0.0, 1.0, 30.0])
     cluster = start(opts, task=task, num_servers=random.choice([1, 2, 3]), latency_s=latency_s)
     for _ in range(6):
+        living = [handle for handle in cluster.server_handles if not handle.is_dead]
+        if random.random() < 0.2 and len(living) > 1:
+            cluster.loop.call_later(random.choice([0.0, 0.015, random.uniform(0, 40)]), random.choice(living).kill)
+        elif random.random() < 0.2:
+            cluster.loop.call_later(random.uniform(0, 20), random.choice(living).cut_off, 0.5)
         with cluster.engines.naming_lost_engines():
             cluster.sample()
             cluster.run_for(training_s)
@@ -135,8 +140,11 @@ def test_given_any_options_and_any_run_of_events_then_no_token_is_lost_or_repeat
             assert len({key.split("_")[0] for key in cluster.validate(3).keys}) <= 3
         if random.random() < 0.3:
             cluster = resumed(start, cluster)
+    cluster.run_for(40.0)
+    cluster.step()
+    assert not any(replica.servers[0].is_dead for replica in cluster.engines.replicas)
     ledger = cluster.buffer.pool.check_ledger()
-    assert ledger["trained"] == 6 * opts.target_valid_groups and ledger["drawn"] >= cluster.num_drawn
+    assert ledger["trained"] == 7 * opts.target_valid_groups and ledger["drawn"] >= cluster.num_drawn
 
 
 def test_given_partial_rollout_when_a_long_response_is_interrupted_again_and_again_then_it_is_trained_in_the_end(start):

@@ -1,7 +1,6 @@
 """Whole runs on virtual time while engines die or hang outside a round: in training, in the weight update, asleep."""
 
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,51 +19,6 @@ from ..support.simulated_worker import Task
 
 def servers_of(cluster: Cluster) -> list[str]:
     return cluster.loop.run_until_complete(cluster.balancer.get_status())["registered_handles"]
-
-
-def die_while_training(cluster: Cluster) -> None:
-    cluster.sample()
-    cluster.server_handles[1].kill()
-    cluster.update_weights()
-
-
-def die_in_the_update(cluster: Cluster) -> None:
-    cluster.sample()
-    cluster.loop.call_later(0.005, cluster.server_handles[1].kill)
-    cluster.update_weights()
-
-
-def die_after_the_update(cluster: Cluster) -> None:
-    cluster.step()
-    cluster.server_handles[1].kill()
-
-
-def die_in_a_round(cluster: Cluster, after_s: float) -> None:
-    cluster.loop.call_later(after_s, cluster.server_handles[1].kill)
-    cluster.step()
-
-
-@pytest.mark.parametrize(
-    "die",
-    [
-        die_while_training,
-        die_in_the_update,
-        die_after_the_update,
-        *(partial(die_in_a_round, after_s=after_s) for after_s in (0.0, 0.015, 3.0, 11.5)),
-    ],
-)
-@STRATEGIES
-def test_given_an_engine_that_dies_at_any_time_then_steps_go_on_without_it(
-    start, strategy, die: Callable[[Cluster], None]
-) -> None:
-    cluster = start(options(rollout_strategy=strategy), task=Task(lambda prompt_ids: 20), num_servers=3)
-    cluster.step()
-    die(cluster)
-    metrics = cluster.steps(3)[-1]  # checks the batch, the ledger, leases and engines
-    assert servers_of(cluster) == ["server-0", "server-2"]
-    assert [replica.replica_rank for replica in cluster.engines.replicas] == [0, 2]
-    assert metrics["async_dapo/load_balancer/servers"] == 2
-    assert metrics["async_dapo/load_balancer/lost_servers"] == 1
 
 
 def begin(cluster: Cluster) -> None:
@@ -117,17 +71,6 @@ def test_given_the_only_engine_when_it_dies_while_the_actor_trains_then_the_upda
     with pytest.raises(EnginesUnavailable, match=r"no engine is left: engine 0 died: .*trainer\.resume_mode=auto"):
         cluster.update_weights()
     assert cluster.loop.time() - before_s < 1
-
-
-@pytest.mark.parametrize("strategy", [RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV])
-def test_given_a_connection_that_breaks_while_the_actor_trains_then_no_engine_is_given_up(start, strategy) -> None:
-    cluster = start(options(rollout_strategy=strategy))
-    for _ in range(3):
-        cluster.sample()
-        cluster.loop.call_soon(cluster.server_handles[1].cut_off, 0.5)
-        cluster.run_for(1.0)
-        cluster.update_weights()
-    assert len(cluster.engines.replicas) == 2 and servers_of(cluster) == ["server-0", "server-1"]
 
 
 def test_given_an_engine_that_never_sleeps_then_it_is_ended_and_steps_go_on(start) -> None:

@@ -85,21 +85,6 @@ def test_given_an_engine_that_generates_for_ever_then_the_step_ends_with_an_erro
     assert cluster.loop.time() == pytest.approx(600, abs=2)
 
 
-@STRATEGIES
-def test_given_connections_that_break_when_steps_are_run_then_no_server_is_lost_and_no_token_of_a_batch(
-    start, strategy
-) -> None:
-    cluster = start(options(rollout_strategy=strategy))
-    for second in range(3, 300, 7):
-        cluster.loop.call_at(second, cluster.server_handles[second % 2].cut_off, 0.5)
-    cluster.steps(5)  # checks the batch, the ledger, leases and engines
-    assert cluster.loop.time() > 20
-    assert cluster.loop.run_until_complete(cluster.balancer.get_status())["registered_handles"] == [
-        "server-0",
-        "server-1",
-    ]
-
-
 def test_given_rewards_that_all_fail_then_the_step_ends_and_says_so_before_the_data_is_used_up(start) -> None:
     cluster = start(options(), task=Task(metric_of=lambda prompt_ids: ValueError("broken")))
     with pytest.raises(RuntimeError, match=r"groups ended as \d+ reward_error. The reward function, compute_score of "):

@@ -1,14 +1,92 @@
-"""The load balancer actor as a plain class: waiters, stops, servers that come, go and die."""
+"""The load balancer actor as a plain class: waiters, stops, and servers that leave, die or cannot be reached."""
 
 import asyncio
 from random import Random
 
 import pytest
 
+from benchmarks.support.router import router_options
+from recipe.async_dapo.engines import server as server_module
+from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
+from recipe.async_dapo.engines.server_actor import ServerActor
+
 from ..support.balancer_world import acquire, balancer, handles, is_quiet, release
 from ..support.client_world import LENGTH_TOK, assert_whole, world
-from ..support.fakes import token_at
-from ..support.simulation import now_s, settle
+from ..support.fakes import FakeHandle, token_at
+from ..support.scripted_engine import ScriptedEngine, start_server
+from ..support.simulation import at_each, now_s, settle
+
+
+class Operated:
+    """A load balancer with two places a server, whose users and operators do as chance has it."""
+
+    def __init__(self, random: Random, pause_mode: str) -> None:
+        self.random = random
+        latency_s = random.choice([0.0, 1.0, lambda method: random.choice([0.0, 0.3, random.uniform(0, 3)])])
+        self.servers = handles("abcd", latency_s=latency_s)
+        self.balancer = GlobalLoadBalancer(self.servers, router_options(2, pause_mode=pause_mode))
+
+    @property
+    async def registered(self) -> list[FakeHandle]:
+        """Those that are alive."""
+        names = (await self.balancer.get_status())["registered_handles"]
+        return [self.servers[name] for name in names if not self.servers[name].is_dead]
+
+    async def use(self, k: int) -> None:
+        await asyncio.sleep(self.random.uniform(0, 20))
+        call = acquire(self.balancer, f"lease-{k}")
+        if self.random.random() < 0.3:
+            await asyncio.sleep(self.random.uniform(0, 3))
+            call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled() or call.exception() is None or "No available servers" in str(call.exception())
+        assert all(inflight <= 2 for inflight in (await self.balancer.get_status())["servers"].values())
+
+    async def release_sometime(self, k: int) -> None:
+        await asyncio.sleep(self.random.uniform(0, 30))
+        await release(self.balancer, f"lease-{k}")
+
+    async def stop_and_open(self) -> None:
+        for number in range(4):
+            await asyncio.sleep(self.random.uniform(0, 5))
+            await self.balancer.stop()
+            assert all(handle.target.is_stopped for handle in await self.registered)
+            if await self.registered:
+                assert await self.balancer.lease("request", f"late-{number}") is None
+                await release(self.balancer, f"late-{number}")
+            await asyncio.sleep(self.random.uniform(0, 3))
+            await self.balancer.open()
+            assert not any(handle.target.is_stopped for handle in await self.registered)
+
+    async def lose_servers(self) -> None:
+        for _ in range(6):
+            await asyncio.sleep(self.random.uniform(0, 3))
+            name = self.random.choice("abcd")
+            match self.random.choice(["remove", "die", "cut", "cut", "cut"]):
+                case "remove":
+                    await self.balancer.remove_servers([name])
+                case "die":
+                    self.servers[name].kill()
+                case "cut":
+                    self.servers[name].cut_off(self.random.choice([0.5, 5.0]))
+
+
+@pytest.mark.parametrize("pause_mode", ["abort", "keep"])
+@at_each(range(60))
+async def test_given_anything_at_any_time_when_all_is_released_then_nothing_leaks_and_capacity_held(
+    pause_mode, number: int
+) -> None:
+    """Requests, cancellations, releases in any order, stops, and all that may become of servers, at random times."""
+    it = Operated(Random(number), pause_mode)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(it.stop_and_open())
+        tasks.create_task(it.lose_servers())
+        for k in range(40):
+            tasks.create_task(it.use(k))
+            tasks.create_task(it.release_sometime(k))
+    await it.balancer.look_after_servers()
+    await is_quiet(it.balancer)
+    assert len(await it.registered) == len((await it.balancer.get_status())["registered_handles"]), "a dead one is left"
 
 
 @pytest.mark.parametrize(("keeps_siblings", "servers"), [(True, 1), (False, 4)])
@@ -33,25 +111,6 @@ async def test_given_4096_waiters_when_a_lease_is_released_then_the_next_one_has
     await lb.stop()
     assert [await waiter for waiter in waiters[3:]] == [None] * 4095
     await release(lb, *(f"lease-{k}" for k in range(4098)))
-    await is_quiet(lb)
-
-
-@pytest.mark.parametrize("is_granted_first", [False, True])
-async def test_given_a_waiting_call_when_it_is_cancelled_then_its_place_is_given_up(is_granted_first: bool) -> None:
-    lb = balancer("a")
-    holder = acquire(lb, "holder")
-    cancelled, next_one = acquire(lb, "cancelled"), acquire(lb, "next")
-    await settle()
-    assert holder.done()
-    if is_granted_first:
-        await release(lb, "holder")  # grants, and the call has not been told yet
-    cancelled.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await cancelled
-    if not is_granted_first:
-        await release(lb, "holder")
-    assert await next_one == "a"
-    await release(lb, "next")
     await is_quiet(lb)
 
 
@@ -104,46 +163,55 @@ async def test_statistics_are_since_they_were_taken_without_voided_waiters_and_t
     assert (await lb.take_stats()).inflight_max == 0
 
 
-@pytest.mark.parametrize("seed", range(20))
-async def test_given_anything_at_any_time_when_all_is_released_then_nothing_leaks_and_capacity_held(seed: int) -> None:
-    """Requests, cancellations, releases in any order, stops, servers that come and go, at random times."""
+@pytest.mark.parametrize("dies_at", ["stop", "open"])
+async def test_given_an_engine_that_knows_that_it_is_dead_before_its_processes_end_then_its_server_leaves_the_pool(
+    monkeypatch, dies_at: str
+) -> None:
+    engines, servers = [ScriptedEngine(9), ScriptedEngine(9)], {}
+    for name, engine in zip("ab", engines, strict=True):
+        actor = object.__new__(ServerActor)
+        actor._server = start_server(monkeypatch, engine)
+        servers[name] = FakeHandle(actor)
 
-    random = Random(seed)
-    lb = balancer("ab", capacity=2)
+    def end(dead: str) -> None:
+        servers["b"].kill()
+        raise SystemError(f"the process of {dead} ends")
 
-    async def use(k: int) -> None:
-        await asyncio.sleep(random.uniform(0, 20))
-        call = acquire(lb, f"lease-{k}")
-        if random.random() < 0.3:
-            await asyncio.sleep(random.uniform(0, 3))
-            call.cancel()
-        await asyncio.wait([call])
-        assert call.cancelled() or call.exception() is None or "No available servers" in str(call.exception())
-        assert all(inflight <= 2 for inflight in (await lb.get_status())["servers"].values())
-        await asyncio.sleep(random.uniform(0, 4))
+    monkeypatch.setattr(server_module, "_end", end)
+    lb = GlobalLoadBalancer(servers, router_options(1, pause_mode="keep"))
+    for call in ("stop", "open"):
+        if call == dies_at:
+            engines[1].die()
+        await getattr(lb, call)()
+    assert (await lb.get_status())["registered_handles"] == ["a"]
 
-    async def operate() -> None:
-        for _ in range(10):
-            await asyncio.sleep(random.uniform(0, 3))
-            operation = random.choice(["stop", "add", "remove"])
-            if operation == "stop":
-                await lb.stop()
-                await lb.open()
-            elif operation == "add":
-                await lb.add_servers(handles(random.choice("abc")))
-            else:
-                await lb.remove_servers([random.choice("abc")])
 
-    async def release_sometime(k: int) -> None:
-        await asyncio.sleep(random.uniform(0, 30))
-        await release(lb, f"lease-{k}")
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(operate())
-        for k in range(60):
-            tasks.create_task(use(k))
-            tasks.create_task(release_sometime(k))
+async def test_given_waiters_when_the_last_server_goes_then_each_gets_an_error() -> None:
+    lb = balancer("a")
+    await lb.lease("request", "holder")
+    waiters = [acquire(lb, f"lease-{k}") for k in range(3)]
+    await settle()
+    await lb.remove_servers(["a"])
+    for waiter in waiters:
+        with pytest.raises(RuntimeError, match="No available servers"):
+            await waiter
+    with pytest.raises(RuntimeError, match="No available servers"):
+        await lb.lease("request", "request")
+    await release(lb, "holder")
     await is_quiet(lb)
+
+
+async def test_given_leases_on_a_server_when_it_goes_then_nobody_waits_for_them() -> None:
+    lb = balancer("ab")
+    for k in range(2):
+        await lb.lease("request", f"lease-{k}")
+    waiting = asyncio.create_task(lb.all_returned([]))
+    await settle()
+    await release(lb, "lease-0")
+    await settle()
+    await lb.remove_servers(["a", "b"])
+    async with asyncio.timeout(1):
+        await waiting
 
 
 async def test_given_an_agent_loop_that_generates_twice_in_parallel_under_one_id_then_both_answers_are_whole() -> None:

@@ -1,6 +1,7 @@
 """The server on vLLM's own output processor: what comes back is what was sampled, and nothing goes on after a stop."""
 
 import asyncio
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,6 @@ from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import at_each, now_s, settle
 
 LENGTH_TOK = 9
-GRID_S = [0.0, 0.1, 0.3, *(k + fraction for k in range(11) for fraction in (0.2, 0.25, 0.6))]
-INTERVALS = pytest.mark.parametrize("stream_interval", [1, 2, 4])
 
 
 def generate(server: AsyncDAPOServer, request_id: str = "request", **params: Any) -> asyncio.Task[TokenOutput]:
@@ -25,48 +24,140 @@ def generate(server: AsyncDAPOServer, request_id: str = "request", **params: Any
     return asyncio.create_task(server.answer("generate", [7], params, request_id), name="remote generate")
 
 
-def assert_is_what_was_sampled(output: TokenOutput, sampled: list[int], *, delivered_before: int = 0) -> None:
-    """Tokens that the front end had when the request ended; a token may have been in the engine core still."""
-    expected = sampled[delivered_before:]
-    assert output.token_ids == expected[: len(output.token_ids)]
-    assert output.log_probs == pytest.approx([log_prob_of(token) for token in output.token_ids])
-    assert sum(count for _, count in output.extra_fields["segments"]) == len(output.token_ids)
+class StampedEngine(ScriptedEngine):
+    """Knows under which policy version each token was sampled."""
+
+    server: AsyncDAPOServer
+
+    def __init__(self, **about: Any) -> None:
+        super().__init__(LENGTH_TOK, **about)
+        self.versions: dict[str, list[int]] = {}
+
+    def _step(self, name: str, request: Any) -> Any:
+        self.versions.setdefault(name.removesuffix("-internal"), []).append(self.server.global_steps)
+        return super()._step(name, request)
 
 
-@INTERVALS
-async def test_given_a_request_when_it_ends_by_itself_then_every_token_is_delivered_once(monkeypatch, stream_interval):
-    engine = ScriptedEngine(LENGTH_TOK, stream_interval=stream_interval)
-    output = await generate(start_server(monkeypatch, engine))
-    assert output.token_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
-    assert_is_what_was_sampled(output, engine.sampled["request"])
-    assert (output.stop_reason, output.extra_fields["finish_reason"]) == ("completed", "stop")
-    assert output.extra_fields["segments"] == [(0, LENGTH_TOK)]
+class Callers:
+    """Ask a server for answers, fetch them piece by piece, and come again when a pause is over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, random: Random, *, stream_interval: int) -> None:
+        self.random, self.stream_interval = random, stream_interval
+        self.delivery_tok = random.choice([1, 4, 1_000_000])
+        self.engine = StampedEngine(stream_interval=stream_interval)
+        self.server = self.engine.server = start_server(monkeypatch, self.engine, delivery_tok=self.delivery_tok)
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.limits_tok: dict[str, int] = {}
+        self.tasks: list[asyncio.Task[None]] = []
+        self.outputs: dict[str, list[TokenOutput]] = {}
+        self.in_server: set[str] = set()
+        self.may_end_early: set[str] = set()
+        self.forgotten: set[str] = set()  # nobody looks at what comes of them
+        self.sent_back: set[str] = set()  # they would have begun under the next weights
+
+    @property
+    def sampled_tok(self) -> int:
+        return sum(map(len, self.engine.sampled.values()))
+
+    def ask(self) -> None:
+        name = f"request-{len(self.tasks)}"
+        self.limits_tok[name] = min(LENGTH_TOK, self.random.choice([5, 100, 100]))
+        self.tasks.append(asyncio.create_task(self._fetch(name), name=f"remote {name}"))
+
+    async def _fetch(self, name: str) -> None:
+        outputs = self.outputs[name] = []
+        params = {"max_tokens": self.limits_tok[name], "logprobs": True}
+        call = self.server.answer("generate", [7], params, name)
+        while not outputs or outputs[-1].stop_reason in ("more", "paused"):
+            self.in_server.add(name)
+            outputs.append(await (call if not outputs else self.server.reattach(name)))
+            self.in_server.discard(name)
+            if outputs[-1].stop_reason == "paused":
+                await self.is_open.wait()
+
+    async def abort(self, *, forget: bool) -> None:
+        """One of all that were ever asked for, or the next one, whose abort overtakes it."""
+        name = f"request-{self.random.randint(0, len(self.tasks))}"
+        forget = forget and bool(self.engine.sampled.get(name))  # as of those that are frozen
+        self.may_end_early.add(name)
+        self.forgotten |= {name} if forget else set()
+        await self.server.abort_requests([name, "unknown"], forget=forget)
+        await asyncio.sleep(1.3)  # at worst: admission and the first token
+        assert name not in self.in_server or not self.is_open.is_set()
+
+    async def stop(self, mode: str) -> None:
+        self.is_open.clear()
+        sampled_tok = {name: len(tokens) for name, tokens in self.engine.sampled.items()}
+        begun = {name for name, count in sampled_tok.items() if count > self.stream_interval}  # the front end knows
+        self.may_end_early |= self.limits_tok.keys() - (set() if mode == "abort" else begun)
+        self.sent_back |= set() if mode == "abort" else {name for name in self.in_server if not sampled_tok.get(name)}
+        began_s = now_s()
+        await self.server.stop_generation(mode)
+        await settle()
+        assert now_s() <= began_s + 1.25 + 1e-3
+        assert mode == "hold" or not self.in_server, "a caller was not told"
+        assert mode != "abort" or not self.engine.core
+        before_tok = self.sampled_tok
+        await asyncio.sleep(self.random.choice([0.0, 1.5, 50.0]))
+        assert (await generate(self.server, f"late-{now_s()}")).stop_reason == "aborted"
+        assert self.sampled_tok == before_tok, "a stopped engine went on"
+
+    async def open(self) -> None:
+        if self.random.random() < 0.7:
+            await self.server.set_global_steps(self.server.global_steps + 1)
+        await self.random.choice([self.server.allow_generation, self.server.go_on])()
+        self.is_open.set()
+
+    def check(self, name: str) -> None:
+        """Every token was delivered once, in order, with its log-prob and version; the rest was not wanted."""
+        outputs, versions = self.outputs[name], self.engine.versions.get(name, [])
+        tokens = [token for output in outputs for token in output.token_ids]
+        assert tokens == [token_at([7], k) for k in range(len(tokens))] and len(tokens) <= len(versions)
+        log_probs = [log_prob for output in outputs for log_prob in output.log_probs]
+        assert log_probs == pytest.approx([log_prob_of(token) for token in tokens])
+        stamps = [v for output in outputs for v, n in output.extra_fields["segments"] for _ in range(n)]
+        assert stamps == sorted(stamps) and len(stamps) == len(tokens)
+        assert self.stream_interval > 1 or stamps == versions[: len(tokens)]
+        pieces = [output for output in outputs if output.stop_reason == "more"]
+        assert all(len(piece.token_ids) < self.delivery_tok + self.stream_interval for piece in pieces)
+        assert not tokens or name not in self.sent_back
+        is_whole = len(tokens) == self.limits_tok[name]
+        assert is_whole or name in self.may_end_early, "it was not interrupted"
+        assert name in self.forgotten or outputs[-1].stop_reason == ("completed" if is_whole else "aborted")
+        if is_whole and name not in self.forgotten:
+            assert outputs[-1].extra_fields["finish_reason"] == ("stop" if len(tokens) == LENGTH_TOK else "length")
 
 
-@INTERVALS
-@at_each(GRID_S)
-async def test_given_a_stop_at_any_time_then_every_request_comes_back_at_once_with_what_was_delivered(
-    monkeypatch, stream_interval, stop_s: float
-):
-    engine = ScriptedEngine(LENGTH_TOK, stream_interval=stream_interval)
-    server = start_server(monkeypatch, engine)
-    calls = []
-    for k in range(4):
-        calls.append(generate(server, f"request-{k}"))
-        await asyncio.sleep(0.3)
-    await asyncio.sleep(max(0.0, stop_s - now_s()))
-    await server.stop_generation()
-    assert now_s() <= max(stop_s, 1.2) + 0.25 + 1  # at worst: admission and the first token
-    await settle()
-    assert not engine.core and all(call.done() for call in calls)
-    for k, call in enumerate(calls):
-        output = call.result()
-        assert_is_what_was_sampled(output, engine.sampled.get(f"request-{k}", []))
-        is_whole = len(output.token_ids) == LENGTH_TOK
-        assert output.stop_reason == ("completed" if is_whole else "aborted")
-    assert (await generate(server, "late")).stop_reason == "aborted"
-    await server.allow_generation()
-    assert (await generate(server, "later")).stop_reason == "completed"
+@pytest.mark.parametrize("stream_interval", [1, 2, 4])
+@at_each(range(60))
+async def test_given_any_requests_aborts_stops_and_versions_then_each_token_is_delivered_once_and_a_stop_holds(
+    monkeypatch, stream_interval, number: int
+) -> None:
+    random = Random(f"{number} {stream_interval}")
+    it = Callers(monkeypatch, random, stream_interval=stream_interval)
+    modes = random.choice([["abort"], ["keep", "hold"]])  # A run has either.
+    for _ in range(12):
+        match random.choice(["ask", "ask", "ask", "abort", "forget", "stop"]):
+            case "ask":
+                it.ask()
+            case "stop":
+                for _ in range(random.choice([1, 1, 2])):
+                    await it.stop(random.choice(modes))
+                await it.open()
+            case event:
+                await it.abort(forget=event == "forget")
+        await asyncio.sleep(random.choice([0.0, 0.1, 0.25, 0.6, 1.0, 3.0]))
+    async with asyncio.timeout(100):
+        await asyncio.gather(*it.tasks)
+    await asyncio.sleep(100)
+    assert not it.engine.core, "nobody will fetch it"
+    for name in it.limits_tok:
+        it.check(name)
+        assert (await it.server.reattach(name)).stop_reason == "unknown"
+    before_s = now_s()
+    await it.server.stop_generation()
+    assert now_s() == before_s, "nothing is left to wait for"
 
 
 async def test_given_an_engine_core_that_hangs_when_its_server_is_pinged_then_there_is_no_answer(monkeypatch) -> None:
@@ -78,100 +169,8 @@ async def test_given_an_engine_core_that_hangs_when_its_server_is_pinged_then_th
         await asyncio.wait_for(server.ping(), 60)
 
 
-@INTERVALS
-@at_each(GRID_S[:-3])
-async def test_given_an_abort_of_one_request_at_any_time_then_it_alone_comes_back(
-    monkeypatch, stream_interval, abort_s: float
-):
-    engine = ScriptedEngine(LENGTH_TOK, stream_interval=stream_interval)
-    server = start_server(monkeypatch, engine)
-    aborted, other = generate(server, "aborted"), generate(server, "other")
-    await asyncio.sleep(abort_s)
-    await server.abort_requests(["aborted", "unknown"])
-    output = await aborted
-    assert now_s() <= max(abort_s, 1.25) + 1e-3  # not at its own end
-    assert_is_what_was_sampled(output, engine.sampled["aborted"])
-    assert output.stop_reason == ("completed" if len(output.token_ids) == LENGTH_TOK else "aborted")
-    assert len((await other).token_ids) == LENGTH_TOK
-
-
-@at_each(GRID_S)
-async def test_given_a_pause_at_any_time_when_weights_change_then_requests_go_on_and_every_token_has_its_own_version(
-    monkeypatch, pause_s: float
-):
-    engine = ScriptedEngine(LENGTH_TOK)
-    server = start_server(monkeypatch, engine)
-    call = generate(server)
-    await asyncio.sleep(pause_s)
-    await server.stop_generation("keep")
-    await settle()
-    first = await call
-    before_tok = len(engine.sampled.get("request", []))
-    await asyncio.sleep(100)
-    assert len(engine.sampled.get("request", [])) == before_tok, "a frozen engine went on"
-    await server.set_global_steps(1)
-    await server.allow_generation()
-    if first.stop_reason == "completed":
-        assert len(first.token_ids) == LENGTH_TOK
-        return
-    if not before_tok:
-        assert (first.stop_reason, first.token_ids) == ("aborted", [])
-        await asyncio.sleep(100)
-        assert not engine.core, "nobody will fetch it"
-        return
-    assert first.stop_reason == "paused"
-    second = await server.reattach("request")
-    assert first.token_ids + second.token_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
-    assert_is_what_was_sampled(second, engine.sampled["request"], delivered_before=before_tok)
-    stamps = first.extra_fields["segments"] + second.extra_fields["segments"]
-    assert stamps == [(0, before_tok)] * (before_tok > 0) + [(1, LENGTH_TOK - before_tok)]
-    assert (await server.reattach("request")).stop_reason == "unknown"
-
-
-@at_each(GRID_S)
-async def test_given_a_hold_at_any_time_when_weights_change_then_a_request_goes_on_and_its_caller_knows_nothing_of_it(
-    monkeypatch, hold_s: float
-) -> None:
-    engine = ScriptedEngine(LENGTH_TOK)
-    server = start_server(monkeypatch, engine)
-    call = generate(server)
-    await asyncio.sleep(hold_s)
-    await server.stop_generation("hold")
-    before_tok = len(engine.sampled.get("request", []))
-    late = await generate(server, "late")
-    assert late.stop_reason == "aborted"
-    await asyncio.sleep(100)
-    await server.set_global_steps(1)
-    await server.go_on()
-    output = await call
-    if not before_tok:
-        assert (output.stop_reason, output.token_ids) == ("aborted", [])
-        await asyncio.sleep(100)
-        assert not engine.core
-        return
-    assert output.token_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
-    stamps = [(0, before_tok), (1, LENGTH_TOK - before_tok)]
-    assert output.extra_fields["segments"] == [stamp for stamp in stamps if stamp[1]]
-
-
-async def test_given_a_hold_when_the_round_stops_meanwhile_then_callers_are_told_and_the_engine_stays_frozen(
-    monkeypatch,
-):
-    engine = ScriptedEngine(LENGTH_TOK)
-    server = start_server(monkeypatch, engine)
-    call = generate(server)
-    await asyncio.sleep(4)
-    await server.stop_generation("hold")
-    await server.stop_generation("keep")
-    first = await call
-    assert first.stop_reason == "paused"
-    await asyncio.sleep(100)
-    await server.go_on()
-    second = await server.reattach("request")
-    assert first.token_ids + second.token_ids == [token_at([7], k) for k in range(LENGTH_TOK)]
-
-
 async def test_given_a_stop_while_an_engine_is_told_to_go_on_then_nothing_more_is_let_in(monkeypatch) -> None:
+    """No event of the property comes in the middle of that call."""
     engine = ScriptedEngine(LENGTH_TOK)
     server = start_server(monkeypatch, engine)
     await server.stop_generation("hold")
@@ -187,31 +186,6 @@ async def test_given_a_stop_while_an_engine_is_told_to_go_on_then_nothing_more_i
     assert (await generate(server)).stop_reason == "aborted"
 
 
-async def test_given_an_abort_that_comes_before_its_request_then_the_request_never_reaches_the_engine(monkeypatch):
-    engine = ScriptedEngine(LENGTH_TOK)
-    server = start_server(monkeypatch, engine)
-    await server.abort_requests(["request"])
-    assert (await generate(server)).stop_reason == "aborted"
-    assert (await generate(server, "other")).stop_reason == "completed"
-    assert list(engine.sampled) == ["other"]
-
-
-async def test_given_a_frozen_request_when_it_is_forgotten_then_it_leaves_the_engine(monkeypatch) -> None:
-    engine = ScriptedEngine(LENGTH_TOK)
-    server = start_server(monkeypatch, engine)
-    call = generate(server)
-    await asyncio.sleep(4)
-    await server.stop_generation("keep")
-    assert (await call).stop_reason == "paused"
-    await server.abort_requests(["request"], forget=True)
-    await server.allow_generation()
-    await asyncio.sleep(10)
-    assert not engine.core and len(engine.sampled["request"]) <= 4
-    assert (await server.reattach("request")).stop_reason == "unknown"
-    await server.stop_generation()
-    assert not engine.core
-
-
 async def test_given_two_policy_versions_when_generating_then_no_request_shares_cached_prefixes_with_the_other(
     monkeypatch,
 ) -> None:
@@ -221,12 +195,6 @@ async def test_given_two_policy_versions_when_generating_then_no_request_shares_
     await server.set_global_steps(1)
     await generate(server, "new")
     assert len(set(engine.salts)) == 2
-
-
-async def test_given_no_request_when_stopped_then_it_returns_at_once(monkeypatch) -> None:
-    server = start_server(monkeypatch, ScriptedEngine(2))
-    await server.stop_generation()
-    assert now_s() == 0
 
 
 async def test_given_an_engine_that_dies_when_requests_are_out_or_come_later_then_the_server_ends_with_it(monkeypatch):

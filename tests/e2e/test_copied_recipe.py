@@ -47,7 +47,9 @@ def test_given_a_copy_under_another_name_when_started_then_its_own_configuration
 def test_given_a_copy_in_a_checkout_when_started_with_a_bad_run_then_our_start_up_checks_refuse_it(tmp_path):
     done = start(copied(tmp_path, "recipe/async_dapo"), "hydra.run.dir=hydra", "async_dapo.over_sampling_batch_size=0")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "async_dapo: async_dapo.over_sampling_batch_size=0: must be >= 1"
+    assert done.stderr.splitlines()[-1] == (
+        "async_dapo: async_dapo.over_sampling_batch_size=0: must be a whole number >= 1, or auto"
+    )
 
 
 def test_given_both_copied_then_a_run_is_planned_checked_and_reported(tmp_path):

@@ -2,7 +2,6 @@
 and are replaced, and a run that is killed goes on from its checkpoint.
 """
 
-import json
 from functools import partial
 from typing import Any
 
@@ -14,13 +13,12 @@ from recipe.async_dapo_lab.run_files import SAMPLES_FILE
 from recipe.async_dapo_lab.train import RECORDER
 
 from ..support.harness import Run, ledger_closes, train
-from ..support.weights_by_hand import WeighedRun
+from ..support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped
 
 ENGINES = 2
 SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 5, 8
 REJOIN_AT = SAVED_STEP + 2  # in the second life, whose second engine dies in its first step
 MAX_STALENESS = 4
-TOLERANCE = 1e-4  # nats, float32
 
 OVERRIDES = (
     "async_dapo.placement=separate",
@@ -59,19 +57,16 @@ def run(assets, tmp_path_factory, strategy: str) -> Run:
         steps=LAST_STEP,
         strategy=strategy,
         overrides=OVERRIDES,
-        module="tests.support.separate_run",
     )
-    waits = {"DEATHS": "[]", "WAIT_AT": str(KILLED_STEP)}
-    killed = life(environment=waits, kill_when=lambda run: any("waits" in note for note in run.inspections))
+    killed = life(switches={"wait_at": KILLED_STEP}, kill_when=lambda run: bool(run.noted("waits")))
     assert killed.exit_code == -9, "the run ended before it could be killed"
-    deaths = [(SAVED_STEP + 1, "training", "server", 1)]
-    return life(environment={"DEATHS": json.dumps(deaths), "REJOIN_AT": str(REJOIN_AT)})
+    return life(switches={"deaths": [(SAVED_STEP + 1, "training", "server", 1)], "rejoin_at": REJOIN_AT})
 
 
 @pytest.fixture(scope="module")
 def steps(run: Run) -> list[dict[str, Any]]:
     """What was written down of each step that counts: of those before the kill, the ones that the checkpoint has."""
-    notes = [note for note in run.inspections if "uids" in note]
+    notes = run.inspections
     resumed = next(i for i in range(1, len(notes)) if notes[i]["step"] <= notes[i - 1]["step"])
     return [note for note in notes[:resumed] if note["step"] <= SAVED_STEP] + notes[resumed:]
 
@@ -86,44 +81,34 @@ def test_given_engines_of_their_own_when_steps_train_then_each_has_b_groups_of_n
 
 def test_given_a_trainer_that_trains_then_engines_generate_meanwhile(run):
     """Not in every step: where they are ahead they soon have all that may be under way."""
-    inflight = [note["inflight_in_training"] for note in run.inspections if "inflight_in_training" in note]
+    inflight = [note["inflight_in_training"] for note in run.noted("inflight_in_training")]
     assert sum(requests > 0 for requests in inflight) >= len(inflight) / 2
 
 
 def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_what_was_generated_before_is_trained(steps):
     """Engines of the second life begin with the weights of the checkpoint: older tokens are those that it held."""
     first_resumed = next(note for note in steps if note["step"] == SAVED_STEP + 1)
-    assert min(version for segments in first_resumed["segments"] for version, _ in segments) < SAVED_STEP
+    assert min(version for segments in first_resumed["spans"] for version, _ in segments) < SAVED_STEP
 
 
 def test_given_tokens_of_any_version_when_that_version_computes_them_then_log_probs_are_the_engines(run, steps):
     """Each token's version is that of the weights which its engine had: the stamp of every transfer is true."""
     weighed = WeighedRun(run.folder)
-    moved = []
-    for note in steps:
-        group = weighed.batch(note["step"])[0]
-        for row in group[:4]:
-            sampled = row["policy_versions"] >= 0
-            versions, recorded = row["policy_versions"][sampled].tolist(), row["rollout_log_probs"][sampled].tolist()
-            by_version = {version: weighed.log_probs(row, version) for version in set(versions)}
-            own = [by_version[version][t] for t, version in enumerate(versions)]
-            assert own == pytest.approx(recorded, abs=TOLERANCE)
-            newest = weighed.log_probs(row, note["step"] - 1)
-            moved += [abs(a - b) for a, b in zip(newest, own, strict=True)]
-    assert max(moved) > 10 * TOLERANCE, "versions hardly differ: the test shows nothing"
+    rows = [(note["step"], row) for note in steps for row in weighed.batch(note["step"])[0][:4]]
+    assert assert_stamped(weighed, rows) > 10 * TOLERANCE, "versions hardly differ: the test shows nothing"
 
 
 def test_given_weights_that_reach_engines_one_by_one_when_they_train_then_no_token_is_too_old(steps, strategy):
     for note in steps:
-        versions = [version for segments in note["segments"] for version, _ in segments]
+        versions = [version for segments in note["spans"] for version, _ in segments]
         assert note["step"] - 1 - min(versions) <= MAX_STALENESS
         if strategy == "consistent":
-            assert all(len({version for version, _ in segments}) == 1 for segments in note["segments"])
+            assert all(len({version for version, _ in segments}) == 1 for segments in note["spans"])
 
 
 def test_given_an_engine_that_dies_when_its_gpu_is_free_then_another_one_joins_with_newer_weights(run):
-    [death] = [note for note in run.inspections if "killed" in note]
-    [rejoined] = [note["rejoined"] for note in run.inspections if "rejoined" in note]
+    [death] = run.noted("killed")
+    [rejoined] = [note["rejoined"] for note in run.noted("rejoined")]
     assert len(rejoined) == ENGINES and min(rejoined.values()) >= death["step"]
     assert run.metric("async_dapo/load_balancer/lost_servers")[-1] == 1
     assert run.metric("async_dapo/load_balancer/servers")[-1] == ENGINES

@@ -1,31 +1,33 @@
 """A second Ray node that starts in an empty folder, without this repository: it gets everything through Ray.
 
-Both nodes ask for a token, so nobody else gets anything.
-The strategy is `consistent`: what is under way when a step has enough is finished, on both nodes.
+What trains are the examples of data, reward, agent loop and tool, with the options of their own commands, in a folder
+that holds them and nothing else. Both nodes ask for a token, so nobody else gets anything. The strategy is
+`consistent`: what is under way when a step has enough is finished, on both nodes.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from recipe.async_dapo_lab.quickstart.activation import PLUGIN_PATH
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP
 
-from ..support.composed_runs import rows, write_model, write_parquet
 from ..support.doors import files_with
-from ..support.harness import ROOT, Run, ledger_closes
+from ..support.harness import ROOT, Run, ledger_closes, overrides_of
 from ..support.ray_nodes import RAY_ENVIRONMENT, TOKEN, training_on, two_nodes
 
-STEPS = 4
+STEPS = 3
 STRANGERS = {"nothing": {"RAY_AUTH_MODE": "disabled"}, "another token": {"RAY_AUTH_TOKEN": "f" * 64}}
 STRANGER_S = 120  # longest time until it is refused
 
-# Each process that loads it leaves a note: where it runs, and which files it has its code from.
+# Each process that runs it leaves a note: where it runs, and which files it has its code from.
 WITNESS = """
 import json, os, sys
 
@@ -35,46 +37,41 @@ def leave_note(role):
     with open(f"{notes}/{{role}}-{{os.getpid()}}.json", "w") as file:
         json.dump(note, file)
 """
-REWARD = """
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    leave_note("reward")
-    score = float(sum(map(ord, solution_str)) % 2)  # half of the answers are right: most groups are valid
-    return {{"score": score, "acc": score}}
-"""
-AGENT_LOOP = """
-from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-
-class WitnessedLoop(SingleTurnAgentLoop):
-    async def run(self, *args, **kwargs):
-        leave_note("agent_loop")
-        return await super().run(*args, **kwargs)
-"""
-AGENT_LOOPS = """
-- name: witnessed_loop
-  _target_: my_loops.WitnessedLoop
-"""
-
+WITNESSED = {  # the file of an example, and the line before which it leaves a note
+    "reward": ("reward/reward.py", "    said, true = "),
+    "agent_loop": ("agent_loop/checked_answer.py", "        dialogue = Dialogue("),
+    "tool": ("tools/tools.py", "    return str("),
+}
+EXAMPLES = ("tools", "agent_loop", "data_set", "reward")  # of an option that two of them set, the last one's counts
+LOOPS = ("checked_answer", "working_tool_agent")  # of every second prompt
+MODULE = "modules/examples"  # workers would find it without Ray at the top of the driver's folder
 PLUGIN = sorted(PLUGIN_PATH.glob("async_dapo_cpu*"))  # which the nodes do not have
 OVERRIDES = (
     "actor_rollout_ref.rollout.agent.num_workers=2",
     "async_dapo.rollout_pool_size=32",
     "reward.num_workers=2",
-    "reward.custom_reward_function.path=my_reward.py",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",
-    "actor_rollout_ref.rollout.agent.default_agent_loop=witnessed_loop",
-    f"+ray_kwargs.ray_init.runtime_env.py_modules=[{','.join(map(str, ('modules/my_loops', *PLUGIN)))}]",
-    "data.max_response_length=64",
+    f"+ray_kwargs.ray_init.runtime_env.py_modules=[{','.join(map(str, (MODULE, *PLUGIN)))}]",
+    "data.max_response_length=112",
 )
 
 
-@pytest.fixture(scope="module")
-def assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
-    """An untrained model: what it answers does not matter here."""
-    assets = Assets(folder=tmp_path_factory.mktemp("untrained"))
-    write_model(assets.model)
-    write_parquet(assets.train_file, rows(64))
-    write_parquet(assets.validation_file, rows(8))
-    return assets
+def write_examples(driver: Path, notes: Path) -> None:
+    """The examples as their commands have them, with witnesses, and both agent loops in one file."""
+    examples = Path(shutil.copytree(ROOT / "examples", driver / MODULE, ignore=shutil.ignore_patterns("__pycache__")))
+    for role, (name, line) in WITNESSED.items():
+        text = (examples / name).read_text()
+        assert text.count(line) == 1
+        indent = line[: -len(line.lstrip())]
+        text = text.replace(line, f'{indent}leave_note("{role}")\n{line}')
+        (examples / name).write_text(WITNESS.format(notes=notes) + text)
+    loops = [(examples / folder / "agent_loops.yaml").read_text() for folder in ("agent_loop", "tools")]
+    (driver / "loops.yaml").write_text("".join(loops))
+    subprocess.run([sys.executable, examples / "data_set" / "make_data.py", driver / "outputs" / "sums"], check=True)
+    file = driver / "outputs" / "sums" / "train.parquet"
+    prompts = pd.read_parquet(file)
+    prompts["agent_name"] = [LOOPS[number % 2] for number in range(len(prompts))]
+    prompts.to_parquet(file)
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +79,8 @@ def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("nodes")
     (folder / "notes").mkdir()
     driver = folder / "driver"
-    driver.mkdir()
-    (driver / "my_reward.py").write_text((WITNESS + REWARD).format(notes=folder / "notes"))
-    my_loops = driver / "modules" / "my_loops"
-    my_loops.mkdir(parents=True)
-    (my_loops / "__init__.py").write_text((WITNESS + AGENT_LOOP).format(notes=folder / "notes"))
-    (driver / "loops.yaml").write_text(AGENT_LOOPS)
+    write_examples(driver, folder / "notes")
+    words = [word for example in EXAMPLES for word in overrides_of(example)]
     with (
         two_nodes(folder, gpus=(1, 0)) as nodes,
         training_on(
@@ -97,7 +90,7 @@ def run(assets: Assets, tmp_path_factory: pytest.TempPathFactory) -> Run:
             module="recipe.async_dapo.main_async_dapo",
             steps=STEPS,
             strategy="consistent",
-            overrides=OVERRIDES,
+            overrides=[*(word.replace("=examples/", f"={MODULE}/") for word in words), *OVERRIDES],
         ) as exit_code,
     ):
         strangers = {name: join_as_stranger(nodes.address, has) for name, has in STRANGERS.items()}
@@ -143,9 +136,16 @@ def test_given_a_second_node_when_trained_then_trajectories_run_on_both_with_shi
 
 
 @pytest.mark.parametrize("node", ["head", "second"])
-def test_given_a_reward_function_in_a_file_when_trained_then_it_is_computed_on_both_nodes(run, node):
-    found = notes(run, "reward", node)  # of two processes, where one call took more than a second
+@pytest.mark.parametrize("role", ["reward", "tool"])
+def test_given_a_function_in_a_file_when_trained_then_it_is_called_on_both_nodes(run, role, node):
+    found = notes(run, role, node)  # rewards of two processes, where one call took more than a second
     assert found and all("py_modules_files" in Path(note["file"]).parts for note in found)
+
+
+def test_given_the_examples_of_data_reward_loop_and_tool_when_trained_then_they_act(run):
+    assert sum(run.metric("async_dapo/failure/groups")) == 0
+    assert all(0 < reward < 1 for reward in run.metric("critic/score/mean"))
+    assert all(turns > 2 for turns in run.metric("num_turns/mean")), "no second turn"
 
 
 def test_given_relative_output_folders_when_trained_then_they_are_the_drivers(run):

@@ -1,13 +1,12 @@
 """Two nodes with two training ranks each and an engine of two tensor parallel ranks on each; one of these dies."""
 
-import json
 import os
 
 import pytest
 
 from recipe.async_dapo_lab.quickstart.activation import cpu_environment
 
-from ..support.harness import ROOT, Run, ledger_closes
+from ..support.harness import INSPECTED, ROOT, Run, inspection, ledger_closes
 from ..support.ray_nodes import training_on, two_nodes
 
 pytestmark = [pytest.mark.nightly, pytest.mark.alone]
@@ -23,10 +22,7 @@ def run(assets, tmp_path_factory) -> Run:
     driver = folder / "driver"
     driver.mkdir()
     plugin = cpu_environment(os.environ, code_path=ROOT)
-    deaths = {
-        "DEATHS": json.dumps([(KILLED_IN, "round", "rank", 1)]),
-        "INSPECTION_FILE": str(driver / "inspection.jsonl"),
-    }
+    deaths = inspection(driver, {"deaths": [(KILLED_IN, "round", "rank", 1)]})
     knows = {name: plugin[name] for name in ("PYTHONPATH", "VERL_PLATFORM")} | deaths
     overrides = (
         f"trainer.nnodes={NODES}",
@@ -40,7 +36,7 @@ def run(assets, tmp_path_factory) -> Run:
             nodes,
             assets,
             driver,
-            module="tests.support.dying_run",
+            module=INSPECTED,
             steps=STEPS,
             strategy="partial",
             overrides=overrides,
@@ -54,7 +50,7 @@ def run(assets, tmp_path_factory) -> Run:
 
 
 def test_given_a_dead_rank_on_the_second_node_then_its_engine_is_lost_and_all_steps_are_trained(run: Run) -> None:
-    [killed] = [note for note in run.inspections if "killed" in note]
+    [killed] = run.noted("killed")
     assert (killed["step"], killed["engine"]) == (KILLED_IN, 1)
     assert run.metric("async_dapo/load_balancer/servers")[0] == NODES
     assert run.steps[-1]["async_dapo/load_balancer/lost_servers"] == 1 and len(run.steps) == STEPS

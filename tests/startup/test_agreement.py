@@ -13,26 +13,14 @@ from verl.trainer.ppo.v1 import trainer_base
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig
-from recipe.async_dapo.core.agreement import LogProbsDisagree, ModelSetup, judge, likely_causes
-from recipe.async_dapo.training.agreement import setup_of
+from recipe.async_dapo.core.agreement import LogProbsDisagree, judge, likely_causes
+from recipe.async_dapo.training.agreement import _setup_of
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
+from ..support.composed_runs import SOUND_SETUP
+
 PROMPT_LEN, LENS, SAMPLED = 2, [3, 5], -2.0
-SOUND = ModelSetup(
-    model_type="qwen3",
-    attention="sdpa",
-    packs=False,
-    split_over=1,
-    trainer_dtype="float32",
-    engine_dtype="float32",
-    quantization=None,
-    kv_cache_dtype=None,
-    lora_rank=0,
-    ties_head=False,
-    vocabulary=22,
-    tokens=22,
-)
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -152,7 +140,7 @@ def test_log_probs_that_are_no_numbers_end_the_run(step):
     ],
 )
 def test_the_likeliest_cause_of_this_run_s_options_comes_first(changed, first):
-    assert next(likely_causes(dataclasses.replace(SOUND, **changed))).startswith(first)
+    assert next(likely_causes(dataclasses.replace(SOUND_SETUP, **changed))).startswith(first)
 
 
 def test_agreement_costs_no_look_at_the_model():
@@ -160,7 +148,7 @@ def test_agreement_costs_no_look_at_the_model():
 
 
 def test_a_setup_has_what_the_run_s_model_and_options_have(run):
-    found = setup_of(
+    found = _setup_of(
         run(
             "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
             "++actor_rollout_ref.rollout.engine_kwargs.vllm.kv-cache-dtype=fp8",

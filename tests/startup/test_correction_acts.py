@@ -18,7 +18,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, ImportanceSampling
-from recipe.async_dapo.startup.algorithm_check import check_importance_sampling
+from recipe.async_dapo.startup.rules import check_options
 from recipe.async_dapo.training.importance_sampling import wire_importance_sampling
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
@@ -89,12 +89,11 @@ def loss(run, monkeypatch):
         *overrides: str,
         advantage: Any = AsyncDAPOTrainer._compute_advantage,
         metrics: dict[str, Any] | None = None,
-        gradient_at_start: list[torch.Tensor] | None = None,
         **changed: torch.Tensor,
     ) -> float:
         config = run("actor_rollout_ref.rollout.calculate_log_probs=True", *overrides)
         options = AsyncDAPOConfig.from_hydra(config)
-        check_importance_sampling(config, options)
+        check_options(config, options)
         wire_importance_sampling(config, options.importance_sampling)
         queue = Queue()
         queue.fields |= changed
@@ -114,16 +113,12 @@ def loss(run, monkeypatch):
         data = TensorDict({name: queue.fields[name] for name in names}, batch_size=4)
         num_tokens = int(queue.fields["loss_mask"].values().sum())  # as FSDPEngine.forward_backward_batch counts them
         assign_non_tensor(data, dp_size=1, batch_num_tokens=num_tokens, global_batch_size=4)
-        moved = 1.0 if gradient_at_start is None else 0.0
         current = per_token(
-            lambda i, t: BEHAVIOUR + proximal_minus_behaviour(i, t) + moved * current_minus_proximal(i, t)
+            lambda i, t: BEHAVIOUR + proximal_minus_behaviour(i, t) + current_minus_proximal(i, t)
         )  # a model's output for a token stands one place before it
         outputs = [torch.cat([torch.zeros(PROMPT_LEN - 1), row, torch.zeros(1)]) for row in current]
-        log_probs = nested(outputs).requires_grad_(gradient_at_start is not None)
-        value, _ = ppo_loss(actor, {"log_probs": log_probs}, data)
-        if gradient_at_start is not None:
-            gradient_at_start += torch.autograd.grad(value, log_probs)[0].unbind()
-        return float(value.detach())
+        value, _ = ppo_loss(actor, {"log_probs": nested(outputs)}, data)
+        return float(value)
 
     return compute
 
@@ -165,18 +160,6 @@ OPTIONS = {
     ],
     BALANCE: ["", "rollout_is_threshold=1.1", "rollout_is=sequence", "rollout_is_batch_normalize=True", SEQUENCE_MASK],
 }
-
-
-def test_at_the_start_of_a_step_bypass_with_reinforce_has_the_gradient_of_decoupled(loss) -> None:
-    """So one update a step needs no pass of old log-probs; the clipped ratio of `bypass` alone has another."""
-    gradients: dict[str, list[torch.Tensor]] = {DECOUPLED: [], "one pass": [], BYPASS: []}
-    loss(DECOUPLED, gradient_at_start=gradients[DECOUPLED])
-    one_pass = (f"{CORRECTION}loss_type=reinforce", f"{CORRECTION}rollout_is=token")
-    loss(BYPASS, *one_pass, gradient_at_start=gradients["one pass"])
-    loss(BYPASS, gradient_at_start=gradients[BYPASS])
-    decoupled, exact, clipped = (torch.cat(rows) for rows in gradients.values())
-    assert torch.allclose(exact, decoupled, rtol=1e-5) and decoupled.abs().max() > 0.01
-    assert (clipped - decoupled).norm() > 0.1 * decoupled.norm()
 
 
 def test_every_option_changes_the_loss_of_its_mode(loss) -> None:

@@ -72,18 +72,37 @@ def test_given_a_reward_model_when_data_has_no_ground_truth_then_it_is_in_order(
     assert [one["data_source"] for one in check(config)] == ["sums"]
 
 
+MISSING = "cannot be read: [Errno 2] "
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.train_files=/no/train.parquet", f"data.train_files=/no/train.parquet: {MISSING}"),
+        ("data.val_files=[/no/val.json]", f"data.val_files=/no/val.json: {MISSING}"),
+        ("data.train_files=null", f"data.train_files=None: {MISSING}"),
+        ("data.train_files=/etc/passwd", "data.train_files=/etc/passwd: cannot be read: "),
+        ("data.train_max_samples=9", "data.seed=None: verl chooses data.train_max_samples=9 prompts at every start"),
+        ("data.val_max_samples=1", "data.seed=None: verl chooses data.val_max_samples=1 prompts at every start"),
+    ],
+)
+def test_what_names_no_data_is_refused(run, override, message):
+    assert refusal(run, override).startswith(message)
+    check_all(run("data.train_max_samples=9", "data.val_max_samples=1", "data.seed=1"))
+
+
 @pytest.mark.parametrize("key", ["train_files", "val_files"])
-def test_given_a_file_without_rows_when_checked_then_it_is_called_empty(run, files, tmp_path, key):
+def test_given_a_file_without_rows_when_checked_then_it_has_no_prompts(run, files, tmp_path, key):
     path = tmp_path / "empty.parquet"
     pq.write_table(pq.read_table(files / "train.parquet").slice(0, 0), path)
-    assert refusal(run, f"data.{key}={path}") == f"data.{key}={path}: is empty; prepare the data again"
+    assert refusal(run, f"data.{key}={path}").startswith(f"data.{key}={path}: has 0 prompts, fewer than one ")
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.json"])
 def test_given_an_empty_or_a_truncated_file_when_checked_then_it_is_refused(run, files, tmp_path, name):
     path = tmp_path / name
     path.touch()
-    assert refusal(run, f"data.train_files={path}").endswith("; prepare the data again")
+    assert refusal(run, f"data.train_files={path}").startswith(f"data.train_files={path}: ")
     path.write_bytes((files / "train.parquet").read_bytes()[:-100])
     assert f"data.train_files={path}: cannot be read: " in refusal(run, f"data.train_files={path}")
 
@@ -163,10 +182,8 @@ def test_given_files_that_verl_cannot_join_when_checked_then_column_and_files_ar
         )
         for name, truth in (("text", "2"), ("number", 2))
     ]
-    assert refusal(run, f"data.train_files=[{paths[0]},{paths[1]}]") == (
-        f"data.train_files=['{paths[0]}', '{paths[1]}']: column reward_model is struct<ground_truth: string> in "
-        f"{paths[0]}, and struct<ground_truth: int64> in {paths[1]}; correct it"
-    )
+    message = refusal(run, f"data.train_files=[{paths[0]},{paths[1]}]")
+    assert "verl's data set fails: ValueError: The features can't be aligned because the key ground_truth" in message
 
 
 def test_given_a_loop_in_one_of_two_files_when_checked_then_a_row_without_is_shown(run, tmp_path):

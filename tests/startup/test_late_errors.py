@@ -33,7 +33,7 @@ def test_an_agent_loop_that_cannot_be_imported_is_refused_with_the_reason(run, t
     file.write_text("name: mine\n")
     assert "must hold a list of entries with `name` and `_target_`" in refusal(run, *overrides)
     file.write_text("- [\n")
-    assert "cannot be read: " in refusal(run, *overrides)
+    assert "a class: ParserError: " in refusal(run, *overrides)
 
 
 def test_an_agent_loop_of_a_module_that_ray_ships_is_found_where_it_is(run, tmp_path):
@@ -133,3 +133,9 @@ def test_loggers_files_are_looked_at_where_the_environment_puts_them(run, tmp_pa
 def test_without_readable_options_no_other_check_runs(files):
     found = list(findings(compose_overrides([*valid_overrides(files), "async_dapo.stop_rule=x"])))
     assert [finding.name for finding in found] == ["versions", "async_dapo options"]
+
+
+@pytest.mark.parametrize("name", ["nowhere.Recorder", "Recorder"])
+def test_given_a_recorder_that_is_not_found_when_checked_then_it_is_named(run, name) -> None:
+    message = refusal(run, f"async_dapo.recorder={name}")
+    assert message.startswith(f"async_dapo.recorder={name}: no such module; name a class that Python finds")

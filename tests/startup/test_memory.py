@@ -47,9 +47,9 @@ ON_HOST = ("actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.fs
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ([FULL, *STALE_KV, *OFFLOADED], ["take 16.4 GB beside the engines", "set at most 0.79"]),
-        ([FULL], ["stay with 12.3 GB", *OFFLOADED]),  # an optimizer that stays while engines generate
-        (ALONE, ["gradients and optimizer take 131.0 GB, a micro", "more GPUs"]),
+        ([FULL, *STALE_KV, *OFFLOADED], ["take 16.4 GB", "16.4 GB stay", "set at most 0.79"]),
+        ([FULL], ["12.3 GB stay", *OFFLOADED]),  # an optimizer that stays while engines generate
+        (ALONE, ["gradients and optimizer take 131.0 GB, a micro", "use more GPUs, or actor"]),
     ],
 )
 def test_given_a_trainer_that_certainly_does_not_fit_when_checked_then_it_is_refused(

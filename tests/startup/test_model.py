@@ -9,35 +9,10 @@ from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipe.async_dapo.startup.hardware import size_of
-from recipe.async_dapo.startup.model_check import WRONG_LOG_PROBS, ModelUse, hub_problem
-from recipe.async_dapo.startup.preflight import check_all, findings
+from recipe.async_dapo.startup.model_check import WRONG_LOG_PROBS
+from recipe.async_dapo.startup.preflight import check_all
 
-from ..support.composed_runs import refusal
-
-
-@pytest.fixture
-def hub_not_asked_yet():
-    hub_problem.cache_clear()
-    yield
-    hub_problem.cache_clear()
-
-
-def test_given_a_model_that_is_no_folder_and_not_cached_when_there_is_no_network_then_the_hub_is_asked_once(
-    run, monkeypatch, hub_not_asked_yet
-):
-    attempts = []
-
-    def unreachable(*_, **__):
-        attempts.append(1)
-        raise OSError("no network")
-
-    monkeypatch.setattr("socket.create_connection", unreachable)
-    path = "actor_rollout_ref.model.path=nobody/no-such-model"
-    errors = [str(one.error) for one in findings(run(path)) if one.error is not None]
-    assert [error.partition(",")[0] for error in errors] == [f"{path}: no folder here"] * 2, "of data, and of the model"
-    assert all("cannot be reached (no network); correct the path, or download the model first" in one for one in errors)
-    assert len(attempts) == 1
-
+from ..support.composed_runs import SOUND_SETUP, refusal
 
 WINDOW = {"sliding_window": 4096}
 LISTED = {"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12}
@@ -89,8 +64,11 @@ def test_given_a_context_shorter_than_prompt_and_response_when_checked_then_both
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 63}))
     path = f"actor_rollout_ref.model.path={model}"
-    assert "the model has 63 positions" in refusal(run, path) and "= 64; lower these" in refusal(run, path)
+    assert "= 64, and the model has 63 positions" in refusal(run, path)
     check_all(run(path, "data.max_response_length=31"))
+    for most in (62, 64):
+        within = (path, "data.max_response_length=31", f"actor_rollout_ref.rollout.max_model_len={most}")
+        assert f"max_model_len={most}: must be in 63..63" in refusal(run, *within)
     check_all(run(path, "++actor_rollout_ref.model.override_config.max_position_embeddings=64"))
     check_all(run(path, "++actor_rollout_ref.model.override_config.model_config.max_position_embeddings=64"))
 
@@ -118,14 +96,7 @@ def test_given_a_model_of_an_external_lib_that_ray_ships_when_checked_then_it_is
     check_all(run(*named, lib, f"+ray_kwargs.ray_init.runtime_env.py_modules=[{model}/the_lib]"))
 
 
-PACKED = ModelUse(
-    model_type="qwen3",
-    layers=frozenset({"full_attention", "sliding_attention"}),
-    attention="sdpa",
-    packs=True,
-    split_over=1,
-    has_fla=False,
-)
+PACKED = replace(SOUND_SETUP, attention="sdpa", packs=True, layers=frozenset({"full_attention", "sliding_attention"}))
 LINEAR = {"layers": frozenset({"full_attention", "linear_attention"})}
 FLASH = {"attention": "flash_attention_2"}
 
@@ -153,7 +124,7 @@ FLASH = {"attention": "flash_attention_2"}
 )
 def test_options_with_which_verl_is_known_to_compute_other_log_probs_are_refused(changed, wrong):
     use = replace(PACKED, **changed)
-    assert [key.rpartition(".")[2] for is_wrong, key, _ in WRONG_LOG_PROBS if is_wrong(use)] == wrong
+    assert [rule.key.rpartition(".")[2] for rule in WRONG_LOG_PROBS if rule.is_wrong(use)] == wrong
 
 
 def test_a_model_s_kind_and_layers_are_read_as_verl_does(run, model):

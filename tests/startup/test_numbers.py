@@ -1,92 +1,106 @@
-"""Each number that the recipe takes from verl's options means what it means there, or is refused before Ray starts."""
+"""Each value of the recipe's options and of verl's numbers means what it should, or is refused before Ray starts."""
 
-from itertools import takewhile
+import re
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
+from docs.declared import OPTIONS_FILE, declared
 from recipe.async_dapo.config import AsyncDAPOConfig, checkpoints_to_keep
-from recipe.async_dapo.startup.preflight import findings
-from recipe.async_dapo.startup.verl_options import CRITIC_NUMBERS, NUMBERS
+from recipe.async_dapo.option_values import alternatives
+from recipe.async_dapo.startup.verl_options import NUMBERS
 
-from ..support.composed_runs import ComposeRun
+from ..support.composed_runs import ComposeRun, of_options
 
-# What happens with each value, in verl's words: a cell of `REFUSED` is refused with that, all others are accepted.
-REFUSED = {
-    "whole": "must be a whole number",
-    "number": "must be a number",
-    ">=1": "must be >= 1",
-    ">=0": "must be >= 0",
-    ">=-1": "must be >= -1",
-    ">0": "must be > 0",
-    "share": "must be > 0 and <= 1",
-    "divides": "must divide the 32 trajectories",
-}
-VALUES = ("-1", "0", "null", "0.5", "some")
+VALUES = ("-1", "0", "null", "0.5", "some", "nan")
+# What an option means with each value; x = refused, as nan is everywhere.
 TABLE = """
-option                                                     -1        0         null       0.5      some
-trainer.total_epochs                                       >=1       >=1       whole      whole    whole
-trainer.total_training_steps                               >=1       >=1       by_epochs  whole    whole
-trainer.save_freq                                          never     never     whole      whole    whole
-trainer.test_freq                                          never     never     whole      whole    whole
-trainer.critic_warmup                                      none      none      whole      whole    whole
-trainer.max_actor_ckpt_to_keep                             all       all       all        whole    whole
-trainer.max_critic_ckpt_to_keep                            unused    unused    unused     whole    whole
-trainer.nnodes                                             >=1       >=1       whole      whole    whole
-trainer.n_gpus_per_node                                    >=1       >=1       whole      whole    whole
-data.train_batch_size                                      >=1       >=1       whole      whole    whole
-data.max_prompt_length                                     >=1       >=1       whole      whole    whole
-data.max_response_length                                   >=1       >=1       whole      whole    whole
-data.train_max_samples                                     all       all       whole      whole    whole
-data.val_max_samples                                       all       all       whole      whole    whole
-data.val_batch_size                                        >=0       at_once   at_once    whole    whole
-data.seed                                                  >=0       seed      none       whole    whole
-algorithm.filter_groups.max_num_gen_batches                unlimited unlimited whole      whole    whole
-reward.num_workers                                         >=1       >=1       whole      whole    whole
-reward.reward_kwargs.max_resp_len                          unused    unused    unused     whole    whole
-reward.reward_kwargs.overlong_buffer_cfg.len               unused    unused    whole      whole    whole
-reward.reward_kwargs.overlong_buffer_cfg.penalty_factor    unused    unused    number     unused   number
-transfer_queue.backend.SimpleStorage.total_storage_size    >=1       >=1       unlimited  whole    whole
-transfer_queue.backend.SimpleStorage.num_data_storage_units >=1      >=1       whole      whole    whole
-ray_kwargs.ray_init.num_cpus                               >=1       >=1       all        whole    whole
-actor_rollout_ref.model.lora_rank                          >=0       off       whole      whole    whole
-actor_rollout_ref.model.lora.rank                          >=0       off       whole      whole    whole
-actor_rollout_ref.rollout.n                                >=1       >=1       whole      whole    whole
-actor_rollout_ref.rollout.agent.num_workers                >=1       >=1       whole      whole    whole
-actor_rollout_ref.rollout.temperature                      >0        >0        number     softer   number
-actor_rollout_ref.rollout.val_kwargs.temperature           >=0       greedy    number     softer   number
-actor_rollout_ref.rollout.val_kwargs.top_p                 share     share     number     share_of number
-actor_rollout_ref.rollout.val_kwargs.top_k                 all       all       whole      whole    whole
-actor_rollout_ref.rollout.val_kwargs.n                     >=1       >=1       whole      whole    whole
-actor_rollout_ref.rollout.nnodes                           >=0       shared    whole      whole    whole
-actor_rollout_ref.rollout.n_gpus_per_node                  >=1       >=1       whole      whole    whole
-actor_rollout_ref.rollout.tensor_model_parallel_size       >=1       >=1       whole      whole    whole
-actor_rollout_ref.rollout.data_parallel_size               >=1       >=1       whole      whole    whole
-actor_rollout_ref.rollout.pipeline_model_parallel_size     >=1       >=1       whole      whole    whole
-actor_rollout_ref.rollout.max_num_seqs                     >=1       >=1       whole      whole    whole
-actor_rollout_ref.rollout.max_num_batched_tokens           >=1       >=1       whole      whole    whole
-actor_rollout_ref.rollout.max_model_len                    >=1       >=1       the_model  whole    whole
-actor_rollout_ref.rollout.gpu_memory_utilization           share     share     number     share_of number
-actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu >=1      >=1       divides    whole    whole
-actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu   >=1       >=1       unused     whole    whole
-actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu    >=1       >=1       unused     whole    whole
-actor_rollout_ref.ref.log_prob_max_token_len_per_gpu       >=1       >=1       unused     whole    whole
-actor_rollout_ref.ref.ulysses_sequence_parallel_size       >=1       >=1       whole      whole    whole
-actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size   >=1 >=1     whole      whole    whole
-actor_rollout_ref.actor.ppo_epochs                         >=1       >=1       whole      whole    whole
-actor_rollout_ref.actor.ppo_mini_batch_size                >=1       >=1       whole      whole    whole
-actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu       >=1       >=1       divides    whole    whole
-actor_rollout_ref.actor.ppo_max_token_len_per_gpu          >=1       >=1       unused     whole    whole
-actor_rollout_ref.actor.optim.lr                           >=0       still     number     rate     number
-actor_rollout_ref.actor.ulysses_sequence_parallel_size     >=1       >=1       whole      whole    whole
-actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size >=1 >=1     whole      whole    whole
-critic.ppo_epochs                                          >=1       >=1       whole      whole    whole
-critic.ppo_mini_batch_size                                 >=1       >=1       whole      whole    whole
-critic.ppo_infer_max_token_len_per_gpu                     >=1       >=1       whole      whole    whole
-critic.fsdp.ulysses_sequence_parallel_size                 >=1       >=1       whole      whole    whole
+option                                                             -1      0         null        0.5      some
+trainer.total_epochs                                               x       x         x           x        x
+trainer.total_training_steps                                       x       x         by_epochs   x        x
+trainer.save_freq                                                  never   never     x           x        x
+trainer.test_freq                                                  never   never     x           x        x
+trainer.critic_warmup                                              none    none      x           x        x
+trainer.max_actor_ckpt_to_keep                                     all     all       all         x        x
+trainer.max_critic_ckpt_to_keep                                    unused  unused    unused      x        x
+trainer.nnodes                                                     x       x         x           x        x
+trainer.n_gpus_per_node                                            x       x         x           x        x
+data.train_batch_size                                              x       x         x           x        x
+data.max_prompt_length                                             x       x         x           x        x
+data.max_response_length                                           x       x         x           x        x
+data.train_max_samples                                             all     all       x           x        x
+data.val_max_samples                                               all     all       x           x        x
+data.val_batch_size                                                x       at_once   at_once     x        x
+data.seed                                                          x       seed      none        x        x
+algorithm.filter_groups.max_num_gen_batches                        no_limit no_limit  x           x        x
+reward.num_workers                                                 x       x         x           x        x
+reward.reward_kwargs.max_resp_len                                  unused  unused    unused      x        x
+reward.reward_kwargs.overlong_buffer_cfg.len                       x       x         x           x        x
+reward.reward_kwargs.overlong_buffer_cfg.penalty_factor            x       x         x           smaller  x
+transfer_queue.backend.SimpleStorage.total_storage_size            x       x         unlimited   x        x
+transfer_queue.backend.SimpleStorage.num_data_storage_units        x       x         x           x        x
+ray_kwargs.ray_init.num_cpus                                       x       x         all         x        x
+actor_rollout_ref.model.lora_rank                                  x       off       x           x        x
+actor_rollout_ref.model.lora.rank                                  x       off       x           x        x
+actor_rollout_ref.rollout.n                                        x       x         x           x        x
+actor_rollout_ref.rollout.agent.num_workers                        x       x         x           x        x
+actor_rollout_ref.rollout.temperature                              x       x         x           softer   x
+actor_rollout_ref.rollout.val_kwargs.temperature                   x       greedy    x           softer   x
+actor_rollout_ref.rollout.val_kwargs.top_p                         x       x         x           share_of x
+actor_rollout_ref.rollout.val_kwargs.top_k                         all     all       x           x        x
+actor_rollout_ref.rollout.val_kwargs.n                             x       x         x           x        x
+actor_rollout_ref.rollout.nnodes                                   x       shared    x           x        x
+actor_rollout_ref.rollout.n_gpus_per_node                          x       x         x           x        x
+actor_rollout_ref.rollout.tensor_model_parallel_size               x       x         x           x        x
+actor_rollout_ref.rollout.data_parallel_size                       x       x         x           x        x
+actor_rollout_ref.rollout.pipeline_model_parallel_size             x       x         x           x        x
+actor_rollout_ref.rollout.max_num_seqs                             x       x         x           x        x
+actor_rollout_ref.rollout.max_num_batched_tokens                   x       x         x           x        x
+actor_rollout_ref.rollout.max_model_len                            x       x         the_model   x        x
+actor_rollout_ref.rollout.gpu_memory_utilization                   x       x         x           share_of x
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu        x       x         x           x        x
+actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu           x       x         unused      x        x
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu            x       x         unused      x        x
+actor_rollout_ref.ref.log_prob_max_token_len_per_gpu               x       x         unused      x        x
+actor_rollout_ref.ref.ulysses_sequence_parallel_size               x       x         x           x        x
+actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size   x       x         x           x        x
+actor_rollout_ref.actor.ppo_epochs                                 x       x         x           x        x
+actor_rollout_ref.actor.ppo_mini_batch_size                        x       x         x           x        x
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu               x       x         x           x        x
+actor_rollout_ref.actor.ppo_max_token_len_per_gpu                  x       x         unused      x        x
+actor_rollout_ref.actor.optim.lr                                   x       still     x           rate     x
+actor_rollout_ref.actor.ulysses_sequence_parallel_size             x       x         x           x        x
+actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size x       x         x           x        x
+critic.ppo_epochs                                                  x       x         x           x        x
+critic.ppo_mini_batch_size                                         x       x         x           x        x
+critic.ppo_infer_max_token_len_per_gpu                             x       x         x           x        x
+critic.fsdp.ulysses_sequence_parallel_size                         x       x         x           x        x
+async_dapo.placement                                               x       x         x           x        x
+async_dapo.max_concurrent_prompts                                  x       x         x           x        x
+async_dapo.max_loads_per_server                                    x       x         the_servers x        x
+async_dapo.over_sampling_batch_size                                x       x         x           x        x
+async_dapo.rollout_strategy                                        x       x         x           x        x
+async_dapo.stop_rule                                               x       x         by_strategy x        x
+async_dapo.max_staleness                                           x       on_policy no_limit    x        x
+async_dapo.max_partial_share                                       x       none      no_cap      half     x
+async_dapo.rollout_pool_size                                       x       x         lanes       x        x
+async_dapo.max_tokens_per_round                                    x       x         off         x        x
+async_dapo.importance_sampling                                     x       x         decoupled   x        x
+async_dapo.reward.timeout_s                                        x       x         x           seconds  x
+async_dapo.reward.processes                                        x       threads   the_cores   x        x
+async_dapo.reward.on_error                                         x       x         x           x        x
+async_dapo.calls.timeout_s                                         x       x         x           seconds  x
+async_dapo.selection.by                                            x       x         x           x        x
+async_dapo.selection.history_file                                  x       x         none        x        a_file
+async_dapo.round_timeout_s                                         x       x         x           seconds  x
+async_dapo.engine_timeout_s                                        x       x         x           seconds  x
+async_dapo.drafts                                                  x       x         none        x        x
+async_dapo.report_dir                                              x       x         none        x        a_folder
+actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval       x       x         vllms       x        x
 """
-ROWS = {key: cells for key, *cells in map(str.split, TABLE.strip().splitlines()[1:])}
+ROWS = {key: [*cells, "x"] for key, *cells in map(str.split, TABLE.strip().splitlines()[1:])}
 
 
 def with_value(run: ComposeRun, key: str, value: str) -> DictConfig:
@@ -97,19 +111,36 @@ def with_value(run: ComposeRun, key: str, value: str) -> DictConfig:
 
 
 @pytest.mark.parametrize("key", ROWS)
-def test_every_number_of_verl_s_means_what_it_means_there_or_is_refused(run, key):
-    end = "model" if key.startswith("data.") else "agent loop and tools"  # the data is looked at in between
+def test_every_value_of_an_option_means_what_the_table_says_or_is_refused(run, key):
     for value, cell in zip(VALUES, ROWS[key], strict=True):
-        checks = takewhile(lambda found: found.name != end, findings(with_value(run, key, value)))
-        errors = [str(found.error) for found in checks if found.error is not None]
-        if cell in REFUSED:
-            assert any(error.startswith(f"{key}=") and REFUSED[cell] in error for error in errors), (value, errors)
+        errors = of_options(with_value(run, key, value))
+        if cell == "x":
+            assert any(error.startswith(f"{key}=") and ": must " in error for error in errors), (value, errors)
         else:
             assert not errors, value
 
 
-def test_the_table_has_every_number_that_is_checked():
-    assert NUMBERS.keys() | CRITIC_NUMBERS.keys() <= ROWS.keys()
+def test_the_table_has_every_number_that_is_checked_and_every_option_of_the_recipe(run):
+    own = OmegaConf.to_container(run().async_dapo)
+    leaves = {f"{name}.{part}" if part else name for name, node in own.items()
+              for part in (node if isinstance(node, dict) else [""])}  # fmt: skip
+    assert NUMBERS.keys() | {f"async_dapo.{leaf}" for leaf in leaves} <= ROWS.keys()
+
+
+def test_units_and_ranges_in_the_comments_of_the_yaml_are_those_of_the_fields():
+    """`[seconds, > 0]` says what `Meta(gt=0)` does."""
+    for key, _, meaning in declared(OPTIONS_FILE):
+        if not key.startswith("async_dapo."):
+            continue
+        kind: Any = AsyncDAPOConfig
+        for name in key.split(".")[1:]:
+            kind = get_type_hints(kind, include_extras=True)[name]
+        metas = [meta for one in alternatives(kind) if get_origin(one) is Annotated for meta in get_args(one)[1:]]
+        ranges = [f"{sign} {limit:g}" for meta in metas for sign, limit in ((">=", meta.ge), (">", meta.gt))
+                  if limit is not None and meta.le is None]  # fmt: skip
+        ranges += [f"{meta.ge:g}-{meta.le:g}" for meta in metas if meta.le is not None]
+        said = re.findall(r"(?:>=?) [\d.]+|\b\d-\d\b", " ".join(re.findall(r"\[[^\]]*\]", meaning)))
+        assert said == ranges, key
 
 
 @pytest.mark.parametrize("keep", [-1, 0, None, 1, 3])

@@ -17,7 +17,7 @@ from ..support.composed_runs import RECIPE, compose_run, rows, write_model, writ
 SCRIPT = RECIPE / "test_qwen3_8b.sh"
 Completed = subprocess.CompletedProcess[str]
 INPUTS = ("DATA_HOME", "MODEL_PATH", "CKPTS_DIR", "NNODES", "RAY_ADDRESS", "REHEARSE")
-CHECKS_OF_OPTIONS = ("verl's options", "algorithm", "reward options", "engines", "trainer", "verl's own checks")
+CHECKS_OF_OPTIONS = ("verl's options", "options together", "vLLM's arguments", "verl's own checks")
 AT_ROOT = RECIPE.parents[1] / "test_qwen3_8b.sh"
 
 

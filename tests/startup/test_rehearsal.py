@@ -78,11 +78,11 @@ def test_given_nothing_but_a_stand_in_when_a_gpu_run_is_checked_then_it_passes_a
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rehearsal.speedup=0", r"rehearsal\.speedup=0\.0: must be > 0"),
-        ("rehearsal.steps=0", r"rehearsal\.steps=0: must be >= 1"),
+        ("rehearsal.speedup=0", r"rehearsal\.speedup=0: must be a number > 0"),
+        ("rehearsal.steps=0", r"rehearsal\.steps=0: must be a whole number >= 1"),
         ("rehearsal.warmup=7", r"rehearsal\.warmup=7: must be below rehearsal\.steps=7"),
-        ("rehearsal.poll_s=0", r"rehearsal\.poll_s=0\.0: must be > 0 seconds"),
-        ("rehearsal.workers=0", r"rehearsal\.workers=0: must be >= 1"),
+        ("rehearsal.poll_s=0", r"rehearsal\.poll_s=0: must be a number > 0 \[seconds\]"),
+        ("rehearsal.workers=0", r"rehearsal\.workers=0: must be a whole number >= 1"),
         ("+rehearsal.speed=3", r"rehearsal\.speed=3: unknown option"),
         ("rehearsal.accelerator=abacus", r"accelerator=abacus: unknown; choose one of"),
         ("async_dapo.drafts=suffix", r"drafts_accepted=None: say how many tokens of drafts are accepted in a step"),

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.startup.preflight import check_all
+from recipe.async_dapo.core.agreement import ModelSetup
+from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo_lab.quickstart.tiny_model import build_model, build_tokenizer
 
 RECIPE = Path(__file__).parents[2] / "recipe" / "async_dapo"
@@ -24,6 +26,24 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     right = float(solution_str == ground_truth)
     return {"score": right, "acc": right}
 """
+
+
+SOUND_SETUP = ModelSetup(
+    model_type="qwen3",
+    attention="sdpa",
+    layers=frozenset(),
+    packs=False,
+    split_over=1,
+    has_fla=False,
+    trainer_dtype="float32",
+    engine_dtype="float32",
+    quantization=None,
+    kv_cache_dtype=None,
+    lora_rank=0,
+    ties_head=False,
+    vocabulary=22,
+    tokens=22,
+)
 
 
 def row(number: int, *, source: str = "sums", prompt: str | None = None) -> dict[str, Any]:
@@ -106,6 +126,12 @@ def refusal(run: ComposeRun, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         check_all(run(*overrides))
     return str(caught.value)
+
+
+def of_options(config: DictConfig) -> list[str]:
+    """What the checks of options find, before data and model are looked at."""
+    checks = takewhile(lambda found: found.name != "output folders", findings(config))
+    return [str(found.error) for found in checks if found.error is not None]
 
 
 def write_verl(package: Path, version: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -39,10 +40,15 @@ class Run:
         records = [json.loads(line) for line in _lines(self.folder / "metrics.jsonl")]
         return [record["data"] for record in records if "timing_s/step" in record["data"]]
 
+    def noted(self, name: str) -> list[dict[str, Any]]:
+        """What `inspected_run` wrote down with a field of this name, in order."""
+        notes = [json.loads(line) for line in _lines(self.folder / "inspection.jsonl")]
+        return [note for note in notes if name in note]
+
     @property
     def inspections(self) -> list[dict[str, Any]]:
-        """What `inspected_run` wrote down, in order."""
-        return [json.loads(line) for line in _lines(self.folder / "inspection.jsonl")]
+        """What it wrote down of each batch."""
+        return self.noted("uids")
 
     def metric(self, name: str) -> list[float]:
         return [step[name] for step in self.steps]
@@ -87,6 +93,7 @@ def train(
     overrides: Sequence[str] = (),
     engines: int = 1,
     environment: Mapping[str, str] | None = None,
+    switches: Mapping[str, Any] | None = None,
     kill_when: Callable[[Run], bool] | None = None,
     fails: bool = False,
 ) -> Run:
@@ -95,6 +102,7 @@ def train(
     Args:
         strategy: None for verl's own trainer.
         environment: further variables.
+        switches: of `inspected_run`.
         kill_when: asked after every second; when it says so, every process of the run is killed at once (SIGKILL).
         fails: whether it must end with an error.
 
@@ -110,7 +118,7 @@ def train(
         command = [sys.executable, "-m", module, *verl_overrides(settings), *own, *_QUICK, *overrides]
         process = TrainingProcess(
             command,
-            environment=_environment(folder, ray_folder.path) | dict(environment or {}),
+            environment=_environment(folder, ray_folder.path, switches or {}) | dict(environment or {}),
             log_file=folder / "train.log",
         )
         with process:
@@ -126,6 +134,13 @@ def train(
     run = Run(folder=folder, exit_code=process.exit_code)
     assert (run.exit_code != 0) == fails, f"exit code {run.exit_code}:\n{run.log_tail}"
     return run
+
+
+def overrides_of(example: str) -> list[str]:
+    """Those that its `train.sh` gives to the quick start."""
+    script = (ROOT / "examples" / example / "train.sh").read_text()
+    words = shlex.split(script.replace("\\\n", " "), comments=True)
+    return words[words.index("--") + 1 : words.index("$@")]
 
 
 def run_module(*arguments: str) -> str:
@@ -157,9 +172,14 @@ _QUICK = (
 )
 
 
-def _environment(folder: Path, ray_folder: Path) -> dict[str, str]:
+def _environment(folder: Path, ray_folder: Path, switches: Mapping[str, Any]) -> dict[str, str]:
     environment = run_environment(os.environ | SECRETS, code_path=ROOT, output=folder, ray_folder=ray_folder)
-    return environment | {"INSPECTION_FILE": str(folder / "inspection.jsonl")}
+    return environment | inspection(folder, switches)
+
+
+def inspection(folder: Path, switches: Mapping[str, Any]) -> dict[str, str]:
+    """Variables of `inspected_run`."""
+    return {"INSPECTION_FILE": str(folder / "inspection.jsonl"), "SWITCHES": json.dumps(switches)}
 
 
 def _lines(file: Path) -> list[str]:

@@ -200,10 +200,10 @@ class ScriptedServer:
 
     async def _decode(self, request_id: str, request: ScriptedRequest) -> None:
         """Generate to the end, in vLLM's words."""
-        request.finish_reason = "stop" if request.length_tok <= request.max_tokens else "length"
+        finish_reason = "stop" if request.length_tok <= request.max_tokens else "length"
         while len(request.token_ids) < min(request.length_tok, request.max_tokens):
             if await _happens_within(request.aborted, self._token_s):
-                request.finish_reason = "abort"
+                finish_reason = "abort"
                 break
             await _either(self._decodes, request.aborted)
             if not self._decodes.is_set():
@@ -214,6 +214,7 @@ class ScriptedServer:
             if len(request.token_ids) - request.delivered_tok == self._delivery_tok:
                 request.has_piece.set()
             self.generated_tok += 1
+        request.finish_reason = finish_reason
         self.generated[request_id] = request.token_ids
         del self.running[request_id]
         if not request.is_forgotten:

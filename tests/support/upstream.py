@@ -105,6 +105,10 @@ SIGNATURES = {
         "(log_ratio, response_mask, rollout_is='token', rollout_is_threshold=2.0, rollout_is_batch_normalize=False)"
     ),
     "verl.workers.utils.padding:response_from_nested": "(tensor, response_mask)",
+    "verl.workers.utils.losses:ppo_loss": "(config, model_output, data, dp_group=None)",
+    TRAINING_WORKER + "ActorRolloutRefWorker.set_loss_fn": "(self, loss_fn)",
+    "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions": "(seqlen_list, k_partitions, equal_size)",
+    "verl.utils.seqlen_balancing:calculate_workload": "(seqlen_list)",
     # helpers
     "verl.utils:normalize_token_ids": "(tokenized_output)",
     "verl.utils.config:validate_config": "(config, use_reference_policy, use_critic)",
@@ -159,6 +163,10 @@ READ = {
     EXTENSION + "update_weights_from_ipc": "16a17792d923",  # answers every bucket before it returns
     EXTENSION + "_get_zmq_handle": "d9679e8b6063",
     TRAINING_WORKER + "ActorRolloutRefWorker.init_model": "64953c5f8154",  # makes `rollout`
+    TRAINING_WORKER + "TrainingWorker.train_mini_batch": "7d88d70f0978",  # each rank cuts its part in order
+    "verl.workers.utils.losses:ppo_loss": "62886e3c04f7",  # reads `old_log_probs` and `rollout_is_weights` of its data
+    "verl.utils.metric.utils:Metric.aggregate_dp": "a6f11d004486",  # averages a sum over ranks
+    TRAINER + "PPOTrainer._balance_batch": "d402668022ad",  # over ranks, once a step
     TRAINING_WORKER + "ActorRolloutRefWorker.compute_log_prob": "3a408d7ab947",  # leaves `log_probs` in the store
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch": "d0524752f46c",  # sums `loss_mask`
     "verl.utils.fsdp_utils:offload_fsdp2_model_to_cpu": "e6318a206e98",  # does not wait for its copies

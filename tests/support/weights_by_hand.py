@@ -15,21 +15,25 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 TRUNCATED_AT = 2.0  # algorithm.rollout_correction.rollout_is_threshold
+TOLERANCE = 1e-4  # nats, float32
 
 
 @dataclass
 class WeighedRun:
-    """What `inspected_run.RecordsWeights` has left in a run's folder."""
+    """What `inspected_run` has left in a run's folder."""
 
     folder: Path
     models: dict[int, Any] = field(default_factory=dict)
+    batches: dict[int, list[list[dict[str, Any]]]] = field(default_factory=dict)
 
     def batch(self, step: int) -> list[list[dict[str, Any]]]:
         """Trajectories by prompt."""
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for row in torch.load(self.folder / "weighed" / f"step-{step}.pt", weights_only=False):
-            groups.setdefault(row["uid"], []).append(row)
-        return list(groups.values())
+        if step not in self.batches:
+            groups: dict[str, list[dict[str, Any]]] = {}
+            for row in torch.load(self.folder / "weighed" / f"step-{step}.pt", weights_only=False):
+                groups.setdefault(row["uid"], []).append(row)
+            self.batches[step] = list(groups.values())
+        return self.batches[step]
 
     def model(self, version: int) -> Any:
         if version not in self.models:
@@ -43,12 +47,22 @@ class WeighedRun:
         return self.models[version]
 
     @torch.no_grad()
+    def log_softmax(self, row: dict[str, Any], version: int) -> Tensor:
+        """Of all words at every sampled token, [T, words] nats."""
+        known = row.setdefault("log_softmax", {})
+        if version not in known:
+            logits = self.model(version)(row["input_ids"][None]).logits[0, len(row["prompts"]) - 1 : -1]
+            known[version] = torch.log_softmax(logits[row["policy_versions"] >= 0], -1)
+        return known[version]
+
     def log_probs(self, row: dict[str, Any], version: int) -> list[float]:
         """Of the tokens that were sampled, nats."""
-        prompt_tok = len(row["prompts"])
-        logits = self.model(version)(row["input_ids"][None]).logits[0, prompt_tok - 1 : -1]
-        every = torch.log_softmax(logits, -1).gather(-1, row["input_ids"][prompt_tok:, None])[:, 0]
-        return every[row["policy_versions"] >= 0].tolist()
+        return self.log_softmax(row, version).gather(-1, sampled(row)[:, None])[:, 0].tolist()
+
+    def engines_log_softmax(self, row: dict[str, Any]) -> Tensor:
+        """Every token's under the version that sampled it, [T, words] nats."""
+        versions = row["policy_versions"][row["policy_versions"] >= 0].tolist()
+        return torch.stack([self.log_softmax(row, version)[t] for t, version in enumerate(versions)])
 
     def weights(self, group: list[dict[str, Any]], newest: int) -> list[list[float]]:
         """Of every member's sampled tokens."""
@@ -80,6 +94,23 @@ def assert_weighed(
             assert own == pytest.approx(expected, rel=1e-3)
             moved += [abs(a - b) for a, b in zip(own, other, strict=True)]
     assert not mixed or max(moved) > 0.01, "the mixture is what sampled the tokens: the test shows nothing"
+
+
+def assert_stamped(weighed: WeighedRun, rows: Iterable[tuple[int, dict[str, Any]]]) -> float:
+    """Of (step, trajectory): every token was sampled by the version that it is stamped with. Returns the largest
+    difference between that version's log-probs and the newest one's [nats].
+    """
+    moved = 0.0
+    for step, row in rows:
+        own = weighed.engines_log_softmax(row).gather(-1, sampled(row)[:, None])[:, 0].tolist()
+        assert own == pytest.approx(row["rollout_log_probs"][row["policy_versions"] >= 0].tolist(), abs=TOLERANCE)
+        moved = max(moved, *(abs(a - b) for a, b in zip(own, weighed.log_probs(row, step - 1), strict=True)))
+    return moved
+
+
+def sampled(row: dict[str, Any]) -> Tensor:
+    """The tokens that the engines sampled."""
+    return row["input_ids"][len(row["prompts"]) :][row["policy_versions"] >= 0]
 
 
 def trained_with(group: list[dict[str, Any]]) -> list[list[float]]:

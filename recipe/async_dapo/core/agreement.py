@@ -38,6 +38,8 @@ class ModelSetup:
     Attributes:
         packs: `use_remove_padding`: sequences lie in one row.
         split_over: ranks that share a sequence (Ulysses) [count].
+        layers: its `layer_types`.
+        has_fla: the package flash-linear-attention is installed.
         ties_head: config.json says that the output layer is the embeddings.
         vocabulary: words that the model has [count].
         tokens: words that the tokenizer has [count].
@@ -45,8 +47,10 @@ class ModelSetup:
 
     model_type: str
     attention: str
+    layers: frozenset[str]
     packs: bool
     split_over: int
+    has_fla: bool
     trainer_dtype: str
     engine_dtype: str
     quantization: str | None
@@ -55,6 +59,10 @@ class ModelSetup:
     ties_head: bool
     vocabulary: int
     tokens: int
+
+    @property
+    def is_flash(self) -> bool:
+        return "flash" in self.attention
 
 
 def judge(k3_nats: float, *, tokens: int, setup: Callable[[], ModelSetup]) -> str:

@@ -166,6 +166,8 @@ async def _record_all(ref: ObjectRef, server: ActorHandle, lease_id: str, turn: 
         output: TokenOutput = await ref
         append_tokens(turn, output.token_ids, output.log_probs or [], extra_of(output)["segments"])
         turn.counts.update(counts_of(output))
+        if extra_of(output)["finish_reason"] == "stop":  # Known also to a caller that was cancelled meanwhile.
+            turn.finish_reason = "stop"
         if output.stop_reason != MORE:
             return output
         ref = server.reattach.remote(lease_id)

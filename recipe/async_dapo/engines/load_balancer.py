@@ -275,15 +275,6 @@ class GlobalLoadBalancer:
         """Ask every server for a sign of life; one that is dead or silent is removed."""
         await self._calls.tell_all("ping")
 
-    async def add_servers(self, servers: dict[str, ActorHandle]) -> None:
-        self._handles.update(servers)
-        order = ("allow_generation",) if self._is_open else ("stop_generation", self._pause_mode)
-        loads = await await_all(self._calls.tell(server_id, *order) for server_id in servers)
-        self._meter.note(self._table.total_inflight)
-        for server_id, load in zip(servers, loads, strict=True):
-            if server_id in self._handles:
-                self._deliver(self._balance.join(server_id, load))
-
     async def remove_servers(self, server_ids: list[str]) -> None:
         for server_id in server_ids:
             if self._handles.pop(server_id, None) is not None:

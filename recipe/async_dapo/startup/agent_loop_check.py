@@ -10,8 +10,6 @@ import hydra
 import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from ..option_values import ConfigError, check_choice
 from .verl_options import listed
@@ -90,12 +88,12 @@ def _named_loops(value: str | None) -> dict[str, Any]:
     """Name -> entry of the file of agent loops."""
     if value is None:
         return {}
-    loaded = _read_yaml(_LOOP_FILE, value)
-    if not isinstance(loaded, list) or any(
-        not isinstance(e, dict) or not {"name", "_target_"} <= set(e) for e in loaded
-    ):
-        raise ConfigError(_LOOP_FILE, value, "must hold a list of entries with `name` and `_target_`, a class")
-    return {entry["name"]: entry for entry in loaded}
+    try:
+        entries: Any = OmegaConf.load(Path(value.removeprefix("file://")).expanduser())
+        return {entry.name: entry for entry in entries if entry._target_}
+    except Exception as error:  # of reading, of YAML, and of what is no list of classes
+        remedy = f"must hold a list of entries with `name` and `_target_`, a class: {first_line(error)}"
+        raise ConfigError(_LOOP_FILE, value, remedy) from error
 
 
 @contextmanager
@@ -141,13 +139,6 @@ def _load_tools(tools: DictConfig) -> list[Any]:
             raise ConfigError(_TOOLS + option, value, "holds no tool; decorate a function with @function_tool")
         all_tools += loaded
     return all_tools
-
-
-def _read_yaml(key: str, value: str) -> Any:
-    try:
-        return OmegaConf.to_container(OmegaConf.load(Path(value.removeprefix("file://")).expanduser()))
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(key, value, f"cannot be read: {first_line(error)}; correct the file") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -24,7 +24,6 @@ from ..record.history import KEY
 from .agent_loop_check import AGENT_COLUMN, PLAIN_LOOP, TOOL_LOOP, first_line, shipped_modules, tool_schemas
 from .data_files import ANSWER, SAMPLE_ROWS, SOURCE, UNSEEN, DataFiles, local_files
 from .model_check import load_by_verl
-from .trainer_check import check_storage
 
 # verl's per-prompt overrides, and what verl and this recipe note of each prompt.
 UNSUPPORTED_COLUMNS = ("__rollout_n__", "__do_sample__", "uid", "validate", "global_steps")
@@ -120,7 +119,7 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[
         told += [said] if said else []
         row_of_source = {row[SOURCE]: row for row in reversed(rows)} | row_of_source
     at_once = 0 if found.is_custom else min(available, config.data.val_batch_size or available)
-    check_storage(config, options, validated=at_once * config.actor_rollout_ref.rollout.val_kwargs.n)
+    _check_storage(config, options, validated=at_once * config.actor_rollout_ref.rollout.val_kwargs.n)
     return list(row_of_source.values()), "; ".join(told)
 
 
@@ -161,8 +160,7 @@ def _read_by_verl(config: DictConfig, found: DataFiles, prompts: _Prompts) -> tu
                 data_set.filter_overlong_prompts = True
                 kept = len(data_set.maybe_filter_out_long_prompts(_Rows(data_set.dataframe)))
     except Exception as error:  # of the user's class, or of verl's on the user's data
-        why = found.mismatch() or f"verl's data set fails: {first_line(error):.300}"
-        raise refused(config, _blamed(found), f"{why}; correct it") from error
+        raise refused(config, _blamed(found), f"verl's data set fails: {first_line(error):.300}; correct it") from error
     finally:
         datasets.config.HF_DATASETS_CACHE = usual
     if not rows:
@@ -262,6 +260,34 @@ def _check_lengths(
             f"others are {why}; {remedy}",
         )
     return f"{about}{available - round(remaining):,} of {available:,} prompts in {found.key} are left out: {why}"
+
+
+def _check_storage(config: DictConfig, options: AsyncDAPOConfig, *, validated: int) -> None:
+    """Carried trajectories are stored beside those that are trained, and both beside those that are validated between
+    two steps: verl forgets a step's batch after that. TransferQueue ends the run where they have no room.
+
+    Args:
+        validated: trajectories of one validation that are stored at once [count].
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    backend, trainer = config.transfer_queue.backend, config.trainer
+    limit = backend.SimpleStorage.total_storage_size
+    held, trained = options.over_sampling().batch_unit, options.target_valid_groups * options.rollout_n
+    stored = [trained]
+    if trainer.val_before_train:
+        stored.append(validated)
+    if trainer.test_freq > 0:
+        stored.append(trained + validated)
+    needed = held * options.rollout_n + max(stored)
+    if backend.storage_backend == "SimpleStorage" and limit is not None and limit < needed:
+        raise refused(
+            config,
+            "transfer_queue.backend.SimpleStorage.total_storage_size",
+            f"must be >= {needed} trajectories: of {held} groups that may be carried over, of data.train_batch_size, "
+            f"and of a validation ({validated}; data.val_batch_size divides it)",
+        )
 
 
 def check_history(config: DictConfig, options: AsyncDAPOConfig) -> str | None:

@@ -34,24 +34,10 @@ Content: TypeAlias = pq.ParquetFile | pa.Table
 
 def local_files(config: DictConfig, key: str) -> list[Path]:
     """The option's files, on this machine; those on HDFS are fetched to verl's own cache."""
-    value = config.data[key]
-    names = listed(value)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"data.{key}", value, "must be a file or a list of files")
-    return [_local_file(f"data.{key}", name, config) for name in names]
+    from verl.utils.fs import copy_to_local
 
-
-def _local_file(key: str, name: str, config: DictConfig) -> Path:
-    if name.startswith("hdfs://"):
-        from verl.utils.fs import copy_to_local
-
-        name = copy_to_local(name, cache_dir=str(Path(config.data.get("cache_dir", "~/.cache/verl/rlhf")).expanduser()))
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise ConfigError(key, name, "no such file; make it with prepare_dapo_data.sh, or correct the path")
-    if path.suffix not in (".parquet", ".json", ".jsonl"):
-        raise ConfigError(key, name, "must end in .parquet, .json or .jsonl: verl reads no other format")
-    return path
+    cache = str(Path(config.data.get("cache_dir", "~/.cache/verl/rlhf")).expanduser())
+    return [Path(copy_to_local(str(name), cache_dir=cache)).expanduser() for name in listed(config.data[key])]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,8 +70,6 @@ class DataFiles:
         step = -(-sum(_num_rows(content) for _, content in opened) // SAMPLE_ROWS)
         for file, content in opened:
             schema = content.schema_arrow if isinstance(content, pq.ParquetFile) else content.schema
-            if _num_rows(content) == 0:
-                raise ConfigError(self.key, file, "is empty; prepare the data again")
             _, part = self._parts.setdefault((schema.remove_metadata(), file.suffix), (file, []))
             with _readable(self.key, file):
                 if not self.is_custom:
@@ -120,16 +104,6 @@ class DataFiles:
                 path.write_text("".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()))
             paths.append(str(path))
         return paths
-
-    def mismatch(self) -> str:
-        """The first column that files have in different types, in words; empty if there is none."""
-        seen: dict[str, tuple[Path, pa.DataType]] = {}
-        for (schema, _), (file, _) in self._parts.items():
-            for column in schema:
-                other, kind = seen.setdefault(column.name, (file, column.type))
-                if kind != column.type and not pa.types.is_null(kind) and not pa.types.is_null(column.type):
-                    return f"column {column.name} is {kind} in {other}, and {column.type} in {file}"
-        return ""
 
     def _check_schema(self, file: Path, schema: pa.Schema) -> None:
         prompt_key = self.config.prompt_key

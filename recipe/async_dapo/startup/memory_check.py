@@ -1,7 +1,5 @@
 """Whether trainer and engines fit on the same GPUs; `core/trainer_memory.py` has the arithmetic."""
 
-from dataclasses import replace
-
 import torch
 from omegaconf import DictConfig
 
@@ -48,11 +46,19 @@ def check_memory(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> str:
         return ""
     is_certain = here is not None and asked > certain
     limit = certain if is_certain else likely
+    stays = trainer.state_bytes if keeps_kv else trainer.resident_bytes
+    remedy = f"use more GPUs, or actor.strategy=fsdp2 with {_FSDP}offload_policy=True"
+    if limit > 0:
+        offload = (
+            "free_cache_engine=True" if keeps_kv else f"{_FSDP}param_offload=True and {_FSDP}optimizer_offload=True"
+        )
+        remedy = f"set at most {limit - 0.005:.2f}, or {offload}, or use more GPUs"
     error = ConfigError(
         _ROLLOUT + "gpu_memory_utilization",
         asked,
-        f"engines and trainer do not fit on {gpu.name} of {gpu.memory_gb:.0f} GB: "
-        f"{_trainers_part(trainer, keeps_kv, alone=limit <= 0)}; {_remedy(trainer, memory_bytes, limit, keeps_kv)}",
+        f"engines and trainer do not fit on {gpu.name} of {gpu.memory_gb:.0f} GB: weights, gradients and optimizer "
+        f"take {trainer.state_bytes / 1e9:.1f} GB, a micro batch about {trainer.activation_bytes / 1e9:.1f}; while "
+        f"engines generate, {stays / 1e9:.1f} GB stay; {remedy}",
     )
     if is_certain:
         raise error
@@ -91,23 +97,3 @@ def trainer_of(config: DictConfig, model: ModelSize) -> TrainerMemory:
         offloads_optimizer=fsdp.optimizer_offload,
         stays_on_host=bool(fsdp.offload_policy) and actor.strategy == "fsdp2",
     )
-
-
-def _trainers_part(trainer: TrainerMemory, keeps_kv: bool, *, alone: bool) -> str:
-    state, activations = trainer.state_bytes / 1e9, trainer.activation_bytes / 1e9
-    if keeps_kv or alone:
-        beside = " beside the engines (free_cache_engine=False)" if keeps_kv else ""
-        return f"weights, gradients and optimizer take {state:.1f} GB{beside}, a micro batch about {activations:.1f}"
-    return f"weights and optimizer that are not offloaded stay with {trainer.resident_bytes / 1e9:.1f} GB"
-
-
-def _remedy(trainer: TrainerMemory, memory_bytes: float, limit: float, keeps_kv: bool) -> str:
-    if limit <= 0:
-        return f"use more GPUs, or actor.strategy=fsdp2 with {_FSDP}offload_policy=True"
-    offloaded = replace(trainer, offloads_weights=True, offloads_optimizer=True)
-    remedies = [f"set at most {limit - 0.005:.2f}"]
-    if not keeps_kv and offloaded.engine_share(memory_bytes, keeps_kv=False) > limit:
-        remedies.append(f"{_FSDP}param_offload=True and {_FSDP}optimizer_offload=True")
-    if keeps_kv:
-        remedies += ["a strategy that frees the cache, with free_cache_engine=True", "more GPUs"]
-    return ", or ".join(remedies)

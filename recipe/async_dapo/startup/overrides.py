@@ -71,8 +71,6 @@ def _explained(error: HydraException, overrides: Sequence[str], base: Sequence[s
         return ConfigError("hydra", "compose", f"Hydra refuses these overrides: {said}")
     key = match[1]
     value = next((text.partition("=")[2] for text in overrides if text.startswith(f"{key}=")), "<unset>")
-    if ".megatron." in key:
-        return ConfigError(key, value, "is of verl's Megatron workers; this recipe trains with FSDP: leave it out")
     known = list(_keys(compose(CONFIG_NAME, overrides=list(base))))
     same_name = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
     alike = get_close_matches(key, same_name, n=1, cutoff=0) or get_close_matches(key, known, n=1)

@@ -87,16 +87,16 @@ def _run(name: str, check: Check) -> Iterator[Finding]:
 def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> dict[str, Check]:
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
-    from .algorithm_check import check_algorithm
     from .data_check import check_data, check_history
-    from .engine_check import check_engines
+    from .engine_arguments import check_engine_arguments, warn_of_stale_pool
     from .memory_check import check_memory
     from .model_check import check_model
     from .output_check import check_output_folders, check_resume
-    from .reward_check import check_reward, check_reward_options
-    from .trainer_check import check_trainer
+    from .reward_check import check_reward
+    from .rules import check_options
     from .verl_options import check_by_verl, check_verl_options
 
+    warn_of_stale_pool(options)
     rows: list[dict[str, Any]] = []  # one of each data source, to try the reward function on
 
     def data() -> str:
@@ -110,10 +110,8 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
 
     return {
         "verl's options": partial(check_verl_options, config),
-        "algorithm": partial(check_algorithm, config, options),
-        "reward options": partial(check_reward_options, config),
-        "engines": partial(check_engines, config, options),
-        "trainer": partial(check_trainer, config, options),
+        "options together": partial(check_options, config, options),
+        "vLLM's arguments": partial(check_engine_arguments, config),
         "verl's own checks": partial(check_by_verl, config),
         "output folders": partial(check_output_folders, config),
         "checkpoint": partial(check_resume, config),

@@ -5,7 +5,7 @@ Every row of `IGNORED` was checked against the installed wheel: nothing on the V
 act in verl's older trainer, so scripts still carry them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,15 +13,13 @@ from hydra.errors import HydraException
 from msgspec import Meta
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..option_values import ConfigError, check_each, number, refused
+from ..option_values import ConfigError, Count, NotNegative, Positive, SomeShare, check_each, number, refused
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."
 
-_Count = Annotated[int, Meta(ge=1)]
-_CountOrNull = Annotated[int | None, Meta(ge=1)]
-_NotNegative = Annotated[int, Meta(ge=0)]
-_Share = Annotated[float, Meta(gt=0, le=1)]
+_Rate = Annotated[float, Meta(ge=0, description="a number >= 0")]
+_TopK = Annotated[int, Meta(ge=-1, description="a whole number >= -1")]
 _SEQUENCE_PARALLEL = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
 
 _ABSENT = object()
@@ -29,59 +27,57 @@ _ABSENT = object()
 # Numbers that this recipe takes from verl's options, with the values that verl has a meaning for. Some of these are no
 # positive numbers: a frequency <= 0 is "never", a number of checkpoints or samples <= 0 is "all".
 NUMBERS: dict[str, Any] = {
-    "trainer.total_epochs": _Count,
-    "trainer.total_training_steps": _CountOrNull,
+    "trainer.total_epochs": Count,
+    "trainer.total_training_steps": Count | None,
     "trainer.save_freq": int,
     "trainer.test_freq": int,
     "trainer.critic_warmup": int,
     "trainer.max_actor_ckpt_to_keep": int | None,
     "trainer.max_critic_ckpt_to_keep": int | None,
-    "trainer.nnodes": _Count,
-    "trainer.n_gpus_per_node": _Count,
+    "trainer.nnodes": Count,
+    "trainer.n_gpus_per_node": Count,
     "data.train_max_samples": int,
     "data.val_max_samples": int,
-    "data.val_batch_size": Annotated[int | None, Meta(ge=0)],
-    "data.seed": Annotated[int | None, Meta(ge=0)],
-    "reward.num_workers": _Count,
+    "data.val_batch_size": NotNegative | None,
+    "data.seed": NotNegative | None,
+    "reward.num_workers": Count,
     _KWARGS + "max_resp_len": int | None,
-    _KWARGS + "overlong_buffer_cfg.len": int,
-    _KWARGS + "overlong_buffer_cfg.penalty_factor": float,
-    "transfer_queue.backend.SimpleStorage.total_storage_size": _CountOrNull,
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units": _Count,
-    "ray_kwargs.ray_init.num_cpus": _CountOrNull,
-    _MODEL + "lora_rank": _NotNegative,
-    _MODEL + "lora.rank": _NotNegative,
-    _ROLLOUT + "temperature": Annotated[float, Meta(gt=0)],
-    _ROLLOUT + "val_kwargs.temperature": Annotated[float, Meta(ge=0)],
-    _ROLLOUT + "val_kwargs.top_p": _Share,
-    _ROLLOUT + "val_kwargs.top_k": Annotated[int, Meta(ge=-1)],
-    _ROLLOUT + "val_kwargs.n": _Count,
-    _ROLLOUT + "nnodes": _NotNegative,
-    _ROLLOUT + "n_gpus_per_node": _Count,
-    _ROLLOUT + "tensor_model_parallel_size": _Count,
-    _ROLLOUT + "data_parallel_size": _Count,
-    _ROLLOUT + "pipeline_model_parallel_size": _Count,
-    _ROLLOUT + "max_num_seqs": _Count,
-    _ROLLOUT + "max_num_batched_tokens": _Count,
-    _ROLLOUT + "max_model_len": _CountOrNull,
-    _ROLLOUT + "gpu_memory_utilization": _Share,
-    _ROLLOUT + "log_prob_micro_batch_size_per_gpu": _CountOrNull,
-    _ROLLOUT + "log_prob_max_token_len_per_gpu": _CountOrNull,
-    _REF + "log_prob_micro_batch_size_per_gpu": _CountOrNull,
-    _REF + "log_prob_max_token_len_per_gpu": _CountOrNull,
-    _ACTOR + "ppo_epochs": _Count,
-    _ACTOR + "ppo_mini_batch_size": _Count,
-    _ACTOR + "ppo_micro_batch_size_per_gpu": _CountOrNull,
-    _ACTOR + "ppo_max_token_len_per_gpu": _CountOrNull,
-    _ACTOR + "optim.lr": Annotated[float, Meta(ge=0)],
-    **{model + name: _Count for model in (_ACTOR, _REF) for name in _SEQUENCE_PARALLEL},
-}
-# Those of a critic, where there is one: most of them follow the actor's.
-CRITIC_NUMBERS: dict[str, Any] = {
-    "critic.ppo_epochs": _Count,
-    "critic.ppo_mini_batch_size": _Count,
-    "critic.ppo_infer_max_token_len_per_gpu": _Count,
-    "critic.fsdp.ulysses_sequence_parallel_size": _Count,
+    _KWARGS + "overlong_buffer_cfg.len": Count,
+    _KWARGS + "overlong_buffer_cfg.penalty_factor": Positive,
+    "transfer_queue.backend.SimpleStorage.total_storage_size": Count | None,
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": Count,
+    "ray_kwargs.ray_init.num_cpus": Count | None,
+    _MODEL + "lora_rank": NotNegative,
+    _MODEL + "lora.rank": NotNegative,
+    _ROLLOUT + "temperature": Positive,
+    _ROLLOUT + "val_kwargs.temperature": _Rate,
+    _ROLLOUT + "val_kwargs.top_p": SomeShare,
+    _ROLLOUT + "val_kwargs.top_k": _TopK,
+    _ROLLOUT + "val_kwargs.n": Count,
+    _ROLLOUT + "nnodes": NotNegative,
+    _ROLLOUT + "n_gpus_per_node": Count,
+    _ROLLOUT + "tensor_model_parallel_size": Count,
+    _ROLLOUT + "data_parallel_size": Count,
+    _ROLLOUT + "pipeline_model_parallel_size": Count,
+    _ROLLOUT + "max_num_seqs": Count,
+    _ROLLOUT + "max_num_batched_tokens": Count,
+    _ROLLOUT + "max_model_len": Count | None,
+    _ROLLOUT + "gpu_memory_utilization": SomeShare,
+    _ROLLOUT + "log_prob_micro_batch_size_per_gpu": Count | None,
+    _ROLLOUT + "log_prob_max_token_len_per_gpu": Count | None,
+    _REF + "log_prob_micro_batch_size_per_gpu": Count | None,
+    _REF + "log_prob_max_token_len_per_gpu": Count | None,
+    _ACTOR + "ppo_epochs": Count,
+    _ACTOR + "ppo_mini_batch_size": Count,
+    _ACTOR + "ppo_micro_batch_size_per_gpu": Count | None,
+    _ACTOR + "ppo_max_token_len_per_gpu": Count | None,
+    _ACTOR + "optim.lr": _Rate,
+    **{model + name: Count for model in (_ACTOR, _REF) for name in _SEQUENCE_PARALLEL},
+    "critic.ppo_epochs": Count,
+    "critic.ppo_mini_batch_size": Count,
+    "critic.ppo_infer_max_token_len_per_gpu": Count,
+    "critic.fsdp.ulysses_sequence_parallel_size": Count,
+    _ROLLOUT + "engine_kwargs.vllm.stream_interval": Count | None,
 }
 
 TRAINING_ENGINES = ("fsdp2", "fsdp")
@@ -184,17 +180,20 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | ListConfig) else [value]
 
 
-def check_numbers(config: DictConfig, kinds: Mapping[str, Any] = NUMBERS) -> None:
+def check_numbers(config: DictConfig) -> None:
     """Refuse what is no number, or one that verl has no meaning for: it would be found minutes after the start.
-
-    Args:
-        kinds: by the names of options.
 
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    given = (key for key in kinds if OmegaConf.select(config, key, default=_ABSENT) is not _ABSENT)
-    check_each([partial(number, config, key, kinds[key]) for key in given])
+    given = (key for key in NUMBERS if OmegaConf.select(config, key, default=_ABSENT) is not _ABSENT)
+    check_each([partial(number, config, key, NUMBERS[key]) for key in given if not _follows_the_actor(config, key)])
+
+
+def _follows_the_actor(config: DictConfig, key: str) -> bool:
+    """Whether a number of the critic is the actor's, which is judged there."""
+    node, _, name = key.rpartition(".")
+    return key.startswith("critic.") and OmegaConf.is_interpolation(OmegaConf.select(config, node), name)
 
 
 def check_verl_options(config: DictConfig) -> None:

@@ -29,10 +29,12 @@ Coordinator and load balancer have no loop of their own: they answer calls, and 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from omegaconf import DictConfig
 from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
@@ -41,13 +43,15 @@ from verl.experimental.agent_loop import AgentLoopManager
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from .. import store
 from ..actor_watch import watched
-from ..config import AsyncDAPOConfig
+from ..config import AsyncDAPOConfig, why_log_probs_first
 from ..core.ledger import LedgerError
+from ..core.mini_batches import balanced_order
 from ..core.trajectory import PromptGroup
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
@@ -65,11 +69,12 @@ from ..record.data_history import fingerprint, read_history
 from ..record.history import write_history
 from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
+from . import one_update
 from .agreement import judge_engines
 from .balance_heuristic import BalanceHeuristic
 from .checkpoints import KeptCheckpoints, from_frames, to_frames
 from .engine_manager import EngineManager
-from .importance_sampling import importance_metrics, truncated_weights
+from .importance_sampling import importance_metrics, importance_sums, truncated_weights
 from .metrics import fields_to_average
 from .replay_buffer import RoundReplayBuffer
 from .tracking import extend, keep_metrics_file
@@ -84,6 +89,8 @@ class AsyncDAPOTrainer(PPOTrainer):
     checkpoint_manager: CheckpointEngineManager
     _has_told_fields = False
     _has_judged_engines = False
+    _can_take_one_pass = False  # the update computes old log-probs itself, once engines are judged
+    _takes_one_pass = False  # so in this step
     _first_step = 1  # of this life
 
     def __init__(self, config: DictConfig) -> None:
@@ -110,6 +117,22 @@ class AsyncDAPOTrainer(PPOTrainer):
     def _setup(self) -> None:
         super()._setup()
         self.checkpoint_manager = self._engines = self._manage_engines(self.checkpoint_manager)
+        self._choose_passes()
+
+    def _choose_passes(self) -> None:
+        actor = self.config.actor_rollout_ref.actor
+        if actor.shuffle and actor.ppo_mini_batch_size < self.options.target_valid_groups:
+            logger.warning(
+                "actor_rollout_ref.actor.shuffle=True: training ranks shuffle apart from each other and wait for the "
+                "slowest at each update; set it to False, with which each has equal work"
+            )
+        why_two = why_log_probs_first(self.config, self.options, has_dropout=one_update.has_dropout(self.config))
+        self._can_take_one_pass = why_two is None and not self.config.algorithm.rollout_correction.bypass_mode
+        if self._can_take_one_pass:
+            self.actor_rollout_wg.set_loss_fn(one_update.loss_of(self.config))
+        log_phase(
+            "no pass before the update" if why_two is None else f"a pass of log-probs before the update: {why_two}"
+        )
 
     def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
         return EngineManager(verls.config, verls.actor_wg, verls.replicas, options=self.options)
@@ -229,8 +252,24 @@ class AsyncDAPOTrainer(PPOTrainer):
         failed, self.replay_buffer.left_out = self.replay_buffer.left_out, 0
         return metrics | {keys.VALIDATION_FAILED: failed}
 
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
+        """verl balances a step over the training ranks; this balances each of its updates, at which all ranks meet."""
+        batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        actor, ranks = self.config.actor_rollout_ref.actor, 1 + max(self.actor_rollout_wg._dispatch_info["actor"])
+        rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        if ranks > 1 and rows < len(batch) and not actor.shuffle:
+            work = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
+            equal = partial(get_seqlen_balanced_partitions, equal_size=True)
+            batch.reorder(balanced_order(batch.keys, work, ranks=ranks, rows=rows, partition=equal))
+        return batch
+
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Until engines are judged, the trainer computes log-probs under bypass, too, where verl takes the engines'."""
+        """Until engines are judged, the trainer computes log-probs before every update, also where the update does so
+        itself, and under bypass, where verl takes the engines'.
+        """
+        self._takes_one_pass = self._can_take_one_pass and self._has_judged_engines and self._has_one_update(batch)
+        if self._takes_one_pass:
+            return batch
         if self._has_judged_engines:
             return super()._compute_old_log_prob(batch, metrics)
         bypasses = self.config.algorithm.rollout_correction.bypass_mode
@@ -242,18 +281,23 @@ class AsyncDAPOTrainer(PPOTrainer):
             logger.warning("step %d: %s", self.global_steps, warning)
         return super()._compute_old_log_prob(batch, metrics) if bypasses else batch
 
+    def _has_one_update(self, batch: KVBatchMeta) -> bool:
+        """A trajectory of several turns can have several rows, and verl makes more than one update of them."""
+        return len(batch) == self.options.target_valid_groups * self.options.rollout_n
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self.replay_buffer.recorder.batch_scored(batch, self.tokenizer)
         correction = self.config.algorithm.rollout_correction
-        if correction.bypass_mode:
-            return super()._compute_advantage(batch, metrics)
+        if correction.bypass_mode or self._takes_one_pass:
+            with self._bypassing(True):
+                return super()._compute_advantage(batch, metrics)
         data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
         log_ratio_BT, mask_BT = data["old_log_probs"] - data["rollout_log_probs"], data["response_mask"]
         if self._balance is not None:
             sampled_by = self._balance.log_probs(batch, step=self.global_steps, metrics=metrics)
             log_ratio_BT = data["old_log_probs"] - pad_sequence(sampled_by, batch_first=True)
-        step = self.global_steps
-        metrics.update(importance_metrics(log_ratio_BT, data["policy_versions"], mask_BT.bool(), step=step))
+        is_newest_BT = data["policy_versions"] >= self.global_steps - 1
+        metrics.update(importance_metrics(importance_sums(log_ratio_BT, is_newest_BT, mask_BT)))
         if not mask_BT.any():
             return self._advantage_without_tokens(batch, metrics)
         batch = super()._compute_advantage(batch, metrics)
@@ -264,6 +308,13 @@ class AsyncDAPOTrainer(PPOTrainer):
             metrics.update(weight_metrics)
         if correction.rollout_rs is not None:
             store.leave_rejected_out(batch)
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self._takes_one_pass:
+            batch.extra_info[one_update.FIELD] = one_update.told(self.config, newest=self.global_steps - 1)
+        batch = super()._update_actor(batch, metrics)
+        metrics.update(one_update.step_metrics(metrics))
         return batch
 
     def _advantage_without_tokens(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

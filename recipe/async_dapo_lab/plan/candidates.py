@@ -95,7 +95,7 @@ def bound_of(scenario: Scenario, *, drafts: bool = False) -> Bound:
         trained_tok=batch * valid_tok.mean(),
         trained_len_tok=float(valid_tok.mean()),
         tokens_per_s=scenario.num_servers * per_server,
-        log_prob_s=cost.log_prob_s(*sums),
+        log_prob_s=0.0 if scenario.why_two_passes() is None else cost.log_prob_s(*sums),
         train_s=cost.train_s(*sums),
         update_s=scenario.weight_update_s,
     )

@@ -27,7 +27,7 @@ CHOICES_OF = {"accelerator": tuple(ACCELERATORS), "kv_cache_dtype": ("auto", "fp
 MOST_CUT = 0.9  # of responses, that may be as long as the limit [0-1]
 LEAST_VALID_SHARE = 0.005  # of groups, that is worth simulating [0-1]
 KV_BYTES = {"auto": 1.0, "fp8": 0.5}  # of a value, compared with bf16
-SMALLEST = {"steps": 1, "servers": 1} | dict.fromkeys(
+SMALLEST = {"steps": 1, "servers": 1, "updates": 1} | dict.fromkeys(
     ("warmup", "seed", "step_overhead_ms", "request_overhead_ms", "max_length_bias", "max_off_policy"), 0
 )
 ABOVE_ZERO = ("weight_gb", "kv_bytes_per_token", "memory_gb", "bandwidth_tb_s", "bf16_tflop_s")
@@ -103,6 +103,9 @@ class Inputs:
     tool_sigma: Annotated[float, "of the logarithm"] = 1.0
     training_s: Annotated[float | None, "training and log-probs of a step [s]; null = from arithmetic"] = None
     training_flop_share: Annotated[float, "of peak that training reaches [0-1]"] = 0.35
+    updates: Annotated[
+        int, "of a step: mini-batches times epochs; before a single one no log-probs are computed [count]"
+    ] = 16
     update_s: Annotated[float, "engines to sleep and back, with new weights [s]"] = 5.0
     bandwidth_share: Annotated[float, "of peak that decoding reaches [0-1]"] = 0.77
     step_overhead_ms: Annotated[float, "of one decode step, on top of memory traffic [ms]"] = 5.0

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from ...async_dapo.option_values import MOST_DRAFT_TOK, ConfigError
+from ...async_dapo.core.one_pass import why_two_passes
+from ...async_dapo.option_values import MOST_DRAFT_TOK, ConfigError, ImportanceSampling
 from .calibration import MeasuredCosts
 from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cost, step_cost
 from .hardware import Accelerator, ModelShape
@@ -34,6 +35,7 @@ class Scenario:
     tool_sigma: float = 0.0
     training_s: float | None = None  # None: by arithmetic
     training_flop_share: float = 0.35  # of peak, in training and in recomputing log-probs
+    updates: int = 16  # of a step
     update_s: float = 5.0  # engines to sleep and back, and their new weights
     constants: ServerConstants = field(default_factory=ServerConstants)
     measured: MeasuredCosts | None = None  # in place of constants
@@ -110,6 +112,10 @@ class Scenario:
     def request_latency_s(self) -> float:
         """From the start of a trajectory to its request being in the engine [s]; only known from a real run."""
         return 0.0 if self.measured is None else self.measured.latency_s
+
+    def why_two_passes(self, correction: ImportanceSampling = ImportanceSampling.DECOUPLED) -> str | None:
+        """Why this recipe computes log-probs before an update, with its other options' defaults; None: it does not."""
+        return why_two_passes(correction=correction, updates=self.updates)
 
     def training_cost(self) -> TrainingCost:
         return TrainingCost(

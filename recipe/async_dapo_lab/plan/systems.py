@@ -40,7 +40,9 @@ class Habits:
     drops_surplus: bool = False  # valid groups beyond B are thrown away
     drops_interrupted: bool = False  # prompts that the stop cancelled are lost
     scores_buffer: bool = False  # log-probs of interrupted trajectories are recomputed by the trainer in every step
-    scores_batch: bool = True  # old log-probs of the batch are recomputed by the trainer
+    always_scores: bool = (
+        False  # log-probs of the batch are computed before its update, also where that says nothing new
+    )
     trainer_servers: int = 0  # so many servers' GPUs only train, and the others only generate; 0 = all do both
     parts: int = 1  # that a batch is trained in, each as soon as it is there; only of a separate trainer
     max_versions: int | None = None  # that a group may span; only of a separate trainer
@@ -94,7 +96,12 @@ def verl_sync(*, groups: int, poll_s: float = 2.0) -> System:
         name="verl sync",
         overrides=_everything_at_once(groups, stop_rule="drain", rollout_strategy="discard"),
         habits=Habits(
-            poll_s=poll_s, refill=Refill.PER_FILTERED, refill_factor=2, max_inflight_batches=1, drops_surplus=True
+            poll_s=poll_s,
+            refill=Refill.PER_FILTERED,
+            refill_factor=2,
+            max_inflight_batches=1,
+            drops_surplus=True,
+            always_scores=True,
         ),
     )
 
@@ -107,7 +114,7 @@ def verl_colocate_async(*, groups: int) -> System:
     return System(
         name=VERL_COLOCATE_ASYNC,
         overrides=_everything_at_once(2 * groups, stop_rule="first_completed", rollout_strategy="partial"),
-        habits=Habits(poll_s=2.0, resume_delay_s=1.0, refill=Refill.PER_FILTERED),
+        habits=Habits(poll_s=2.0, resume_delay_s=1.0, refill=Refill.PER_FILTERED, always_scores=True),
     )
 
 
@@ -121,7 +128,14 @@ def verl_separate_async(*, groups: int, trainer_servers: int, servers: int, part
     return System(
         name=f"verl separate_async, {trainer_servers} of {servers} train",
         overrides=_everything_at_once(2 * groups, stop_rule="first_completed", rollout_strategy="partial"),
-        habits=Habits(poll_s=2.0, resume_delay_s=1.0, trainer_servers=trainer_servers, parts=parts, max_versions=8),
+        habits=Habits(
+            poll_s=2.0,
+            resume_delay_s=1.0,
+            trainer_servers=trainer_servers,
+            parts=parts,
+            max_versions=8,
+            always_scores=True,
+        ),
     )
 
 
@@ -136,7 +150,8 @@ def async_dapo_2025(*, over_sampling: int, max_concurrent_prompts: int = 16) -> 
         "max_loads_per_server": 256,
     }
     return replace(
-        recipe("async DAPO 2025", **options), habits=Habits(poll_s=0.1, drops_interrupted=True, drops_surplus=True)
+        recipe("async DAPO 2025", **options),
+        habits=Habits(poll_s=0.1, drops_interrupted=True, drops_surplus=True, always_scores=True),
     )
 
 
@@ -145,7 +160,7 @@ def dynamic_sampling(*, batch: int) -> System:
     return System(
         name="dynamic sampling",
         overrides=_everything_at_once(batch, stop_rule="drain", rollout_strategy="discard"),
-        habits=Habits(refill=Refill.NEXT_BATCH, drops_surplus=True),
+        habits=Habits(refill=Refill.NEXT_BATCH, drops_surplus=True, always_scores=True),
     )
 
 
@@ -154,7 +169,7 @@ def april(*, over_sampling: int) -> System:
     return System(
         name="APRIL",
         overrides=_everything_at_once(over_sampling, stop_rule="first_completed", rollout_strategy="partial"),
-        habits=Habits(drops_surplus=True),
+        habits=Habits(drops_surplus=True, always_scores=True),
     )
 
 
@@ -168,7 +183,7 @@ def copris(*, pool_size: int, over_sampling: int) -> System:
         "over_sampling_batch_size": over_sampling,
         "max_staleness": None,
     }
-    return replace(recipe(f"CoPRIS {pool_size}", **options), habits=Habits(scores_buffer=True))
+    return replace(recipe(f"CoPRIS {pool_size}", **options), habits=Habits(scores_buffer=True, always_scores=True))
 
 
 def _everything_at_once(over_sampling: int, **async_dapo: Any) -> dict[str, Any]:
@@ -197,6 +212,8 @@ class TrainerPasses:
         self._prompt_tok, self._cost = scenario.prompt_len_tok, cost or scenario.training_cost()
         self._habits, self._correction, self._n = habits, options.importance_sampling, options.rollout_n
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
+        needs_pass = habits.always_scores or scenario.why_two_passes(options.importance_sampling) is not None
+        self._scores_batch = needs_pass and options.importance_sampling is not ImportanceSampling.BYPASS
 
     def seconds(self, batch: Sequence[VersionTag], buffered_tok: Sequence[int], *, step: int) -> tuple[float, float]:
         """Seconds to compute log-probs, and to train.
@@ -206,8 +223,7 @@ class TrainerPasses:
             buffered_tok: lengths of the trajectories that are kept.
         """
         batch_tok = [sum(num_tok for _, num_tok in tag["segments"]) for tag in batch]
-        scores_batch = self._habits.scores_batch and self._correction is not ImportanceSampling.BYPASS
-        scored = list(batch_tok) if scores_batch else []
+        scored = list(batch_tok) if self._scores_batch else []
         scored += [n for n in buffered_tok if n] if self._habits.scores_buffer else []
         if self._correction is ImportanceSampling.BALANCE:
             scored += [batch_tok[row] for row in self._scored_again(batch, step)]

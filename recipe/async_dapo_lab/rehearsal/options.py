@@ -6,14 +6,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from hydra.core.config_store import ConfigStore
-from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
-from ...async_dapo.config import Seconds, training_gpus
-from ...async_dapo.option_values import ConfigError, Placement, SpeculativeConfig, parse_options
+from ...async_dapo.config import training_gpus, updates_of
+from ...async_dapo.option_values import (
+    ConfigError,
+    Count,
+    NotNegative,
+    Placement,
+    Positive,
+    Seconds,
+    SpeculativeConfig,
+    parse_options,
+)
 from ...async_dapo.startup.hardware import Gpu
 from ..plan.costs import StepCost
 from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator
@@ -59,11 +67,11 @@ class CompressedClock:
 class RehearsalOptions:
     """The options of `options.yaml`, which has units and ranges; `inputs` are those that the planner has, too."""
 
-    speedup: Annotated[float, Meta(gt=0)]
-    steps: Annotated[int, Meta(ge=1)]
-    warmup: Annotated[int, Meta(ge=0)]
+    speedup: Positive
+    steps: Count
+    warmup: NotNegative
     stand_in: bool
-    workers: Annotated[int, Meta(ge=1)]
+    workers: Count
     poll_s: Seconds
     output: str
     inputs: Mapping[str, Any]
@@ -79,7 +87,7 @@ class RehearsalOptions:
         inputs = {key: node.pop(key) for key in list(node) if key in Inputs.described() and key not in own}
         node["inputs"] = {key: value for key, value in inputs.items() if value is not None}
         node.pop("origin_s", None)
-        options = cls(**parse_options(cls, node, NODE))
+        options = parse_options(cls, node, NODE)
         if options.warmup >= options.steps:
             raise ConfigError(NODE + "warmup", options.warmup, f"must be below {NODE}steps={options.steps}")
         return options
@@ -123,6 +131,7 @@ class RehearsalOptions:
             "train_batch_size": config.data.train_batch_size,
             "rollout_n": rollout.n,
             "max_response_length": config.data.max_response_length,
+            "updates": updates_of(config),
         }
         return Inputs.load(None, given | dict(self.inputs))
 

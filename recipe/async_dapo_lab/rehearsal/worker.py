@@ -65,11 +65,11 @@ class EmulatedRank(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, *_: Any, **__: Any) -> None:
-        """There are no weights: nothing to load, to put aside or to profile."""
+        """There are no weights: nothing to load, to put aside or to profile, and no loss."""
 
     load_weights = load_newest_weights = load_checkpoint
     save_model_to_cpu = restore_model_from_cpu = clear_cpu_model = load_checkpoint
-    start_profile = stop_profile = load_checkpoint
+    start_profile = stop_profile = set_loss_fn = load_checkpoint
 
 
 def _log_probs(data: TensorDict) -> TensorDict:

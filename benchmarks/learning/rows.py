@@ -1,0 +1,141 @@
+"""What is compared: how stale the tokens are, and what the loss makes of it. Each is a set of the recipe's options."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from .tasks import TASKS, Task
+
+GROUPS, RESPONSES = 16, 8  # of a step: B prompts, n responses each
+ON_POLICY = "on-policy"
+DEFAULT = "default"  # of `max_staleness` and pool
+STALENESS = (DEFAULT, "2", "4", "8", "16")  # versions
+STRATEGIES = ("partial", "consistent")
+
+_IS = "async_dapo.importance_sampling"
+_CORRECTION = "algorithm.rollout_correction"
+_LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
+_CLIP = "actor_rollout_ref.actor.clip_ratio"
+_BAND = "0.5_5.0"
+
+
+def _clipped(low: float, high: float, most: float = 10.0) -> dict[str, Any]:
+    return {f"{_CLIP}_low": low, f"{_CLIP}_high": high, f"{_CLIP}_c": most}
+
+
+def _one_pass(threshold: Any) -> dict[str, Any]:
+    return {
+        _IS: "bypass",
+        f"{_CORRECTION}.loss_type": "reinforce",
+        f"{_CORRECTION}.rollout_is": "token",
+        f"{_CORRECTION}.rollout_is_threshold": threshold,
+    }
+
+
+# r = pi_theta / pi_prox, w = pi_prox / mu, s = pi_theta / mu; A is the advantage.
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    # clip(r) A: DAPO, arXiv:2503.14476 eq. 8, as if the newest weights had sampled all.
+    "none": {_IS: "none"},
+    # min(w, 2) clip(r) A: decoupled PPO, arXiv:2110.00641; truncated as in verl's documentation of rollout correction.
+    "decoupled": {_IS: "decoupled"},
+    # The same with w set to 0 outside of 0.5 to 5: IcePop, verl's band of thresholds.
+    "decoupled band": {_IS: "decoupled", f"{_CORRECTION}.rollout_is_threshold": _BAND},
+    # min(prod w, 2) clip(r) A, the product over a trajectory.
+    "decoupled sequence": {_IS: "decoupled", f"{_CORRECTION}.rollout_is": "sequence"},
+    # clip(s) A: CoPRIS, arXiv:2511.05589 eq. 8.
+    "bypass": {_IS: "bypass"},
+    # min(s, 2) A log pi_theta without a gradient through s: AIPO, arXiv:2505.24034.
+    "truncated": _one_pass(2.0),
+    # The same with s set to 0 outside of 0.5 to 5: IcePop in one pass.
+    "truncated band": _one_pass(_BAND),
+    # clip(s) A log pi_theta without a gradient through clip(s): CISPO, arXiv:2506.13585 eq. 4, whose only bound is the
+    # upper one.
+    "cispo": {_IS: "bypass", _LOSS: "cispo", **_clipped(1.0, 0.28)},
+    # s A log pi_theta, masked where the probability has moved too far away from mu: DPPO, arXiv:2602.04879.
+    "dppo_tv": {_IS: "bypass", _LOSS: "dppo_tv", **_clipped(0.15, 0.15, 20.0)},
+    "dppo_kl": {_IS: "bypass", _LOSS: "dppo_kl", **_clipped(0.05, 0.05, 20.0)},
+    # Clipped geometric mean of a trajectory's s: GSPO, arXiv:2507.18071 eq. 7.
+    "gspo": {
+        _IS: "bypass",
+        _LOSS: "gspo",
+        **_clipped(3e-4, 4e-4),
+        "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run.
+
+    Attributes:
+        staleness: one of STALENESS; 0 on-policy.
+        rate_factor: of the task's learning rate.
+        updates: of the model in a step, one a mini-batch.
+    """
+
+    task: str
+    strategy: str
+    staleness: str
+    correction: str
+    rate_factor: float
+    updates: int
+    seed: int
+
+    @property
+    def shape(self) -> Task:
+        return TASKS[self.task]
+
+    @property
+    def pool(self) -> int | None:
+        """Trajectories unfinished at once, where staleness is forced up: twice what can be trained in time if every
+        group is valid. The scheduler begins fewer, so that `max_staleness` decides.
+        """
+        return None if self.staleness in ("0", DEFAULT) else 2 * (1 + int(self.staleness)) * GROUPS * RESPONSES
+
+    @property
+    def scheduling(self) -> dict[str, Any]:
+        """Options of the simulated rounds, by full key."""
+        common = {"algorithm.filter_groups.max_num_gen_batches": 50, "async_dapo.report_dir": None}
+        if self.strategy == ON_POLICY:
+            options: dict[str, Any] = {"rollout_strategy": "discard", "stop_rule": "drain", "max_staleness": 0}
+        else:
+            options = {"rollout_strategy": self.strategy}
+        if self.pool is not None:
+            options |= {
+                "max_staleness": int(self.staleness),
+                "rollout_pool_size": self.pool,
+                "over_sampling_batch_size": self.pool // RESPONSES + 2 * GROUPS,
+            }
+        return common | {f"async_dapo.{key}": value for key, value in options.items()}
+
+    @property
+    def learning(self) -> dict[str, Any]:
+        """Options of the loss and its optimizer, by full key."""
+        actor = "actor_rollout_ref.actor"
+        return {
+            f"{actor}.optim.lr": self.rate_factor * self.shape.learning_rate,
+            f"{actor}.ppo_mini_batch_size": GROUPS // self.updates,
+            **CORRECTIONS[self.correction],
+        }
+
+    @property
+    def overrides(self) -> list[str]:
+        """All of the run's, for Hydra."""
+        sizes: Mapping[str, Any] = {
+            "data.train_batch_size": GROUPS,
+            "data.max_prompt_length": self.shape.prompt_tok,
+            "data.max_response_length": self.shape.limit_tok,
+            "actor_rollout_ref.rollout.n": RESPONSES,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": RESPONSES,
+        }
+        options = {**sizes, **self.scheduling, **self.learning}
+        return [f"{key}={'null' if value is None else value}" for key, value in options.items()]
+
+
+def named_rows() -> dict[str, dict[str, str]]:
+    """Name on the command line -> strategy, staleness and correction."""
+    rows = [(ON_POLICY, "0", "none"), *product(STRATEGIES, STALENESS, CORRECTIONS)]
+    names = ("strategy", "staleness", "correction")
+    return {ON_POLICY if row[0] == ON_POLICY else "/".join(row): dict(zip(names, row, strict=True)) for row in rows}

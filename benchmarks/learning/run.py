@@ -1,0 +1,153 @@
+"""How well a policy learns from older tokens: reinforcement learning of a tiny model under the production scheduler.
+
+python -m benchmarks.learning                                              # all rows of all tasks, for days
+python -m benchmarks.learning --tasks addition --rows on-policy "partial/4/*" --seeds 0 1
+python -m benchmarks.learning --tasks "tail 8" --rows on-policy --rate-factors 0.5 1 2 --seeds 100
+
+Writes `runs.csv`, one row a run, and `curves.csv`, a line of each tenth step of a run. What is in the file is not run
+again, any number of these commands may run at once, and one that is killed loses no row that has ended.
+"""
+
+import argparse
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from fnmatch import fnmatch
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from benchmarks.support.runs_file import RunsFile, claim
+from recipe.async_dapo.option_values import ConfigError
+from recipe.async_dapo_lab.plan.systems import System
+
+from . import rows
+from .model import TinyTransformer, sample
+from .rows import GROUPS, RESPONSES, Row
+from .schedule import SampledRun, reward, scenario
+from .tasks import TASKS, Task, held_out, to_tokens
+from .training import Learner, compose_run
+from .warm_start import warm_model
+
+EVERY = 10  # steps between two validations
+_EXERCISES = 512
+_LATE = 3  # validations, of which `accuracy` is the mean
+_MEASURED = ("staleness", "off_policy", "k3_kl", "k3_of_1", "ess_ratio", "entropy", "clipped", "gradient", "length")
+WARM = Path("outputs", "learning", "warm")
+
+
+def accuracy(model: TinyTransformer, task: Task, seed: int) -> float:
+    """Of held-out exercises, sampled at temperature 1."""
+    exercises = held_out(task.name, _EXERCISES)
+    contexts = [to_tokens(one.prompt) for one in exercises]
+    generator = torch.Generator().manual_seed(seed)
+    answers = sample(model, contexts, [task.limit_tok] * len(contexts), generator)
+    return fmean(reward(one, answer.tokens) for one, answer in zip(exercises, answers, strict=True))
+
+
+def train(row: Row, model: TinyTransformer, *, steps: int) -> Iterator[dict[str, float]]:
+    """The measures of every step, with the accuracy where it was validated; ends early where a step's groups are hardly
+    ever valid any more.
+    """
+    learner = Learner(model, compose_run(row.overrides))
+    where = scenario(row.shape, batch=GROUPS, n=RESPONSES, places=row.pool or 4 * GROUPS * RESPONSES)
+    system = System(name=row.strategy, overrides=row.scheduling)
+    run = SampledRun(where, system, row.shape, model, seed=row.seed)
+    for step in range(1, steps + 1):
+        try:
+            done = run.step()
+        except ConfigError:  # `max_num_gen_batches`
+            return
+        measures = {"step": step, "valid": done.valid_groups / max(1, done.valid_groups + done.filtered_groups)}
+        measures |= learner.update(run.trained, step=step)
+        if step % EVERY == 0 or step == steps:
+            measures["accuracy"] = accuracy(model, row.shape, seed=step)
+        yield measures
+
+
+def figures(row: Row, *, steps: int, curves: Path) -> dict[str, Any]:
+    """One run's columns, and its curves."""
+    began_s = time.process_time()
+    model = warm_model(row.shape, row.seed, WARM)
+    before, warm_s = accuracy(model, row.shape, seed=0), time.process_time() - began_s
+    measured = list(train(row, model, steps=steps))
+    validated = [one for one in measured if "accuracy" in one]
+    _write_curves(row, validated, curves)
+    late = [one["accuracy"] for one in validated[-_LATE:]]
+    ages = sorted({name for one in measured for name in one if name.startswith("k3_of_")}, key=lambda n: int(n[6:]))
+    return {
+        "accuracy_before": round(before, 4),
+        "accuracy": round(fmean(late), 4) if late else "",
+        "steps_done": len(measured),
+        "staleness_max": int(max(one["staleness_max"] for one in measured)),
+        **{f"{name}": _mean(measured, name) for name in _MEASURED},
+        "k3_by_age": " ".join(f"{name[6:]}:{_mean(measured, name)}" for name in ages),
+        "cpu_s": round(time.process_time() - began_s - warm_s, 1),
+    }
+
+
+def _mean(measured: list[dict[str, float]], name: str) -> str:
+    """Over the steps that have it."""
+    values = [one[name] for one in measured if name in one]
+    return f"{fmean(values):.4g}" if values else ""
+
+
+def _write_curves(row: Row, validated: list[dict[str, float]], file: Path) -> None:
+    """Append the measures of the validated steps, each the step's own."""
+    names = ("step", "accuracy", "reward", "valid", *_MEASURED, "ratio_max")
+    with claim(file), file.open("a") as lines:
+        if not lines.tell():
+            lines.write(",".join([*asdict(row), *names]) + "\n")
+        for one in validated:
+            values = [f"{one[name]:.4g}" if name in one else "" for name in names]
+            lines.write(",".join([*map(str, asdict(row).values()), *values]) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    known = rows.named_rows()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument(
+        "--rows", nargs="+", default=["*"], help=f"patterns of names, such as {', '.join(known)[:80]}..."
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--rate-factors", type=float, nargs="+", default=[1.0], help="times the task's learning rate")
+    parser.add_argument("--updates", type=int, nargs="+", default=[1], choices=(1, 2, 4, 8, 16), help="of a step")
+    parser.add_argument("--steps", type=int, help="of a run; the task's by default")
+    parser.add_argument("--output", type=Path, default=Path("outputs", "learning"))
+    options = parser.parse_args(arguments)
+    wanted = [name for name in known if any(fnmatch(name, pattern) for pattern in options.rows)]
+    if not wanted:
+        parser.error(f"--rows {shlex.join(options.rows)}: no such row; there are {', '.join(known)}")
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    options.output.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", "-m", "benchmarks.learning", *(sys.argv[1:] if arguments is None else arguments)])
+    cells = [
+        Row(task=task, **known[name], rate_factor=factor, updates=updates, seed=seed)
+        for task in options.tasks
+        for seed in options.seeds
+        for factor in options.rate_factors
+        for updates in options.updates
+        for name in wanted
+    ]
+    for row in cells:
+        _run(row, options.steps or row.shape.steps, options.output, command)
+
+
+def claim_name(row: Row) -> str:
+    return RunsFile.folder_name(asdict(row)).replace("/", "_")
+
+
+def _run(row: Row, steps: int, output: Path, command: str) -> None:
+    """Add a row to the file, unless it is there or another process is at it."""
+    cell = asdict(row) | {"learning_rate": row.rate_factor * row.shape.learning_rate, "steps": steps}
+    with claim(output / "claims" / claim_name(row), waits=False) as is_ours:
+        if is_ours:
+            runs = RunsFile(output / "runs.csv")
+            runs.measure(cell, lambda: figures(row, steps=steps, curves=output / "curves.csv") | {"command": command})

@@ -1,0 +1,180 @@
+"""Which policy version samples which token: the planner's simulation of the production scheduler, whose answers a real
+model gives.
+
+When groups enter a round, every trajectory that has not ended is continued to its end with the round's weights, all in
+one batch. The scheduler then decides on its virtual clock how many of these tokens are generated before the round
+stops. The others have not happened: the next round samples anew from what was kept.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+
+from recipe.async_dapo.core.pool import Dispatch, Settlement
+from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo_lab.plan.hardware import ACCELERATORS, load_model
+from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
+from recipe.async_dapo_lab.plan.measures import StepMeasure
+from recipe.async_dapo_lab.plan.round_simulation import SimulatedRound
+from recipe.async_dapo_lab.plan.scenario import Scenario
+from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
+from recipe.async_dapo_lab.plan.systems import System
+from recipe.async_dapo_lab.plan.workload import ANSWERS, Answers, ValidShare, Workload
+
+from .model import TinyTransformer, sample
+from .tasks import END, Exercise, Task, to_text, to_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """A trajectory to train on."""
+
+    group: str
+    prompt: list[int]
+    tokens: list[int]
+    log_probs: list[float]  # with which they were sampled [nats]
+    versions: list[int]  # that sampled them
+    reward: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _ModelAnswers(Answers):
+    """What the model would answer under the weights of this round, after what it has answered so far."""
+
+    exercise: Exercise
+    prompt: list[int]
+    tokens: list[list[int]]
+    log_probs: list[list[float]]
+
+
+class _Exercises(Workload):
+    """Groups of a task's exercises in place of simulated ones."""
+
+    def __init__(self, scenario: Scenario, task: Task, seed: int) -> None:
+        n, limit_tok = scenario.rollout_n, scenario.max_response_length
+        super().__init__(scenario.lengths, scenario.pass_rates, n=n, limit_tok=limit_tok, seed=seed)
+        self._task, self._rng, self._group_size = task, random.Random(f"{task.name}-{seed}"), n
+        self._numbers = count(1)
+
+    def draw(self, count: int, step: int) -> list[PromptGroup]:
+        return [self._group(step) for _ in range(count)]
+
+    def _group(self, step: int) -> PromptGroup:
+        exercise, n = self._task.exercise(self._rng, held_out=False), self._group_size
+        answers = _ModelAnswers(
+            number=(number := next(self._numbers)),
+            level=0.0,
+            response_lens_tok=[0] * n,
+            metrics=[0.0] * n,
+            earlier_metrics=[],
+            earlier_lens_tok=[],
+            exercise=exercise,
+            prompt=to_tokens(exercise.prompt),
+            tokens=[[] for _ in range(n)],
+            log_probs=[[] for _ in range(n)],
+        )
+        uid, own = f"prompt-{number}", [Trajectory(session_id=i) for i in range(n)]
+        return PromptGroup(uid=uid, key=uid, prompt={ANSWERS: answers}, drawn_at_step=step, trajectories=own)
+
+    def answer_anew(self, answers: Answers) -> None:
+        """A restarted group has no tokens that it could go on from."""
+
+
+def scenario(task: Task, *, batch: int, n: int, places: int) -> Scenario:
+    """Engines that all of the pool runs in at once; seconds do not matter, since every request gets a token a step."""
+    return Scenario(
+        model=load_model("qwen3-0.6b"),
+        accelerator=ACCELERATORS["h100"],
+        num_servers=2,
+        max_num_seqs=-(-places // 2),
+        train_batch_size=batch,
+        rollout_n=n,
+        max_response_length=task.limit_tok,
+        prompt_len_tok=task.prompt_tok,
+        lengths=LogNormalLengths(median_tok=1.0, sigma=0.0, correlation=0.0),
+        pass_rates=ValidShare(1.0),
+    )
+
+
+class SampledRun(TrainingRun):
+    """Rounds of one system, answered by a model; step s samples with the weights as they are, which are version s - 1.
+
+    Attributes:
+        trained: what the last step trains on, a group's trajectories next to each other.
+    """
+
+    def __init__(self, where: Scenario, system: System, task: Task, model: TinyTransformer, *, seed: int) -> None:
+        super().__init__(where, system)
+        self._workload = _Exercises(where, task, seed)
+        self._task, self._model = task, model
+        self._generator = torch.Generator().manual_seed(seed)
+        self._kept: dict[str, list[Sampled]] = {}
+        self._is_open = False
+        self.trained: list[Sampled] = []
+        self.sampled_tok = 0  # by the model, those included that have not happened
+
+    def _simulate(self, dispatch: Dispatch) -> SimulatedRound:
+        self._answer(dispatch.groups)
+        self._is_open = True
+        simulated = super()._simulate(dispatch)
+        self._is_open = False
+        return simulated
+
+    def _draw(self, count: int) -> Dispatch:
+        dispatch = super()._draw(count)
+        if self._is_open:
+            self._answer(dispatch.groups)
+        return dispatch
+
+    def _answer(self, groups: Iterable[PromptGroup]) -> None:
+        """Continue to the end what has not ended."""
+        open_ended: list[tuple[_ModelAnswers, int]] = []
+        for group in groups:
+            answers: _ModelAnswers = group.prompt[ANSWERS]
+            for trajectory in group.unfinished:
+                i, done_tok = trajectory.session_id, trajectory.generated_tok
+                del answers.tokens[i][done_tok:], answers.log_probs[i][done_tok:]
+                if done_tok < self._task.limit_tok and END not in answers.tokens[i]:
+                    open_ended.append((answers, i))
+        if not open_ended:
+            return
+        contexts = [answers.prompt + answers.tokens[i] for answers, i in open_ended]
+        most_tok = [self._task.limit_tok - len(answers.tokens[i]) for answers, i in open_ended]
+        continuations = sample(self._model, contexts, most_tok, self._generator)
+        for (answers, i), continuation in zip(open_ended, continuations, strict=True):
+            answers.tokens[i] += continuation.tokens
+            answers.log_probs[i] += continuation.log_probs
+            answers.response_lens_tok[i] = len(answers.tokens[i])
+            answers.metrics[i] = reward(answers.exercise, answers.tokens[i])
+            self.sampled_tok += len(continuation.tokens)
+
+    def _store(self, group: PromptGroup) -> None:
+        super()._store(group)
+        answers: _ModelAnswers = group.prompt[ANSWERS]
+        self._kept[group.uid] = [
+            Sampled(
+                group=group.uid,
+                prompt=answers.prompt,
+                tokens=answers.tokens[one.session_id],
+                log_probs=answers.log_probs[one.session_id],
+                versions=[version for version, count in one.stamps for _ in range(count)],
+                reward=answers.metrics[one.session_id],
+            )
+            for one in group.trajectories
+        ]
+        answers.tokens = [[] for _ in group.trajectories]
+        answers.log_probs = [[] for _ in group.trajectories]
+
+    def _measure(self, simulated: SimulatedRound, settlement: Settlement, **kwargs: Any) -> StepMeasure:
+        self.trained = [one for uid in settlement.trained_uids for one in self._kept.pop(uid)]
+        self._kept = {uid: self._kept[uid] for uid in self.pool.carried_uids}
+        return super()._measure(simulated, settlement, **kwargs)
+
+
+def reward(exercise: Exercise, tokens: Sequence[int]) -> float:
+    """1 for a right answer that has ended, else 0."""
+    return float(tokens[-1] == END and exercise.is_right(to_text(list(tokens[:-1]))))

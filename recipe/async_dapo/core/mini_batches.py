@@ -1,0 +1,44 @@
+"""Which trajectories make a mini-batch, and which training rank gets which of them."""
+
+from collections.abc import Callable, Sequence
+
+Partition = Callable[[Sequence[int], int], Sequence[Sequence[int]]]
+
+
+def balanced_order(
+    keys: Sequence[str], work: Sequence[int], *, ranks: int, rows: int, partition: Partition
+) -> list[int]:
+    """The order in which training ranks have equal work in every mini-batch, and in all of them together.
+
+    Each rank takes an equal part of the batch, from the front, and cuts it into mini-batches in that order. Which ones
+    are in a mini-batch goes by names, which say nothing of length or age; those of a prompt group stay together.
+
+    Args:
+        keys: names of the trajectories, in which the group's comes first.
+        work: of each trajectory.
+        rows: trajectories of a mini-batch over all ranks, a multiple of `ranks`, which divides the batch.
+        partition: of such work into parts of one size, whose sums are as equal as can be: the indices of each part.
+    """
+    by_name = sorted(range(len(keys)), key=keys.__getitem__)
+    of_rank: list[list[int]] = [[] for _ in range(ranks)]
+    done = [0] * ranks
+    for first in range(0, len(by_name), rows):
+        mini = by_name[first : first + rows]
+        parts = [[mini[i] for i in part] for part in partition([work[i] for i in mini], ranks)]
+        sums = [sum(work[i] for i in part) for part in parts]
+        heaviest_first = sorted(range(ranks), key=lambda part: -sums[part])
+        least_first = sorted(range(ranks), key=done.__getitem__)
+        for rank, part in zip(least_first, heaviest_first, strict=True):
+            of_rank[rank] += parts[part]
+            done[rank] += sums[part]
+    return [i for part in of_rank for i in part]
+
+
+def imbalance(order: Sequence[int], work: Sequence[int], *, ranks: int, rows: int) -> list[float]:
+    """Of each update: the most work of a rank over the mean, at least 1. All ranks wait for that one."""
+    per_rank, per_cell = len(order) // ranks, rows // ranks
+    found = []
+    for first in range(0, per_rank, per_cell):
+        sums = [sum(work[i] for i in order[rank * per_rank + first :][:per_cell]) for rank in range(ranks)]
+        found.append(max(sums) * ranks / sum(sums))
+    return found

@@ -1,0 +1,486 @@
+"""Options that do not go together: one row each, judged by `check_rules`.
+
+Without these rows verl or vLLM would ignore an option or misread it, training would learn wrongly, or the run would end
+minutes after its start. What they refuse themselves before engines start has no row. Each row was checked against the
+installed wheels.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib.util import find_spec
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo import rollout_corr_helper as corrections
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.tracking import Tracking
+from verl.workers.config import CriticConfig
+
+from ..config import (
+    AsyncDAPOConfig,
+    checkpoints_to_keep,
+    engine_gpus,
+    gpus_per_engine,
+    needs_bypass_loss,
+    training_gpus,
+)
+from ..core.leases import MAX_PENDING_CALLS, server_calls
+from ..option_values import (
+    SUFFIX_MODULE,
+    SUFFIX_PACKAGE,
+    ConfigError,
+    Drafts,
+    ImportanceSampling,
+    Rule,
+    SpeculativeConfig,
+    check_choice,
+    check_each,
+    check_rules,
+    own_head_drafts,
+)
+from .verl_options import listed
+
+_ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
+_MODEL, _CORRECTION, _REWARD = "actor_rollout_ref.model.", "algorithm.rollout_correction.", "reward.reward_kwargs."
+_VLLM, _OVERLONG = _ROLLOUT + "engine_kwargs.vllm.", _REWARD + "overlong_buffer_cfg."
+_LOSS_MODE = _ACTOR + "policy_loss.loss_mode"
+_MODELS = {"actor": _ACTOR, "ref": _REF, "critic": "critic."}
+_NODES = {
+    "actor": "actor_rollout_ref.actor",
+    "model": "actor_rollout_ref.model",
+    "rollout": "actor_rollout_ref.rollout",
+    "validation": "actor_rollout_ref.rollout.val_kwargs",
+    "vllm": "actor_rollout_ref.rollout.engine_kwargs.vllm",
+    "correction": "algorithm.rollout_correction",
+    "overlong": "reward.reward_kwargs.overlong_buffer_cfg",
+    "reward_model": "reward.reward_model",
+}
+
+# They need a field that the V1 trainer never computes, and fail after the first rollout.
+UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
+KL_LOSSES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+")
+PENALISED_METRICS = ("reward", "seq_reward", "seq_final_reward")  # of the final reward, with the overlong penalty
+# Logger -> the package that it imports where training runs.
+LOGGER_PACKAGES = {"vemlp_wandb": "volcengine_ml_platform"} | {
+    name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio", "rl_insight")
+}
+_STORED = {"model", "optimizer", "extra"}  # what a resumed run goes on from
+_NOT_QUANTIZED = (None, "auto", "float16", "bfloat16")
+_MOST_WEIGHT = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The facts that rows are judged by: verl's nodes by the names in `_NODES`, others by those of the configuration.
+
+    Attributes:
+        config: in which the arguments of vLLM have underscores, however they were written.
+        options: this recipe's.
+        own_drafts: vLLM's speculative config, as users gave it themselves.
+    """
+
+    config: DictConfig
+    options: AsyncDAPOConfig
+    own_drafts: SpeculativeConfig | None
+
+    @classmethod
+    def of(cls, config: DictConfig, options: AsyncDAPOConfig) -> "Run":
+        config = config.copy()
+        rollout = config.actor_rollout_ref.rollout
+        given = rollout.engine_kwargs.vllm.items()
+        rollout.engine_kwargs.vllm = {str(key).replace("-", "_"): value for key, value in given}
+        return cls(config=config, options=options, own_drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm))
+
+    def __getattr__(self, name: str) -> Any:
+        return self.get(_NODES.get(name, name))
+
+    def get(self, key: str) -> Any:
+        return OmegaConf.select(self.config, key)
+
+    def corrects(self, mode: ImportanceSampling) -> bool:
+        return self.options.importance_sampling is mode
+
+    @cached_property
+    def has(self) -> dict[str, bool]:
+        """Which models are trained, or score."""
+        return {"actor": True, "ref": need_reference_policy(self.config), "critic": need_critic(self.config)}
+
+    @property
+    def longest_tok(self) -> int:
+        return self.options.max_prompt_length + self.options.max_response_length
+
+    @property
+    def split_over(self) -> dict[str, int]:
+        """Ranks that share a sequence, by model [count]."""
+        keys = [f"{node}ulysses_sequence_parallel_size" for node in ("", "fsdp_config.", "fsdp.")]
+        return {model: max(self.get(prefix + key) or 1 for key in keys) for model, prefix in _MODELS.items()}
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Data-parallel ranks of FSDP, by model."""
+        return {model: max(1, training_gpus(self.config) // split) for model, split in self.split_over.items()}
+
+    @property
+    def multiple(self) -> dict[str, int]:
+        """Prompts of which a mini batch is a multiple, by model."""
+        return {model: ranks // math.gcd(ranks, self.options.rollout_n) for model, ranks in self.ranks.items()}
+
+    @property
+    def least_tok(self) -> dict[str, int]:
+        """Tokens that a rank's share of the longest trajectory has, by model."""
+        return {model: -(-self.longest_tok // split) for model, split in self.split_over.items()}
+
+    @property
+    def withholds(self) -> bool:
+        """Whether tokens may grow too old for the loss in the middle of a trajectory."""
+        options = self.options
+        spans = options.keeps_tokens and (not options.drains or options.max_tokens_per_round is not None)
+        return bool(options.max_staleness) and spans
+
+    @property
+    def waiting(self) -> int:
+        """Requests that workers could wait with at once: a group starts while there is one place for its n [count]."""
+        fixed = self.options.fixed_pool_size
+        return self.options.lanes_hold if fixed is None else fixed + self.options.rollout_n - 1
+
+    @property
+    def calls(self) -> int:
+        """Concurrent calls of a vLLM server actor."""
+        return server_calls(self.rollout.max_num_seqs * self.rollout.data_parallel_size)
+
+    @property
+    def engine_gpus(self) -> int:
+        return engine_gpus(self.config)
+
+    @property
+    def gpus_per_engine(self) -> int:
+        return gpus_per_engine(self.config)
+
+    @property
+    def drafts_by(self) -> str | None:
+        """The method that users gave vLLM."""
+        return None if self.own_drafts is None else self.own_drafts.config.get("method")
+
+    @property
+    def truncates_tokens(self) -> bool:
+        """Whether each token has a weight that is small enough for engines of another precision."""
+        upper = str(self.correction.rollout_is_threshold).rpartition("_")[2]
+        return (
+            (self.corrects(DECOUPLED) or self.corrects(BALANCE))
+            and self.correction.rollout_is in (None, "token")
+            and upper.replace(".", "", 1).isdecimal()
+            and float(upper) <= _MOST_WEIGHT
+        )
+
+    @property
+    def missing_packages(self) -> str:
+        """Those of loggers."""
+        packages = [LOGGER_PACKAGES.get(name) for name in listed(self.trainer.logger)]
+        return ", ".join(package for package in packages if package is not None and find_spec(package) is None)
+
+
+DECOUPLED, BALANCE = ImportanceSampling.DECOUPLED, ImportanceSampling.BALANCE
+BYPASS, NONE = ImportanceSampling.BYPASS, ImportanceSampling.NONE
+
+
+def _lacks_parts(it: Run, model: str, contents: str) -> bool:
+    acts = it.trainer.save_freq > 0 if contents == "save_contents" else it.trainer.resume_mode != "disable"
+    parts = it.get(f"{_MODELS[model]}checkpoint.{contents}")
+    return acts and it.has[model] and parts is not None and not set(listed(parts)) >= _STORED
+
+
+def _fills_up(it: Run, model: str) -> bool:
+    return it.has[model] and it.options.target_valid_groups % it.get(_MODELS[model] + "ppo_mini_batch_size") != 0
+
+
+def _splits_unevenly(it: Run, model: str) -> bool:
+    mini_batch = it.get(_MODELS[model] + "ppo_mini_batch_size") * it.options.rollout_n
+    return it.has[model] and mini_batch % it.ranks[model] != 0
+
+
+def _is_uneven(it: Run, model: str, sizes: str, dynamic: str) -> bool:
+    """A fixed micro batch must divide what a rank gets."""
+    prompts = it.actor.ppo_mini_batch_size if sizes == _ACTOR + "ppo_" else it.options.target_valid_groups
+    value, per_rank = it.get(sizes + "micro_batch_size_per_gpu"), prompts * it.options.rollout_n // it.ranks[model]
+    return it.has[model] and not it.get(dynamic) and (value is None or per_rank % value != 0)
+
+
+def _is_short(it: Run, model: str, key: str, dynamic: str | None) -> bool:
+    """A dynamic micro batch must hold the longest trajectory. Those of a critic are always dynamic."""
+    value = OmegaConf.select(it.config, key, default=None if dynamic else CriticConfig.ppo_infer_max_token_len_per_gpu)
+    acts = it.has[model] and (dynamic is None or it.get(dynamic))
+    return acts and (value is None or value < it.least_tok[model])
+
+
+_DYNAMIC = _ACTOR + "use_dynamic_bsz"
+_MICRO = (
+    ("actor", _ACTOR + "ppo_", _DYNAMIC),
+    ("actor", _ROLLOUT + "log_prob_", _DYNAMIC),
+    ("ref", _REF + "log_prob_", _REF + "log_prob_use_dynamic_bsz"),
+)
+_LONGEST = (
+    *((model, f"{sizes}max_token_len_per_gpu", dynamic) for model, sizes, dynamic in _MICRO),
+    ("critic", "critic.ppo_infer_max_token_len_per_gpu", None),
+)
+_OLD = "older than async_dapo.max_staleness={it.options.max_staleness}"
+_CONTRADICTS = "contradicts async_dapo.importance_sampling={it.options.importance_sampling}; "
+_STRATEGY = "async_dapo.rollout_strategy={it.options.rollout_strategy} keeps the "
+_PLACE = "async_dapo.drafts={it.options.drafts} takes its place; leave one of them out"
+_PACKAGE = f"vLLM needs a package for it; run: pip install {SUFFIX_PACKAGE}"
+_FSDP_TRAINS = f"with {_MODEL}lora_rank=0 FSDP trains all weights; set {_MODEL}lora_rank, or leave it out"
+
+# fmt: off
+RULES: tuple[Rule, ...] = (
+    Rule("trainer.val_only", lambda it: it.trainer.val_only and not it.trainer.val_before_train,
+         "is ignored without trainer.val_before_train=True"),
+    Rule(_ROLLOUT + "val_kwargs.temperature",
+         lambda it: it.validation.temperature == 0 and (it.validation.n > 1 or it.validation.do_sample),
+         "gives the same answer {it.validation.n} times, do_sample={it.validation.do_sample} is ignored; set a "
+         "temperature > 0, or n=1 and do_sample=False"),
+    Rule(_ROLLOUT + "val_kwargs.do_sample", lambda it: it.validation.temperature > 0 and not it.validation.do_sample,
+         "verl ignores it, and val_kwargs.temperature={it.validation.temperature} samples; set temperature=0 for "
+         "greedy answers, or do_sample=True"),
+    Rule("trainer.critic_warmup", lambda it: it.trainer.critic_warmup > 0 and not it.has["critic"],
+         "there is no critic, and the actor would not train; set 0"),
+    Rule("trainer.max_critic_ckpt_to_keep",
+         lambda it: it.has["critic"] and it.trainer.max_critic_ckpt_to_keep is not None
+         and checkpoints_to_keep(it.config, "critic") != checkpoints_to_keep(it.config),
+         "is ignored: a checkpoint stays or goes as a whole, by trainer.max_actor_ckpt_to_keep; leave it out"),
+    Rule("trainer.resume_from_path", lambda it: it.trainer.resume_from_path and it.trainer.resume_mode != "resume_path",
+         "is ignored with trainer.resume_mode={it.trainer.resume_mode}; set trainer.resume_mode=resume_path"),
+    Rule("trainer.resume_from_path",
+         lambda it: not it.trainer.resume_from_path and it.trainer.resume_mode == "resume_path",
+         "set it to a checkpoint folder, or resume_mode=auto"),
+    Rule("trainer.logger", lambda it: it.missing_packages,
+         "needs {it.missing_packages}, which is not installed; install or drop it"),
+    *(Rule(f"{_MODELS[model]}checkpoint.{contents}", partial(_lacks_parts, model=model, contents=contents),
+           "must hold model, optimizer, extra: a run could not go on from a checkpoint without them; add what is "
+           "missing, or set trainer.save_freq=-1 and trainer.resume_mode=disable")
+      for model in ("actor", "critic") for contents in ("save_contents", "load_contents")),
+    *(Rule(_MODELS[model] + "ppo_mini_batch_size",
+           partial(_fills_up, model=model),
+           "must divide data.train_batch_size={it.options.target_valid_groups}: verl would fill the last mini batch up "
+           "with padding")
+      for model in ("actor", "critic")),
+    *(Rule(_MODELS[model] + "ppo_mini_batch_size",
+           partial(_splits_unevenly, model=model),
+           f"times rollout.n={{it.options.rollout_n}} trajectories must be a multiple of the {{it.ranks[{model}]}} "
+           f"data-parallel ranks; set a multiple of {{it.multiple[{model}]}}")
+      for model in ("actor", "critic")),
+    *(Rule(sizes + "micro_batch_size_per_gpu", partial(_is_uneven, model=model, sizes=sizes, dynamic=dynamic),
+           f"must divide the trajectories that a rank gets; or set {dynamic}=True")
+      for model, sizes, dynamic in _MICRO),
+    *(Rule(key, partial(_is_short, model=model, key=key, dynamic=dynamic),
+           f"must be >= {{it.least_tok[{model}]}}: a trajectory can have {{it.longest_tok}} tokens, over "
+           f"{{it.split_over[{model}]}} sequence-parallel ranks; training would fail at the first long one")
+      for model, key, dynamic in _LONGEST),
+
+    Rule("algorithm.use_pf_ppo", lambda it: it.algorithm.use_pf_ppo,
+         "with adv_estimator=gae verl's V1 trainer gives trajectories the advantages of others, and else ignores it; "
+         "set it to False"),
+    Rule("algorithm.filter_groups.metric", lambda it: it.options.filter.metric in PENALISED_METRICS,
+         "the filter judges a raw metric of the reward function, such as acc or score: the final reward holds the "
+         "overlong penalty, with which an all-wrong group can pass"),
+    Rule("algorithm.adv_estimator", lambda it: it.algorithm.adv_estimator == "opo" and it.withholds,
+         f"its baseline weighs rewards by lengths, which lose the tokens {_OLD}; set async_dapo.max_staleness=null, or "
+         "another estimator"),
+    Rule("algorithm.use_kl_in_reward", lambda it: it.algorithm.use_kl_in_reward and it.withholds,
+         f"tokens {_OLD} leave the loss, and would leave their trajectories' KL penalty and their group's baseline "
+         "with it; set async_dapo.max_staleness=null, or use actor_rollout_ref.actor.use_kl_loss"),
+    Rule(_ACTOR + "loss_scale_factor",
+         lambda it: it.actor.loss_agg_mode == "seq-mean-token-sum-norm" and it.actor.loss_scale_factor is None,
+         "with loss_agg_mode=seq-mean-token-sum-norm verl divides by the longest answer of each micro batch, so a "
+         "token weighs more where all are short; set it to data.max_response_length={it.options.max_response_length}"),
+
+    Rule("async_dapo.max_staleness", lambda it: it.corrects(BALANCE) and it.options.max_staleness is None,
+         "async_dapo.importance_sampling=balance keeps the weights of so many versions; set a number, such as 4"),
+    Rule(_ACTOR + "strategy", lambda it: it.corrects(BALANCE) and it.actor.strategy != "fsdp2",
+         "async_dapo.importance_sampling=balance exchanges FSDP2's weights; use fsdp2, or decoupled"),
+    Rule(_CORRECTION + "rollout_is",
+         lambda it: it.corrects(BYPASS) and it.correction.rollout_is and it.correction.loss_type == "ppo_clip",
+         "PPO's ratio is the importance weight in bypass mode, verl ignores this one; leave it null, choose "
+         "async_dapo.importance_sampling=decoupled, or set algorithm.rollout_correction.loss_type=reinforce"),
+    Rule(_LOSS_MODE, lambda it: it.corrects(BYPASS) and it.get(_LOSS_MODE) == "gpg",
+         "has no ratio, which is the correction in bypass mode; use async_dapo.importance_sampling=decoupled"),
+    Rule(_LOSS_MODE, lambda it: it.corrects(BYPASS) and needs_bypass_loss(it.correction)
+         and it.get(_LOSS_MODE) not in ("vanilla", "bypass_mode", "gpg"),
+         "is replaced by verl's bypass loss, which rollout_rs and loss_type=reinforce need; leave it at vanilla"),
+    Rule("async_dapo.max_tokens_per_round",  # verl's bypass loss raises at a micro batch without a token
+         lambda it: it.corrects(BYPASS) and needs_bypass_loss(it.correction) and it.options.max_staleness
+         and (it.options.max_tokens_per_round or math.inf) < it.options.max_response_length,
+         f"a trajectory may be set aside until its group's tokens are {_OLD}, and verl's bypass loss, which rollout_rs "
+         "and loss_type=reinforce need, ends the run where no token is left; leave it null, or set "
+         "async_dapo.max_staleness=null, or async_dapo.importance_sampling=decoupled"),
+    *(Rule(_CORRECTION + name,
+           partial(lambda it, name: it.corrects(NONE) and it.correction[name] is not None, name=name),
+           _CONTRADICTS + "leave it null or choose decoupled")
+      for name in ("rollout_is", "rollout_rs")),
+    Rule(_CORRECTION + "bypass_mode", lambda it: not it.corrects(BYPASS) and it.correction.bypass_mode,
+         _CONTRADICTS + "set it to False, or importance_sampling to bypass"),
+    Rule(_CORRECTION + "loss_type", lambda it: not it.corrects(BYPASS) and it.correction.loss_type != "ppo_clip",
+         "acts with async_dapo.importance_sampling=bypass only; leave it at ppo_clip"),
+    Rule(_LOSS_MODE, lambda it: not it.corrects(BYPASS) and it.get(_LOSS_MODE) == "bypass_mode",
+         "would take recomputed log-probs for the behaviour policy's; set async_dapo.importance_sampling=bypass, or "
+         "leave it at vanilla"),
+    Rule(_CORRECTION + "rollout_is", lambda it: it.correction.loss_type == "reinforce"
+         and it.correction.rollout_is is None and it.correction.rollout_rs is None,
+         "loss_type=reinforce has no ratio of its own; set it to token, or rollout_rs to a mask"),
+    Rule(_CORRECTION + "rollout_is_threshold", lambda it: it.correction.rollout_is_threshold is None
+         and (it.corrects(DECOUPLED) or it.corrects(BALANCE) or it.correction.rollout_is is not None),
+         "verl would leave the weights out; set the truncation, such as 2.0, or async_dapo.importance_sampling=none"),
+
+    Rule("async_dapo.max_concurrent_prompts",
+         lambda it: it.options.rollout_pool_size is None and it.waiting >= MAX_PENDING_CALLS,
+         "{it.options.num_workers} workers could wait with {it.waiting} requests at once, and the load balancer takes "
+         f"{MAX_PENDING_CALLS} calls; lower it"),
+    Rule("async_dapo.rollout_pool_size",
+         lambda it: it.options.fixed_pool_size is not None and it.waiting >= MAX_PENDING_CALLS,
+         f"{{it.waiting}} requests could wait, and the load balancer takes {MAX_PENDING_CALLS} calls; lower it"),
+    Rule("async_dapo.max_loads_per_server", lambda it: (it.options.max_loads_per_server or 0) >= it.calls,
+         "must be below {it.calls}, the concurrent calls of a vLLM server actor: weight updates and the stop would "
+         "wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs"),
+    Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate and it.rollout.nnodes < 1,
+         "must be >= 1: async_dapo.placement=separate runs engines there"),
+    Rule(_ROLLOUT + "nnodes", lambda it: not it.options.is_separate and it.rollout.nnodes,
+         "with async_dapo.placement=colocated engines share the trainer's GPUs; set async_dapo.placement=separate, or "
+         "0"),
+    *(Rule(_ROLLOUT + "tensor_model_parallel_size",
+           partial(lambda it, own: it.options.is_separate is own and it.engine_gpus % it.gpus_per_engine, own=own),
+           "an engine takes {it.gpus_per_engine} GPUs, which does not divide the {it.engine_gpus} of "
+           f"{owner}.nnodes x {owner}.n_gpus_per_node")
+      for own, owner in ((True, "actor_rollout_ref.rollout"), (False, "trainer"))),
+    Rule(_ROLLOUT + "free_cache_engine",
+         lambda it: it.options.keeps_kv and it.rollout.free_cache_engine and not it.options.is_separate,
+         _STRATEGY + "KV cache while the actor trains; set False, and gpu_memory_utilization so low that both fit"),
+    Rule(_ROLLOUT + "enable_sleep_mode",
+         lambda it: it.rollout.free_cache_engine and it.rollout.get("enable_sleep_mode") is False,
+         "engines cannot sleep; set free_cache_engine=False too"),
+    Rule(_MODEL + "lora_rank", lambda it: it.options.is_separate and it.model.lora_rank and not it.model.lora.merge,
+         "with async_dapo.placement=separate engines get whole weights; set actor_rollout_ref.model.lora.merge=True"),
+    Rule(_MODEL + "lora.rank", lambda it: not it.model.lora_rank and it.model.lora.rank,
+         "is Megatron's: " + _FSDP_TRAINS),
+    Rule(_MODEL + "lora_adapter_path", lambda it: not it.model.lora_rank and it.model.lora_adapter_path,
+         "is ignored: " + _FSDP_TRAINS),
+
+    Rule(_VLLM + "speculative_config", lambda it: it.options.drafts and it.own_drafts, _PLACE),
+    Rule(_ROLLOUT + "mtp.enable_rollout", lambda it: it.options.drafts and own_head_drafts(it.rollout), _PLACE),
+    Rule("async_dapo.drafts", lambda it: it.options.drafts is Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None,
+         _PACKAGE),
+    Rule(_VLLM + "speculative_config.method",
+         lambda it: it.drafts_by == Drafts.SUFFIX and find_spec(SUFFIX_MODULE) is None, _PACKAGE),
+    Rule(_VLLM + "speculative_config.rejection_sample_method",
+         lambda it: it.own_drafts and it.own_drafts.config.get("rejection_sample_method") == "synthetic",
+         "accepts drafts by chance, whatever the policy says; leave it out"),
+    Rule(_VLLM + "speculative_config.draft_load_config",
+         lambda it: it.own_drafts and it.own_drafts.has_weights and it.rollout.load_format == "dummy"
+         and not it.own_drafts.config.get("draft_load_config"),
+         f"with {_ROLLOUT}load_format=dummy the model that drafts would keep random weights, as no weight update "
+         "brings others; set {{load_format: auto}}"),
+    Rule(_ROLLOUT + "load_format",
+         lambda it: not it.own_drafts and own_head_drafts(it.rollout) and it.rollout.load_format == "dummy",
+         "with mtp.enable_rollout=True the model's own head drafts, and FSDP neither trains nor brings it: it would "
+         "draft at random; set auto, which loads it from the checkpoint, or mtp.enable_rollout=False"),
+    Rule(_VLLM + "logits_processors", lambda it: it.vllm.get("logits_processors")
+         and (it.own_drafts or it.options.drafts or own_head_drafts(it.rollout)),
+         "vLLM refuses them where it verifies drafts; leave them out"),
+    *(Rule(key, partial(lambda it, key: it.get(key) not in _NOT_QUANTIZED and not it.truncates_tokens, key=key),
+           "engines sample from another distribution than the trainer's, which needs a weight for each token, "
+           f"truncated at {_MOST_WEIGHT:g}; set async_dapo.importance_sampling=decoupled, {_CORRECTION}rollout_is="
+           f"token and {_CORRECTION}rollout_is_threshold={_MOST_WEIGHT:g}")
+      for key in (_ROLLOUT + "quantization", _VLLM + "quantization", _VLLM + "kv_cache_dtype")),
+    Rule(_VLLM + "kv_cache_dtype",
+         lambda it: it.options.keeps_kv and it.vllm.get("kv_cache_dtype") not in _NOT_QUANTIZED,
+         _STRATEGY + "cache over weight updates, and with it keys and values of other scales; choose partial, or leave "
+         "it out"),
+    Rule(_VLLM + "calculate_kv_scales", lambda it: it.vllm.get("calculate_kv_scales"),
+         "vLLM calculates scales once, of the weights that an engine starts with, and sets them to 1 when it wakes up; "
+         "leave it out"),
+    Rule(_VLLM + "worker_extension_cls", lambda it: it.vllm.get("worker_extension_cls"),
+         "is the recipe's own: it brings the weights; leave it out"),
+
+    Rule("reward.reward_model.enable_resource_pool",
+         lambda it: it.reward_model.enable and not it.reward_model.enable_resource_pool,
+         "a reward model on the trainer's GPUs scores only after the rollout, so groups cannot be judged inline; set "
+         "it to True or use a rule-based reward"),
+    Rule("reward.reward_model.enable_resource_pool",
+         lambda it: it.reward_model.enable_resource_pool and not it.reward_model.enable,
+         "would reserve GPUs for nothing: reward.reward_model.enable=False; set both or neither"),
+    Rule("reward.reward_model.rollout.free_cache_engine",
+         lambda it: it.reward_model.enable and it.reward_model.rollout.free_cache_engine,
+         "verl would put the reward model's engines to sleep at start-up, and wakes them only for rewards after the "
+         "rollout; set it to False"),
+    Rule("reward.custom_reward_function.path",
+         lambda it: it.reward_model.enable and it.reward.custom_reward_function.path is None,
+         "verl's agent loops cannot read the score of a reward model alone, which comes without further metrics; name "
+         "a reward function that asks the model (its argument reward_router_address) and returns a dict"),
+    Rule(_OVERLONG + "enable", lambda it: it.overlong.enable and it.reward.reward_manager.source == "register"
+         and it.reward.reward_manager.name != "dapo",
+         "is ignored by reward.reward_manager.name={it.reward.reward_manager.name}; use dapo, or disable it"),
+    Rule(_REWARD + "max_resp_len",
+         lambda it: it.overlong.enable and it.reward.reward_kwargs.max_resp_len != it.options.max_response_length,
+         "must equal data.max_response_length={it.options.max_response_length}, where responses end"),
+    Rule(_OVERLONG + "len",
+         lambda it: it.overlong.enable and it.overlong.len > it.options.max_response_length,
+         "must be in 1..{it.options.max_response_length}; set overlong_buffer_cfg.enable=False to disable"),
+)
+# fmt: on
+
+
+def _masks(it: Run) -> list[str]:
+    return [name.strip() for name in str(it.correction.rollout_rs or "").split(",") if name.strip()]
+
+
+def _of(key: str, unless: str = _MODEL + "external_lib") -> Callable[[Run], list[Any]]:
+    """The value, unless a library of the user's may add to what verl knows."""
+    return lambda it: [it.get(key)] if it.get(unless) is None else []
+
+
+# (option, its values, those that verl knows): of another it learns after the first rollout.
+CHOICES: tuple[tuple[str, Callable[[Run], list[Any]], Iterable[str]], ...] = (
+    ("trainer.logger", lambda it: listed(it.trainer.logger), Tracking.supported_backend),
+    ("algorithm.adv_estimator", _of("algorithm.adv_estimator"), ADV_ESTIMATOR_REGISTRY.keys() - UNSUPPORTED_ESTIMATORS),
+    (_LOSS_MODE, _of(_LOSS_MODE), POLICY_LOSS_REGISTRY),
+    (_ACTOR + "kl_loss_type", lambda it: [it.actor.kl_loss_type] if it.actor.use_kl_loss else [], KL_LOSSES),
+    (_CORRECTION + "loss_type", lambda it: [it.correction.loss_type], ("ppo_clip", "reinforce")),
+    (_CORRECTION + "rollout_is", lambda it: [it.correction.rollout_is or "token"], ("token", "sequence")),
+    (_CORRECTION + "rollout_rs", _masks, corrections.SUPPORTED_ROLLOUT_RS_OPTIONS),
+)
+# (option, verl's reading of it, what to set)
+THRESHOLDS: tuple[tuple[str, Callable[[Run, Any], Any], str], ...] = (
+    (
+        _CORRECTION + "rollout_is_threshold",
+        lambda it, value: value is None or corrections._parse_rollout_is_threshold(value),
+        "a number > 0, or lower_upper, such as 0.5_2.0",
+    ),
+    (
+        _CORRECTION + "rollout_rs_threshold",
+        lambda it, value: not _masks(it) or corrections._parse_rollout_rs_thresholds(_masks(it), value),
+        "a number > 0 for each mask of rollout_rs, or lower_upper for those that end with k1, such as 0.99_1.01",
+    ),
+)
+
+
+def check_options(config: DictConfig, options: AsyncDAPOConfig) -> str:
+    """Judge every row.
+
+    Returns:
+        Estimator and correction, in words.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    run = Run.of(config, options)
+    choices = [partial(check_choice, key, value, known) for key, chosen, known in CHOICES for value in chosen(run)]
+    thresholds = [partial(_check_threshold, run, *row) for row in THRESHOLDS]
+    check_each([*choices, *thresholds, partial(check_rules, RULES, run, run.config)])
+    return f"{config.algorithm.adv_estimator}, importance sampling {options.importance_sampling}"
+
+
+def _check_threshold(run: Run, key: str, parse: Callable[[Run, Any], Any], wanted: str) -> None:
+    try:
+        parse(run, value := run.get(key))
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError(key, value, f"verl says: {str(error).rstrip('.')}; set {wanted}") from error

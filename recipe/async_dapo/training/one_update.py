@@ -1,0 +1,129 @@
+"""An update that computes pi_prox itself, where a step has one update (`core/one_pass.py` says where).
+
+    r = pi_theta / pi_prox = 1, with the gradient of log pi_theta        w = min(pi_prox / mu, threshold), no gradient
+
+The loss is verl's own, of any kind: it finds pi_prox and the weights among its data, where a pass before the update
+would have left them. Metrics of the ratios are made of sums inside the loss, over micro-batches and ranks.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from verl.trainer.ppo.core_algos import agg_loss
+from verl.trainer.ppo.rollout_corr_helper import SAFETY_BOUND
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.metric import AggregationType, Metric
+from verl.workers.config import ActorConfig
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import response_from_nested
+
+from .importance_sampling import importance_metrics, importance_sums
+
+FIELD = "one_update"  # of a batch that has no old log-probs
+_SUMS = "actor/one_update/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneUpdate:
+    """What the loss of such a batch has to know.
+
+    Attributes:
+        weighs: tokens are weighted; else the weights are counted only.
+        threshold: the largest weight.
+        newest: policy version, that of pi_prox.
+    """
+
+    weighs: bool
+    threshold: float
+    newest: int
+
+
+def told(config: DictConfig, *, newest: int) -> OneUpdate:
+    correction = config.algorithm.rollout_correction
+    limit = correction.rollout_is_threshold
+    return OneUpdate(
+        weighs=correction.rollout_is is not None, threshold=math.inf if limit is None else float(limit), newest=newest
+    )
+
+
+def loss_of(config: DictConfig) -> Any:
+    """What the training workers call in place of verl's `ppo_loss`, which it is for every other batch."""
+    return partial(_loss, omega_conf_to_dataclass(config.actor_rollout_ref.actor))
+
+
+def _loss(
+    config: ActorConfig, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    told: OneUpdate | None = tu.get_non_tensor_data(data, key=FIELD, default=None)
+    if told is None:
+        return ppo_loss(config, model_output, data, dp_group)
+    proximal = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
+    log_ratio_N, mask_N = proximal.values() - data["rollout_log_probs"].values(), data["response_mask"].values()
+    weights_N = (log_ratio_N.clamp(-SAFETY_BOUND, SAFETY_BOUND).exp() * mask_N).clamp(max=told.threshold)
+    data = data.clone(recurse=False)
+    data["old_log_probs"] = proximal
+    if told.weighs:
+        data["rollout_is_weights"] = _in_rows(weights_N, proximal)
+    value, metrics = ppo_loss(config, model_output, data, dp_group)
+    return value, metrics | {
+        "actor/entropy": Metric(AggregationType.SUM, _entropy(config, model_output, data, proximal, weights_N)),
+        **_summed(log_ratio_N, weights_N, data, told),
+    }
+
+
+def _in_rows(values_N: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """As a nested tensor that pads to its longest row, as one that is made of its offsets does not."""
+    return torch.nested.as_nested_tensor(values_N.split(like.offsets().diff().tolist()), layout=torch.jagged)
+
+
+def _entropy(
+    config: ActorConfig, model_output: dict[str, Any], data: TensorDict, proximal: torch.Tensor, weights_N: torch.Tensor
+) -> torch.Tensor:
+    """This micro-batch's part of the entropy, averaged as verl does. It is exact where verl computes entropies, else
+    estimated from the tokens that were sampled.
+    """
+    if (exact := model_output.get("entropy")) is not None:
+        entropy = response_from_nested(exact.detach(), data["response_mask"])
+    else:
+        entropy = _in_rows(-proximal.values() * weights_N, proximal)
+    padded = data.select("response_mask").set("entropy", entropy).to_padded_tensor()
+    return agg_loss(padded["entropy"], padded["response_mask"], config.loss_agg_mode, **config.global_batch_info)
+
+
+def _summed(log_ratio_N: torch.Tensor, weights_N: torch.Tensor, data: TensorDict, told: OneUpdate) -> dict[str, Metric]:
+    """What `step_metrics` are made of. verl averages a sum over ranks, after it has added those of micro-batches."""
+    mask_N = data["response_mask"].values()
+    sums = importance_sums(log_ratio_N, data["policy_versions"].values() >= told.newest, mask_N)
+    if told.weighs:
+        truncated_N = (log_ratio_N > math.log(told.threshold)) * mask_N
+        sums["weight"], sums["truncated"] = torch.stack([weights_N.sum(), truncated_N.sum()]).tolist()
+    return {
+        _SUMS + name: Metric(AggregationType.MAX, value)
+        if name.endswith("highest")
+        else Metric(AggregationType.SUM, value * data["dp_size"])
+        for name, value in sums.items()
+    }
+
+
+def step_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """Take the loss's sums out of a step's metrics. Returns what they say; nothing if the workers have no such loss."""
+    sums = {name.removeprefix(_SUMS): metrics.pop(name) for name in [*metrics] if name.startswith(_SUMS)}
+    if not sums:
+        return {}
+    values = importance_metrics(sums)
+    if "weight" in sums and (tokens := sums["in_loss"]):
+        values["rollout_corr/rollout_is_mean"] = sums["weight"] / tokens
+        values["rollout_corr/rollout_is_ratio_fraction_high"] = sums["truncated"] / tokens
+    return values
+
+
+def has_dropout(config: DictConfig) -> bool:
+    """Whether the model leaves out random parts of itself in training, as most of today's do not."""
+    model = omega_conf_to_dataclass(config.actor_rollout_ref.model).hf_config.get_text_config().to_dict()
+    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in model.items())

@@ -1,0 +1,211 @@
+"""The laboratory of `benchmarks.learning`: its model samples what it says, under the versions that the scheduler says,
+and learns by verl's own loss.
+"""
+
+import copy
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.losses import ppo_loss
+
+from benchmarks.learning import rows as learning_rows
+from benchmarks.learning import run as learning_run
+from benchmarks.learning.model import TinyTransformer, padded, sample
+from benchmarks.learning.rows import CORRECTIONS, DEFAULT, ON_POLICY, Row
+from benchmarks.learning.schedule import Sampled, SampledRun, scenario
+from benchmarks.learning.tasks import TASKS, Exercise, Task
+from benchmarks.learning.training import Learner, compose_run
+from benchmarks.support.runs_file import claim
+from recipe.async_dapo_lab.plan.systems import System
+
+STEPS, BOUND = 6, 2
+
+
+def _draw(rng: random.Random) -> Exercise:
+    prompt = "".join(rng.choice("abcd") for _ in range(6))
+    return Exercise(prompt=prompt, teach=lambda _: "ab", is_right=lambda answer: len(answer) % 2 == 0)
+
+
+EVEN = Task(name="even", draw=_draw, limit_tok=24, learning_rate=3e-3, steps=2, warm_updates=2)
+
+
+@pytest.fixture(autouse=True)
+def the_task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Answers of an even length are right: half of those that an untrained model ends in time. With two threads, layers
+    this small wait for each other on a busy machine.
+    """
+    monkeypatch.setitem(TASKS, EVEN.name, EVEN)
+    monkeypatch.setattr(learning_rows, "GROUPS", 4)
+    monkeypatch.setattr(learning_run, "GROUPS", 4)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def row_of(strategy: str, staleness: str, correction: str = "none") -> Row:
+    return Row(
+        task=EVEN.name,
+        strategy=strategy,
+        staleness=staleness,
+        correction=correction,
+        rate_factor=1.0,
+        updates=1,
+        seed=1,
+    )
+
+
+def steps_of(row: Row) -> Iterator[tuple[int, list[Sampled], dict[str, float], dict[int, TinyTransformer]]]:
+    """Step, what it trains on, its measures, and the models of all versions up to its own."""
+    model = TinyTransformer(0)
+    learner = Learner(model, compose_run(row.overrides))
+    where = scenario(EVEN, batch=4, n=8, places=row.pool or 64)
+    run = SampledRun(where, System(name="row", overrides=row.scheduling), EVEN, model, seed=row.seed)
+    versions = {}
+    for step in range(1, STEPS + 1):
+        versions[step - 1] = copy.deepcopy(model)
+        run.step()
+        yield step, run.trained, learner.update(run.trained, step=step), versions
+
+
+@cache
+def stale_batch() -> tuple[int, list[Sampled], TinyTransformer]:
+    """A step, what it trains on, and the model before it."""
+    *_, (step, trained, _, versions) = steps_of(row_of("partial", str(BOUND)))
+    return step, trained, versions[step - 1]
+
+
+@torch.no_grad()
+def log_probs(model: TinyTransformer, one: Sampled) -> Tensor:
+    """Of its tokens, by one pass over the whole of it."""
+    tokens = torch.tensor([one.prompt + one.tokens])
+    whole = model(tokens[:, :-1])[0].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+    return whole[len(one.prompt) - 1 :]
+
+
+def test_tokens_are_drawn_from_the_model_s_distribution() -> None:
+    model, count = TinyTransformer(0), 4000
+    drawn = sample(model, [[5, 6, 7]] * count, [2] * count, torch.Generator().manual_seed(0))
+    expected = model(torch.tensor([[5, 6, 7]]))[0, -1].softmax(-1).detach()
+    seen = torch.bincount(torch.tensor([one.tokens[0] for one in drawn]), minlength=len(expected)) / count
+    chi2 = float(((seen - expected) ** 2 / expected).sum() * count)
+    assert chi2 < 2 * len(expected)  # its mean is one less than that many, its deviation a fifth of it
+
+
+def test_a_row_of_any_length_goes_on_as_if_it_were_alone() -> None:
+    model, rng = TinyTransformer(0), random.Random(0)
+    contexts = [[rng.randrange(1, 40) for _ in range(rng.randrange(3, 30))] for _ in range(50)]
+    most_tok = [rng.randrange(1, 40) for _ in contexts]
+    for context, most, one in zip(
+        contexts, most_tok, sample(model, contexts, most_tok, torch.Generator().manual_seed(1)), strict=True
+    ):
+        assert 0 < len(one.tokens) <= most
+        assert len(one.tokens) == most or one.tokens[-1] == 0
+        assert 0 not in one.tokens[:-1]
+        whole = log_probs(model, Sampled(group="", prompt=context, versions=[], reward=0.0, **_fields(one)))
+        torch.testing.assert_close(torch.tensor(one.log_probs), whole, atol=1e-5, rtol=0)
+
+
+def _fields(one: object) -> dict[str, list]:
+    return {name: getattr(one, name) for name in ("tokens", "log_probs")}
+
+
+@pytest.mark.parametrize(("strategy", "staleness"), [("partial", str(BOUND)), ("consistent", str(BOUND))])
+def test_each_token_has_the_log_prob_of_the_version_that_sampled_it(strategy: str, staleness: str) -> None:
+    resumed = 0
+    for step, trained, _, versions in steps_of(row_of(strategy, staleness)):
+        assert len(trained) == 4 * 8
+        for one in trained:
+            assert len(one.tokens) == len(one.log_probs) == len(one.versions)
+            assert one.versions == sorted(one.versions)
+            assert max(one.versions) <= step - 1
+            resumed += len(set(one.versions)) > 1
+            for version in set(one.versions):
+                own = [place for place, sampled_by in enumerate(one.versions) if sampled_by == version]
+                expected = log_probs(versions[version], one)[own]
+                torch.testing.assert_close(torch.tensor(one.log_probs)[own], expected, atol=1e-4, rtol=0)
+    assert (resumed > 0) == (strategy == "partial")
+
+
+@pytest.mark.parametrize("staleness", [DEFAULT, "2", "4"])
+def test_no_token_in_the_loss_is_older_than_the_bound(staleness: str) -> None:
+    bound = 4 if staleness == DEFAULT else int(staleness)
+    ages = [measures["staleness_max"] for _, _, measures, _ in steps_of(row_of("partial", staleness))]
+    assert 0 < max(ages) <= bound
+
+
+def test_on_policy_tokens_are_no_nat_away() -> None:
+    for _, trained, measures, _ in steps_of(row_of(ON_POLICY, "0")):
+        assert measures["staleness"] == measures["off_policy"] == 0
+        assert measures["k3_kl"] == pytest.approx(0, abs=1e-10)
+        groups = {one.group: {two.reward for two in trained if two.group == one.group} for one in trained}
+        assert all(rewards == {0.0, 1.0} for rewards in groups.values())  # the others are filtered
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_step_s_gradient_is_that_of_verl_s_worker(correction: str) -> None:
+    step, trained, sampled_by = stale_batch()
+    config, model = compose_run(row_of("partial", str(BOUND), correction).overrides), copy.deepcopy(sampled_by)
+    learner = Learner(model, config)
+    rows, _ = learner.prepare(trained, step=step)
+    learner.accumulate(rows)
+    own = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    loss, _ = ppo_loss(omega_conf_to_dataclass(config.actor_rollout_ref.actor), _output(model, trained), _data(rows))
+    loss.backward()
+    assert max(float(gradient.abs().max()) for gradient in own) > 1e-4
+    for gradient, parameter in zip(own, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def _output(model: TinyTransformer, trained: list[Sampled]) -> dict[str, Tensor]:
+    """Log-probs of whole sequences without padding, as an engine returns them: of the following token at each place."""
+    whole = padded([one.prompt + one.tokens for one in trained])
+    log_prob_BT = model(whole).log_softmax(-1)[:, :-1].gather(2, whole[:, 1:, None])[..., 0]
+    own = [log_prob_T[: len(one.prompt + one.tokens) - 1] for log_prob_T, one in zip(log_prob_BT, trained, strict=True)]
+    return {"log_probs": torch.cat([torch.cat([log_prob_T, torch.zeros(1)]) for log_prob_T in own])}
+
+
+def _data(rows: dict[str, Tensor]) -> TensorDict:
+    lens_tok = rows["lengths"][:, 0].tolist()
+
+    def nested(values: Tensor) -> Tensor:
+        cut = [row[:length] for row, length in zip(values, lens_tok, strict=True)]
+        return torch.nested.as_nested_tensor(cut, layout=torch.jagged)
+
+    names = ("old_log_probs", "advantages", "response_mask", "responses", "rollout_is_weights")
+    data = TensorDict({name: nested(rows[name]) for name in names if name in rows}, batch_size=len(lens_tok))
+    data["prompts"] = torch.nested.as_nested_tensor(list(rows["prompts"]), layout=torch.jagged)
+    sizes = {"dp_size": 1, "batch_num_tokens": int(rows["response_mask"].sum()), "global_batch_size": len(lens_tok)}
+    for name, value in sizes.items():
+        data.set_non_tensor(name, value)
+    return data
+
+
+def test_what_is_in_the_file_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(learning_run, "WARM", tmp_path)
+    ran: list[Row] = []
+    monkeypatch.setattr(
+        learning_run, "warm_model", lambda task, seed, folder: ran.append(seed) or TinyTransformer(seed)
+    )
+    command = ["--tasks", EVEN.name, "--rows", ON_POLICY, "--output", str(tmp_path / "runs")]
+    learning_run.main([*command, "--seeds", "0"])
+    learning_run.main([*command, "--seeds", "0", "1"])
+    runs, curves = (pd.read_csv(tmp_path / "runs" / name) for name in ("runs.csv", "curves.csv"))
+    assert ran == [0, 1] == list(runs["seed"]) == list(curves["seed"])
+    assert list(runs["steps_done"]) == [EVEN.steps] * 2
+    assert runs["command"].str.startswith("python -m benchmarks.learning").all()
+    with claim(tmp_path / "runs" / "claims" / learning_run.claim_name(replace(row_of(ON_POLICY, "0"), seed=2))):
+        learning_run.main([*command, "--seeds", "2"])  # another process is at it
+    assert ran == [0, 1]

@@ -1,0 +1,185 @@
+"""One pass over the batch, on verl's FSDP worker (CPU, float32): the parameters after a step of Adam are bitwise those
+of two passes, and so are the metrics that both tell.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from omegaconf import DictConfig
+from tensordict import NonTensorStack, TensorDict
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.utils.padding import response_from_nested
+
+from recipe.async_dapo.training import one_update
+from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
+from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
+
+from ..support.composed_runs import compose_run, valid_overrides, write_files
+
+ROWS, PROMPT_TOK, NEWEST = 8, 5, 6
+ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.model."
+OVERRIDES = (
+    "algorithm.rollout_correction.rollout_is=token",
+    f"++{MODEL}override_config.attn_implementation=sdpa",
+    f"{ACTOR}strategy=fsdp2",
+    f"{ACTOR}fsdp_config.dtype=float32",
+    f"++{ACTOR}fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}",
+    f"{ACTOR}fsdp_config.use_torch_compile=False",
+    f"{ACTOR}use_torch_compile=False",
+    f"{ACTOR}optim.lr=0.01",
+    f"{ACTOR}ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
+)
+TIMED = ("mfu", "_gb")
+TOKENS = ("response_mask", "old_log_probs", "rollout_log_probs", "policy_versions")
+PACKED, PADDED = f"{MODEL}use_remove_padding=True", f"{MODEL}use_remove_padding=False"
+DYNAMIC = (
+    f"{ACTOR}use_dynamic_bsz=True",
+    f"{ACTOR}ppo_max_token_len_per_gpu=64",  # two or three trajectories in a micro-batch
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=64",
+)
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "packed": (PACKED,),
+    "padded, by sequence": (PADDED, f"{ACTOR}loss_agg_mode=seq-mean-token-mean"),
+    "dynamic, exact entropy": (PACKED, *DYNAMIC, f"{ACTOR}calculate_entropy=True"),
+    "LoRA, unweighted": (
+        PADDED,
+        f"{MODEL}lora_rank=4",
+        f"{MODEL}lora_alpha=8",
+        "algorithm.rollout_correction.rollout_is=null",
+    ),
+}
+
+
+def nested(rows: list[Tensor]) -> Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def make_batch(seed: int) -> TensorDict:
+    """Trajectories of three policy versions, up to 1.5 nats from the trainer; a micro-batch of two without a token."""
+    torch.manual_seed(seed)
+    lens = [int(length) for length in torch.randint(1, 25, (ROWS,))]
+    rows: dict[str, list[Tensor]] = {name: [] for name in ("responses", "input_ids", "position_ids", "response_mask")}
+    rows |= {name: [] for name in ("rollout_log_probs", "advantages", "policy_versions", "prompts")}
+    for number, length in enumerate(lens):
+        input_ids = torch.randint(3, 12, (PROMPT_TOK + length,))
+        rows["prompts"].append(input_ids[:PROMPT_TOK])
+        rows["responses"].append(input_ids[PROMPT_TOK:])
+        rows["input_ids"].append(input_ids)
+        rows["position_ids"].append(torch.arange(len(input_ids)))
+        rows["response_mask"].append((torch.rand(length) < 0.8).long() * (number not in (2, 3)))
+        rows["rollout_log_probs"].append(-2.7 + 3 * (torch.rand(length) - 0.5))
+        rows["advantages"].append(torch.full((length,), float(torch.randn(()))))
+        rows["policy_versions"].append(torch.randint(NEWEST - 2, NEWEST + 1, (length,), dtype=torch.int32))
+    data = TensorDict({name: nested(values) for name, values in rows.items()}, batch_size=[ROWS])
+    data["loss_mask"] = nested([mask.clone() for mask in rows["response_mask"]])
+    data["multi_modal_inputs"] = NonTensorStack(*({} for _ in lens))
+    return data
+
+
+def with_weights(data: TensorDict, proximal: Tensor, config: DictConfig) -> TensorDict:
+    """What the trainer leaves for the update after a pass of log-probs."""
+    data = data.clone(recurse=False)
+    data["old_log_probs"] = proximal
+    correction, mask = config.algorithm.rollout_correction, data["response_mask"].to_padded_tensor(0)
+    if correction.rollout_is is not None:
+        log_ratio_BT = proximal.to_padded_tensor(0.0) - data["rollout_log_probs"].to_padded_tensor(0.0)
+        weights_BT, _ = compute_rollout_correction_weights(log_ratio_BT, mask, rollout_is_threshold=2.0)
+        lens = data["responses"].offsets().diff().tolist()
+        data["rollout_is_weights"] = nested([row[:n] for row, n in zip(weights_BT, lens, strict=True)])
+    return data
+
+
+def expected_metrics(tokens: dict[str, Tensor], config: DictConfig) -> dict[str, float]:
+    """Of the tokens of all ranks, whose log-probs had a pass of their own."""
+    mask_N, proximal_N = tokens["response_mask"], tokens["old_log_probs"]
+    log_ratio_N = proximal_N - tokens["rollout_log_probs"]
+    metrics = importance_metrics(importance_sums(log_ratio_N, tokens["policy_versions"] >= NEWEST, mask_N))
+    weights_N = log_ratio_N.exp().clamp(max=2.0)
+    means = {}
+    if config.algorithm.rollout_correction.rollout_is is not None:
+        means["rollout_corr/rollout_is_mean"] = weights_N
+        means["rollout_corr/rollout_is_ratio_fraction_high"] = weights_N == 2.0
+    if config.actor_rollout_ref.actor.loss_agg_mode == "token-mean":
+        is_exact = config.actor_rollout_ref.actor.calculate_entropy
+        means["actor/entropy"] = tokens["entropy"] if is_exact else -proximal_N * weights_N
+    return metrics | {name: float((values_N * mask_N).sum() / mask_N.sum()) for name, values_N in means.items()}
+
+
+def of_all_ranks(own: dict[str, Tensor]) -> dict[str, Tensor]:
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    return {name: torch.cat([tokens[name] for tokens in every]) for name in own}
+
+
+class Rank:
+    """A training rank with a model of its own, seeded alike each time."""
+
+    def __init__(self, config: DictConfig) -> None:
+        torch.manual_seed(0)
+        self.config, self.worker = config, AsyncDAPOActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+        ActorRolloutRefWorker.init_model(self.worker)
+        self.worker.set_loss_fn(one_update.loss_of(config))
+
+    def log_probs(self, data: TensorDict) -> tuple[Tensor, Tensor]:
+        data = data.clone(recurse=False)
+        tu.assign_non_tensor(data, calculate_entropy=True, compute_loss=False, temperature=1.0)
+        found = self.worker.compute_log_prob(data)
+        return tuple(response_from_nested(found[name], data["response_mask"]) for name in ("log_probs", "entropy"))
+
+    def update(self, data: TensorDict, **told: Any) -> tuple[list[Tensor], dict[str, Any]]:
+        """All trained parameters after it, and its metrics as the trainer has them."""
+        data, rows = data.clone(recurse=False), ROWS * dist.get_world_size()
+        exact = self.config.actor_rollout_ref.actor.calculate_entropy
+        tu.assign_non_tensor(data, calculate_entropy=exact, temperature=1.0, epochs=1, seed=0, **told)
+        tu.assign_non_tensor(data, global_batch_size=rows, mini_batch_size=rows, dataloader_kwargs={"shuffle": False})
+        output = self.worker.update_actor(data)
+        metrics = reduce_metrics(rename_dict(tu.get(output, "metrics"), "actor/"))
+        return self.parameters(), {name: value for name, value in metrics.items() if not name.endswith(TIMED)}
+
+    def parameters(self) -> list[Tensor]:
+        trained = [p for p in self.worker.actor.engine.module.parameters() if p.requires_grad]
+        return [(p.full_tensor() if isinstance(p, DTensor) else p).detach().clone() for p in trained]
+
+
+def check_variant(config: DictConfig) -> None:
+    two, one = Rank(config), Rank(config)
+    data = make_batch(seed=1 + dist.get_rank())
+    before = two.parameters()
+    proximal, entropy = two.log_probs(data)
+    complete = with_weights(data, proximal, config)
+    expected, metrics = two.update(complete)
+    assert max(float((a - b).abs().max()) for a, b in zip(expected, before, strict=True)) > 1e-3
+    found, own_metrics = one.update(data, **{one_update.FIELD: one_update.told(config, newest=NEWEST)})
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    own_metrics |= one_update.step_metrics(own_metrics)
+    tokens = {name: complete[name].values() for name in TOKENS} | {"entropy": entropy.values()}
+    metrics |= expected_metrics(of_all_ranks(tokens), config)
+    if config.actor_rollout_ref.actor.loss_agg_mode != "token-mean":
+        del own_metrics["actor/entropy"]
+    assert own_metrics == pytest.approx(metrics, rel=1e-5)
+
+
+def check_rank(rank: int, ranks: int, files: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "DIST_INIT_METHOD": f"file://{files}/meeting"}
+    os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
+    for overrides in VARIANTS.values():
+        gpus = f"trainer.n_gpus_per_node={ranks}"
+        check_variant(compose_run([*valid_overrides(Path(files)), *OVERRIDES, gpus, *overrides]))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_given_one_pass_when_a_step_is_trained_then_parameters_and_metrics_are_those_of_two(tmp_path, ranks):
+    write_files(tmp_path)
+    torch.multiprocessing.spawn(check_rank, args=(ranks, str(tmp_path)), nprocs=ranks)

@@ -1,0 +1,52 @@
+"""Mini-batches over several training ranks: whole groups by name, the same rows whatever the lengths and ranks, and
+equal work at each update.
+"""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipe.async_dapo.core.mini_batches import balanced_order, imbalance
+
+
+def in_turns(work: Sequence[int], parts: int) -> list[list[int]]:
+    """The heaviest row goes to the part with the least so far that still has a place."""
+    found: list[list[int]] = [[] for _ in range(parts)]
+    for row in sorted(range(len(work)), key=lambda row: -work[row]):
+        open_ones = [part for part in found if len(part) < len(work) // parts]
+        min(open_ones, key=lambda part: sum(work[i] for i in part)).append(row)
+    return found
+
+
+def updates_of(order: Sequence[int], *, ranks: int, rows: int) -> list[set[int]]:
+    """The rows of each update, as verl's ranks cut their parts."""
+    own, cell = len(order) // ranks, rows // ranks
+    parts = [order[rank * own :][:own] for rank in range(ranks)]
+    return [{row for part in parts for row in part[first : first + cell]} for first in range(0, own, cell)]
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_an_update_has_whole_groups_by_name_whatever_the_lengths_and_the_ranks(
+    ranks: int, updates: int, groups: int, share: int, draw: random.Random
+) -> None:
+    n = ranks * share
+    keys = [f"{group:02x}_{member}_0" for group in range(updates * groups) for member in range(n)]
+    draw.shuffle(keys)
+    work = [draw.randint(1, 10_000) for _ in keys]
+    order = balanced_order(keys, work, ranks=ranks, rows=groups * n, partition=in_turns)
+    assert sorted(order) == list(range(len(keys)))
+    names = [{keys[row] for row in update} for update in updates_of(order, ranks=ranks, rows=groups * n)]
+    by_name = sorted(keys)
+    assert names == [set(by_name[first : first + groups * n]) for first in range(0, len(keys), groups * n)]
+    assert all(1.0 <= value <= ranks for value in imbalance(order, work, ranks=ranks, rows=groups * n))
+
+
+def test_a_rank_with_more_work_in_one_update_has_less_in_the_next() -> None:
+    keys = [f"{group}_{member}_0" for group in "abcd" for member in range(2)]
+    work = [9, 1, 9, 1, 7, 3, 7, 3]
+    order = balanced_order(keys, work, ranks=2, rows=2, partition=in_turns)
+    own = [sum(work[row] for row in part) for part in (order[:4], order[4:])]
+    assert own == [20, 20] and imbalance(order, work, ranks=2, rows=2) == pytest.approx([1.8, 1.8, 1.4, 1.4])
