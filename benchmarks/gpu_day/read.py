@@ -1,0 +1,47 @@
+"""What a quarter of an hour on one GPU has shown: its files go to `assets/gpu/`, its figures are printed.
+
+python -m benchmarks.gpu_day.read RESULTS
+
+Prints each part's end, each system's step over that of verl's mode, and the decode step that the speeds fit, for
+`ServerConstants` of the planner.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.support.supervised_training import ROOT
+from recipe.async_dapo_lab.plan.calibration import calibrate
+
+ASSETS = ROOT / "assets" / "gpu"
+OTHER = "verl colocate_async, 0.05 s poll"
+
+
+def compared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Each system's seconds a step, and their ratio to those of verl's own mode where that was run."""
+    steps = runs.groupby("system", sort=False)["step_s"].mean()
+    return pd.DataFrame({"step_s": steps, "ratio": steps / steps.get(OTHER, float("nan"))}).round(3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--assets", type=Path, default=ASSETS)
+    options = parser.parse_args()
+    options.assets.mkdir(parents=True, exist_ok=True)
+    for file in sorted(options.results.iterdir()):
+        if file.is_file():
+            shutil.copy(file, options.assets)
+    for line in (options.results / "parts.jsonl").read_text("utf-8").splitlines():
+        print({key: value for key, value in json.loads(line).items() if key != "last_lines"})
+    if (runs := options.results / "runs.csv").exists():
+        print(compared(pd.read_csv(runs)).to_string())
+    if (record := options.results / "calibration.jsonl").exists():
+        print(f"decode step: {calibrate(str(record), num_servers=1)}")
+
+
+if __name__ == "__main__":
+    main()

