@@ -10,10 +10,10 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from benchmarks.support.tables import markdown
-from recipe.async_dapo.record.console import RULES, Rule
 from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.rehearsal.options import NODE
+from recipe.async_dapo_lab.report.health import RULES, Rule
 
 RECIPES = Path(__file__).parents[1] / "recipe"
 OPTIONS_FILE = RECIPES / "async_dapo" / "config" / "async_dapo_trainer.yaml"

@@ -18,15 +18,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Imbalance of each update, by verl's cut of a step and by this recipe's."
     )
-    for name, default, meaning in (
-        ("ranks", 8, "data-parallel training ranks"),
-        ("groups", 512, "data.train_batch_size"),
-        ("mini", 32, "actor.ppo_mini_batch_size"),
-        ("n", 16, "trajectories of a group"),
-        ("limit", 16_384, "longest response [tokens]"),
-        ("seed", 0, "of the lengths"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning}; {default}")
+    parser.add_argument("--ranks", type=int, default=8, help="data-parallel training ranks; 8")
+    parser.add_argument("--groups", type=int, default=512, help="data.train_batch_size; 512")
+    parser.add_argument("--mini", type=int, default=32, help="actor.ppo_mini_batch_size; 32")
+    parser.add_argument("--n", type=int, default=16, help="trajectories of a group; 16")
+    parser.add_argument("--limit", type=int, default=16_384, help="longest response [tokens]; 16384")
+    parser.add_argument("--seed", type=int, default=0, help="of the lengths; 0")
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
     lens_tok = np.minimum(rng.lognormal(np.log(4_000), 0.9, args.groups * args.n), args.limit).astype(int)

@@ -256,6 +256,7 @@ class AsyncDAPOConfig:
     engine_timeout_s: Seconds
     drafts: Drafts | None
     report_dir: str | None
+    recorder: str | None
     # Tokens of a request that a server delivers at a time: they are lost at most when it dies; fewer cost more calls.
     delivery_tok: int = 512
 

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -99,7 +99,7 @@ def shipped(config: DictConfig, *beside: Path) -> Iterator[Callable[[Any], "_Uns
     with tempfile.TemporaryDirectory(prefix="async_dapo_staging_", ignore_cleanup_errors=True) as folder:
         staging = Path(folder)
         _make_absolute(config)
-        modules = [_stage_packages(staging, RECIPE_DIR, *beside)]
+        modules = [_stage_packages(staging, *_packages(config, *beside))]
         _ship_user_files(config, staging / USER_PACKAGE)
         if (staging / USER_PACKAGE).exists():
             modules.append(staging / USER_PACKAGE)
@@ -158,6 +158,15 @@ def _stage_packages(staging: Path, *folders: Path) -> Path:
     for depth in range(1, len(parents) + 1):
         staging.joinpath(*parents[:depth], "__init__.py").write_text(_JOINED_PACKAGE)
     return staging / (parents[0] if parents else name)
+
+
+def _packages(config: DictConfig, *beside: Path) -> Iterable[Path]:
+    """The recipe and packages beside it, that of the recorder among them."""
+    parent = __package__.rpartition(".")[0]
+    recorder = config.async_dapo.recorder or ""
+    if parent and recorder.startswith(f"{parent}."):
+        beside += (RECIPE_DIR.parent / recorder.removeprefix(f"{parent}.").split(".")[0],)
+    return dict.fromkeys((RECIPE_DIR, *beside))
 
 
 def _ship_user_files(config: DictConfig, folder: Path) -> None:

@@ -12,9 +12,11 @@ from .own_ray import end_ray_with_this_process, prepare_own_ray
 from .report.write import report_the_end
 
 MODULE = f"{__package__}.train"
+RECORDER = f"{__package__}.recorder.LabRecorder"
 
 
 def main() -> None:
+    sys.argv.insert(1, f"async_dapo.recorder={RECORDER}")
     try:
         main_async_dapo.main(MODULE)
     finally:

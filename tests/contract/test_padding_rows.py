@@ -12,10 +12,10 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from recipe.async_dapo import store
 from recipe.async_dapo.calls import SampledTokens, append_tokens
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
-from recipe.async_dapo.record.responses import SAMPLED
 from recipe.async_dapo.rollout.packed_output import PackedOutput
-from recipe.async_dapo.training.tracking import RunNews
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
+from recipe.async_dapo_lab.recorder import LabRecorder
+from recipe.async_dapo_lab.report.responses import SAMPLED
 
 RESPONSE_IDS = [10, 11, 12, 13]
 
@@ -71,8 +71,8 @@ def test_given_a_batch_that_verl_has_filled_up_then_its_sampled_responses_are_tr
     batch = stored_batch(queue, trajectories=trajectories)
     padded = padding_utils.upsample_batch_to_divisible_size(batch, 8, eos_token_id=0)
     assert len(padded) == 8
-    news = RunNews()
-    news.sample_responses(padded, build_tokenizer())
-    assert 0 < len(news.responses) == min(SAMPLED, trajectories)
-    for response in news.responses:
+    recorder = LabRecorder()
+    recorder.batch_scored(padded, build_tokenizer())
+    assert 0 < len(recorder.responses) == min(SAMPLED, trajectories)
+    for response in recorder.responses:
         assert response.about == "reward 1, 4 tokens: version 0 (2), version 1 (2)"

@@ -14,12 +14,16 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tracking import Tracking
 
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, metrics_file
+from recipe.async_dapo.record.run_files import RUN_FILE, STEPS_FILE, metrics_file, read_lines
 from recipe.async_dapo.record.run_record import read_steps
 from recipe.async_dapo.training import tracking as ours
-from recipe.async_dapo.training.tracking import LAYOUT, custom_scalars
+from recipe.async_dapo.training.recorder import Recorder, load_recorder
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
+from recipe.async_dapo_lab import recorder as recorder_module
 from recipe.async_dapo_lab.plan import from_run
+from recipe.async_dapo_lab.recorder import LAYOUT, LabRecorder, custom_scalars
+from recipe.async_dapo_lab.run_files import SAMPLES_FILE
+from recipe.async_dapo_lab.train import RECORDER
 
 from ..support.composed_runs import compose_run
 from ..support.recorded_runs import ScriptedSource, recipe_step
@@ -47,7 +51,7 @@ def test_a_resumed_run_goes_on_with_the_metrics_file_and_what_is_trained_again_s
         earlier = ours.keep_metrics_file(config, resumed_from)
         tracking = Tracking("project", "run", ["file"])
         assert Path(tracking.logger["file"].filepath).absolute() == file.absolute()
-        ours.extend(tracking, config, OPTIONS, ScriptedSource(), earlier_metrics=earlier)
+        ours.extend(tracking, config, OPTIONS, Recorder(), earlier_metrics=earlier)
         for step in steps:
             tracking.log(data={"resumed_from": resumed_from}, step=step)
         tracking.finish()
@@ -75,7 +79,8 @@ def test_a_start_that_died_before_its_first_line_and_one_that_was_killed_in_a_li
 def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     said: list[str] = []
-    monkeypatch.setattr(ours.logger, "info", lambda text, *values: said.append(text % values if values else text))
+    for module in (ours, recorder_module):
+        monkeypatch.setattr(module.logger, "info", lambda text, *values: said.append(text % values if values else text))
     tracking = Tracking("project", "run", ["console", "tensorboard"])
     options: Any = SimpleNamespace(
         report_dir=str(tmp_path / "run"),
@@ -88,7 +93,9 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
         rollout_pool_size="auto",
         max_staleness=4,
     )
-    ours.extend(tracking, compose_run([]), options, ScriptedSource(), total_steps=11)
+    recorder = load_recorder(RECORDER)
+    recorder.responses = ScriptedSource().responses
+    ours.extend(tracking, compose_run([]), options, recorder, total_steps=11)
     tracking.log(data=recipe_step(1) | {keys.IDLE_RATIO: 0.9}, step=1)
     for step in range(2, 11):
         tracking.log(data=recipe_step(step) | {keys.IDLE_RATIO: 0.9}, step=step)
@@ -101,6 +108,7 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
     assert said[-1].startswith("step 10: hint: over 10 steps, async_dapo/load_balancer/idle_ratio is 0.9")
     assert "timing_s/step" not in capsys.readouterr().out
     assert [line.step for line in read_steps(tmp_path / "run" / STEPS_FILE)] == list(range(1, 11))
+    assert len(read_lines(tmp_path / "run" / SAMPLES_FILE)) == 10
     settings = json.loads((tmp_path / "run" / RUN_FILE).read_text())["settings"]
     assert {*from_run.SETTINGS.values(), *from_run.RECORDED_OPTIONS} <= settings.keys()
 
@@ -110,7 +118,10 @@ def test_wandb_has_a_section_of_twelve_charts_and_a_table_of_responses() -> None
     wandb: Any = SimpleNamespace(
         Table=lambda columns, data: (columns, data), log=lambda data, step: logged.update(data | {"step": step})
     )
-    overview = ours.WandbOverview(wandb, ScriptedSource())
+    overview, loggers = LabRecorder(), {"wandb": wandb}
+    overview.join(loggers)
+    overview.responses = ScriptedSource().responses
+    assert loggers["async_dapo_lab"] is overview
     overview.log({"val-core/math/acc/mean@1": 0.5}, step=0)
     assert not logged
     overview.log(recipe_step(3) | dict.fromkeys((keys.KV_PEAK, keys.GRAD_NORM), 0.5), step=3)

@@ -103,7 +103,7 @@ def test_given_rewards_that_fail_in_a_validation_then_they_are_counted_with_thei
     n = cluster.options.rollout_n
     assert len(cluster.validate(6).keys) == 3 * n
     assert cluster.buffer.left_out == 3 * n
-    [(cause, groups)] = cluster.buffer.news.take_causes().items()
+    [(cause, groups)] = cluster.buffer.recorder.take_causes().items()
     assert cause.startswith("in validation, reward_error: ") and "broken" in cause and groups == 3
 
 

@@ -7,6 +7,7 @@ import pytest
 from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.separate.rolling_update import Phase
+from recipe.async_dapo_lab.recorder import LabRecorder
 
 from ..support.separate_cluster import SEPARATE, SeparateCluster, separate_options, slow_by_half
 from ..support.simulated_cluster import resumed
@@ -64,6 +65,7 @@ def test_given_checkpoints_and_validations_between_steps_then_the_timeline_has_a
     start, strategy, seed
 ) -> None:
     cluster = start(separate_options(strategy), SeparateCluster, task=random_task(seed), num_servers=2)
+    recorder = cluster.buffer.recorder = LabRecorder()
     lines = []
     for step in range(1, 9):
         cluster.step()
@@ -71,10 +73,10 @@ def test_given_checkpoints_and_validations_between_steps_then_the_timeline_has_a
             cluster.end_round()
         if step % 3 == 0:
             cluster.validate(2)
-        lines.append(cluster.buffer.news.take_timeline())
+        lines.append(recorder._take_timeline())
     cluster.engines.await_newest_weights()
     cluster.step()
-    lines.append(cluster.buffer.news.take_timeline())
+    lines.append(recorder._take_timeline())
     updates = [one for line in lines for one in line.updates]
     assert updates == sorted(updates, key=lambda one: one.ended_s)
     for name, taker in cluster.takers.items():

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from recipe.async_dapo.record.run_files import SAMPLES_FILE
-from recipe.async_dapo.record.timeline import read_timeline
 from recipe.async_dapo_lab.quickstart.overrides import PROMPTS_PER_STEP, RESPONSES_PER_PROMPT
+from recipe.async_dapo_lab.report.timeline import read_timeline
+from recipe.async_dapo_lab.run_files import SAMPLES_FILE
+from recipe.async_dapo_lab.train import RECORDER
 
 from ..support.harness import Run, ledger_closes, train
 from ..support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped
@@ -21,6 +22,7 @@ MAX_STALENESS = 4
 
 OVERRIDES = (
     "async_dapo.placement=separate",
+    f"async_dapo.recorder={RECORDER}",
     f"async_dapo.max_staleness={MAX_STALENESS}",
     "async_dapo.importance_sampling=balance",  # the weights of each version are kept, to compute by hand with them
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance

@@ -6,11 +6,11 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.record.responses import MOST_GROUPS, LengthsFile
-from recipe.async_dapo.record.run_files import LENGTHS_FILE
 from recipe.async_dapo_lab.plan.__main__ import main
 from recipe.async_dapo_lab.plan.from_run import RecordedRun
 from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.report.responses import MOST_GROUPS, length_lines
+from recipe.async_dapo_lab.run_files import LENGTHS_FILE, BoundedFile
 
 RUN = {
     "name": "project/run",
@@ -49,11 +49,11 @@ def step(number: int) -> dict:
 
 @pytest.fixture
 def folder(tmp_path):
-    file = LengthsFile(str(tmp_path))
+    file = BoundedFile(tmp_path / LENGTHS_FILE)
     for number in (1, 2):
         judged = [outcome(i, Verdict.VALID, 300, 500, 900, 1500) for i in range(6)]
         judged += [outcome(9, Verdict.FILTERED, 10, 20, 30, 40), outcome(10, Verdict.FILTERED, 10, 20, 30, 40)]
-        file.add([*judged, outcome(11, Verdict.FAILED, 5, 5)], step=number)
+        file.add(*length_lines(number, [*judged, outcome(11, Verdict.FAILED, 5, 5)]))
     (tmp_path / "run.json").write_text(json.dumps(RUN))
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(step(number)) + "\n" for number in (1, 2, 3)))
     return tmp_path
@@ -120,23 +120,7 @@ def test_a_folder_without_a_record_is_named(folder, file, text, words):
     assert str(refused.value).startswith(f"from_run={folder}: {words}")
 
 
-def test_a_resumed_run_goes_on_with_its_lengths_and_a_new_one_starts_anew(tmp_path):
-    def steps() -> list[int]:
-        return [json.loads(line)["step"] for line in (tmp_path / LENGTHS_FILE).read_text().splitlines()]
-
-    group = [outcome(1, Verdict.VALID, 7)]
-    first = LengthsFile(str(tmp_path))
-    for number in (1, 2, 3):
-        first.add(group, step=number)
-    LengthsFile(str(tmp_path)).add(group, step=3)
-    assert steps() == [1, 2, 3]
-    LengthsFile(str(tmp_path)).add(group, step=1)
-    assert steps() == [1]
-
-
-def test_the_file_stays_small_and_even_over_a_large_step(tmp_path):
-    file = LengthsFile(str(tmp_path))
-    file.add([outcome(i, Verdict.VALID, i) for i in range(1, 4 * MOST_GROUPS + 2)], step=1)
-    lens_tok = [json.loads(line)["response_lens_tok"][0] for line in (tmp_path / LENGTHS_FILE).read_text().splitlines()]
+def test_lengths_of_a_large_step_are_few_and_evenly_of_all_of_it() -> None:
+    outcomes = [outcome(i, Verdict.VALID, i) for i in range(1, 4 * MOST_GROUPS + 2)]
+    lens_tok = [line["response_lens_tok"][0] for line in length_lines(1, outcomes)]
     assert len(lens_tok) <= MOST_GROUPS and max(lens_tok) - min(lens_tok) > 4 * MOST_GROUPS - 10
-    LengthsFile(None).add([outcome(1, Verdict.VALID, 1)], step=1)

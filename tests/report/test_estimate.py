@@ -8,11 +8,12 @@ import pytest
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.responses import LengthsFile
 from recipe.async_dapo.record.run_files import RUN_FILE
 from recipe.async_dapo_lab.report.headline import Estimate, estimate
+from recipe.async_dapo_lab.report.responses import length_lines
 from recipe.async_dapo_lab.report.run import Run
 from recipe.async_dapo_lab.report.write import write_report
+from recipe.async_dapo_lab.run_files import LENGTHS_FILE, BoundedFile
 
 from ..support.recorded_runs import write_recipe_run, write_verl_run
 
@@ -32,16 +33,14 @@ def record(folder: Path, lens_tok: list[int], **options: str) -> Run:
     write_recipe_run(folder, steps=6)
     description = json.loads((folder / RUN_FILE).read_text())
     (folder / RUN_FILE).write_text(json.dumps(description | {"settings": SETTINGS | options}))
-    file = LengthsFile(str(folder))
+    file = BoundedFile(folder / LENGTHS_FILE)
     for step in range(1, 7):
         outcomes = [(str(i), Verdict.FILTERED if i % 3 == 0 else Verdict.VALID) for i in range(12)]
-        file.add(
-            [
-                GroupOutcome(prompt_uid=uid, verdict=verdict, response_lens_tok=tuple(lens_tok))
-                for uid, verdict in outcomes
-            ],
-            step=step,
-        )
+        groups = [
+            GroupOutcome(prompt_uid=uid, verdict=verdict, response_lens_tok=tuple(lens_tok))
+            for uid, verdict in outcomes
+        ]
+        file.add(*length_lines(step, groups))
     return Run.load(folder)
 
 

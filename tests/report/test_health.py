@@ -6,7 +6,7 @@ import pytest
 
 from recipe.async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.console import EVERY_STEPS, RULES, Hints, hints
+from recipe.async_dapo_lab.report.health import EVERY_STEPS, RULES, Hints, hints
 
 from ..support.recorded_runs import recipe_step
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from recipe.async_dapo.record import keys, run_record
-from recipe.async_dapo.record.run_files import RESPONSES_FILE, SAMPLES_FILE, read_lines
-from recipe.async_dapo.record.run_record import RunDescription, RunRecorder, StepRecord, all_causes, read_steps
+from recipe.async_dapo.record.run_files import read_lines
+from recipe.async_dapo.record.run_record import RunDescription, StepRecord, all_causes, read_steps
+from recipe.async_dapo_lab.run_files import RESPONSES_FILE, SAMPLES_FILE
 
-from ..support.recorded_runs import ScriptedSource
+from ..support.recorded_runs import ScriptedRecorder
 
 TRAINED = {keys.STEP_S: 2.0}
 VALIDATED = {"val-core/math/acc/mean@1": 0.5}
@@ -23,9 +24,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def start(folder: Path, clock: list[float], causes: dict[str, int] | None = None) -> RunRecorder:
+def start(folder: Path, clock: list[float], causes: dict[str, int] | None = None) -> ScriptedRecorder:
     description = RunDescription(name="run", system="partial, first_completed", started_s=clock[0])
-    return RunRecorder(folder, description, ScriptedSource(causes=causes or {}))
+    return ScriptedRecorder(folder, description, causes or {})
 
 
 def steps(folder: Path) -> list[StepRecord]:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from recipe.async_dapo.record.responses import MOST_CHARS, as_markdown, pieces_of, read_responses, shortened
-from recipe.async_dapo.record.run_files import RESPONSES_FILE
 from recipe.async_dapo_lab.report.recorded import as_html
+from recipe.async_dapo_lab.report.responses import MOST_CHARS, as_markdown, pieces_of, read_responses, shortened
 from recipe.async_dapo_lab.report.write import write_report
+from recipe.async_dapo_lab.run_files import RESPONSES_FILE
 
 from ..support.recorded_runs import ScriptedSource, write_recipe_run
 

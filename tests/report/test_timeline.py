@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo.core.concurrency import LoadSample, LoadSamples
-from recipe.async_dapo.record.run_files import TIMELINE_FILE, BoundedFile
-from recipe.async_dapo.record.timeline import Span, Spans, StepTimeline, line_of, read_timeline
+from recipe.async_dapo_lab.report.timeline import Span, Spans, StepTimeline, line_of, read_timeline
 from recipe.async_dapo_lab.report.write import engine_charts, write_report
+from recipe.async_dapo_lab.run_files import TIMELINE_FILE, BoundedFile
 
 from ..support.recorded_runs import write_recipe_run
 

@@ -133,3 +133,9 @@ def test_loggers_files_are_looked_at_where_the_environment_puts_them(run, tmp_pa
 def test_without_readable_options_no_other_check_runs(files):
     found = list(findings(compose_overrides([*valid_overrides(files), "async_dapo.stop_rule=x"])))
     assert [finding.name for finding in found] == ["versions", "async_dapo options"]
+
+
+@pytest.mark.parametrize("name", ["nowhere.Recorder", "Recorder"])
+def test_given_a_recorder_that_is_not_found_when_checked_then_it_is_named(run, name) -> None:
+    message = refusal(run, f"async_dapo.recorder={name}")
+    assert message.startswith(f"async_dapo.recorder={name}: no such module; name a class that Python finds")

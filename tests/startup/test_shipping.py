@@ -13,6 +13,7 @@ from verl.utils.import_utils import load_extern_object
 from recipe.async_dapo import shipping
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.shipping import JOB_VARIABLE, OVERRIDE_VARIABLE, USER_PACKAGE, localise, shipped
+from recipe.async_dapo_lab.train import RECORDER
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,13 @@ def test_given_a_cluster_without_cpus_when_the_first_actor_is_made_then_it_is_sa
     with shipped(run()) as first_actor, caplog.at_level("WARNING", logger=shipping.__name__):
         first_actor(ActorClass()).remote()
     assert caplog.text.count("no node of this Ray cluster offers a CPU: the run waits until one joins") == warnings
+
+
+def test_given_a_recorder_in_a_package_beside_the_recipe_when_shipped_then_other_nodes_can_load_it(run, tmp_path):
+    config = run(f"async_dapo.recorder={RECORDER}")
+    with shipped(config):
+        code = "import recipe.async_dapo_lab.run_files as module; print(module.__file__)"
+        assert Path(run_elsewhere(code, modules_of(config), tmp_path)).is_relative_to(modules_of(config)[0])
 
 
 @pytest.mark.parametrize("kind", ["package", "folder"])

@@ -9,9 +9,10 @@ from pathlib import Path
 from recipe.async_dapo.core.concurrency import LoadSample
 from recipe.async_dapo.core.staleness import EngineUpdate
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.record.responses import SampledResponse, pieces_of
 from recipe.async_dapo.record.run_record import RunDescription, RunRecorder
-from recipe.async_dapo.record.timeline import Span, StepTimeline
+from recipe.async_dapo_lab.report.record import LabRecord
+from recipe.async_dapo_lab.report.responses import SampledResponse, pieces_of
+from recipe.async_dapo_lab.report.timeline import Span, StepTimeline
 
 ACCURACY = "val-core/math/acc/mean@1"
 
@@ -67,13 +68,20 @@ def recipe_step(step: int, *, failed: int = 0) -> dict[str, float]:
 
 @dataclass
 class ScriptedSource:
-    """Steps of 40 s, each with 28 s of rollout on two engines."""
+    """Steps of 40 s, each with 28 s of rollout on two engines; writes what the lab's recorder does."""
 
     causes: Mapping[str, int] = field(default_factory=dict)
     began_s: float = 0.0
 
     def take_causes(self) -> Mapping[str, int]:
         return self.causes
+
+    def begin_record(self, folder: Path, *, started_s: float, first_step: int) -> None:
+        self.record = LabRecord(folder, started_s=started_s, first_step=first_step)
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        sampled = self.responses if keys.STEP_S in data else None
+        self.record.add(step, self.take_timeline(), lengths=(), sampled=sampled)
 
     @property
     def responses(self) -> Sequence[SampledResponse]:
@@ -92,11 +100,23 @@ class ScriptedSource:
 SHARES = (0.89, 0.1, 0.01, 0.0, 0.0)
 
 
-def recorder_of(folder: Path, causes: Mapping[str, int] | None = None) -> RunRecorder:
+class ScriptedRecorder:
+    """The loggers of a run that has the lab's recorder."""
+
+    def __init__(self, folder: Path, description: RunDescription, causes: Mapping[str, int]) -> None:
+        source = ScriptedSource(causes)
+        self._loggers = RunRecorder(folder, description, source), source
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        for one in self._loggers:
+            one.log(data, step)
+
+
+def recorder_of(folder: Path, causes: Mapping[str, int] | None = None) -> ScriptedRecorder:
     description = RunDescription(
         name="math/partial", system="partial, first_completed", started_s=0.0, gpus=8, settings={"rollout.n": 16}
     )
-    return RunRecorder(folder, description, ScriptedSource(causes=causes or {}))
+    return ScriptedRecorder(folder, description, causes or {})
 
 
 def write_recipe_run(folder: Path, *, steps: int = 12, failed: int = 0) -> Path:

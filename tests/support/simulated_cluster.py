@@ -224,17 +224,17 @@ class Cluster:
     def _note_rounds(self) -> None:
         self.specs: list[RoundSpec] = []
         self.records: list[RoundRecord] = []
-        open_round, observe = self.manager.open_round, self.buffer.news.observe
+        open_round, closed = self.manager.open_round, self.buffer.recorder.round_closed
 
         def noted_open(spec: RoundSpec, groups: Sequence[PromptGroup]) -> None:
             self.specs.append(spec)
             open_round(spec, groups)
 
-        def noted_observe(step: int, record: RoundRecord, opts: AsyncDAPOConfig) -> None:
+        def noted_close(step: int, record: RoundRecord) -> None:
             self.records.append(record)
-            observe(step, record, opts)
+            closed(step, record)
 
-        self.manager.open_round, self.buffer.news.observe = noted_open, noted_observe
+        self.manager.open_round, self.buffer.recorder.round_closed = noted_open, noted_close
 
     def _draw(self, count: int) -> list[PromptGroup]:
         rows = [{"uid": f"group-{self.num_drawn + k}", "index": self.num_drawn + k} for k in range(count)]

@@ -45,5 +45,6 @@ def options(**changes: Any) -> AsyncDAPOConfig:
         "delivery_tok": 4,
         "drafts": None,
         "report_dir": None,
+        "recorder": None,
     }
     return AsyncDAPOConfig(**(defaults | changes))

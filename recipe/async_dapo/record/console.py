@@ -1,21 +1,12 @@
-"""What a step writes to console and log, whatever trains, this recipe or verl alone: one line, and hints when one of
-ten metrics leaves the range that it should be in.
-
-The report judges the last `EVERY_STEPS` steps and shows all that are out of range; the log judges each `EVERY_STEPS`
-steps, in at most one line. `docs/metrics.md` has the same table, made from `RULES`.
-"""
+"""The line that a step writes to console and log, whatever trains, this recipe or verl alone."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from statistics import fmean
 
-from ..core.staleness import HEALTHY_MEAN_STALENESS
 from . import keys
 
 Values = Mapping[str, float]
-
-EVERY_STEPS = 10
 
 
 def step_line(step: int, values: Values, *, speedup: float = 1.0, pace: "Pace | None" = None) -> str:
@@ -115,125 +106,3 @@ def _phases(values: Values, speedup: float) -> str:
     }
     timed = {name: [values[key] for key in parts if key in values] for name, parts in phases.items()}
     return ", ".join(f"{name} {seconds(speedup * sum(times_s))}" for name, times_s in timed.items() if times_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A metric, its healthy range (ends included; None = no end on that side), and what leaving it means."""
-
-    key: str
-    low: float | None = None
-    high: float | None = None
-    below: str = ""  # what it means, then what to turn
-    above: str = ""
-    settles_after: int = 0  # the first steps, which say nothing [count]
-
-    @property
-    def healthy(self) -> str:
-        if self.low is None:
-            return f"{self.high:g}" if self.high == 0 else f"up to {self.high:g}"
-        return f"from {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
-
-    def hint(self, value: float) -> str | None:
-        """What to do about a value out of range; None for a healthy one."""
-        if self.low is not None and value < self.low:
-            return f"{self.key} is {value:.3g} (healthy: {self.healthy}): {self.below}"
-        if self.high is not None and value > self.high:
-            return f"{self.key} is {value:.3g} (healthy: {self.healthy}): {self.above}"
-        return None
-
-
-RULES = (
-    Rule(
-        key=keys.FAILED_GROUPS,
-        high=0,
-        above="groups fail; the log has the traceback of each place once: correct the reward function, tool or loop",
-    ),
-    Rule(
-        key=keys.CALLS_FAILED_RATIO,
-        high=0.2,
-        above="calls of tools raise or take too long, and their loops go on with the error; correct the tool or its "
-        "service: the log has each place once",
-    ),
-    Rule(
-        key=keys.ADVANTAGE_MAX,
-        low=1e-6,
-        below="the rewards of each group are all the same, so nothing is learned; correct the reward function, or take "
-        "other prompts, and leave algorithm.filter_groups.enable at True",
-    ),
-    Rule(
-        key=keys.LENGTH_RATIO,
-        low=0.97,
-        high=1.03,
-        below="training prefers short answers; set async_dapo.stop_rule=fifo (with discard never first_completed)",
-        above="training prefers long answers; set async_dapo.stop_rule=fifo",
-        settles_after=10,  # until then long answers are on their way
-    ),
-    Rule(
-        key=keys.ESS_RATIO,
-        low=0.8,
-        below="old tokens differ too much from the policy; lower async_dapo.max_staleness or "
-        "async_dapo.max_partial_share, or the learning rate, or take async_dapo.importance_sampling=bypass",
-    ),
-    Rule(
-        key=keys.FRESH_K3_KL,
-        high=0.01,
-        above="engines do not sample from the trainer's policy; leave out engine_kwargs.vllm.kv_cache_dtype and "
-        "rollout.quantization, and compare rollout.dtype with what the trainer computes in",
-    ),
-    Rule(
-        key=keys.WASTE_RATIO,
-        high=0.1,
-        above="generated tokens are thrown away; use async_dapo.rollout_strategy=partial",
-    ),
-    Rule(
-        key=keys.IDLE_RATIO,
-        high=0.5,
-        above="engines wait for work during the round; leave async_dapo.over_sampling_batch_size and "
-        "async_dapo.rollout_pool_size at auto, or set them to what the planner recommends",
-    ),
-    Rule(
-        key=keys.REJECTED_RATIO,
-        high=0.7,
-        above="most groups are all right or all wrong; use harder or easier prompts, and check that "
-        "algorithm.filter_groups.metric is the correctness",
-    ),
-    Rule(
-        key=keys.STALENESS_MEAN,
-        high=HEALTHY_MEAN_STALENESS,
-        above="trajectories are carried over many steps; set async_dapo.max_partial_share, lower "
-        "async_dapo.max_staleness, or raise data.train_batch_size over what is in flight",
-    ),
-)
-
-
-def hints(values: Mapping[str, float]) -> list[str]:
-    """Of the metrics at hand, in the order of `RULES`: what matters most comes first."""
-    found = (rule.hint(values[rule.key]) for rule in RULES if rule.key in values)
-    return [hint for hint in found if hint is not None]
-
-
-def judged(steps: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
-    """Means that the rules judge, of some steps and their metrics."""
-    steps = list(steps)
-    values = {
-        rule.key: [data[rule.key] for step, data in steps if step > rule.settles_after and rule.key in data]
-        for rule in RULES
-    }
-    return {key: fmean(found) for key, found in values.items() if found}
-
-
-class Hints:
-    """What the log says of the last `EVERY_STEPS` steps, at most one line: a single step out of range is none."""
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[int, Mapping[str, float]]] = []
-
-    def of_step(self, step: int, values: Mapping[str, float]) -> str | None:
-        """The most urgent hint of the means since the last one was due; None in between, and when all is well."""
-        self._steps.append((step, values))
-        if len(self._steps) < EVERY_STEPS:
-            return None
-        found = hints(judged(self._steps))
-        self._steps = []
-        return f"over {EVERY_STEPS} steps, {found[0]}" if found else None

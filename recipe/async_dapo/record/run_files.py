@@ -1,22 +1,12 @@
-"""Files that a run writes while it trains: those of its folder, `async_dapo.report_dir`, which its report and the
-planner read, and verl's metrics.
-"""
+"""Files that a run writes while it trains: its record in the folder `async_dapo.report_dir`, and verl's metrics."""
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 RUN_FILE = "run.json"  # what was run
 STEPS_FILE = "steps.jsonl"  # metrics, a line a step
-LENGTHS_FILE = "lengths.jsonl"  # of responses, a line a group
-RESPONSES_FILE = "responses.jsonl"  # a few of every step
-SAMPLES_FILE = "timeline.jsonl"  # engines over time, a line a step
-TIMELINE_FILE = "timeline.json"  # the same for Perfetto
-REPORT_FILE = "report.html"
-
-MOST_BYTES = 16_000_000  # beyond it the older half of the lines goes
 
 
 def metrics_file(project: str, experiment: str) -> Path:
@@ -44,34 +34,6 @@ def _numbered(path: Path, number: int) -> Path:
 def _numbers(path: Path) -> list[int]:
     found = (one.name[len(path.stem) + 1 : len(one.name) - len(path.suffix)] for one in path.parent.glob("*"))
     return [int(number) for number in found if number.isdecimal() and _numbered(path, int(number)).exists()]
-
-
-class BoundedFile:
-    """A file that grows by a line of JSON a step and stays small: up to `most_bytes` of the newest lines."""
-
-    def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES) -> None:
-        self._path = path
-        self._most_bytes = most_bytes
-
-    def keep_before(self, step: int) -> None:
-        """Drop what a run had written of this step and later ones; all of it, where it begins."""
-        self._path.write_text(text_before(self._path, step))
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        with self._path.open("a") as stream:
-            stream.write(json.dumps(line) + "\n")
-            size = stream.tell()
-        if size > self._most_bytes:
-            lines = self._path.read_text().splitlines(keepends=True)
-            self._path.write_text("".join(lines[len(lines) // 2 :]))
-
-
-def text_before(path: Path, step: int) -> str:
-    """The complete lines of earlier steps; empty for a run that begins, and where there is no file."""
-    if step <= 1 or not path.exists():
-        return ""
-    complete, _, _ = path.read_text().rpartition("\n")
-    return "".join(f"{line}\n" for line in complete.splitlines() if json.loads(line)["step"] < step)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

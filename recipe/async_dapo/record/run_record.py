@@ -4,15 +4,13 @@ import json
 import numbers
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import keys, responses, timeline
-from .responses import SampledResponse
-from .run_files import RESPONSES_FILE, RUN_FILE, SAMPLES_FILE, STEPS_FILE, BoundedFile, read_lines
-from .timeline import StepTimeline
+from . import keys
+from .run_files import RUN_FILE, STEPS_FILE, read_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +41,13 @@ class StepRecord:
 
 
 class RunSource(Protocol):
-    """What a run has to say beside its metrics; what is taken, since it was asked last."""
+    """What has something to say of a run beside its metrics."""
 
     def take_causes(self) -> Mapping[str, int]:
-        """What groups have failed of -> groups."""
+        """What groups have failed of since this was asked last -> groups."""
 
-    def take_timeline(self) -> StepTimeline: ...
-
-    @property
-    def responses(self) -> Sequence[SampledResponse]:
-        """A few of the step that was trained last."""
+    def begin_record(self, folder: Path, *, started_s: float, first_step: int) -> None:
+        """The record begins in this folder, or goes on there from a step."""
 
 
 class RunRecorder:
@@ -62,8 +57,6 @@ class RunRecorder:
         self._folder = folder
         self._description = description
         self._source = source
-        self._timeline = BoundedFile(folder / SAMPLES_FILE)
-        self._responses = BoundedFile(folder / RESPONSES_FILE)
         self._is_begun = False
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
@@ -75,10 +68,6 @@ class RunRecorder:
         line = StepRecord(step=step, time_s=time_s, data=values, causes=self._source.take_causes())
         with (self._folder / STEPS_FILE).open("a") as stream:
             stream.write(json.dumps(asdict(line)) + "\n")
-        taken = self._source.take_timeline()
-        self._timeline.add(timeline.line_of(step, taken, origin_s=self._description.started_s))
-        if keys.STEP_S in data:
-            self._responses.add(responses.line_of(step, self._source.responses))
 
     def _begin(self, first_step: int, began_s: float) -> None:
         """A resumed run goes on with its record, from the step that it trains first; another one starts a new one.
@@ -91,8 +80,8 @@ class RunRecorder:
         kept = [line for line in read_steps(steps_file) if line.step < first_step] if first_step > 1 else []
         if kept:
             self._description = replace(self._description, started_s=began_s - kept[-1].time_s)
-        for file in (self._timeline, self._responses):
-            file.keep_before(first_step if kept else 1)
+        started_s = self._description.started_s
+        self._source.begin_record(self._folder, started_s=started_s, first_step=first_step if kept else 1)
         steps_file.write_text("".join(json.dumps(asdict(line)) + "\n" for line in kept))
         (self._folder / RUN_FILE).write_text(json.dumps(asdict(self._description), indent=2) + "\n")
         self._is_begun = True

@@ -66,7 +66,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
         event = self.manager.next_event()
         assert event is RoundEvent.STOPPED, f"{event} after the stop"
         result = self.manager.close_round()
-        self._note_ended(result, self._step)
+        self._note_ended(result)
         self._before = self._with_what_was_before(
             result, self.pool.take_back(result.summary, result.workers.unfinished)
         )
@@ -81,7 +81,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
             while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
                 self._refill(global_steps)
             result = self.manager.hand_over()
-        self._note_ended(result, global_steps)
+        self._note_ended(result)
         result, settlement = self._with_what_was_before(result, self.pool.hand_over(result.summary))
         self._before = None
         batch, metrics = self._batch(result, settlement, global_steps)

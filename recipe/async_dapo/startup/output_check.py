@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -35,7 +36,8 @@ _RANKS = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")  # of FSDP
 
 
 def check_output_folders(config: DictConfig) -> str:
-    """Check that each folder can be made, and written to, by this user on this machine, and that its disk has room.
+    """Check that each folder can be made, and written to, by this user on this machine, and that its disk has room; and
+    that the recorder is found.
 
     Returns:
         The room for checkpoints, in words; empty if none are written.
@@ -43,7 +45,7 @@ def check_output_folders(config: DictConfig) -> str:
     Raises:
         ConfigError: naming the option, or the environment variable, and what is in the way.
     """
-    check_each([partial(_check_folder, *named) for named in _folders(config)])
+    check_each([*(partial(_check_folder, *named) for named in _folders(config)), partial(_check_recorder, config)])
     return _check_room(config) if config.trainer.save_freq > 0 else ""
 
 
@@ -111,6 +113,18 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str, str]]:
         key = "VERL_FILE_LOGGER_PATH" if "VERL_FILE_LOGGER_PATH" in os.environ else "VERL_FILE_LOGGER_ROOT"
         file = metrics_file(trainer.project_name, trainer.experiment_name)
         yield key, os.environ.get(key, "."), str(file.parent)
+
+
+def _check_recorder(config: DictConfig) -> None:
+    name = config.async_dapo.recorder
+    try:
+        is_found = name is None or find_spec(name.rpartition(".")[0]) is not None
+    except (ImportError, ValueError):  # of a package before it; no dot
+        is_found = False
+    if not is_found:
+        raise ConfigError(
+            "async_dapo.recorder", name, "no such module; name a class that Python finds, package.module.Class, or null"
+        )
 
 
 def check_resume(config: DictConfig) -> str:

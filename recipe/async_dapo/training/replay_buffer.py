@@ -23,13 +23,13 @@ from ..core.prompt_history import PromptHistory
 from ..core.round import RoundSpec
 from ..core.staleness import StalenessLimit, VersionShares
 from ..core.trajectory import PromptGroup
-from ..record.responses import LengthsFile
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reports import RoundResult
 from .checkpoints import RolloutState
 from .metrics import RoundRecord, round_metrics
-from .tracking import RunNews
+from .recorder import load_recorder
+from .tracking import log_concurrency
 
 # Groups over which trained and dispatched lengths are compared: several steps, so that one of them says little.
 LENGTH_BIAS_WINDOW = 2048
@@ -104,11 +104,10 @@ class RoundReplayBuffer(ReplayBuffer):
         self._has_opened = False
         self._dispatched = Dispatch()
         self._lengths = LengthBiasWindow(LENGTH_BIAS_WINDOW)
-        self._lengths_file = LengthsFile(options.report_dir)
         self._over_sampling = options.over_sampling()
         self._round_size = options.round_size()
         self._concurrency_state: ConcurrencyState | None = None
-        self.news = RunNews()
+        self.recorder = load_recorder(options.recorder)
         self.left_out = 0  # trajectories of a validation that failed [count]
         self._skipped = 0
         self.history = PromptHistory(options.selection.forgetting)
@@ -175,19 +174,18 @@ class RoundReplayBuffer(ReplayBuffer):
         while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
             self._refill(global_steps)
         result = self.manager.close_round()
-        self._note_ended(result, global_steps)
+        self._note_ended(result)
         settlement = self.pool.settle(result.summary, result.workers.unfinished)
         store.forget_groups(settlement.redrawn_uids, partition_id=store.TRAIN)
         return self._batch(result, settlement, global_steps)
 
-    def _note_ended(self, result: RoundResult, step: int) -> None:
+    def _note_ended(self, result: RoundResult) -> None:
         """What is kept of each group that has ended, before the pool forgets it, and of the engines."""
-        self.news.note_engines(result.balancer)
+        self.recorder.engines_asked(result.balancer)
         # What is drawn again whatever its length says nothing of a preference.
         interrupted = () if self._options.draws_again else result.workers.unfinished
         self._lengths.observe(result.summary.outcomes, interrupted)
         self._remember(result)
-        self._lengths_file.add(result.summary.outcomes, step=step)
 
     def _batch(
         self, result: RoundResult, settlement: Settlement, global_steps: int
@@ -216,7 +214,8 @@ class RoundReplayBuffer(ReplayBuffer):
             skipped=self._skipped,
         )
         metrics = round_metrics(record)
-        self.news.observe(global_steps, record, self._options)
+        log_concurrency(global_steps, record, self._options)
+        self.recorder.round_closed(global_steps, record)
         return batch, metrics
 
     def state(self) -> RolloutState:
@@ -308,7 +307,7 @@ class RoundReplayBuffer(ReplayBuffer):
         result = self.manager.close_round()
         outcomes = result.summary.outcomes
         self.left_out += sum(outcome.failed for outcome in outcomes)
-        self.news.observe_validation(result)
+        self.recorder.validation_closed(result)
         self.manager.learn_from_validation()
         uids = [outcome.prompt_uid for outcome in outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)

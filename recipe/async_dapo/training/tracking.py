@@ -2,72 +2,26 @@
 
 import json
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from transfer_queue import KVBatchMeta
-from transformers import PreTrainedTokenizerBase
 from verl.utils.tracking import Tracking
 
-from .. import store
 from ..config import AsyncDAPOConfig, all_gpus, num_engines
-from ..core.concurrency import PackedSamples
-from ..core.outcome import CauseCounts
-from ..core.staleness import EngineUpdate
-from ..engines.load_balancer import LoadBalancerStats
 from ..logs import log_phase, started_s
-from ..record import keys
-from ..record.console import Hints, Pace, step_line
-from ..record.responses import SAMPLED, SampledResponse, as_markdown, pieces_of
+from ..record.console import Pace, step_line
 from ..record.run_files import last_set_aside, metrics_file, set_aside
-from ..record.run_record import RunDescription, RunRecorder, RunSource
-from ..record.timeline import Spans, StepTimeline
-from ..rollout.reports import RoundResult
+from ..record.run_record import RunDescription, RunRecorder
 from .metrics import RoundRecord
+from .recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
-# The twelve charts that matter, for TensorBoard's tab *Custom scalars*: category -> chart -> metrics.
-LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
-    "Speed": {
-        "Seconds of a step and of its rollout": (keys.STEP_S, keys.ROLLOUT_S),
-        "Empty places in the engines": (keys.IDLE_RATIO,),
-        "Tokens trained, filtered, thrown away": (
-            keys.TOKENS_TRAINED,
-            keys.TOKENS_FILTERED,
-            keys.TOKENS_DISCARDED,
-        ),
-        "KV cache, at most": (keys.KV_PEAK,),
-    },
-    "Data": {
-        "Filtered groups, and expected valid ones": (keys.REJECTED_RATIO, keys.VALID_SHARE),
-        "Failed groups": (keys.FAILED_GROUPS,),
-        "Response length, trained and dispatched": (keys.LENGTH_TRAINED, keys.LENGTH_DISPATCHED),
-        "Off-policy tokens": (keys.OFF_POLICY,),
-        "Staleness": (keys.STALENESS_MEAN, keys.STALENESS_MAX),
-    },
-    "Learning": {
-        "Reward in the batch": (keys.REWARD,),
-        "Effective sample size": (keys.ESS_RATIO,),
-        "Gradient norm": (keys.GRAD_NORM,),
-    },
-}
-
 # Backends: verl's, and this recipe's.
-CONSOLE, FILE, TENSORBOARD, WANDB = "console", "file", "tensorboard", "wandb"
-RECORD, TEXTS, OVERVIEW = "async_dapo", "async_dapo_texts", "async_dapo_overview"
-
-
-def custom_scalars() -> dict[str, dict[str, list]]:
-    """As `SummaryWriter.add_custom_scalars` takes it."""
-    return {
-        category: {title: ["Multiline", list(metrics)] for title, metrics in charts.items()}
-        for category, charts in LAYOUT.items()
-    }
+CONSOLE, FILE = "console", "file"
+RECORD = "async_dapo"
 
 
 class StepLines:
@@ -81,46 +35,9 @@ class StepLines:
     def __init__(self, speedup: float = 1.0, total_steps: int | None = None) -> None:
         self._speedup = speedup
         self._pace = None if total_steps is None else Pace(total_steps)
-        self._hints = Hints()
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         logger.info(step_line(step, data, speedup=self._speedup, pace=self._pace))
-        if keys.STEP_S in data and (hint := self._hints.of_step(step, data)) is not None:
-            logger.info("step %d: hint: %s", step, hint)
-
-
-class ResponseTexts:
-    """Sampled responses in TensorBoard's tab *Text*."""
-
-    def __init__(self, writer: Any, source: RunSource) -> None:
-        self._writer = writer
-        self._source = source
-
-    def log(self, data: Mapping[str, Any], step: int) -> None:
-        if keys.STEP_S in data:
-            self._writer.add_text("responses", as_markdown(self._source.responses), step)
-
-
-class WandbOverview:
-    """For wandb, which makes a section of charts of what has a common prefix: the twelve charts, each by its first
-    metric, and a table of sampled responses."""
-
-    COLUMNS = ("prompt", "response", "about", "reward")
-
-    def __init__(self, wandb: Any, source: RunSource) -> None:
-        self._wandb = wandb
-        self._source = source
-
-    def log(self, data: Mapping[str, Any], step: int) -> None:
-        if keys.STEP_S not in data:
-            return
-        charts = {title: metrics[0] for part in LAYOUT.values() for title, metrics in part.items()}
-        shown = {f"overview/{title}": data[metric] for title, metric in charts.items() if metric in data}
-        rows = [
-            [one.prompt, "".join(piece.text for piece in one.pieces), one.about, one.reward]
-            for one in self._source.responses
-        ]
-        self._wandb.log(shown | {"responses": self._wandb.Table(columns=list(self.COLUMNS), data=rows)}, step=step)
 
 
 def keep_metrics_file(config: DictConfig, step: int) -> bytes:
@@ -147,7 +64,7 @@ def extend(
     tracking: Tracking,
     config: DictConfig,
     options: AsyncDAPOConfig,
-    source: RunSource,
+    recorder: Recorder,
     *,
     total_steps: int | None = None,
     prompts: int | None = None,
@@ -164,15 +81,10 @@ def extend(
         tracking.logger[FILE].fp.write(earlier_metrics)
     if CONSOLE in tracking.logger:
         tracking.logger[CONSOLE] = StepLines(total_steps=total_steps)
-    if TENSORBOARD in tracking.logger:
-        writer = tracking.logger[TENSORBOARD].writer
-        writer.add_custom_scalars(custom_scalars())
-        tracking.logger[TEXTS] = ResponseTexts(writer, source)
-    if WANDB in tracking.logger:
-        tracking.logger[OVERVIEW] = WandbOverview(tracking.logger[WANDB], source)
     if options.report_dir is not None:
-        tracking.logger[RECORD] = RunRecorder(Path(options.report_dir), describe(config, options, prompts), source)
+        tracking.logger[RECORD] = RunRecorder(Path(options.report_dir), describe(config, options, prompts), recorder)
         log_phase(f"the record of this run: {options.report_dir}")
+    recorder.join(tracking.logger)
 
 
 def describe(config: DictConfig, options: AsyncDAPOConfig, prompts: int | None) -> RunDescription:
@@ -199,70 +111,11 @@ def describe(config: DictConfig, options: AsyncDAPOConfig, prompts: int | None) 
     )
 
 
-class RunNews:
-    """What a run has to say beside its metrics, collected while it trains: why groups failed, engines and trainer over
-    time, a few responses. A `RunSource` of the run's record.
-
-    Attributes:
-        spans: what the trainer is at.
-        responses: a few of the newest batch.
-    """
-
-    def __init__(self) -> None:
-        self.spans = Spans()
-        self.responses: Sequence[SampledResponse] = ()
-        self._samples: defaultdict[str, list[PackedSamples]] = defaultdict(list)
-        self._updates: tuple[EngineUpdate, ...] = ()
-        self._cause_counts = CauseCounts()
-        self._causes: Counter[tuple[str, str]] = Counter()
-
-    def observe(self, step: int, record: RoundRecord, options: AsyncDAPOConfig) -> None:
-        """A round has closed. A line says what may be in flight next, and why."""
-        logger.info(_concurrency_line(step, record, options))
-        self._causes.update(self._cause_counts.count(record.result.summary.outcomes))
-
-    def observe_validation(self, result: RoundResult) -> None:
-        """A validation's round has closed."""
-        self.note_engines(result.balancer)
-        for (reason, what), count in self._cause_counts.count(result.summary.outcomes).items():
-            self._causes[f"in validation, {reason}", what] += count
-
-    def note_engines(self, balancer: LoadBalancerStats) -> None:
-        """What engines held and which weights they got, each time the load balancer was asked: in the order of time."""
-        for server, load in balancer.loads.items():
-            if load.samples:
-                self._samples[server].append(load.samples)
-        if balancer.updates is not None:
-            self._updates += balancer.updates.ended
-
-    def sample_responses(self, batch: KVBatchMeta, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Take a few of a batch that has its rewards; its order says nothing of them."""
-        rows = store.read_rows(batch, ["prompts", "responses", "rm_scores", "policy_versions"], most=SAMPLED)
-        self.responses = [
-            SampledResponse(
-                prompt=tokenizer.decode(row["prompts"]),
-                reward=float(row["rm_scores"].sum()),
-                age=row["tag"]["age"],
-                pieces=pieces_of(_origins(row["responses"].tolist(), row["policy_versions"].tolist(), tokenizer)),
-            )
-            for row in rows
-        ]
-
-    def take_causes(self) -> dict[str, int]:
-        causes, self._causes = self._causes, Counter()
-        return {f"{reason}: {what}" if what else reason: count for (reason, what), count in causes.items()}
-
-    def take_timeline(self) -> StepTimeline:
-        engines = {server: [one for part in parts for one in part.unpack()] for server, parts in self._samples.items()}
-        self._samples.clear()
-        updates, self._updates = self._updates, ()
-        return StepTimeline(spans=self.spans.take(), engines=engines, updates=updates)
-
-
-def _concurrency_line(step: int, record: RoundRecord, options: AsyncDAPOConfig) -> str:
+def log_concurrency(step: int, record: RoundRecord, options: AsyncDAPOConfig) -> None:
+    """What may be in flight next, and why."""
     balancer, limits = record.result.balancer, _limits(record, options)
     least, figures = min(limits, key=limits.__getitem__), balancer.concurrency
-    return (
+    logger.info(
         f"step {step}: {balancer.inflight_max} in flight; next: at most {limits[least]} by {least} "
         f"({', '.join(f'{name} {most}' for name, most in limits.items())}; engines: {balancer.concurrency_reason}, "
         f"{figures['kv_share']:.2f} of the KV cache at {figures['context_tok']:.0f} tokens a request, "
@@ -282,14 +135,3 @@ def _limits(record: RoundRecord, options: AsyncDAPOConfig) -> dict[str, int]:
     held_by = "max_partial_share" if record.over_sampling.holds_less else "over_sampling_batch_size"
     places = int(record.result.balancer.concurrency["places"])
     return limits | {"engines": places, held_by: record.over_sampling.groups_to_hold * options.rollout_n}
-
-
-def _origins(
-    token_ids: list[int], versions: list[int], tokenizer: PreTrainedTokenizerBase
-) -> list[tuple[int | None, int, str]]:
-    """Neighbouring tokens of one policy version, -1 for those that none sampled: version, count, text."""
-    origins = []
-    for version, pairs in groupby(zip(versions, token_ids, strict=True), key=lambda pair: pair[0]):
-        ids = [token_id for _, token_id in pairs]
-        origins.append((None if version < 0 else version, len(ids), tokenizer.decode(ids)))
-    return origins

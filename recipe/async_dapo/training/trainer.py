@@ -27,7 +27,6 @@ Coordinator and load balancer have no loop of their own: they answer calls, and 
 """
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -149,15 +148,14 @@ class AsyncDAPOTrainer(PPOTrainer):
         self._tracking = tracking
 
     def _extend(self, tracking: Tracking) -> None:
-        news, earlier = self.replay_buffer.news, self._earlier_metrics
         extend(
             tracking,
             self.config,
             self.options,
-            news,
+            self.replay_buffer.recorder,
             total_steps=self.total_training_steps,
             prompts=len(self.train_dataset),
-            earlier_metrics=earlier,
+            earlier_metrics=self._earlier_metrics,
         )
 
     def _build_replay_buffer(self) -> RoundReplayBuffer:
@@ -205,12 +203,12 @@ class AsyncDAPOTrainer(PPOTrainer):
         self.checkpoint_manager.update_weights(self.global_steps)
 
     def prepare_step(self) -> dict[str, Any]:
-        self.replay_buffer.news.spans.begin("rollout", time.time())
+        self.replay_buffer.recorder.begin_phase("rollout")
         self.replay_buffer.open_round(self.global_steps)
         return {}
 
     def on_sample_end(self) -> None:
-        self.replay_buffer.news.spans.begin("training", time.time())
+        self.replay_buffer.recorder.begin_phase("training")
         if not self.options.keeps_kv:
             self.checkpoint_manager.sleep_replicas()
         if self.curr_step_profile:
@@ -224,10 +222,10 @@ class AsyncDAPOTrainer(PPOTrainer):
     @contextmanager
     def _updating_weights(self) -> Iterator[None]:
         """Its time is measured, and in the timeline."""
-        self.replay_buffer.news.spans.begin("weights", time.time())
+        self.replay_buffer.recorder.begin_phase("weights")
         with marked_timer("update_weights", self.timing_raw, color="red"):
             yield
-        self.replay_buffer.news.spans.end(time.time())
+        self.replay_buffer.recorder.end_phase()
 
     def on_train_begin(self) -> None:
         self._first_step = self.global_steps
@@ -235,11 +233,11 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def on_validate_begin(self) -> None:
         log_phase("validation begins")
-        self.replay_buffer.news.spans.begin("validation", time.time())
+        self.replay_buffer.recorder.begin_phase("validation")
         self.replay_buffer.free_engines()
 
     def on_validate_end(self) -> None:
-        self.replay_buffer.news.spans.end(time.time())
+        self.replay_buffer.recorder.end_phase()
 
     def _val_metrics_update(
         self, data_sources: list[Any], sample_uids: list[str], rewards: dict[str, list[Any]], *args: Any, **kwargs: Any
@@ -290,7 +288,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         return len(batch) == self.options.target_valid_groups * self.options.rollout_n
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        self.replay_buffer.news.sample_responses(batch, self.tokenizer)
+        self.replay_buffer.recorder.batch_scored(batch, self.tokenizer)
         correction = self.config.algorithm.rollout_correction
         if correction.bypass_mode or self._takes_one_pass:
             with self._bypassing(True):

@@ -2,8 +2,7 @@
 
     trainer: tensors, then a stamp --socket in this Ray cluster's folder--> engine: compares the stamp with its own
 
-Both ends compute a checksum over the stream, of the names, shapes and types of all tensors and of the first values of
-every sixteenth: some milliseconds beside a transfer, and nothing is sent but the stamp.
+Both ends compute a checksum over the stream: some milliseconds beside a transfer, and nothing is sent but the stamp.
 
 verl meets in the system's temporary folder, under a name that every first job of a Ray cluster has: two clusters on one
 machine would take each other's weights. Ray's folder is the cluster's own on each node, it is gone when the cluster's
@@ -11,15 +10,13 @@ files are, and the job's id, which stays in the name, tells the jobs of one clus
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
 import traceback
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import ray
 import torch
@@ -52,32 +49,8 @@ class WeightsNotLoaded(RuntimeError):
     """An engine has failed to load weights that it was sent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightStamp:
-    """What a weight transfer says of itself.
-
-    Attributes:
-        run: Ray session and job.
-        checksum: of all names, shapes and types, and of some of the values.
-    """
-
-    run: str
-    version: int | None
-    checksum: str
-
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        return cls(**json.loads(data))
-
-    def __str__(self) -> str:
-        return f"policy version {self.version} of run {self.run}, checksum {self.checksum}"
-
-
-class StreamChecksum:
-    """The checksum of a stream of tensors."""
+class Checksum:
+    """Of a stream of weights: of all names, shapes and types, and of the first values of every sixteenth tensor."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=8)
@@ -86,51 +59,23 @@ class StreamChecksum:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         self._digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         if self._tensors % _SAMPLED_EVERY == 0 and tensor.numel():
-            self._digest.update(_first_values(tensor))
+            first_row = tensor.detach()[(0,) * (tensor.dim() - 1)]  # not even a strided tensor is copied whole
+            self._digest.update(_bytes_of(first_row.reshape(-1)[:_SAMPLED_VALUES]))
         self._tensors += 1
 
-    def value(self) -> str:
-        return self._digest.hexdigest()
+    def stamp(self, run: str, version: int | None) -> str:
+        """What a transfer says of itself at its end."""
+        return f"policy version {version} of run {run}, checksum {self._digest.hexdigest()}"
 
 
 async def stamped(
     weights: Iterable[NamedTensor] | AsyncIterable[NamedTensor], *, run: str, version: int | None
 ) -> AsyncIterator[NamedTensor]:
-    checksum = StreamChecksum()
+    checksum = Checksum()
     async for name, tensor in ensure_async_iterator(weights):
         checksum.add(name, tensor)
         yield name, tensor
-    stamp = WeightStamp(run=run, version=version, checksum=checksum.value())
-    yield STAMP, torch.frombuffer(bytearray(stamp.encode()), dtype=torch.uint8)
-
-
-class StampReader:
-    """Takes the stamp out of a stream that arrives in buckets."""
-
-    def __init__(self) -> None:
-        self.stamp: WeightStamp | None = None
-        self._checksum = StreamChecksum()
-
-    def without_stamp(self, bucket: Iterable[NamedTensor]) -> list[NamedTensor]:
-        weights = []
-        for name, tensor in bucket:
-            if name == STAMP:
-                self.stamp = WeightStamp.decode(_bytes_of(tensor))
-            else:
-                self._checksum.add(name, tensor)
-                weights.append((name, tensor))
-        return weights
-
-    def checksum(self) -> str:
-        return self._checksum.value()
-
-
-def _first_values(tensor: torch.Tensor) -> bytes:
-    """Of the first row, so that not even a strided tensor is copied whole."""
-    row = tensor.detach()
-    while row.dim() > 1:
-        row = row[0]
-    return _bytes_of(row.reshape(-1)[:_SAMPLED_VALUES])
+    yield STAMP, torch.frombuffer(bytearray(checksum.stamp(run, version).encode()), dtype=torch.uint8)
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
@@ -193,7 +138,7 @@ class WeightReceiver(vLLMColocateWorkerExtension):
             WeightsMismatch: what came is not what the caller, which is of this run, has sent.
             WeightsNotLoaded: naming what failed.
         """
-        reader = self._stamp_reader = StampReader()
+        self._checksum, self._stamp = Checksum(), "weights without a stamp"
         self._failure = ""  # the first of this transfer, as text: vLLM passes on nothing else
         engine = f"replica {os.environ['VERL_REPLICA_RANK']}, rank {self.local_rank}"
         try:
@@ -202,14 +147,17 @@ class WeightReceiver(vLLMColocateWorkerExtension):
             self._note(error)
         if self._failure:
             raise WeightsNotLoaded(f"{engine}: could not load weights of version {expected_version}: {self._failure}")
-        expected = WeightStamp(run=str(expected_run), version=expected_version, checksum=reader.checksum())
-        if (found := reader.stamp) != expected:
-            raise WeightsMismatch(
-                f"{engine}: expected weights of {expected}; found {found or 'weights without a stamp'}"
-            )
+        if self._stamp != (expected := self._checksum.stamp(str(expected_run), expected_version)):
+            raise WeightsMismatch(f"{engine}: expected weights of {expected}; found {self._stamp}")
 
     def _update_weights(self, weights: list[NamedTensor], **kwargs: Any) -> None:
-        arrived = self._stamp_reader.without_stamp(weights)
+        arrived = []
+        for name, tensor in weights:
+            if name == STAMP:
+                self._stamp = _bytes_of(tensor).decode()
+            else:
+                self._checksum.add(name, tensor)
+                arrived.append((name, tensor))
         try:
             if not self._failure:
                 super()._update_weights(arrived, **kwargs)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from html import escape
 
 from ...async_dapo.record import keys
-from ...async_dapo.record.console import EVERY_STEPS, RULES, hints, judged
 from .charts import Chart
 from .contents import charts_of, comparison
 from .headline import NOTE, Estimate, headline
+from .health import EVERY_STEPS, RULES, hints, judged
 from .run import Run, after_the_first
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; lighter ones on a dark ground.

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ...async_dapo.record.responses import SampledResponse
-from ...async_dapo.record.timeline import StepTimeline
+from .responses import SampledResponse
+from .timeline import StepTimeline
 
 
 def as_html(by_step: Mapping[int, Sequence[SampledResponse]]) -> str:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from ...async_dapo.core.concurrency import LoadSample
 from ...async_dapo.logs import log_phase
-from ...async_dapo.record.responses import read_responses
-from ...async_dapo.record.run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE, STEPS_FILE, TIMELINE_FILE
-from ...async_dapo.record.timeline import StepTimeline, read_timeline
+from ...async_dapo.record.run_files import STEPS_FILE
+from ..run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE, TIMELINE_FILE
 from .charts import INK, NARROW, SERIES, WIDE, Drawing, draw
 from .headline import estimate
 from .page import Section, page
 from .recorded import as_html, trace
+from .responses import read_responses
 from .run import Run
+from .timeline import StepTimeline, read_timeline
 
 logger = logging.getLogger(__name__)
 

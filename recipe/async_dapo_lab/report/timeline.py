@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.concurrency import LoadSample
-from ..core.staleness import EngineUpdate
-from .run_files import read_lines
+from ...async_dapo.core.concurrency import LoadSample
+from ...async_dapo.core.staleness import EngineUpdate
+from ...async_dapo.record.run_files import read_lines
 
 _DIGITS = 3
 

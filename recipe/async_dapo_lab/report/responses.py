@@ -2,14 +2,13 @@
 policy version wrote which part; and the lengths of all groups.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.outcome import JUDGED, GroupOutcome, Verdict
-from .run_files import LENGTHS_FILE, read_lines, text_before
+from ...async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
+from ...async_dapo.record.run_files import read_lines
 
 SAMPLED = 4  # responses of a step
 MOST_CHARS = 2000  # of a text that is kept; of a longer one beginning and end
@@ -91,36 +90,9 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines() or [""])
 
 
-class LengthsFile:
-    """`lengths.jsonl`, for `plan --from-run`: for each group that was judged a line, with its lengths and whether it is
-    valid. A resumed run goes on with its file, another one starts a new one.
-
-    Args:
-        folder: of the run; None: nothing is written.
-    """
-
-    def __init__(self, folder: str | None) -> None:
-        self._path = None if folder is None else Path(folder) / LENGTHS_FILE
-        self._is_begun = False
-
-    def add(self, outcomes: Sequence[GroupOutcome], *, step: int) -> None:
-        if self._path is None:
-            return
-        judged = [outcome for outcome in outcomes if outcome.verdict in JUDGED]
-        stride = max(1, -(-len(judged) // MOST_GROUPS))
-        lines = [
-            {
-                "step": step,
-                "is_valid": outcome.verdict is Verdict.VALID,
-                "response_lens_tok": list(outcome.response_lens_tok),
-            }
-            for outcome in judged[::stride]
-        ]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        if self._is_begun:
-            with self._path.open("a") as stream:
-                stream.write(text)
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(text_before(self._path, step) + text)
-        self._is_begun = True
+def length_lines(step: int, outcomes: Sequence[GroupOutcome]) -> Iterator[Mapping[str, Any]]:
+    """For `plan --from-run`: for each group that was judged a line, with its lengths and whether it is valid."""
+    judged = [outcome for outcome in outcomes if outcome.verdict in JUDGED]
+    for outcome in judged[:: max(1, -(-len(judged) // MOST_GROUPS))]:
+        is_valid = outcome.verdict is Verdict.VALID
+        yield {"step": step, "is_valid": is_valid, "response_lens_tok": list(outcome.response_lens_tok)}
