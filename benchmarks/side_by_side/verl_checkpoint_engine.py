@@ -13,7 +13,7 @@ import torch
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from recipe.async_dapo.separate.weights import leave_in_store, take_from_store
+from recipe.async_dapo.separate.relay import leave_in_store, take_from_store
 
 NAME = "object_store"
 
