@@ -1,4 +1,4 @@
-"""verl's workers around weights in Ray's object store: one that leaves them there, and one that takes them to an engine."""
+"""verl's workers around weights in Ray's object store: one leaves them there, one takes them to an engine."""
 
 from collections.abc import Sequence
 from typing import Any
