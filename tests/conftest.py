@@ -47,6 +47,7 @@ ORDER = (
     "e2e/test_two_nodes_two_ranks.py",
     "e2e/test_gpu_check_of_two.py",
     "e2e/test_gpu_check.py",
+    "e2e/test_gpu_day.py",
     "e2e/test_same_learning.py",
     "e2e/test_fault_matrix.py",
 )

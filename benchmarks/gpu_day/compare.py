@@ -3,15 +3,19 @@
 python -m benchmarks.gpu_day.compare "partial" --output outputs/gpu_day/results
 
 B=32, n=8, at most 4,096 tokens an answer; the reward is a hash of the answer, so that nearly every group is valid. The
-row is added to `runs.csv`. `--device cpu` takes the quick start's model and task instead, to try the command.
+row is added to `runs.csv`. `--model experts` takes a tiny mixture of experts; `--device cpu` the quick start's model
+and task, to try the command.
 """
 
 import argparse
+import json
 import os
 import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from benchmarks.side_by_side.run import STALENESS, SYSTEMS, TRAINER_PARTS
 from benchmarks.support.runs_file import RunsFile
@@ -25,6 +29,7 @@ from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_asse
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, quoted, run_overrides, verl_overrides
 from recipe.async_dapo_lab.quickstart.run_metrics import STEP_S, RunMetrics
 from recipe.async_dapo_lab.quickstart.supervision import RayFolder, exit_on_signals
+from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
 PROMPTS, RESPONSES = 32, 8
 PROMPT_TOK, RESPONSE_TOK = 128, 4096
@@ -61,13 +66,32 @@ def gpu_overrides(system: str) -> Iterator[str]:
     yield f"++{rollout}.engine_kwargs.vllm.compilation_config={{mode:0,cudagraph_mode:FULL_DECODE_ONLY}}"
 
 
-def prepare(folder: Path, *, device: str) -> Assets:
+def make_dense(folder: Path) -> None:
+    make_model(folder, seed=0, shape=MODEL_PRESETS["qwen3-0.6b"])
+
+
+def make_experts(folder: Path) -> None:
+    """Four layers of eight experts, two of them for each token."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(folder)
+    ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id")}
+    shape = json.loads(Path(__file__).with_name("experts.json").read_text("utf-8"))
+    config = Qwen3MoeConfig(**shape, **ids, vocab_size=len(tokenizer))
+    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+MODELS = {"0.6b": make_dense, "experts": make_experts}
+
+
+def prepare(folder: Path, *, device: str, model: str) -> Assets:
     """Model and data, made once."""
     if device == "cpu":
         return prepare_assets(folder, seed=0)
-    assets = Assets(folder=folder / "qwen3_0.6b")
+    assets = Assets(folder=folder / model)
     if not assets.validation_file.exists():
-        make_model(assets.model, seed=0, shape=MODEL_PRESETS["qwen3-0.6b"])
+        MODELS[model](assets.model)
         write_rows(assets, seed=0, train=4096, validation=64)
     return assets
 
@@ -92,6 +116,7 @@ def figures(steps: list[dict[str, float]]) -> dict[str, float | str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("system", choices=SYSTEMS)
+    parser.add_argument("--model", choices=MODELS, default="0.6b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--output", type=Path, default=Path("outputs", "gpu_day", "results"))
@@ -99,8 +124,9 @@ def main() -> None:
     options = parser.parse_args()
     exit_on_signals()
     work = options.output.absolute().with_name("work")
-    assets = prepare(work, device=options.device)
-    folder = work / RunsFile.folder_name({"system": options.system})
+    assets = prepare(work, device=options.device, model=options.model)
+    cell = {"system": options.system, "model": options.model, "device": options.device}
+    folder = work / RunsFile.folder_name(cell)
     folder.mkdir(parents=True, exist_ok=True)
     metrics = RunMetrics(file=folder / "metrics.jsonl")
     metrics.file.unlink(missing_ok=True)
@@ -119,7 +145,6 @@ def main() -> None:
             timeout_s=options.timeout_s,
         )
     metrics.read_new()
-    cell = {"system": options.system, "device": options.device}
     if len(metrics.steps) <= FIRST_STEPS:
         sys.exit(f"{len(metrics.steps)} of {options.steps} steps: {ended}")
     RunsFile(options.output / "runs.csv").add({**cell, **figures(metrics.steps), "ended": ended or "well"})

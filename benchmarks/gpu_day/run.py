@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.support.supervised_training import ROOT
 from recipe.async_dapo_lab.gpu_check.supervised import run_supervised
@@ -39,28 +41,24 @@ class Part:
     brings: dict[str, str]  # files of its folder that are results, and their names there
 
 
-def check(theme: int, name: str, limit_s: float, **brings: str) -> Part:
-    files = {"gpu_check.json": f"gpu_check_{name}.json"} | brings
+def check(theme: int, name: str, limit_s: float, also: Mapping[str, str] = MappingProxyType({})) -> Part:
+    files = {"gpu_check.json": f"gpu_check_{name}.json", **also}
     return Part(name=name, limit_s=limit_s, module=CHECK, arguments=("--only", str(theme)), brings=files)
 
 
-def compare(system: str, limit_s: float) -> Part:
-    return Part(name=system, limit_s=limit_s, module=COMPARE, arguments=(system,), brings={})
+def compare(system: str, limit_s: float, *, model: str = "0.6b", steps: int = 6) -> Part:
+    name, options = system if model == "0.6b" else model, ("--model", model, "--steps", str(steps))
+    return Part(name=name, limit_s=limit_s, module=COMPARE, arguments=(system, *options), brings={})
 
 
 PARTS = (
     check(2, "engine", 90.0),
     compare("verl colocate_async, 0.05 s poll", 130.0),
     compare("partial", 130.0),
-    Part(
-        name="speed",
-        limit_s=90.0,
-        module=CHECK,
-        arguments=("--only", "5"),
-        brings={"gpu_check.json": "gpu_check_speed.json", "speed/record.jsonl": "calibration.jsonl"},
-    ),
+    check(5, "speed", 90.0, {"speed/speed.jsonl": "calibration.jsonl"}),
     compare("partial_stale_kv", 110.0),
     compare("partial, drafts", 110.0),
+    compare("partial", 80.0, model="experts", steps=3),
     check(4, "cheaper_tokens", 60.0),
     check(3, "training", 240.0),
 )

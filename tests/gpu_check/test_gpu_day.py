@@ -17,7 +17,6 @@ from benchmarks.gpu_day import compare, pack, read, run
 from benchmarks.side_by_side.run import SYSTEMS
 from recipe.async_dapo.check import main as check
 from recipe.async_dapo_lab.gpu_check.assets import make_model
-from recipe.async_dapo_lab.quickstart.model_and_data import Assets, write_rows
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, run_overrides
 
 from ..support import hanging
@@ -131,12 +130,16 @@ def test_given_results_when_read_then_they_are_kept_and_compared(tmp_path, monke
     assert {file.name for file in (tmp_path / "assets").iterdir()} == {file.name for file in results.iterdir()}
 
 
+OF_THIS_RECIPE = [(name, "0.6b") for name, row in SYSTEMS.items() if row.strategy and not row.own]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("system", [name for name, row in SYSTEMS.items() if row.strategy and not row.own])
-def test_given_a_row_of_this_recipe_when_its_options_are_checked_then_nothing_is_refused(system, tmp_path, capsys):
-    assets = Assets(folder=tmp_path / "assets")
-    make_model(assets.model, seed=0)
-    write_rows(assets, seed=0, train=64, validation=16)
+@pytest.mark.parametrize(("system", "model"), [*OF_THIS_RECIPE, ("partial", "experts")])
+def test_given_a_row_of_this_recipe_when_its_options_are_checked_then_nothing_is_refused(
+    system, model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(compare.MODELS, "0.6b", lambda folder: make_model(folder, seed=0))
+    assets = compare.prepare(tmp_path, device="cuda", model=model)
     settings = RunSettings(assets=assets, output=tmp_path, ray_folder=tmp_path, steps=6, seed=0)
     _, *own = SYSTEMS[system].entry(1)
     machine = (*run_overrides(settings), *compare.gpu_overrides(system))
