@@ -102,7 +102,7 @@ def loss(run, monkeypatch):
         batch = KVBatchMeta(partition_id="train", keys=KEYS, tags=[{}] * 4)
         trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
         trainer.config, trainer.global_steps, trainer.tokenizer = config, 1, None
-        trainer.replay_buffer = SimpleNamespace(news=SimpleNamespace(sample_responses=lambda *_: None))
+        trainer.replay_buffer = SimpleNamespace(recorder=SimpleNamespace(batch_scored=lambda *_: None))
         trainer._has_judged_engines = True
         trainer._balance = Mixture() if options.importance_sampling is ImportanceSampling.BALANCE else None
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there

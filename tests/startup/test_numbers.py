@@ -98,6 +98,7 @@ async_dapo.round_timeout_s                                         x       x    
 async_dapo.engine_timeout_s                                        x       x         x           seconds  x
 async_dapo.drafts                                                  x       x         none        x        x
 async_dapo.report_dir                                              x       x         none        x        a_folder
+async_dapo.recorder                                                x       x         none        x        a_class
 actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval       x       x         vllms       x        x
 """
 ROWS = {key: [*cells, "x"] for key, *cells in map(str.split, TABLE.strip().splitlines()[1:])}
