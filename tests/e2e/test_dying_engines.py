@@ -92,7 +92,7 @@ def test_given_four_training_ranks_when_they_train_then_weights_and_log_probs_ar
     weighed = WeighedRun(run.folder)
     groups = [(step, group) for step in range(1, STEPS + 2) for group in weighed.batch(step)]
     assert len(groups) == PROMPTS_PER_STEP * (STEPS + 1)
-    assert_weighed(weighed, groups, mixed=False)
+    assert_weighed(weighed, groups)
     rows = [(step, row) for step, group in groups for row in group]
     if "stale_kv" in run.folder.name:  # no version computes afresh what goes on with older keys and values
         rows = [(step, row) for step, row in rows if versions_of([row]) == {step - 1}]
