@@ -120,13 +120,14 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--output", type=Path, default=Path("outputs", "gpu_day", "results"))
+    parser.add_argument("--work", type=Path, help="folder of the run's log; by default one beside the results")
     parser.add_argument("--timeout-s", type=float, default=600.0)
     options = parser.parse_args()
     exit_on_signals()
+    cell = {"system": options.system, "model": options.model, "device": options.device}
     work = options.output.absolute().with_name("work")
     assets = prepare(work, device=options.device, model=options.model)
-    cell = {"system": options.system, "model": options.model, "device": options.device}
-    folder = work / RunsFile.folder_name(cell)
+    folder = (options.work or work / RunsFile.folder_name(cell)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     metrics = RunMetrics(file=folder / "metrics.jsonl")
     metrics.file.unlink(missing_ok=True)

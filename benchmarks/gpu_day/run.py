@@ -27,7 +27,7 @@ CHECK = "recipe.async_dapo_lab.gpu_check"
 COMPARE = "benchmarks.gpu_day.compare"
 ENDING_S = 15.0  # in which a part ends by itself, its children and its results included
 LIMIT_FACTOR = {"cuda": 1.0, "cpu": 4.0}
-LAST_LINES = 60
+NEWEST_LOGS, LAST_LINES = 4, 60  # that a part which failed brings back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +66,10 @@ PARTS = (
 
 def run(part: Part, *, device: str, output: Path, limit_s: float) -> dict[str, object]:
     """Its line of `parts.jsonl`."""
-    folder = output / "work" / part.name.replace(" ", "_").replace(",", "")
+    folder = output.with_name("work") / part.name.replace(" ", "_").replace(",", "")  # results alone are in `output`
     folder.mkdir(parents=True, exist_ok=True)
-    place = output if part.module == COMPARE else folder
-    options = ["--device", device, "--output", str(place), "--timeout-s", str(limit_s - ENDING_S)]
+    places = ["--output", str(output), "--work", str(folder)] if part.module == COMPARE else ["--output", str(folder)]
+    options = ["--device", device, *places, "--timeout-s", str(limit_s - ENDING_S)]
     began = time.monotonic()
     ended = run_supervised(
         [sys.executable, "-m", part.module, *part.arguments, *options],
@@ -81,7 +81,7 @@ def run(part: Part, *, device: str, output: Path, limit_s: float) -> dict[str, o
     for file, name in part.brings.items():
         if (folder / file).exists():
             shutil.copy(folder / file, output / name)
-    logs = sorted(folder.rglob("*.log"), key=lambda log: log.stat().st_mtime)
+    logs = sorted(folder.rglob("*.log"), key=lambda log: log.stat().st_mtime)[-NEWEST_LOGS:]
     last = (
         [line for log in logs for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]] if ended else []
     )

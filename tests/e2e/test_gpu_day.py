@@ -15,15 +15,16 @@ PARTS = ("engine", "verl colocate_async, 0.05 s poll", "partial", "speed")
 
 
 def test_given_a_cpu_when_rehearsed_then_each_part_ends_well_and_leaves_its_results(tmp_path) -> None:
+    results = tmp_path / "results"
     run_module(
-        "benchmarks.gpu_day.run", "--device", "cpu", "--output", str(tmp_path), "--minutes", "30", "--parts", *PARTS
+        "benchmarks.gpu_day.run", "--device", "cpu", "--output", str(results), "--minutes", "30", "--parts", *PARTS
     )
-    about, *parts = map(json.loads, (tmp_path / "parts.jsonl").read_text().splitlines())
+    about, *parts = map(json.loads, (results / "parts.jsonl").read_text().splitlines())
     assert about["device"] == "cpu" and about["commit"]
     assert [(part["part"], part["ended"]) for part in parts] == [(name, "well") for name in PARTS]
-    runs = pd.read_csv(tmp_path / "runs.csv")
+    runs = pd.read_csv(results / "runs.csv")
     assert list(runs["steps"]) == [6, 6] and (runs["step_s"] > 0).all()
     assert compared(runs)["ratio"].notna().all()
     assert {"gpu_check_engine.json", "gpu_check_speed.json", "calibration.jsonl"} <= {
-        file.name for file in tmp_path.iterdir()
+        file.name for file in results.iterdir()
     }

@@ -105,13 +105,17 @@ def test_given_a_part_that_hangs_when_run_then_it_ends_at_its_limit_and_the_next
     fails = replace(hangs, name="fails", limit_s=60.0, module="json.tool", brings={"none.json": "none.json"})
     monkeypatch.setattr(run, "PARTS", (hangs, fails, replace(hangs, name="late")))
     monkeypatch.setattr(run, "ENDING_S", 0.5)
-    monkeypatch.setattr(sys, "argv", ["run", "--output", str(tmp_path), "--device", "cpu", "--minutes", "1"])
+    monkeypatch.setattr(run, "COMPARE", fails.module)
+    results = tmp_path / "results"
+    monkeypatch.setattr(sys, "argv", ["run", "--output", str(results), "--device", "cpu", "--minutes", "1"])
     monkeypatch.chdir(run.ROOT)
     run.main()
-    about, first, second, third = lines(tmp_path)
+    about, first, second, third = lines(results)
+    assert [file.name for file in results.iterdir()] == ["parts.jsonl"]  # what parts leave beside results is elsewhere
     assert about["part"] == "about" and "commit" in about
     assert "not done after 1 s" in str(first["ended"]) and first["last_lines"] == []
-    assert second["ended"] != "well" and "usage" in str(second["last_lines"])
+    assert second["ended"] != "well"
+    assert "--work" in str(second["last_lines"])  # the folder where its logs are looked for
     assert "not done after 1 s" in str(third["ended"])
 
 
