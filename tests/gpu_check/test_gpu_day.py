@@ -102,7 +102,7 @@ def lines(output: Path) -> list[dict[str, object]]:
 @pytest.mark.slow
 def test_given_a_part_that_hangs_when_run_then_it_ends_at_its_limit_and_the_next_ones_run(tmp_path, monkeypatch):
     hangs = run.Part(name="hangs", limit_s=0.25, module=hanging.__name__, arguments=(), brings={})
-    fails = replace(hangs, name="fails", limit_s=60.0, module="json.tool", brings={"none.json": "none.json"})
+    fails = replace(hangs, name="fails", limit_s=60.0, module="ensurepip", brings={"none.json": "none.json"})
     monkeypatch.setattr(run, "PARTS", (hangs, fails, replace(hangs, name="late")))
     monkeypatch.setattr(run, "ENDING_S", 0.5)
     monkeypatch.setattr(run, "COMPARE", fails.module)
