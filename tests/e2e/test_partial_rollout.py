@@ -209,8 +209,8 @@ def test_given_a_resume_when_a_version_s_weights_are_gone_then_its_groups_are_co
     weighed, killed_and_resumed
 ):
     steps = range(SAVED_STEP + 1, LAST_STEP + 1)
-    mixed = [(step, group) for step in steps for group in weighed.batch(step) if len(versions_of(group)) > 1]
-    gone = [(step, group) for step, group in mixed if not versions_of(group) <= at_hand(step)]
+    trained = [(step, group) for step in steps for group in weighed.batch(step)]
+    gone = [(step, group) for step, group in trained if not versions_of(group) <= at_hand(step)]
     assert gone, "no group that was begun before the resume was trained after it"
     for step, group in gone:
         for own, expected in zip(trained_with(group), weighed.decoupled(group, newest=step - 1), strict=True):

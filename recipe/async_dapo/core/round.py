@@ -19,11 +19,21 @@ beyond that would become too stale, however soon it ended.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .round_groups import WAITING, GroupState, RoundGroups, WaitingGroup
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
+
+
+class GroupEvent(StrEnum):
+    """What happens in a group while it runs."""
+
+    GENERATED = "generated"  # one of its trajectories has been generated to its end
+    WAITS = "waits"  # one of them waits for a call, and generates nothing meanwhile
+    GOES_ON = "goes_on"  # it generates again
+    CERTAIN = "certain"  # two of them differ, so that the group will be valid, and others still run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,21 +204,21 @@ class Round:
                 self._rule.on_start(uid)
         return uid
 
-    def end_trajectory(self, uid: str) -> None:
-        """A trajectory of a running group has been generated to its end; its group may still run."""
-        self._ended_trajectories += self._groups.end_trajectory(uid)
-
-    def note_waiting(self, uid: str, change: int) -> None:
-        """Add to the number of a running group's trajectories that wait for calls, and generate nothing meanwhile."""
-        self._groups.note_in_calls(uid, change)
+    def note(self, uid: str, event: GroupEvent) -> None:
+        """Record what has happened in a running group. Of another group nothing is recorded."""
+        match event:
+            case GroupEvent.GENERATED:
+                self._ended_trajectories += self._groups.end_trajectory(uid)
+            case GroupEvent.CERTAIN:
+                self._groups.mark_certain(uid)
+            case GroupEvent.WAITS:
+                self._groups.note_in_calls(uid, 1)
+            case GroupEvent.GOES_ON:
+                self._groups.note_in_calls(uid, -1)
 
     def add_places(self, count: int) -> None:
         """Engines have room for so many more trajectories than when the round began."""
         self._groups.grow(count)
-
-    def mark_certain(self, uid: str) -> None:
-        """Two trajectories of a running group differ: it will be valid."""
-        self._groups.mark_certain(uid)
 
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of
