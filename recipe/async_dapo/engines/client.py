@@ -139,7 +139,8 @@ class AsyncDAPOLLMClient(LLMServerClient):
         prompt_ids = normalize_token_ids(prompt_ids)
         if recorder.is_stopping and recorder.kept_loop is not None:
             await recorder.kept_loop.next_round()
-        turn, number = recorder.begin_turn(prompt_ids), recorder.next_turn - 1
+        turn = recorder.begin_turn(prompt_ids, kwargs.get("image_data") or ())
+        number = recorder.next_turn - 1
         asked = _Asked(
             request_id=request_id,
             prompt_ids=prompt_ids,
