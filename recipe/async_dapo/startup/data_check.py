@@ -51,7 +51,7 @@ def no_pictures(model: Any) -> str:
         return f"a {kind} cannot be shown pictures; take one of {', '.join(PICTURE_MODELS)}, or leave them out"
     if missing := [name for name in _PICTURE_PACKAGES if find_spec(name.replace("-", "_")) is None]:
         return f"pictures need packages that are not installed; run: pip install {' '.join(missing)}"
-    return "" if model.processor else "the model's folder has no processor that can be loaded; copy it there"
+    return ""
 
 
 class _Prompts:
@@ -66,6 +66,9 @@ class _Prompts:
 
         self.model, self._data = load_by_verl(config), config.data
         self.no_pictures = no_pictures(self.model)
+        if self.model.processor is None and self.model.hf_config.model_type in PICTURE_MODELS:
+            why = self.no_pictures or "transformers finds no processor that it can load in its folder; copy it there"
+            raise refused(config, "actor_rollout_ref.model.path", why)
         self._tools = tool_schemas(config)
         self.unit = f"tokens, schemas of {len(self._tools)} tools included" if self._tools else "tokens"
         self._default_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
