@@ -93,14 +93,14 @@ METRICS: dict[str, str] = {
     "length/dispatched/p90": "90 % quantile [tokens]",
     "importance/not_finite_tokens": "tokens of the loss whose ratio is no finite number: left out below [tokens]",
     "importance/overall/ess_ratio": "effective sample size of the token ratios pi_prox / mu over their number, all "
-    "tokens of the loss, rejected ones included; with balance, mu is the mixture [0-1]",
+    "tokens of the loss, rejected ones included; with mixture, mu is the mixture [0-1]",
     "importance/overall/ratio_max": "largest pi_prox / mu of these tokens",
     "importance/overall/k3_kl": "k3 estimate of KL(mu || pi_prox) over these tokens [nats per token]",
     "importance/staleness_0/ratio_max": "largest pi_prox / mu of the newest version's tokens: 1 where engines and "
     "trainer agree",
     "importance/staleness_0/k3_kl": "k3 estimate of KL(mu || pi_prox) over these tokens: 0 where engines and trainer "
     "agree [nats per token]",
-    # With importance_sampling=balance only.
+    # With importance_sampling=mixture only.
     "mixture/scored_trajectories": "trajectories scored under older versions, once for each version [trajectories]",
     "mixture/token_share": "share of the batch's tokens that have a mixture of several versions [0-1]",
     "mixture/unknown_share": "share of the batch's tokens whose group has versions without a snapshot, as after a "
