@@ -10,6 +10,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from recipe.async_dapo.calls import append_tokens, prompt_digest
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
+from recipe.async_dapo.core.round import GroupEvent
 from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
 from recipe.async_dapo.option_values import OnRewardError
@@ -90,13 +91,16 @@ async def test_given_validation_when_trajectories_fail_then_the_others_are_kept(
 
 
 async def test_generated_trajectories_are_told_once_each_before_they_are_scored() -> None:
-    told: list[tuple[float, str]] = []
+    told: list[tuple[float, str, GroupEvent]] = []
 
     running = rollout(
-        compute_score=scores(0, 1, 0, 1, takes_s=10), on_generated=lambda uid: told.append((now_s(), uid))
+        compute_score=scores(0, 1, 0, 1, takes_s=10), tell=lambda uid, event: told.append((now_s(), uid, event))
     )
     await running.run(group())
-    assert told == [(pytest.approx(k), "group") for k in (1, 2, 3, 4)]
+    assert told == [
+        *((pytest.approx(k), "group", GroupEvent.GENERATED) for k in (1, 2, 3, 4)),
+        (pytest.approx(12), "group", GroupEvent.CERTAIN),
+    ]
 
 
 async def unreset(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:

@@ -15,7 +15,7 @@ from ..support.plan_settings import simulate, small_scenario
 POOL = {"rollout_strategy": "partial", "max_partial_share": 0.5}
 SEAMS = [
     (round.Round, "take"),
-    (round.Round, "end_trajectory"),
+    (round.Round, "note"),
     (round.Round, "report"),
     (round.Round, "close"),
     (leases.LeaseTable, "request"),

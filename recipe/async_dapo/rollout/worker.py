@@ -15,6 +15,7 @@ from .. import store
 from ..aio import TurnBatch
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.outcome import Verdict
+from ..core.round import GroupEvent
 from ..core.trajectory import PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import show_logs
@@ -24,7 +25,7 @@ from ..verl_version import check_versions
 from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
 from .coordinator import Ticket
-from .group_rollout import GroupRollout, Listeners, leaves
+from .group_rollout import GroupRollout, leaves
 from .parking import park, unpark
 from .reports import WorkerReport
 from .reward import RewardScorer
@@ -127,7 +128,9 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         return WorkerReport() if self._rollout is None else self._rollout.take_report()
 
     def _group_rollout(self, order: RoundOrder, scorer: RewardScorer) -> GroupRollout:
-        """What runs the groups of this round."""
+        """What runs the groups of this round. It tells the coordinator what happens, in one call a turn of the loop."""
+        report = self._coordinator.report_progress.remote
+        events = TurnBatch[tuple[str, GroupEvent]](lambda events: report(order.round_id, events))
         return GroupRollout(
             self._loop_runner(order),
             scorer,
@@ -135,19 +138,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             kept=self._kept_loops,
             options=self._options,
             validates=order.validate,
-            listeners=self._listeners(order.round_id),
-        )
-
-    def _listeners(self, round_id: str) -> Listeners:
-        """They tell the coordinator: what happens in one turn of the event loop is one call."""
-        coordinator = self._coordinator
-        generated = TurnBatch[str](lambda uids: coordinator.report_trajectories.remote(round_id, uids))
-        certain = TurnBatch[str](lambda uids: coordinator.report_certain.remote(round_id, uids))
-        waiting = TurnBatch[tuple[str, int]](lambda changes: coordinator.report_waiting.remote(round_id, changes))
-        return Listeners(
-            on_generated=generated.add,
-            on_certain=certain.add,
-            on_waiting=lambda uid, change: waiting.add((uid, change)),
+            tell=lambda uid, event: events.add((uid, event)),
             abandon=self.llm_client.abandon,
         )
 
