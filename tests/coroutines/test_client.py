@@ -7,10 +7,9 @@ from random import Random
 
 import pytest
 
-from recipe.async_dapo.calls import Recorder, current_recorder
+from recipe.async_dapo.calls import Recorder, TrajectoryInterrupted, current_recorder
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.trajectory import Trajectory
-from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 
 from ..support.client_world import (
     ALL_TOKENS,
@@ -210,7 +209,7 @@ async def test_given_a_limit_of_tokens_a_round_when_it_is_reached_then_the_turn_
     lens_tok = []
     for _ in range(5):
         turn = it.generate()
-        it.recorder.round_limit_tok = 2
+        it.recorder.round_left_tok = 2
         ending = await ending_of(turn)
         lens_tok.append((len(it.trajectory.raw_response_ids), type(ending)))
     assert lens_tok[:3] == [(2, TrajectoryInterrupted), (4, TrajectoryInterrupted), (6, type(None))]

@@ -98,7 +98,7 @@ class _World:
                     await self.client.generate(f"request-{number}", prompt_ids=[number], sampling_params={})
                     return
                 except asyncio.CancelledError:
-                    if not recorder.is_interrupted:
+                    if not recorder.rests:
                         raise
                 await asyncio.sleep(0.5)  # until the next round
         finally:

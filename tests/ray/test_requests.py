@@ -41,7 +41,7 @@ async def generate(balancer: ActorHandle, name: str) -> Turn:
     requests = EngineRequests(balancer, cleanup_timeout_s=PATIENCE_S)
     params = {"max_tokens": 10_000, "logprobs": True}
     while turn.finish_reason is None:
-        turn.finish_reason = await requests.advance(turn, name, [7, *turn.raw_response_ids], params, {})
+        await requests.advance(turn, name, [7, *turn.raw_response_ids], params, {})
     return turn
 
 

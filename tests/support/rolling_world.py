@@ -11,7 +11,7 @@ from benchmarks.support.router import router_options
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines import load_balancer
-from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
+from recipe.async_dapo.engines.engine_requests import EngineRequests
 from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo.separate.rolling_update import Phase
 
@@ -130,16 +130,10 @@ class RollingWorld:
         prompt = [number]
         turn = Turn(prompt_digest=b"", prompt_len_tok=1)
         while turn.finish_reason is None:
-            try:
-                turn.finish_reason = await self.requests.advance(
-                    turn,
-                    f"trajectory-{number}",
-                    prompt + turn.raw_response_ids,
-                    {"max_tokens": length_tok - turn.generated_tok, "logprobs": True},
-                    {},
-                )
-            except TrajectoryInterrupted:  # as in the next round
-                await asyncio.sleep(1.0)
+            params = {"max_tokens": length_tok - turn.generated_tok, "logprobs": True}
+            context = prompt + turn.raw_response_ids
+            if not await self.requests.advance(turn, f"trajectory-{number}", context, params, {}):
+                await asyncio.sleep(1.0)  # until the next round
                 continue
             if turn.generated_tok and turn.finish_reason is None and self.strategy is RolloutStrategy.CONSISTENT:
                 turn.segments = []

@@ -16,7 +16,7 @@ from ..core.journal import CallCounts
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
 from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts
-from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
+from ..engines.engine_requests import EnginesUnavailable
 from .agent_loops import KeptLoops
 from .call_runner import CallRunner
 from .packed_output import PackedOutput
@@ -39,15 +39,14 @@ class _RunningTrajectories:
         self._recorders[task] = recorder
         task.add_done_callback(lambda done: self._recorders.pop(done))
         if self.is_stopping:  # its group was handed out just before the stop
-            recorder.is_stopping = True
+            recorder.stop()
             task.cancel()
 
     def interrupt(self) -> None:
         """No loop takes another step; a request that is out comes back by itself when the engines stop."""
         self.is_stopping = True
         for task, recorder in list(self._recorders.items()):
-            recorder.is_stopping = True
-            if not recorder.in_request:
+            if not recorder.stop():
                 task.cancel()
 
 
@@ -202,12 +201,9 @@ class GroupRollout:
             raise  # a part of the system is gone or broken, or the options are wrong: training ends
         except (RewardFailed, TrajectoryGivenUp) as error:
             self._fail(group, error.reason, error.cause)
-        except TrajectoryInterrupted:
-            recorder.is_stopping = True
-            raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if recorder.is_stopping or recorder.is_interrupted or (task is not None and task.cancelling()):
+            if recorder.rests or (task is not None and task.cancelling()):
                 raise
             self._fail(group, "generation_error", Cause("its agent loop has cancelled itself"))
         except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
