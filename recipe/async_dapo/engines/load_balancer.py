@@ -131,7 +131,7 @@ class _ServerCalls:
                 logger.warning("server %s cannot be reached; %s is repeated", server_id, method)
                 await asyncio.sleep(RECONNECT_S)
             except RayActorError:
-                logger.error("server %s is dead: removed from the pool", server_id)
+                logger.error("server %s is dead: it gets no more requests", server_id)
                 await self._remove([server_id])
         return None
 

@@ -124,7 +124,7 @@ class RewardProcess(asyncio.Protocol):
         """Run the function.
 
         Raises:
-            CallLost: if the process has ended while it ran this call and others; else see `RewardPool.call`.
+            CallLost: if the process has ended while it ran this call and others; else see `RewardProcesses.call`.
         """
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
