@@ -75,8 +75,8 @@ class EngineRequests:
                 return leased_id is not None or attachment is not None
             server_id = leased_id
             arguments = options | {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": lease_id}
-            call = server.generate.remote(**arguments) if attachment is None else server.reattach.remote(lease_id)
-            output = await self._receive(call, server, lease_id, turn)
+            answer = server.generate.remote(**arguments) if attachment is None else server.reattach.remote(lease_id)
+            output = await self._receive(answer, server, lease_id, turn)
             keeps_lease = output.stop_reason == PAUSED
         except RayActorError as error:
             if not server_id:
@@ -138,13 +138,13 @@ class EngineRequests:
 
     async def _receive(self, ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:
         """Await an output and record it, also when the caller is cancelled meanwhile."""
-        call = asyncio.ensure_future(_record_all(ref, server, lease_id, turn))
+        recording = asyncio.ensure_future(_record_all(ref, server, lease_id, turn))
         try:
-            return await asyncio.shield(call)
+            return await asyncio.shield(recording)
         except asyncio.CancelledError:
             server.abort_requests.remote([lease_id])
             try:
-                await run_to_completion(resolve(call), timeout_s=self._cleanup_timeout_s)
+                await run_to_completion(resolve(recording), timeout_s=self._cleanup_timeout_s)
             except Exception as error:  # the server died or hangs: its tokens are lost, the cancellation is not
                 logger.warning("what a cancelled request has generated is lost: %r", error)
             raise

@@ -156,7 +156,9 @@ class GlobalLoadBalancer:
         self._pause_mode = options["pause_mode"]
         self._lost: list[str] = []
         self._handles = dict(servers)
-        self._calls = _ServerCalls(self._handles, timeout_s=options["engine_timeout_s"], remove=self.remove_servers)
+        self._server_calls = _ServerCalls(
+            self._handles, timeout_s=options["engine_timeout_s"], remove=self.remove_servers
+        )
         self._table.add_servers(servers)
         self._waiters: dict[str, asyncio.Future[str | None]] = {}
         self._is_open = True
@@ -226,7 +228,7 @@ class GlobalLoadBalancer:
         for attachment in attachments:
             by_server.setdefault(attachment.server_id, []).append(attachment.lease_id)
         orders = [(server_id, "abort_requests", ids, True) for server_id, ids in by_server.items()]
-        await await_all(self._calls.tell(*order) for order in orders)
+        await await_all(self._server_calls.tell(*order) for order in orders)
         for attachment in attachments:
             self._take_back(Returned(lease_id=attachment.lease_id))
 
@@ -242,7 +244,7 @@ class GlobalLoadBalancer:
         self._is_open = False
         for lease_id in self._table.withdraw_waiting():
             self._answer(lease_id, None)
-        self._loads = await self._calls.tell_all("stop_generation", self._pause_mode)
+        self._loads = await self._server_calls.tell_all("stop_generation", self._pause_mode)
         self._balance.close(self._loads)
         return time.monotonic() - started
 
@@ -257,7 +259,7 @@ class GlobalLoadBalancer:
         """
         if concurrency_state is not None:
             self._balance.controller.restore(concurrency_state)
-        self._deliver(self._balance.open(await self._calls.tell_all("allow_generation")))
+        self._deliver(self._balance.open(await self._server_calls.tell_all("allow_generation")))
         self._meter.reset(self._table.total_inflight)
         self._is_open = True
         return self._balance.places
@@ -273,7 +275,7 @@ class GlobalLoadBalancer:
 
     async def look_after_servers(self) -> None:
         """Ask every server for a sign of life; one that is dead or silent is removed."""
-        await self._calls.tell_all("ping")
+        await self._server_calls.tell_all("ping")
 
     async def remove_servers(self, server_ids: list[str]) -> None:
         for server_id in server_ids:
