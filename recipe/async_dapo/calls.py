@@ -47,7 +47,7 @@ class Recorder:
     trajectory: Trajectory
     prompt_uid: str = ""
     runner: Any = None  # a `CallRunner`, which makes its calls
-    waiting: Any = field(default_factory=nullcontext)  # a `Waiting`, open while a call is under way
+    in_calls: Any = field(default_factory=nullcontext)  # an `InCalls`, open while a call is under way
     kept_loop: Any = None  # a `KeptLoop`, where its loop outlives the round
     open_calls: dict[str, tuple[Call, asyncio.Task[bytes]]] = field(default_factory=dict)  # under way, by their ids
     next_turn: int = 0

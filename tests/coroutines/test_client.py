@@ -135,7 +135,7 @@ async def test_given_any_events_at_any_time_then_the_turn_is_whole_in_the_end_an
     assert_whole(await it.generate())
     await asyncio.sleep(100 + CLEANUP_TIMEOUT_S)
     status = await it.balancer.get_status()
-    assert (status["total_inflight"], status["waiting"]) == (0, 0)
+    assert (status["total_inflight"], status["queued"]) == (0, 0)
     living = [it.servers[name] for name, handle in it.handles.items() if not handle.is_dead]
     assert not any(server.running for server in living)
     if kinds in (["cancel"], ["stop"]):
@@ -288,7 +288,7 @@ def test_given_a_frozen_request_when_its_resumption_is_cancelled_at_every_await_
             turn.attachment = None
         await asyncio.sleep(50)
         status = await it.balancer.get_status()
-        assert (status["total_inflight"], status["waiting"]) == (0, 0)
+        assert (status["total_inflight"], status["queued"]) == (0, 0)
         assert not any(server.running for server in it.servers.values())
         assert it.trajectory.raw_response_ids == ALL_TOKENS[: len(it.trajectory.raw_response_ids)]
         assert_whole(await it.generate())

@@ -152,7 +152,7 @@ class RollingWorld:
             out = [name for name in placed if self.phase(name) is not Phase.SERVING]
             self.most_out = max(self.most_out, len(out))
             for name, server in placed.items():
-                assert not (table.num_waiting and server.has_place), f"{name} has a place, and requests wait"
+                assert not (table.num_queued and server.has_place), f"{name} has a place, and requests wait"
 
     async def is_well(self, newest: int) -> None:
         """Everything has ended, and all engines that are left serve under the newest weights."""
@@ -167,7 +167,7 @@ class RollingWorld:
             assert not server.is_stopped and server._decodes.is_set() and not server._paused.is_set()
             assert not self.balancer._table._by_load.servers[name].is_closed
         status = await self.balancer.get_status()
-        assert (status["total_inflight"], status["waiting"]) == (0, 0)
+        assert (status["total_inflight"], status["queued"]) == (0, 0)
         assert not self.balancer._running
         assert self.coordinator.versions[-1] == (newest, newest)
         await settle()

@@ -140,7 +140,7 @@ class GlobalLoadBalancer:
     """Requests go where the least KV cache is expected to be used; FIFO waiters; named leases, idempotent release. No
     server has more than `max_loads_per_server`, or than it has room for: see `Balance`.
 
-    A waiting request is voided by `stop`: its `lease` returns None, and the caller gives its trajectory back.
+    A queued request is voided by `stop`: its `lease` returns None, and the caller gives its trajectory back.
 
     Args:
         servers: server id -> vLLM server actor.
@@ -195,7 +195,7 @@ class GlobalLoadBalancer:
         self._waiters[lease_id] = waiter
         try:
             self._deliver(grants)
-            if not waiter.done() and not self._table.is_waiting(lease_id):
+            if not waiter.done() and not self._table.is_queued(lease_id):
                 return None  # released before it was requested
             server_id = await waiter
         except asyncio.CancelledError:
@@ -239,10 +239,10 @@ class GlobalLoadBalancer:
             await self._released.wait()
 
     async def stop(self) -> float:
-        """Void all waiting requests and stop every server. Returns the seconds until all engines were idle."""
+        """Void all queued requests and stop every server. Returns the seconds until all engines were idle."""
         started = time.monotonic()
         self._is_open = False
-        for lease_id in self._table.withdraw_waiting():
+        for lease_id in self._table.withdraw_queued():
             self._answer(lease_id, None)
         self._loads = await self._server_calls.tell_all("stop_generation", self._pause_mode)
         self._balance.close(self._loads)
@@ -286,7 +286,7 @@ class GlobalLoadBalancer:
             self._deliver(self._balance.leave(server_id))
         self._note_release()
         if not self._handles:
-            for lease_id in self._table.withdraw_waiting():
+            for lease_id in self._table.withdraw_queued():
                 if not self._waiters[lease_id].done():
                     self._waiters[lease_id].set_exception(self._no_server_left())
 
@@ -316,7 +316,7 @@ class GlobalLoadBalancer:
             "total_inflight": self._table.total_inflight,
             "active_servers": len(self._handles),
             "registered_handles": list(self._handles),
-            "waiting": self._table.num_waiting,
+            "queued": self._table.num_queued,
             "capacity": self._table.capacity,
             "is_open": self._is_open,
         }

@@ -77,7 +77,7 @@ class CallRunner:
             is_answer_new = call.result is None and not is_judged
             recorder.calls.replayed += call.result is not None or call.pending is not None
             if call.result is None:
-                with nullcontext() if is_judged else recorder.waiting:
+                with nullcontext() if is_judged else recorder.in_calls:
                     work = functools.partial(self._judged if is_judged else self._limited, call, make)
                     await self._obtain(recorder, call, work, is_new=is_new, policy=None if is_judged else policy)
             if recorder.trajectory.journal_bytes > self._limit_bytes:

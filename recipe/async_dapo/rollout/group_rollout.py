@@ -50,8 +50,8 @@ class _RunningTrajectories:
                 task.cancel()
 
 
-class Waiting:
-    """Whether a trajectory waits for a call, and so leaves its place among those that generate to another. A context
+class InCalls:
+    """Whether a trajectory is in a call, and so leaves its place among those that generate to another. A context
     that is open while a call is under way; those of one trajectory may overlap, and outlive the round.
 
     Args:
@@ -183,10 +183,10 @@ class GroupRollout:
     def _start(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         for trajectory in group.unfinished:
             recorder = self._kept.recorder_of(trajectory) or Recorder(
-                trajectory=trajectory, prompt_uid=group.uid, waiting=Waiting(self._short_call_s)
+                trajectory=trajectory, prompt_uid=group.uid, in_calls=InCalls(self._short_call_s)
             )
             recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round)
-            recorder.waiting.begin_round(functools.partial(self._tell, group.uid))
+            recorder.in_calls.begin_round(functools.partial(self._tell, group.uid))
             self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
