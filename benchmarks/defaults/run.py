@@ -8,6 +8,7 @@ below the cap.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from typing import Any
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.config import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo_lab.plan.candidates import Candidate, baselines, default_concurrency, recipe_candidates
+from recipe.async_dapo_lab.plan.candidates import Candidate, baseline, baselines, default_concurrency, recipe_candidates
 from recipe.async_dapo_lab.plan.sweep import simulate
-from recipe.async_dapo_lab.plan.systems import recipe
+from recipe.async_dapo_lab.plan.systems import recipe, verl_colocate_async
 
 from .settings import Setting
 
 KINDS = ("baseline", "default", "tuned")
 STALE_KV, COLOCATE = "default, stale KV", "verl colocate_async"
+COLOCATE_ALIKE = "verl colocate_async, no pass"  # `bypass`: as a step of one update is trained here
 DEFAULT, CAPPED, EQUAL_SHARE = "default", "default, capped", "default, equal share"
 CAPS = tuple(percent / 100 for percent in range(10, 100, 5))  # tried for an equal share
 
@@ -42,8 +44,11 @@ def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
             scenario, strategies=[RolloutStrategy.DISCARD], stop_rules=[StopRuleName.DRAIN], concurrency=pools
         ),
     ]
+    alike = verl_colocate_async(groups=setting.groups)
+    alike = replace(alike, name=COLOCATE_ALIKE, habits=replace(alike.habits, always_scores=False))
     return [
         *(("baseline", one) for one in baselines(scenario)),
+        *([("baseline", baseline(alike))] if setting.grid else []),
         ("default", ours(DEFAULT)),
         ("default", ours(STALE_KV, rollout_strategy="partial_stale_kv")),
         *(("tuned", one) for one in tuned if one.concurrency is not None),
