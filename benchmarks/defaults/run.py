@@ -46,11 +46,12 @@ def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
     ]
     alike = verl_colocate_async(groups=setting.groups)
     alike = replace(alike, name=COLOCATE_ALIKE, habits=replace(alike.habits, always_scores=False))
+    stale_kv = ours(STALE_KV, rollout_strategy="partial_stale_kv")
+    beside = ("baseline", baseline(alike)) if setting.grid else ("default", stale_kv)
     return [
         *(("baseline", one) for one in baselines(scenario)),
-        *([("baseline", baseline(alike))] if setting.grid else []),
         ("default", ours(DEFAULT)),
-        ("default", ours(STALE_KV, rollout_strategy="partial_stale_kv")),
+        beside,
         *(("tuned", one) for one in tuned if one.concurrency is not None),
     ]
 
@@ -117,7 +118,7 @@ def run(
     capped = [
         (setting, "default", ours(CAPPED, max_partial_share=_share(file, setting)))
         for setting in settings
-        if is_missing(setting, CAPPED) and file.has(setting=str(setting), system=COLOCATE)
+        if not setting.grid and is_missing(setting, CAPPED) and file.has(setting=str(setting), system=COLOCATE)
     ]
     _measure_all(file, capped, jobs=jobs, say=say, measure_one=_measure_row)
     equal = [

@@ -14,6 +14,7 @@ MEASURED = Path(__file__).parents[2] / "assets" / "gpu" / "constants.json"  # th
 # What a grid differs in from the planner's own defaults, by the name of its folder.
 GRIDS: dict[str, dict[str, Any]] = {
     "": {},
+    "four_updates": {"updates": 4},
     "one_update": ONE_UPDATE,
     "one_update_newer_engine": ONE_UPDATE | NEWER_ENGINE,
     **({"measured": ONE_UPDATE | json.loads(MEASURED.read_text("utf-8"))} if MEASURED.exists() else {}),
