@@ -273,6 +273,9 @@ class AsyncDAPOConfig:
         if node.get("stop_rule") is None:
             keeps_nothing = node.get("rollout_strategy") == RolloutStrategy.DISCARD or node.get("max_staleness") == 0
             node["stop_rule"] = StopRuleName.FIFO if keeps_nothing else StopRuleName.FIRST_COMPLETED
+        if node.get("importance_sampling") == "balance":
+            remedy = "is called mixture now; set async_dapo.importance_sampling=mixture"
+            raise ConfigError("async_dapo.importance_sampling", "balance", remedy)
         if node.get("importance_sampling") is None:
             bypasses = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
             node["importance_sampling"] = ImportanceSampling.BYPASS if bypasses else ImportanceSampling.DECOUPLED

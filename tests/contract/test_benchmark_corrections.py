@@ -9,7 +9,7 @@ from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 from verl.workers.config import ActorConfig
 
 from benchmarks.corrections import exact
-from benchmarks.corrections.dapo_gradient import BALANCE, DECOUPLED, TRUNCATION, group_gradients
+from benchmarks.corrections.dapo_gradient import DECOUPLED, MIXTURE, TRUNCATION, group_gradients
 from benchmarks.corrections.softmax_sequence_model import make_world
 
 OUTCOMES = [(0, 3, 9), (14, 1, 2), (7, 7, 4), (10, 0, 13)]
@@ -66,7 +66,7 @@ def one_thread() -> Iterator[None]:
 def test_the_table_is_what_the_model_gives() -> None:
     with (exact.FOLDER / "exact.csv").open(newline="") as file:
         rows = {(row["drift"], row["rollout"], row["correction"]): row for row in csv.DictReader(file)}
-    assert len(rows) == len(exact.DRIFTS) * len(exact.ROLLOUTS) * len(DECOUPLED | BALANCE)
+    assert len(rows) == len(exact.DRIFTS) * len(exact.ROLLOUTS) * len(DECOUPLED | MIXTURE)
     for expected in exact.sweep(exact.DRIFTS[-1]):
         shown = rows[f"{expected.drift:g}", expected.rollout, expected.correction]
         for name in ("kl_per_trajectory", "relative_bias", "variance_ratio", "error_ratio"):

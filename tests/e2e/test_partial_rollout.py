@@ -26,7 +26,7 @@ EARLIER = "a prompt of an earlier run"
 TOLERANCE = 1e-4  # nats, float32
 
 OVERRIDES = (
-    "async_dapo.importance_sampling=balance",
+    "async_dapo.importance_sampling=mixture",
     f"async_dapo.max_staleness={LAST_STEP}",  # no token is too old, and no version's weights are let go
     "async_dapo.selection.by=history",
     f"data.train_max_samples={DATA_SET}",
@@ -190,14 +190,14 @@ def at_hand(step: int) -> set[int]:
     return set(range(SAVED_STEP if step > SAVED_STEP else 0, step))
 
 
-def test_given_balance_when_groups_mix_versions_then_weights_are_those_computed_by_hand(weighed):
+def test_given_mixture_when_groups_mix_versions_then_weights_are_those_computed_by_hand(weighed):
     steps = range(1, LAST_STEP + 1)
     mixed = [(step, group) for step in steps for group in weighed.batch(step) if versions_of(group) <= at_hand(step)]
     assert max(len(versions_of(group)) for _, group in mixed) >= 2, "no group mixes versions"
     assert_weighed(weighed, mixed)
 
 
-def test_given_balance_when_a_group_is_whole_from_the_newest_version_then_its_weights_are_1(weighed):
+def test_given_mixture_when_a_group_is_whole_from_the_newest_version_then_its_weights_are_1(weighed):
     steps = range(1, LAST_STEP + 1)
     newest = [group for step in steps for group in weighed.batch(step) if versions_of(group) == {step - 1}]
     assert newest, "no group is whole from the newest version"

@@ -75,7 +75,7 @@ def note(**fields: object) -> None:
 class InspectedTrainer(AsyncDAPOTrainer):
     """Writes down each batch. Where no engine dies: engines and leases after the stop, and log-probs by version.
 
-    With importance_sampling=balance, leaves each policy version's weights, and each batch with those of its tokens,
+    With importance_sampling=mixture, leaves each policy version's weights, and each batch with those of its tokens,
     beside the inspection file; `weights_by_hand.py` reads them.
     """
 
@@ -115,12 +115,12 @@ class InspectedTrainer(AsyncDAPOTrainer):
         }
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if self._balance is not None:
+        if self._mixture is not None:
             folder = Path(os.environ["INSPECTION_FILE"]).with_name("weighed")
             self.actor_rollout_wg.save_checkpoint(str(folder / "saving"))
             shutil.copytree(folder / "saving", folder / f"version-{self.global_steps - 1}", dirs_exist_ok=True)
         batch = super()._compute_advantage(batch, metrics)
-        if self._balance is not None:
+        if self._mixture is not None:
             data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(WEIGHED_FIELDS))
             rows = [{name: data[name][row] for name in WEIGHED_FIELDS} for row in range(len(batch))]
             torch.save(

@@ -21,9 +21,9 @@ from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, make_group
+from recipe.async_dapo.rollout.reports import RoundRecord
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 from recipe.async_dapo.training.engine_manager import EngineManager
-from recipe.async_dapo.training.metrics import RoundRecord
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
 from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at

@@ -5,7 +5,6 @@ verl creates it through `rollout.router_config_path`.
 
 import asyncio
 import logging
-import statistics
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS, Grant
 from ..core.staleness import EngineUpdate
+from ..core.summed import Summed
 from ..core.trajectory import Attachment
 
 logger = logging.getLogger(__name__)
@@ -28,25 +28,12 @@ _NO_SERVERS = "No available servers in load balancer"  # verl's words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateStats:
-    """Of engines that get new weights one at a time."""
-
-    versions_behind: int  # the oldest weights of an engine, behind the trainer's
-    ended: tuple[EngineUpdate, ...]  # since it was asked last
-
-    def __add__(self, later: "UpdateStats") -> "UpdateStats":
-        return UpdateStats(versions_behind=later.versions_behind, ended=self.ended + later.ended)
-
-    @property
-    def mean_s(self) -> float:
-        """That an engine takes no requests, of those that ended; there is one at least."""
-        return statistics.fmean(one.ended_s - one.began_s for one in self.ended)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadBalancerStats:
+class LoadBalancerStats(Summed):
     """What the load balancer has counted since the servers were opened, or since it was asked last; `servers` and
     `lost_servers` since the start."""
+
+    LATEST = ("servers", "lost_servers", "concurrency", "concurrency_reason", "concurrency_state", "versions_behind")
+    LARGEST = ("inflight_max",)
 
     servers: int
     lost_servers: int
@@ -57,7 +44,9 @@ class LoadBalancerStats:
     concurrency: dict[str, float]  # see `Balance.figures`
     concurrency_reason: str
     concurrency_state: ConcurrencyState  # for the checkpoint
-    updates: UpdateStats | None = None  # where engines have GPUs of their own
+    # Where engines have GPUs of their own: the oldest weights of an engine, behind the trainer's; and new ones.
+    versions_behind: int | None = None
+    updates: tuple[EngineUpdate, ...] = ()
 
 
 class _InflightMeter:

@@ -12,7 +12,6 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..calls import Recorder, SampledTokens, TrajectoryGivenUp, current_recorder
 from ..config import AsyncDAPOConfig, ConfigError, OnRewardError
-from ..core.journal import CallCounts
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
 from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts
@@ -219,13 +218,13 @@ class GroupRollout:
                 return
             sampled = SampledTokens(trajectory.turns)
             turns = TurnCounts.of(trajectory.turns, recorder.calls_s)
-            self._report.turns = TurnCounts.total([self._report.turns, turns])
+            self._report.turns += turns
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
             self._note_certain(group)
         finally:
             await self._kept.settle(recorder)
             self._abandon(recorder.diverged_attachments)
-            self._report.calls = CallCounts.total([self._report.calls, recorder.calls])
+            self._report.calls += recorder.calls
             self._report.diverged_tok += recorder.diverged_tok
             self._report.reprefilled_tok += recorder.reprefilled_tok
 

@@ -24,7 +24,7 @@ from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups
 from ..core.over_sampling import AtHand
-from ..core.round import RoundProgress, RoundSpec
+from ..core.round import RoundProgress, RoundSpec, RoundSummary
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
@@ -32,7 +32,7 @@ from ..record.plain_values import DATA_SET, to_plain
 from ..store import FIELDS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
-from .reports import RoundResult, WorkerReport
+from .reports import RoundRecord, WorkerReport
 from .worker import AsyncDAPOAgentLoopWorker, RoundOrder
 
 logger = logging.getLogger(__name__)
@@ -217,23 +217,22 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """Groups of the open round that are valid or can still become so."""
         return self._get(self._coordinator.at_hand.remote(self._round_id))
 
-    def close_round(self) -> RoundResult:
+    def close_round(self) -> RoundRecord:
         """Collect all workers' reports after the stop.
 
         Raises:
             RolloutError: when a worker died, or has not reported within `AsyncDAPOConfig.stop_timeout_s`.
         """
-        workers = WorkerReport.merged(self._get(self._worker_refs, timeout_s=self._options.stop_timeout_s))
+        workers = sum(self._get(self._worker_refs), WorkerReport())
         self._worker_refs = []
-        summary, stop_latency_s = self._get(self._coordinator.close_round.remote(self._round_id))
+        summary: RoundSummary = self._get(self._coordinator.close_round.remote(self._round_id))
         kept_lease_ids = [lease_id for group in workers.unfinished for lease_id in _leases(group)]
         kept_lease_ids += [lease_id for uid in summary.never_started for lease_id in self._frozen.get(uid, ())]
         self._get(self._balancer.all_returned.remote(kept_lease_ids))
-        return RoundResult(
+        return RoundRecord(
             summary=summary,
             workers=workers,
             rollout_s=time.monotonic() - self._started,
-            stop_latency_s=stop_latency_s,
             balancer=self._get(self._balancer.take_stats.remote()),
         )
 
@@ -285,9 +284,9 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._get(self._coordinator.open_round.remote(spec, tickets))
         self._worker_refs = [worker.run_round.remote(order) for worker in self.agent_loop_workers]
 
-    def _get(self, refs: Any, timeout_s: float | None = None) -> Any:
+    def _get(self, refs: Any) -> Any:
         try:
-            return ray.get(refs, timeout=self._options.stop_timeout_s if timeout_s is None else timeout_s)
+            return ray.get(refs, timeout=self._options.stop_timeout_s)
         except TimeoutError as error:
             raise RolloutError(
                 f"round {self._round_id}: no answer within {self._options.stop_timeout_s:g} s, "

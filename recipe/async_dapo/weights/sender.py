@@ -1,5 +1,5 @@
 """The end of weights that belongs to verl's workers: a training worker whose engine adapter sends to its own run's
-engines, and which keeps earlier versions for `async_dapo.importance_sampling=balance`.
+engines, and which keeps earlier versions for `async_dapo.importance_sampling=mixture`.
 """
 
 from collections.abc import AsyncIterator

@@ -30,11 +30,11 @@ from .workload import ANSWERS, KnownPassRates
 SAMPLE = 4096  # prompts
 
 # Corrections beside the default one, as rows of their own. `bypass` saves the pass that recomputes old log-probs;
-# `balance` adds one for each older version of a group that mixes versions.
+# `mixture` adds one for each older version of a group that mixes versions.
 CORRECTIONS = {
-    RolloutStrategy.PARTIAL: (ImportanceSampling.BYPASS, ImportanceSampling.BALANCE),
+    RolloutStrategy.PARTIAL: (ImportanceSampling.BYPASS, ImportanceSampling.MIXTURE),
     RolloutStrategy.PARTIAL_STALE_KV: (ImportanceSampling.BYPASS,),
-    RolloutStrategy.CONSISTENT: (ImportanceSampling.BALANCE,),
+    RolloutStrategy.CONSISTENT: (ImportanceSampling.MIXTURE,),
 }
 SPLITS = (0.8, 0.9, 1.0)  # servers whose GPUs train, over those that would be done when the others are
 DRAFTS, COLOCATE_WITH_DRAFTS = "async_dapo.drafts", "colocate_async with these drafts"  # which verl has not

@@ -249,7 +249,7 @@ class TrainerPasses:
         batch_tok = [sum(num_tok for _, num_tok in tag["segments"]) for tag in batch]
         scored = list(batch_tok) if self._scores_batch else []
         scored += [n for n in buffered_tok if n] if self._habits.scores_buffer else []
-        if self._correction is ImportanceSampling.BALANCE:
+        if self._correction is ImportanceSampling.MIXTURE:
             scored += [batch_tok[row] for row in self._scored_again(batch, step)]
         return self._cost.log_prob_s(*self._sums(scored)), self._cost.train_s(*self._sums(batch_tok)) * self._wait(
             batch_tok
