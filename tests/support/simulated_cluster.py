@@ -166,7 +166,7 @@ class Cluster:
     def check_engines(self) -> None:
         attachments = [a for group in self.buffer.pool.buffered for a in group.attachments()]
         kept = {a.lease_id for a in attachments if a.server_id in self.balancer._table.inflight}  # no server has died
-        assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_waiting
+        assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_queued
         alive = [handle.target for handle in self.server_handles if not handle.is_dead]
         held = {request_id for server in alive for request_id in (*server.running, *server.ended)}
         assert held == kept and (self.options.keeps_kv or not kept)

@@ -170,7 +170,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         event = self._coordinator.next_event.remote(self._round_id)
         if self._deadline is None:
             self._deadline = time.monotonic() + self._options.round_timeout_s
-        waiting = list(self._worker_refs)
+        pending = list(self._worker_refs)
         while True:
             now_s = time.monotonic()
             if now_s >= self._tell_at:
@@ -179,7 +179,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 self._balancer.look_after_servers.remote()
                 self._look_at = now_s + self._options.engine_timeout_s / 2
             left_s = max(0.0, self._deadline - now_s)
-            ready, _ = ray.wait([event, *waiting], num_returns=1, timeout=self._patience_s(left_s, now_s))
+            ready, _ = ray.wait([event, *pending], num_returns=1, timeout=self._patience_s(left_s, now_s))
             if not ready and left_s:
                 continue
             if not ready:
@@ -190,7 +190,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             if ready[0] is event or ready[0] == event:
                 return self._get(event)
             self._get(ready[0])  # a worker's round is over: raises its error if it has one
-            waiting.remove(ready[0])
+            pending.remove(ready[0])
 
     def _patience_s(self, left_s: float, now_s: float) -> float:
         return max(0.0, min(left_s, self._look_at - now_s, self._tell_at - now_s))
