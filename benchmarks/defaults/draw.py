@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from benchmarks.support.tables import markdown
 from recipe.async_dapo_lab.plan.candidates import Bound, bound_of
 
-from .run import CAPPED, COLOCATE, DEFAULT, EQUAL_SHARE, STALE_KV
-from .settings import SETTINGS, Setting
+from .run import CAPPED, COLOCATE, COLOCATE_ALIKE, DEFAULT, EQUAL_SHARE, STALE_KV
+from .settings import GRIDS, SETTINGS, Setting
 
 FOLDER = Path(__file__).parents[2] / "assets" / "defaults"
 SYNC, SEPARATE = "verl sync", "verl separate_async, "
@@ -117,6 +117,7 @@ def summary(folder: Path) -> pd.DataFrame:
                 "off_policy_colocate": own.loc[COLOCATE, "off_policy"],
                 "off_policy_separate": float("nan") if separate.empty else own.loc[separate.idxmin(), "off_policy"],
                 "equal_of_colocate": seconds.get(EQUAL_SHARE, float("nan")) / seconds[COLOCATE],
+                "of_alike": seconds[DEFAULT] / seconds.get(COLOCATE_ALIKE, float("nan")),
                 "off_policy_equal": own["off_policy"].get(EQUAL_SHARE, float("nan")),
                 "stale_kv_s": seconds.get(STALE_KV, float("nan")),
             }
@@ -143,6 +144,24 @@ def means_table() -> pd.DataFrame:
         {"Settings": name, "Count": len(some)} | {TITLES[column]: geometric_mean(some[column]) for column in columns}
         for name, some in named.items()
     ]
+    return pd.DataFrame(rows)
+
+
+def grids_table() -> pd.DataFrame:
+    """Geometric means of each grid that was simulated, over its settings whose bound says something."""
+    titles = {column: TITLES[column] for column in ("of_sync", "of_colocate", "equal_of_colocate")}
+    titles["of_alike"] = "Of colocate_async without the pass"
+    rows = []
+    for grid in GRIDS:
+        if not (FOLDER / grid / "systems.csv").exists():
+            continue
+        lines = summary(FOLDER / grid)
+        some = lines[~lines["setting"].str.startswith(UNBOUND)]
+        name = grid.replace("_", " ") or "16 updates, as above"
+        rows.append(
+            {"Grid": name, "Settings": len(some)}
+            | {title: geometric_mean(some[column]) for column, title in titles.items()}
+        )
     return pd.DataFrame(rows)
 
 

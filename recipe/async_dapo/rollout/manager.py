@@ -266,7 +266,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 target_valid_groups=0,
                 carried_valid_groups=0,
                 drains=True,
-                pool_size=self.places if self._options.lanes_per_worker is None else self._options.lanes_hold,
+                pool_size=self._options.round_size().pool_size(self.places) or self._options.lanes_hold,
             ),
             [make_group(row, n=n, step=step) for row in rows],
             RoundOrder(round_id=round_id, validate=True),
