@@ -94,7 +94,7 @@ def test_given_a_step_when_it_trains_then_it_has_exactly_b_groups_of_n_and_none_
 def test_given_a_stop_when_the_step_trains_then_no_request_runs_in_vllm_and_no_lease_is_out(first_life, second_life):
     for record in first_life + second_life:
         assert record["running_in_vllm"] == [0.0]
-        assert record["leases_out"] == record["waiting_for_lease"] == 0
+        assert record["leases_out"] == record["queued"] == 0
     assert max(record["most_running_in_vllm"] for record in first_life) > 0, "the gauge never counted a request"
 
 

@@ -299,6 +299,7 @@ def test_no_set_of_options_ends_in_a_traceback(run, overrides):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 @given(st.lists(ANY, min_size=1, max_size=6))
 @settings(deadline=None, max_examples=2_000)
 def test_no_set_of_options_ends_any_check_in_a_traceback(run, overrides):

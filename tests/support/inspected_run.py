@@ -108,7 +108,7 @@ class InspectedTrainer(AsyncDAPOTrainer):
             "most_running_in_vllm": self._gauge.stop(),
             "running_in_vllm": [_running_requests(address) for address in self.llm_server_manager.get_addresses()],
             "leases_out": status["total_inflight"],
-            "waiting_for_lease": status["waiting"],
+            "queued": status["queued"],
             "buffered": self._describe_buffer(),
             "carried": self.replay_buffer.pool.num_carried,
             "probes": self._probe_unfinished(),

@@ -141,13 +141,13 @@ class Run:
         return bool(options.max_staleness) and spans
 
     @property
-    def waiting(self) -> int:
+    def requests(self) -> int:
         """Requests that workers could wait with at once: a group starts while there is one place for its n [count]."""
         fixed = self.options.fixed_pool_size
         return self.options.lanes_hold if fixed is None else fixed + self.options.rollout_n - 1
 
     @property
-    def calls(self) -> int:
+    def server_calls(self) -> int:
         """Concurrent calls of a vLLM server actor."""
         return server_calls(self.rollout.max_num_seqs * self.rollout.data_parallel_size)
 
@@ -333,15 +333,15 @@ RULES: tuple[Rule, ...] = (
          "verl would leave the weights out; set the truncation, such as 2.0, or async_dapo.importance_sampling=none"),
 
     Rule("async_dapo.max_concurrent_prompts",
-         lambda it: it.options.rollout_pool_size is None and it.waiting >= MAX_PENDING_CALLS,
-         "{it.options.num_workers} workers could wait with {it.waiting} requests at once, and the load balancer takes "
+         lambda it: it.options.rollout_pool_size is None and it.requests >= MAX_PENDING_CALLS,
+         "{it.options.num_workers} workers could wait with {it.requests} requests at once, and the load balancer takes "
          f"{MAX_PENDING_CALLS} calls; lower it"),
     Rule("async_dapo.rollout_pool_size",
-         lambda it: it.options.fixed_pool_size is not None and it.waiting >= MAX_PENDING_CALLS,
-         f"{{it.waiting}} requests could wait, and the load balancer takes {MAX_PENDING_CALLS} calls; lower it"),
-    Rule("async_dapo.max_loads_per_server", lambda it: (it.options.max_loads_per_server or 0) >= it.calls,
-         "must be below {it.calls}, the concurrent calls of a vLLM server actor: weight updates and the stop would "
-         "wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs"),
+         lambda it: it.options.fixed_pool_size is not None and it.requests >= MAX_PENDING_CALLS,
+         f"{{it.requests}} requests could wait, and the load balancer takes {MAX_PENDING_CALLS} calls; lower it"),
+    Rule("async_dapo.max_loads_per_server", lambda it: (it.options.max_loads_per_server or 0) >= it.server_calls,
+         "must be below {it.server_calls}, the concurrent calls of a vLLM server actor: weight updates and the stop "
+         "would wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs"),
     Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate and it.rollout.nnodes < 1,
          "must be >= 1: async_dapo.placement=separate runs engines there"),
     Rule(_ROLLOUT + "nnodes", lambda it: not it.options.is_separate and it.rollout.nnodes,

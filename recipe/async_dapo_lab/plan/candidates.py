@@ -148,10 +148,10 @@ class Candidate:
 
 def verl_reference(scenario: Scenario) -> Candidate:
     """What speed-ups refer to: verl's sync mode."""
-    return _baseline(verl_sync(groups=scenario.train_batch_size))
+    return baseline(verl_sync(groups=scenario.train_batch_size))
 
 
-def _baseline(system: System) -> Candidate:
+def baseline(system: System) -> Candidate:
     """Another system, by the strategy and the stop rule among its overrides."""
     strategy, rule = (system.overrides[f"async_dapo.{key}"] for key in ("rollout_strategy", "stop_rule"))
     return Candidate(system=system, strategy=strategy, stop_rule=rule, is_baseline=True)
@@ -171,7 +171,7 @@ def baselines(scenario: Scenario) -> list[Candidate]:
         april(over_sampling=2 * groups),
         copris(pool_size=pool_size, over_sampling=_over_sampling(scenario, pool_size)),
     ]
-    return [verl_reference(scenario), *map(_baseline, systems)]
+    return [verl_reference(scenario), *map(baseline, systems)]
 
 
 def separate_splits(scenario: Scenario) -> list[System]:
