@@ -104,7 +104,7 @@ def _policy_versions(response_mask_T: torch.Tensor, stamps: tuple[tuple[int, int
     return versions_T
 
 
-async def put_group(group: PromptGroup, *, partition_id: str, inputs_of: ModelInputs = text_inputs) -> None:
+async def put_group(group: PromptGroup, *, partition_id: str, inputs_of: ModelInputs) -> None:
     """Store all finished trajectories of a group in one call."""
     rows = list(rows_of(group, inputs_of))
     if not rows:
