@@ -172,7 +172,7 @@ def coordinated_round(round_id: str, coordinator: ActorHandle, clients: list[Act
     ray.get(coordinator.open_round.remote(spec, tickets))
     lanes = len(groups) // NUM_CLIENTS
     ray.get([client.lanes.remote(lanes, coordinator, round_id, i) for i, client in enumerate(clients)])
-    summary, _ = ray.get(coordinator.close_round.remote(round_id))
+    summary = ray.get(coordinator.close_round.remote(round_id))
     assert len(summary.start_order) == len(groups), f"{len(summary.start_order)} groups started"
     assert summary.ended_trajectories == in_flight, f"{summary.ended_trajectories} trajectories ended"
 

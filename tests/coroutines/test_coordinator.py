@@ -69,9 +69,9 @@ async def test_given_the_last_valid_report_when_it_arrives_then_everybody_knows_
     await asyncio.wait(watchers)
     assert now_s() == last_report_s and balancer.stops_s == [last_report_s]
     assert await it.should_stop_generation()
-    summary, latency_s = await it.close_round("step-1")
+    summary = await it.close_round("step-1")
     assert summary.taken_unreported == ("b",)
-    assert latency_s < 1
+    assert summary.stop_latency_s < 1
 
 
 async def test_given_engines_that_take_time_to_stop_then_workers_know_at_once_and_the_trainer_when_all_are_idle():
@@ -132,7 +132,7 @@ async def test_given_validation_when_every_group_has_ended_then_it_stops_and_eng
         await it.report_completion("val", ended(uid, Verdict.FILTERED))
     assert await event is RoundEvent.STOPPED
     assert not balancer.stops_s
-    assert (await it.close_round("val"))[1] == 0.0
+    assert (await it.close_round("val")).stop_latency_s == 0.0
 
 
 @pytest.mark.parametrize("trajectories", [1, 2, 3, 4, 5, 7, 8, 10, 399, 400])
@@ -249,7 +249,7 @@ async def test_given_a_round_that_goes_on_then_a_batch_is_handed_over_without_a_
     assert ticket is not None and ticket.prompt_uid == "c" and not balancer.stops_s
     await it.stop_round("step-1")
     assert await it.next_event("step-1") is RoundEvent.STOPPED and balancer.stops_s
-    summary, _ = await it.close_round("step-1")
+    summary = await it.close_round("step-1")
     assert summary.taken_unreported == ("b", "c") and summary.never_started == ("d",)
 
 

@@ -36,7 +36,7 @@ def why_two_passes(
         f"the {updates} updates of a step share the log-probs at its start": updates > 1,
         "algorithm.use_kl_in_reward=True puts log-probs into the rewards": kl_in_reward,
         "the model is trained with dropout": has_dropout,
-        "async_dapo.importance_sampling=balance compares the members of a group": correction == "balance",
+        "async_dapo.importance_sampling=mixture compares the members of a group": correction == "mixture",
         f"{option}={weights} multiplies the ratios of a trajectory": weighs and weights not in (None, "token"),
         f"{option}_threshold={threshold} is a band": weighs and "_" in str(threshold),
         f"{option}_batch_normalize=True needs the mean of all weights": weighs and normalizes,

@@ -25,6 +25,7 @@ from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .round_groups import WAITING, GroupState, RoundGroups, WaitingGroup
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
+from .summed import Summed
 
 
 class GroupEvent(StrEnum):
@@ -67,29 +68,34 @@ class RoundSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSummary:
-    """What a closed round leaves behind."""
+class RoundSummary(Summed):
+    """What a closed round leaves behind, or a part of one that goes on, and what the trainer's pool makes of it."""
+
+    LATEST = ("round_id", "never_started", "handed_over", "under_way")
+    LARGEST = ("waiting_for_calls_max",)
 
     round_id: str
     outcomes: tuple[GroupOutcome, ...]  # in order of completion
     start_order: tuple[str, ...]
-    never_started: tuple[str, ...]
-    taken_unreported: tuple[str, ...]  # started, and neither ended nor set aside: interrupted
+    never_started: tuple[str, ...] = ()
+    taken_unreported: tuple[str, ...] = ()  # started, and neither ended nor set aside: interrupted
     ended_trajectories: int = 0
     waiting_for_calls_max: int = 0  # trajectories at once
     handed_over: tuple[str, ...] = ()  # to be trained on, of a round that goes on
     under_way: int = 0  # groups that wait and run there
+    stop_latency_s: float = 0.0  # from the report that met the stop rule until every engine was idle
 
-    def __add__(self, later: "RoundSummary") -> "RoundSummary":
-        """This and what came after it, as one."""
-        return replace(
-            later,
-            outcomes=self.outcomes + later.outcomes,
-            start_order=self.start_order + later.start_order,
-            taken_unreported=self.taken_unreported + later.taken_unreported,
-            ended_trajectories=self.ended_trajectories + later.ended_trajectories,
-            waiting_for_calls_max=max(self.waiting_for_calls_max, later.waiting_for_calls_max),
-        )
+    # From the pool; see `PromptPool.settle`.
+    trained_uids: tuple[str, ...] = ()  # exactly B, if any
+    resumed: int = 0  # started groups that are continued from earlier rounds
+    requeued: int = 0  # interrupted groups that start again
+    lost_reports: int = 0  # of these: a worker has neither finished nor given them back
+    discarded_tok: int = 0  # of groups that start again or are retired
+    lost_loops: int = 0  # agent loops of retired groups that could not go on
+
+    def ended(self, verdict: Verdict) -> list[GroupOutcome]:
+        """The groups that have ended so."""
+        return [outcome for outcome in self.outcomes if outcome.verdict is verdict]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import ray
@@ -206,13 +206,13 @@ class EarlyStoppingCoordinator:
             await current.engines_idle
         return RoundEvent.STOPPED
 
-    async def close_round(self, round_id: str) -> tuple[RoundSummary, float]:
-        """End the round after all workers have reported. Returns its record and the stop latency [s]."""
+    async def close_round(self, round_id: str) -> RoundSummary:
+        """End the round after all workers have reported."""
         current = self._get(round_id)
         self._round = None
         latency_s = await current.engines_idle if current.engines_idle is not None else 0.0
         current.release()
-        return current.state.close(), latency_s
+        return replace(current.state.close(), stop_latency_s=latency_s)
 
     def _new_round(self, spec: RoundSpec) -> Round:
         return Round(spec)

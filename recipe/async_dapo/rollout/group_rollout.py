@@ -12,11 +12,10 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..calls import Recorder, SampledTokens, TrajectoryGivenUp, current_recorder
 from ..config import AsyncDAPOConfig, ConfigError, OnRewardError
-from ..core.journal import CallCounts
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, Verdict, is_certain, judge_group
 from ..core.round import GroupEvent
 from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts
-from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
+from ..engines.engine_requests import EnginesUnavailable
 from .agent_loops import KeptLoops
 from .call_runner import CallRunner
 from .packed_output import PackedOutput
@@ -39,20 +38,19 @@ class _RunningTrajectories:
         self._recorders[task] = recorder
         task.add_done_callback(lambda done: self._recorders.pop(done))
         if self.is_stopping:  # its group was handed out just before the stop
-            recorder.is_stopping = True
+            recorder.stop()
             task.cancel()
 
     def interrupt(self) -> None:
         """No loop takes another step; a request that is out comes back by itself when the engines stop."""
         self.is_stopping = True
         for task, recorder in list(self._recorders.items()):
-            recorder.is_stopping = True
-            if not recorder.in_request:
+            if not recorder.stop():
                 task.cancel()
 
 
-class Waiting:
-    """Whether a trajectory waits for a call, and so leaves its place among those that generate to another. A context
+class InCalls:
+    """Whether a trajectory is in a call, and so leaves its place among those that generate to another. A context
     that is open while a call is under way; those of one trajectory may overlap, and outlive the round.
 
     Args:
@@ -184,10 +182,10 @@ class GroupRollout:
     def _start(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         for trajectory in group.unfinished:
             recorder = self._kept.recorder_of(trajectory) or Recorder(
-                trajectory=trajectory, prompt_uid=group.uid, waiting=Waiting(self._short_call_s)
+                trajectory=trajectory, prompt_uid=group.uid, in_calls=InCalls(self._short_call_s)
             )
             recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round)
-            recorder.waiting.begin_round(functools.partial(self._tell, group.uid))
+            recorder.in_calls.begin_round(functools.partial(self._tell, group.uid))
             self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
@@ -202,12 +200,9 @@ class GroupRollout:
             raise  # a part of the system is gone or broken, or the options are wrong: training ends
         except (RewardFailed, TrajectoryGivenUp) as error:
             self._fail(group, error.reason, error.cause)
-        except TrajectoryInterrupted:
-            recorder.is_stopping = True
-            raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if recorder.is_stopping or recorder.is_interrupted or (task is not None and task.cancelling()):
+            if recorder.rests or (task is not None and task.cancelling()):
                 raise
             self._fail(group, "generation_error", Cause("its agent loop has cancelled itself"))
         except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
@@ -219,13 +214,13 @@ class GroupRollout:
                 return
             sampled = SampledTokens(trajectory.turns)
             turns = TurnCounts.of(trajectory.turns, recorder.calls_s)
-            self._report.turns = TurnCounts.total([self._report.turns, turns])
+            self._report.turns += turns
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
             self._note_certain(group)
         finally:
             await self._kept.settle(recorder)
             self._abandon(recorder.diverged_attachments)
-            self._report.calls = CallCounts.total([self._report.calls, recorder.calls])
+            self._report.calls += recorder.calls
             self._report.diverged_tok += recorder.diverged_tok
             self._report.reprefilled_tok += recorder.reprefilled_tok
 

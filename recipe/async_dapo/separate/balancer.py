@@ -24,7 +24,7 @@ from ..core.balance import Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.staleness import EngineUpdate
-from ..engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats, UpdateStats
+from ..engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats
 from .rolling_update import Phase, RollingUpdate
 
 
@@ -130,11 +130,8 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         to_epoch_s = time.time() - time.monotonic()
         ended, self._ended = tuple(one.shifted(to_epoch_s) for one in self._ended), []
         versions = (await self.versions()).values()
-        updates = UpdateStats(
-            versions_behind=max((self._updates.newest_version - version for version in versions), default=0),
-            ended=ended,
-        )
-        return replace(await super().take_stats(), updates=updates)
+        behind = max((self._updates.newest_version - version for version in versions), default=0)
+        return replace(await super().take_stats(), versions_behind=behind, updates=ended)
 
     def _forget(self, server_id: str) -> None:
         super()._forget(server_id)

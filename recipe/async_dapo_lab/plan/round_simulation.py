@@ -14,7 +14,7 @@ from fractions import Fraction
 from ...async_dapo.config import AsyncDAPOConfig, ConfigError
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.over_sampling import OverSampling
-from ...async_dapo.core.pool import Dispatch, training_order
+from ...async_dapo.core.pool import training_order
 from ...async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ...async_dapo.core.round_groups import WaitingGroup
 from ...async_dapo.core.stop_rules import StopRuleName
@@ -95,13 +95,13 @@ class RoundSimulation:
         self._filtered = 0
         self._refilled = 0
 
-    def run(self, dispatch: Dispatch) -> SimulatedRound:
+    def run(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
         """From the opening of the round to its stop.
 
         Raises:
             ConfigError: when the round draws more batches than `algorithm.filter_groups.max_num_gen_batches`.
         """
-        self._add(dispatch.groups)
+        self._add(groups)
         if self._habits.poll_s:
             self._clock.at(0.0, self._look)
         while not self._is_stopped:
