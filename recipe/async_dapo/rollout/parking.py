@@ -13,8 +13,8 @@ import pickle
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from ..core.round_groups import WaitingGroup
 from ..core.trajectory import PromptGroup
-from .coordinator import Ticket
 
 FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most
 
@@ -29,15 +29,15 @@ def park(group: PromptGroup) -> None:
         group.park(ray.put(group))
 
 
-def ticket_of(group: PromptGroup) -> Ticket:
+def ticket_of(group: PromptGroup) -> WaitingGroup:
     """What a lane needs to run a group. Its tokens are parked with it."""
     park(group)
     is_parked = group.parked is not None
-    return Ticket(
+    return WaitingGroup(
         prompt_uid=group.uid,
         unfinished=len(group.unfinished),
         is_certain=group.is_certain,
-        content=group.parked if is_parked else pickle.dumps(group, protocol=5),
+        content=group.parked if is_parked else pickle.dumps(group, protocol=5),  # or where it is parked
         ages=_ages(group) if is_parked else (),
         has_begun=group.has_started,
         oldest_version=min(group.versions(), default=None),
@@ -47,7 +47,7 @@ def ticket_of(group: PromptGroup) -> Ticket:
     )
 
 
-async def unpark(ticket: Ticket) -> PromptGroup:
+async def unpark(ticket: WaitingGroup) -> PromptGroup:
     """The group of a ticket with its tokens.
 
     Raises:
