@@ -30,6 +30,7 @@ from ..record.plain_values import DATA_SET, to_plain
 from ..store import FIELDS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
+from .pictures import packed
 from .reports import RoundRecord, WorkerReport
 from .worker import AsyncDAPOAgentLoopWorker
 
@@ -50,7 +51,7 @@ def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
     Raises:
         ConfigError: naming a column that no checkpoint could hold, or whose name is taken.
     """
-    prompt = {key: value for key, value in row.items() if key not in ("uid", "validate")}
+    prompt = packed({key: value for key, value in row.items() if key not in ("uid", "validate")})
     if taken := sorted(TAKEN_NAMES & prompt.keys()):
         raise ConfigError(DATA_SET, taken, "columns with names that verl or this recipe uses; rename or drop them")
     plain = to_plain(prompt, source=DATA_SET)  # now rather than when a checkpoint is due
