@@ -231,7 +231,8 @@ class Cluster:
         open_round, closed = self.manager.open_round, self.buffer.recorder.round_closed
 
         def noted_open(spec: RoundSpec, groups: Sequence[PromptGroup]) -> None:
-            self.specs.append(spec)
+            if not spec.validates:
+                self.specs.append(spec)
             open_round(spec, groups)
 
         def noted_close(step: int, record: RoundRecord) -> None:

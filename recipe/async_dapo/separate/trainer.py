@@ -62,7 +62,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
         """Stop the round, if one is open: what was interrupted comes back into the pool."""
         if not self._step:
             return
-        self.manager.stop_round()
+        self.manager.ask("stop_round")
         event = self.manager.next_event()
         assert event is RoundEvent.STOPPED, f"{event} after the stop"
         record = self.manager.close_round()
@@ -92,7 +92,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
         self._step = step
         self._num_gen_batches, self._skipped = Fraction(0), 0
         self.manager.add_groups(self._top_up(step, goes_on=True))
-        self.manager.resize(self._spec(step))
+        self.manager.ask("resize", self._spec(step))
 
     def _with_what_was_before(self, record: RoundRecord) -> RoundRecord:
         return record if self._before is None else self._before + record
