@@ -33,6 +33,7 @@ from recipe.async_dapo.aio import TurnBatch
 from recipe.async_dapo.core.balance import Returned
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.round import GroupEvent
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundSpec, Ticket
 
@@ -79,7 +80,8 @@ class Client:
     async def _lane(self, coordinator: ActorHandle, round_id: str, worker: int) -> None:
         while (ticket := await coordinator.take_group.remote(round_id, worker)) is not None:
             reports = [
-                coordinator.report_trajectories.remote(round_id, [ticket.prompt_uid]) for _ in range(ticket.unfinished)
+                coordinator.report_progress.remote(round_id, [(ticket.prompt_uid, GroupEvent.GENERATED)])
+                for _ in range(ticket.unfinished)
             ]
             await asyncio.gather(*map(_resolve, reports))  # rewards are computed meanwhile
             outcome = GroupOutcome(prompt_uid=ticket.prompt_uid, verdict=Verdict.VALID)
@@ -170,7 +172,7 @@ def coordinated_round(round_id: str, coordinator: ActorHandle, clients: list[Act
     ray.get(coordinator.open_round.remote(spec, tickets))
     lanes = len(groups) // NUM_CLIENTS
     ray.get([client.lanes.remote(lanes, coordinator, round_id, i) for i, client in enumerate(clients)])
-    summary, _ = ray.get(coordinator.close_round.remote(round_id))
+    summary = ray.get(coordinator.close_round.remote(round_id))
     assert len(summary.start_order) == len(groups), f"{len(summary.start_order)} groups started"
     assert summary.ended_trajectories == in_flight, f"{summary.ended_trajectories} trajectories ended"
 

@@ -74,8 +74,8 @@ DECOUPLED: dict[str, Coefficient] = {
     "decoupled by sequence": lambda ratio, _: _by_sequence(ratio, TRUNCATION),
     "decoupled by sequence, not truncated": lambda ratio, _: _by_sequence(ratio, torch.inf),
 }
-BALANCE: dict[str, Coefficient] = {
-    name.replace("decoupled", "balance"): DECOUPLED[name] for name in list(DECOUPLED)[2:]
+MIXTURE: dict[str, Coefficient] = {
+    name.replace("decoupled", "mixture"): DECOUPLED[name] for name in list(DECOUPLED)[2:]
 }
 
 
@@ -89,9 +89,9 @@ def corrected(world: World, rollout: Rollout) -> Mapping[str, GradientMoments]:
     """Of each correction, by name."""
     own_CXT = rollout.sampled_log_probs(world)
     decoupled = (world.log_p_XT - own_CXT)[:, :, None, None]
-    balance = world.log_p_XT[:, None, None] - _mixtures(world, rollout, own_CXT)
+    mixture = world.log_p_XT[:, None, None] - _mixtures(world, rollout, own_CXT)
     return {name: _moments(world, own_CXT, decoupled, coefficient) for name, coefficient in DECOUPLED.items()} | {
-        name: _moments(world, own_CXT, balance, coefficient) for name, coefficient in BALANCE.items()
+        name: _moments(world, own_CXT, mixture, coefficient) for name, coefficient in MIXTURE.items()
     }
 
 

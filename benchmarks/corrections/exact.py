@@ -92,8 +92,8 @@ def draw(rows: pd.DataFrame) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = {"none": "#9a9a9a", "bypass": "#d9691e", "decoupled": "#9dc3e6", "balance": "#1f5fa8"}
-    shown |= {"decoupled by sequence": "#b7d7a8", "balance by sequence": "#38761d"}
+    shown = {"none": "#9a9a9a", "bypass": "#d9691e", "decoupled": "#9dc3e6", "mixture": "#1f5fa8"}
+    shown |= {"decoupled by sequence": "#b7d7a8", "mixture by sequence": "#38761d"}
     panels = {"relative_bias": "bias / norm of the gradient", "error_ratio": f"error of {GROUPS} groups / on-policy"}
     figure, axes = plt.subplots(2, len(ROLLOUTS), figsize=(12, 6), sharex=True, sharey="row", layout="constrained")
     for line, (quantity, label) in zip(axes, panels.items(), strict=True):

@@ -5,16 +5,17 @@ token in the loss, not per step: shorter answers, and tokens withheld as too sta
 say how many are withheld count none.
 """
 
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.support.tables import markdown
-from recipe.async_dapo_lab.plan.candidates import bound_of
+from recipe.async_dapo_lab.plan.candidates import Bound, bound_of
 
-from .run import CAPPED, COLOCATE, DEFAULT, EQUAL_SHARE, STALE_KV
-from .settings import SETTINGS
+from .run import CAPPED, COLOCATE, COLOCATE_ALIKE, DEFAULT, EQUAL_SHARE, STALE_KV
+from .settings import GRIDS, SETTINGS, Setting
 
 FOLDER = Path(__file__).parents[2] / "assets" / "defaults"
 SYNC, SEPARATE = "verl sync", "verl separate_async, "
@@ -70,6 +71,11 @@ def read_systems(folder: Path = FOLDER) -> pd.DataFrame:
     return rows.assign(per_batch_s=rows["step_s"] / rows["length_bias"] / in_loss)
 
 
+@cache
+def bound_in(setting: Setting) -> Bound:
+    return bound_of(setting.scenario())
+
+
 def summary(folder: Path) -> pd.DataFrame:
     """A row a setting: seconds per batch of natural length in the loss, and ratios of them.
 
@@ -85,7 +91,7 @@ def summary(folder: Path) -> pd.DataFrame:
         base, tuned = own[own["kind"] == "baseline"], own[own["kind"] == "tuned"]
         default, seconds = own.loc[DEFAULT], own["per_batch_s"]
         same = tuned[tuned["strategy"] == "partial"]
-        bound = bound_of(setting.scenario())
+        bound = bound_in(setting)
         bound_s = bound.rollout_s + (default["step_s"] - default["rollout_s"]) / default["length_bias"]
         lines.append(
             {
@@ -111,6 +117,7 @@ def summary(folder: Path) -> pd.DataFrame:
                 "off_policy_colocate": own.loc[COLOCATE, "off_policy"],
                 "off_policy_separate": float("nan") if separate.empty else own.loc[separate.idxmin(), "off_policy"],
                 "equal_of_colocate": seconds.get(EQUAL_SHARE, float("nan")) / seconds[COLOCATE],
+                "of_alike": seconds[DEFAULT] / seconds.get(COLOCATE_ALIKE, float("nan")),
                 "off_policy_equal": own["off_policy"].get(EQUAL_SHARE, float("nan")),
                 "stale_kv_s": seconds.get(STALE_KV, float("nan")),
             }
@@ -137,6 +144,24 @@ def means_table() -> pd.DataFrame:
         {"Settings": name, "Count": len(some)} | {TITLES[column]: geometric_mean(some[column]) for column in columns}
         for name, some in named.items()
     ]
+    return pd.DataFrame(rows)
+
+
+def grids_table() -> pd.DataFrame:
+    """Geometric means of each grid that was simulated, over its settings whose bound says something."""
+    titles = {column: TITLES[column] for column in ("of_sync", "of_colocate", "equal_of_colocate")}
+    titles["of_alike"] = "Of colocate_async without the pass"
+    rows = []
+    for grid in GRIDS:
+        if not (FOLDER / grid / "systems.csv").exists():
+            continue
+        lines = summary(FOLDER / grid)
+        some = lines[~lines["setting"].str.startswith(UNBOUND)]
+        name = grid.replace("_", " ") or "16 updates, as above"
+        rows.append(
+            {"Grid": name, "Settings": len(some)}
+            | {title: geometric_mean(some[column]) for column, title in titles.items()}
+        )
     return pd.DataFrame(rows)
 
 

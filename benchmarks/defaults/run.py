@@ -8,6 +8,7 @@ below the cap.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from typing import Any
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.config import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo_lab.plan.candidates import Candidate, baselines, default_concurrency, recipe_candidates
+from recipe.async_dapo_lab.plan.candidates import Candidate, baseline, baselines, default_concurrency, recipe_candidates
 from recipe.async_dapo_lab.plan.sweep import simulate
-from recipe.async_dapo_lab.plan.systems import recipe
+from recipe.async_dapo_lab.plan.systems import recipe, verl_colocate_async
 
 from .settings import Setting
 
 KINDS = ("baseline", "default", "tuned")
 STALE_KV, COLOCATE = "default, stale KV", "verl colocate_async"
+COLOCATE_ALIKE = "verl colocate_async, no pass"  # `bypass`: as a step of one update is trained here
 DEFAULT, CAPPED, EQUAL_SHARE = "default", "default, capped", "default, equal share"
 CAPS = tuple(percent / 100 for percent in range(10, 100, 5))  # tried for an equal share
 
@@ -42,10 +44,14 @@ def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
             scenario, strategies=[RolloutStrategy.DISCARD], stop_rules=[StopRuleName.DRAIN], concurrency=pools
         ),
     ]
+    alike = verl_colocate_async(groups=setting.groups)
+    alike = replace(alike, name=COLOCATE_ALIKE, habits=replace(alike.habits, always_scores=False))
+    stale_kv = ours(STALE_KV, rollout_strategy="partial_stale_kv")
+    beside = ("baseline", baseline(alike)) if setting.grid else ("default", stale_kv)
     return [
         *(("baseline", one) for one in baselines(scenario)),
         ("default", ours(DEFAULT)),
-        ("default", ours(STALE_KV, rollout_strategy="partial_stale_kv")),
+        beside,
         *(("tuned", one) for one in tuned if one.concurrency is not None),
     ]
 
@@ -112,7 +118,7 @@ def run(
     capped = [
         (setting, "default", ours(CAPPED, max_partial_share=_share(file, setting)))
         for setting in settings
-        if is_missing(setting, CAPPED) and file.has(setting=str(setting), system=COLOCATE)
+        if not setting.grid and is_missing(setting, CAPPED) and file.has(setting=str(setting), system=COLOCATE)
     ]
     _measure_all(file, capped, jobs=jobs, say=say, measure_one=_measure_row)
     equal = [

@@ -1,10 +1,24 @@
 """The grid: 1 to 512 servers, B 32 to 1,024, n 8 and 16, 4K to 40K tokens, H100 and H200, long and short tails."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.scenario import Scenario
+
+ONE_UPDATE = {"updates": 1}
+NEWER_ENGINE = {"request_overhead_ms": 0.02, "prefill_flop_share": 0.45}  # assumed, not measured
+MEASURED = Path(__file__).parents[2] / "assets" / "gpu" / "constants.json"  # there once a GPU was lent
+# What a grid differs in from the planner's own defaults, by the name of its folder.
+GRIDS: dict[str, dict[str, Any]] = {
+    "": {},
+    "four_updates": {"updates": 4},
+    "one_update": ONE_UPDATE,
+    "one_update_newer_engine": ONE_UPDATE | NEWER_ENGINE,
+    **({"measured": ONE_UPDATE | json.loads(MEASURED.read_text("utf-8"))} if MEASURED.exists() else {}),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +34,7 @@ class Setting:
     sigma: float = 0.9
     model: str = "qwen3-8b"
     gpus: int = 1  # per server
+    grid: str = ""  # of `GRIDS`
 
     def __str__(self) -> str:
         gpus = "" if self.gpus == 1 else f"{self.gpus} "
@@ -45,7 +60,7 @@ class Setting:
             "length_median_tok": float(self.median_tok),
             "length_sigma": self.sigma,
         }
-        return Inputs.load(None, values | more).scenario()
+        return Inputs.load(None, values | GRIDS[self.grid] | more).scenario()
 
 
 def _of(servers: int, accelerator: str, groups: int, n: int, limit_k: int, median_tok: int, sigma: float, **rest: Any):

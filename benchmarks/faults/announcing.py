@@ -14,8 +14,8 @@ from ray.exceptions import RayError
 from transfer_queue import KVBatchMeta
 
 from recipe.async_dapo.core.outcome import Verdict
+from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.rollout.reports import RoundResult
 from recipe.async_dapo.separate.engines import SeparateEngines
 from recipe.async_dapo.separate.trainer import RollingReplayBuffer, SeparateTrainer
 from recipe.async_dapo.training.checkpoints import RolloutState
@@ -54,9 +54,9 @@ class NotingReplayBuffer(RoundReplayBuffer):
         self._keys: dict[str, str] = {}
         self._ended: list[str] = []
 
-    def _remember(self, result: RoundResult) -> None:
-        super()._remember(result)
-        for outcome in result.summary.outcomes:
+    def _remember(self, summary: RoundSummary) -> None:
+        super()._remember(summary)
+        for outcome in summary.outcomes:
             key = self.pool.prompt_key(outcome.prompt_uid)
             if outcome.verdict is Verdict.VALID:
                 self._keys[outcome.prompt_uid] = key

@@ -124,7 +124,8 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=600.0)
     options = parser.parse_args()
     exit_on_signals()
-    cell = {"system": options.system, "model": options.model, "device": options.device}
+    model = options.model if options.device == "cuda" else "quick start"
+    cell = {"system": options.system, "model": model, "device": options.device}
     work = options.output.absolute().with_name("work")
     assets = prepare(work, device=options.device, model=options.model)
     folder = (options.work or work / RunsFile.folder_name(cell)).absolute()

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from recipe.async_dapo.core.pool import Dispatch, Settlement
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo_lab.plan.hardware import ACCELERATORS, load_model
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
@@ -117,18 +116,18 @@ class SampledRun(TrainingRun):
         self.trained: list[Sampled] = []
         self.sampled_tok = 0  # by the model, those included that have not happened
 
-    def _simulate(self, dispatch: Dispatch) -> SimulatedRound:
-        self._answer(dispatch.groups)
+    def _simulate(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
+        self._answer(groups)
         self._is_open = True
-        simulated = super()._simulate(dispatch)
+        simulated = super()._simulate(groups)
         self._is_open = False
         return simulated
 
-    def _draw(self, count: int) -> Dispatch:
-        dispatch = super()._draw(count)
+    def _draw(self, count: int) -> list[PromptGroup]:
+        groups = super()._draw(count)
         if self._is_open:
-            self._answer(dispatch.groups)
-        return dispatch
+            self._answer(groups)
+        return groups
 
     def _answer(self, groups: Iterable[PromptGroup]) -> None:
         """Continue to the end what has not ended."""
@@ -169,10 +168,10 @@ class SampledRun(TrainingRun):
         answers.tokens = [[] for _ in group.trajectories]
         answers.log_probs = [[] for _ in group.trajectories]
 
-    def _measure(self, simulated: SimulatedRound, settlement: Settlement, **kwargs: Any) -> StepMeasure:
-        self.trained = [one for uid in settlement.trained_uids for one in self._kept.pop(uid)]
+    def _measure(self, simulated: SimulatedRound, **kwargs: Any) -> StepMeasure:
+        self.trained = [one for uid in simulated.summary.trained_uids for one in self._kept.pop(uid)]
         self._kept = {uid: self._kept[uid] for uid in self.pool.carried_uids}
-        return super()._measure(simulated, settlement, **kwargs)
+        return super()._measure(simulated, **kwargs)
 
 
 def reward(exercise: Exercise, tokens: Sequence[int]) -> float:

@@ -115,17 +115,27 @@ VERL_DRAFTS = (
     f"{VLLM}.max_model_len={MAX_PROMPT_TOK + max(shape.max_response_tok for shape in TAILS.values()) + MOST_DRAFT_TOK}",
 )
 
+# A step of one update needs no pass of log-probs before it: verl's options for that, and one with which this recipe has
+# the pass.
+CORRECTION = "++algorithm.rollout_correction"
+VERL_NO_PASS = (f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.loss_type=reinforce", f"{CORRECTION}.rollout_is=token")
+TWO_PASSES = (f"{CORRECTION}.rollout_is_threshold='0.0_2.0'",)
+
 SYSTEMS = {
     "verl sync": System(verl_mode=verl_mode("sync", poll_s=2.0)),
     "verl sync, 0.05 s poll": System(verl_mode=verl_mode("sync", poll_s=0.05)),
     "verl sync, 0.05 s poll, 2 batches": System(verl_mode=verl_mode("sync", poll_s=0.05, batches_in_flight=2)),
     "verl colocate_async": System(verl_mode=verl_mode("colocate_async", poll_s=2.0)),
     "verl colocate_async, 0.05 s poll": System(verl_mode=verl_mode("colocate_async", poll_s=0.05)),
+    "verl colocate_async, 0.05 s poll, no pass": System(
+        verl_mode=(*verl_mode("colocate_async", poll_s=0.05), *VERL_NO_PASS)
+    ),
     "verl colocate_async, 0.05 s poll, drafts": System(
         verl_mode=(*verl_mode("colocate_async", poll_s=0.05), *VERL_DRAFTS)
     ),
     "discard, fifo": System(strategy="discard", stop_rule="fifo"),
     "partial": System(strategy="partial"),
+    "partial, two passes": System(strategy="partial", own=TWO_PASSES),
     "partial, drafts": System(strategy="partial", own=DRAFTS),
     "partial_stale_kv": System(strategy="partial_stale_kv"),
     "verl separate_async, 0.05 s poll": System(verl_mode=(*verl_mode("separate_async", poll_s=0.05), *VERL_SEPARATE)),

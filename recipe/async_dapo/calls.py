@@ -11,6 +11,7 @@ for verl's tools. The `Recorder` of the running task's trajectory also records w
 import asyncio
 import functools
 import inspect
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 
 from .core.journal import Call, CallCounts, WhenUnknown, call_digest
 from .core.outcome import Cause
+from .core.step import Step
 from .core.trajectory import Attachment, BrokenRecord, Segment, Trajectory, Turn
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,8 +32,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 running_call_id: ContextVar[str] = ContextVar("running_call_id", default="")
 
 
-def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
-    return blake2b(array("i", prompt_ids).tobytes(), digest_size=16).digest()
+def prompt_digest(prompt_ids: Sequence[int], pictures: Iterable[Any] = ()) -> bytes:
+    hasher = blake2b(array("i", prompt_ids).tobytes(), digest_size=16)
+    for picture in pictures:
+        hasher.update(picture.tobytes())
+    return hasher.digest()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,18 +50,15 @@ class Recorder:
     trajectory: Trajectory
     prompt_uid: str = ""
     runner: Any = None  # a `CallRunner`, which makes its calls
-    waiting: Any = field(default_factory=nullcontext)  # a `Waiting`, open while a call is under way
+    in_calls: Any = field(default_factory=nullcontext)  # an `InCalls`, open while a call is under way
     kept_loop: Any = None  # a `KeptLoop`, where its loop outlives the round
     open_calls: dict[str, tuple[Call, asyncio.Task[bytes]]] = field(default_factory=dict)  # under way, by their ids
     next_turn: int = 0
-    round_limit_tok: int | None = None  # tokens it may generate in this round
-    generated_tok: int = 0  # tokens it has generated in this round
+    round_left_tok: float = math.inf  # tokens it may still generate in this round
     reprefilled_tok: list[int] = field(default_factory=list)  # context of each continued request
     diverged_tok: int = 0  # recorded tokens that the loop did not ask for again
     diverged_attachments: list[Attachment] = field(default_factory=list)  # of the dropped turns
-    in_request: bool = False  # a request is out: it will come back by itself when the engines stop
-    is_interrupted: bool = False  # a request of it came back before its turn had ended
-    is_stopping: bool = False  # the round has stopped: no further step of the loop may start
+    step: Step = Step.LOOP
     calls: CallCounts = field(default_factory=CallCounts)
     calls_s: float = 0.0  # of the calls whose answers the loop has, in whatever round they were made
     given_up: Exception | None = None  # why the trajectory cannot go on, even if its loop swallows errors
@@ -64,14 +66,24 @@ class Recorder:
 
     def begin_round(self, trajectory: Trajectory, *, runner: Any, limit_tok: int | None) -> None:
         """A loop starts, or goes on where it was suspended, with the record that has come back."""
-        self.trajectory, self.runner, self.round_limit_tok = trajectory, runner, limit_tok
-        self.generated_tok, self.reprefilled_tok = 0, []
+        self.trajectory, self.runner, self.step = trajectory, runner, Step.LOOP
+        self.round_left_tok = math.inf if limit_tok is None else limit_tok
         self.diverged_tok, self.diverged_attachments = 0, []
-        self.is_interrupted, self.is_stopping, self.calls = False, False, CallCounts()
+        self.reprefilled_tok, self.calls = [], CallCounts()
 
-    def begin_turn(self, prompt_ids: Sequence[int]) -> Turn:
+    @property
+    def rests(self) -> bool:
+        return self.step is Step.REST
+
+    def stop(self) -> bool:
+        """The round is over for the trajectory. Returns whether a request is out, which will come back by itself."""
+        is_out = self.step is Step.REQUEST
+        self.step = Step.REST
+        return is_out
+
+    def begin_turn(self, prompt_ids: Sequence[int], pictures: Iterable[Any] = ()) -> Turn:
         """The turn of this request, recorded earlier or new."""
-        digest = prompt_digest(prompt_ids)
+        digest = prompt_digest(prompt_ids, pictures)
         turns = self.trajectory.turns
         if self.next_turn < len(turns) and turns[self.next_turn].prompt_digest != digest:
             self.drop_rest()
@@ -98,12 +110,6 @@ class Recorder:
         if is_new:
             calls[call_id] = Call(call_id=call_id, turn=self.next_turn, arguments=arguments)
         return calls[call_id], is_new
-
-    def within_round(self, wanted_tok: int) -> int:
-        """As many of these tokens as it may still generate in this round."""
-        if self.round_limit_tok is None:
-            return wanted_tok
-        return min(wanted_tok, self.round_limit_tok - self.generated_tok)
 
     def lose(self, turn: Turn) -> None:
         """Throw away what an unfinished turn has generated."""
@@ -204,6 +210,13 @@ class SampledTokens:
 
 
 current_recorder: ContextVar[Recorder | None] = ContextVar("current_recorder", default=None)
+
+
+class TrajectoryInterrupted(asyncio.CancelledError):
+    """The round is over for a trajectory; what it has generated is in its record.
+
+    A cancellation, so that agent loops that catch `Exception` do not swallow it and siblings are left alone.
+    """
 
 
 class RecordedError(Exception):

@@ -40,7 +40,7 @@ class RolloutStrategy(StrEnum):
 class ImportanceSampling(StrEnum):
     BYPASS = "bypass"
     DECOUPLED = "decoupled"
-    BALANCE = "balance"
+    MIXTURE = "mixture"
     NONE = "none"
 
 

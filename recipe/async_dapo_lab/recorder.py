@@ -19,7 +19,7 @@ from ..async_dapo.core.concurrency import PackedSamples
 from ..async_dapo.core.staleness import EngineUpdate
 from ..async_dapo.engines.load_balancer import LoadBalancerStats
 from ..async_dapo.record import keys
-from ..async_dapo.training.metrics import RoundRecord
+from ..async_dapo.rollout.reports import RoundRecord
 from ..async_dapo.training.recorder import Recorder
 from .report.health import Hints
 from .report.record import LabRecord
@@ -88,14 +88,13 @@ class LabRecorder(Recorder):
 
     def round_closed(self, step: int, record: RoundRecord) -> None:
         super().round_closed(step, record)
-        self._lengths += length_lines(step, record.result.summary.outcomes)
+        self._lengths += length_lines(step, record.summary.outcomes)
 
     def engines_asked(self, balancer: LoadBalancerStats) -> None:
         for server, load in balancer.loads.items():
             if load.samples:
                 self._samples[server].append(load.samples)
-        if balancer.updates is not None:
-            self._updates += balancer.updates.ended
+        self._updates += balancer.updates
 
     def begin_phase(self, name: str) -> None:
         self._spans.begin(name, time.time())

@@ -1,7 +1,6 @@
 """The enumerated gradients of `benchmarks.corrections` are those of verl's own loss; its table is what they give."""
 
 import csv
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 from verl.workers.config import ActorConfig
 
 from benchmarks.corrections import exact
-from benchmarks.corrections.dapo_gradient import BALANCE, DECOUPLED, TRUNCATION, group_gradients
+from benchmarks.corrections.dapo_gradient import DECOUPLED, MIXTURE, TRUNCATION, group_gradients
 from benchmarks.corrections.softmax_sequence_model import make_world
 
 OUTCOMES = [(0, 3, 9), (14, 1, 2), (7, 7, 4), (10, 0, 13)]
@@ -52,21 +51,11 @@ def test_a_group_s_gradient_is_that_of_verl_s_loss(correction: str) -> None:
     assert compared >= 2
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Several would only wait for each other: the tensors are small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.slow
 def test_the_table_is_what_the_model_gives() -> None:
     with (exact.FOLDER / "exact.csv").open(newline="") as file:
         rows = {(row["drift"], row["rollout"], row["correction"]): row for row in csv.DictReader(file)}
-    assert len(rows) == len(exact.DRIFTS) * len(exact.ROLLOUTS) * len(DECOUPLED | BALANCE)
+    assert len(rows) == len(exact.DRIFTS) * len(exact.ROLLOUTS) * len(DECOUPLED | MIXTURE)
     for expected in exact.sweep(exact.DRIFTS[-1]):
         shown = rows[f"{expected.drift:g}", expected.rollout, expected.correction]
         for name in ("kl_per_trajectory", "relative_bias", "variance_ratio", "error_ratio"):

@@ -175,8 +175,8 @@ def test_a_correction_stands_beside_the_on_policy_run_of_its_seed_and_machine() 
 
     runs = pd.DataFrame(
         [
-            row("partial", "balance", 0, 0.7, 32.0),
-            row("partial", "balance", 1, 0.9, 96.0),
+            row("partial", "mixture", 0, 0.7, 32.0),
+            row("partial", "mixture", 1, 0.9, 96.0),
             row("partial", "bypass", 0, 0.6, None),
             row("on-policy", "none", 0, 0.8, None),
             row("on-policy", "none", 1, 0.9, None),
@@ -187,10 +187,10 @@ def test_a_correction_stands_beside_the_on_policy_run_of_its_seed_and_machine() 
     made = {"passes", "off_after", "off_late"}
     runs = runs.reindex(columns=[*runs.columns, *corrections.MEASURES.keys() - {*runs.columns} - made])
     table = corrections.learning_table(runs).set_index("correction")
-    means = table.loc["balance", ["Seeds", "Accuracy, mean", "Less on-policy's mean"]]
+    means = table.loc["mixture", ["Seeds", "Accuracy, mean", "Less on-policy's mean"]]
     assert means.tolist() == pytest.approx([2, 0.8, -0.05])
-    assert table.loc["balance", "Accuracy at the end"] == pytest.approx(0.85)
-    assert table.loc["balance", "Log-prob passes a step"] == 1 + 64 / corrections.TRAJECTORIES_PER_STEP
+    assert table.loc["mixture", "Accuracy at the end"] == pytest.approx(0.85)
+    assert table.loc["mixture", "Log-prob passes a step"] == 1 + 64 / corrections.TRAJECTORIES_PER_STEP
     assert table.loc["bypass", "Log-prob passes a step"] == 0
     assert table.loc["none", "Less on-policy's at the end"] == 0
     assert table.loc["other machine", "Less on-policy's at the end"] == pytest.approx(0.1)

@@ -18,9 +18,9 @@ from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.record import keys
-from recipe.async_dapo.training.balance_heuristic import BalanceHeuristic
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
 from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _drafts, _load, _tokens
+from recipe.async_dapo.training.mixture import MixtureLogProbs
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.separate_cluster import SeparateCluster, separate_options
@@ -43,7 +43,7 @@ def mixture_keys(monkeypatch: pytest.MonkeyPatch, options: AsyncDAPOConfig) -> s
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
     metrics: dict[str, float] = {}
     batch = KVBatchMeta(partition_id=store.TRAIN, keys=[], tags=[])
-    BalanceHeuristic(workers, config, options).log_probs(batch, step=1, metrics=metrics)
+    MixtureLogProbs(workers, config, options).log_probs(batch, step=1, metrics=metrics)
     return set(metrics)
 
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.training.balance_heuristic import check_room
+from recipe.async_dapo.training.mixture import check_room
 from recipe.async_dapo.weights import snapshots as snapshots_module
 from recipe.async_dapo.weights.sender import AsyncDAPOActorRolloutRefWorker
 from recipe.async_dapo.weights.snapshots import SnapshotRoom, WeightSnapshots
@@ -151,7 +151,7 @@ def test_snapshots_that_a_node_has_no_room_for_are_refused_with_what_they_take()
     ranks = [rank("a", available_bytes=120), rank("a", available_bytes=125), rank("b", available_bytes=60)]
     check_room(ranks, snapshots=4)
     with pytest.raises(
-        ConfigError, match=r"balance: 5 earlier versions of the weights take .* lower async_dapo\.max_sta"
+        ConfigError, match=r"mixture: 5 earlier versions of the weights take .* lower async_dapo\.max_sta"
     ):
         check_room(ranks, snapshots=5)
 

@@ -18,8 +18,8 @@ from recipe.async_dapo.weights.stream import (
     WeightsMismatch,
     WeightsNotLoaded,
     private_handle,
-    stamped,
     use_for_engine,
+    with_proof,
 )
 
 from ..support.weight_ends import NAMES, Run
@@ -92,10 +92,10 @@ def test_given_an_older_version_when_it_is_transferred_then_the_trainer_gets_the
         run.transfer(1.0, version=1)
 
 
-def test_given_weights_without_a_stamp_when_they_are_transferred_then_they_are_refused(monkeypatch, tmp_path) -> None:
+def test_given_weights_without_a_proof_when_they_are_transferred_then_they_are_refused(monkeypatch, tmp_path) -> None:
     run = Run(monkeypatch, tmp_path / "session_1")
     verls = ServerAdapter.update_weights(run.sender, iter([(name, torch.ones(2, 2)) for name in NAMES]), global_steps=1)
-    with pytest.raises(WeightsMismatch, match="found weights without a stamp"):
+    with pytest.raises(WeightsMismatch, match="found weights without a proof"):
         asyncio.run(verls)
 
 
@@ -118,17 +118,17 @@ def test_given_weights_that_the_engine_cannot_load_then_the_error_says_why_and_n
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_given_a_stream_when_it_arrives_whole_then_the_checksums_agree_and_else_they_do_not(dtype) -> None:
     sent = [("a", torch.ones(3, 100, dtype=dtype).T), ("b", torch.ones((), dtype=dtype)), ("c", torch.empty(0))]
-    *arrived, (_, stamp) = asyncio.run(_collect(sent))
+    *arrived, (_, proof) = asyncio.run(_collect(sent))
     changed = arrived[0][0], torch.zeros_like(arrived[0][1])
     for bucket, is_whole in ((arrived, True), (arrived[1:], False), ([changed, *arrived[1:]], False)):
         checksum = Checksum()
         for name, tensor in bucket:
             checksum.add(name, tensor.contiguous())
-        assert (bytes(stamp.tolist()).decode() == checksum.stamp("session_1/01000000", 1)) is is_whole
+        assert (bytes(proof.tolist()).decode() == checksum.proof("session_1/01000000", 1)) is is_whole
 
 
 async def _collect(weights: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    return [item async for item in stamped(weights, run="session_1/01000000", version=1)]
+    return [item async for item in with_proof(weights, run="session_1/01000000", version=1)]
 
 
 def test_given_jobs_of_one_cluster_when_they_transfer_then_each_has_its_own_socket() -> None:

@@ -21,7 +21,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.table = LeaseTable(max_inflight_per_server=capacity, pool_size=pool_size)
         self.places: dict[str, int] = {}
         self.weights: dict[str, float] = {}
-        self.waiting: list[tuple[str, str | None, int, int]] = []
+        self.queued: list[tuple[str, str | None, int, int]] = []
         self.held: dict[str, tuple[str, int]] = {}
         self.overtaken: set[str] = set()
         self.over: list[str] = []
@@ -41,7 +41,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Grants are those of the longest waiting, each on a server that was the right one at that moment: the one
         whose cache is least full for its weight, or with the prefix, unless it is fuller by more than that."""
         for grant in grants:
-            lease_id, sticky_key, prefix_tok, kv_tok = self.waiting.pop(0)
+            lease_id, sticky_key, prefix_tok, kv_tok = self.queued.pop(0)
             assert grant.lease_id == lease_id
             loads = {at: self.load(at) for at, inflight in self.inflight.items() if inflight < self.places[at]}
             least, last = min(loads.values()), self.last_server.get(sticky_key) if sticky_key else None
@@ -57,7 +57,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def request(self, asked: list[tuple[str | None, int, int]]) -> None:
         for sticky_key, prefix_tok, kv_tok in asked:
             lease_id = next(self.names)
-            self.waiting.append((lease_id, sticky_key, prefix_tok, kv_tok))
+            self.queued.append((lease_id, sticky_key, prefix_tok, kv_tok))
             self.expect(self.table.request(lease_id, sticky_key, prefix_tok=prefix_tok, kv_tok=kv_tok))
 
     @rule(sizes=st.tuples(*[st.tuples(st.integers(1, 5), st.sampled_from([0.5, 1.0, 4.0]))] * 3))
@@ -81,7 +81,7 @@ class LeaseMachine(RuleBasedStateMachine):
         lease_id = data.draw(st.sampled_from(sorted(self.overtaken)))
         self.overtaken.remove(lease_id)
         assert self.table.request(lease_id, "x") == []
-        assert not self.table.is_waiting(lease_id)
+        assert not self.table.is_queued(lease_id)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -91,11 +91,11 @@ class LeaseMachine(RuleBasedStateMachine):
         self.over.append(lease_id)
         self.expect(self.table.release(lease_id))
 
-    @precondition(lambda self: self.waiting)
+    @precondition(lambda self: self.queued)
     @rule(data=st.data())
     def withdraw_one(self, data: st.DataObject) -> None:
-        position = data.draw(st.integers(0, len(self.waiting) - 1))
-        lease_id = self.waiting.pop(position)[0]
+        position = data.draw(st.integers(0, len(self.queued) - 1))
+        lease_id = self.queued.pop(position)[0]
         self.over.append(lease_id)
         self.expect(self.table.release(lease_id))
 
@@ -108,8 +108,8 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def withdraw_all(self) -> None:
-        assert self.table.withdraw_waiting() == [one[0] for one in self.waiting]
-        self.waiting.clear()
+        assert self.table.withdraw_queued() == [one[0] for one in self.queued]
+        self.queued.clear()
 
     @rule(server_ids=st.lists(st.sampled_from(SERVERS), unique=True))
     def add_servers(self, server_ids: list[str]) -> None:
@@ -138,22 +138,22 @@ class LeaseMachine(RuleBasedStateMachine):
         assert all(server.load == self.load(key) for key, server in self.table._by_load.servers.items())
         assert self.table.total_inflight == len(self.held)
         assert all(self.table.server_of(lease_id) == server for lease_id, (server, _) in self.held.items())
-        assert [self.table.is_waiting(one[0]) for one in self.waiting] == [True] * len(self.waiting)
+        assert [self.table.is_queued(one[0]) for one in self.queued] == [True] * len(self.queued)
 
     @invariant()
     def capacity_is_never_exceeded_and_no_place_is_idle_while_someone_waits(self) -> None:
         assert all(inflight <= self.capacity for inflight in self.table.inflight.values())
         assert self.pool_size is None or self.table.total_inflight <= self.pool_size
-        assert self.table.num_waiting == len(self.waiting)
+        assert self.table.num_queued == len(self.queued)
         is_full = all(inflight >= self.places[server] for server, inflight in self.inflight.items())
-        assert not self.waiting or is_full or len(self.held) == self.pool_size
+        assert not self.queued or is_full or len(self.held) == self.pool_size
 
     def teardown(self) -> None:
         if hasattr(self, "table"):
-            while self.held or self.waiting:
-                lease_id = next(iter(self.held), None) or self.waiting[0][0]
+            while self.held or self.queued:
+                lease_id = next(iter(self.held), None) or self.queued[0][0]
                 self.held.pop(lease_id, None)
-                self.waiting = [one for one in self.waiting if one[0] != lease_id]
+                self.queued = [one for one in self.queued if one[0] != lease_id]
                 self.expect(self.table.release(lease_id))
             assert set(self.table.inflight.values()) <= {0}
 

@@ -29,13 +29,13 @@ def test_each_condition_alone_asks_for_the_pass_and_says_why(name: str) -> None:
 
 
 def test_a_correction_decides_first() -> None:
-    """Under `none` nothing is weighted, under `bypass` nothing is computed, under `balance` everything first."""
+    """Under `none` nothing is weighted, under `bypass` nothing is computed, under `mixture` everything first."""
     every = {name: value for name, (value, _) in (OF_EVERY_UPDATE | OF_WEIGHTS).items()}
     weights = {name: every[name] for name in ("weights", "threshold", "normalizes")}
     assert why_two_passes(**EXACT | {"correction": "none"} | weights) is None
     assert why_two_passes(**EXACT | {"correction": "none", "updates": 2}) is not None
     assert why_two_passes(**EXACT | every | {"correction": "bypass"}) is None
-    assert "balance" in str(why_two_passes(**EXACT | {"correction": "balance"}))
+    assert "mixture" in str(why_two_passes(**EXACT | {"correction": "mixture"}))
 
 
 @pytest.mark.parametrize(("weights", "threshold"), [(None, "2.0"), ("token", None), ("token", "1e1")])

@@ -53,7 +53,7 @@ def valid(uid: str) -> GroupOutcome:
 def opened_run(stop_rule: StopRuleName) -> tuple[Run, list[PromptGroup]]:
     run = Run(Random(0), 2, 5, False, stop_rule, None, step=1)
     run.draw(5)
-    return run, run.pool.dispatch(1).groups
+    return run, run.pool.dispatch()
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,18 @@ def test_given_more_valid_groups_than_the_target_then_the_first_by_the_stop_rule
     run, _ = opened_run(stop_rule)
     uids = [f"drawn-{k}" for k in range(5)]
     outcomes = [valid("drawn-2"), valid("drawn-0"), valid("drawn-3")]
-    settlement = run.pool.settle(summary_of(outcomes, uids), [])
-    assert settlement.trained_uids == trained
+    settled = run.pool.settle(summary_of(outcomes, uids), [])
+    assert settled.trained_uids == trained
     assert run.pool.carried_uids == ("drawn-3",)
-    assert settlement.lost_reports == 2
+    assert settled.lost_reports == 2
     assert run.pool.check_ledger()["waiting"] == 2
 
 
 def test_given_a_group_given_back_twice_when_settled_then_it_is_queued_once() -> None:
     run, groups = opened_run(StopRuleName.FIRST_COMPLETED)
     uids = [group.uid for group in groups]
-    settlement = run.pool.settle(summary_of([valid(uids[0]), valid(uids[1])], uids), [*groups[2:], groups[2]])
-    assert settlement.requeued == 3
+    settled = run.pool.settle(summary_of([valid(uids[0]), valid(uids[1])], uids), [*groups[2:], groups[2]])
+    assert settled.requeued == 3
     run.pool.check_ledger()
 
 

@@ -128,4 +128,4 @@ def test_given_a_deferred_prompt_when_it_is_visited_again_then_it_is_one_prompt_
     assert pool.check_ledger() | {"drawn": 1, "deferred": 1} == pool.check_ledger()
     pool.add_drawn([third])
     assert pool.check_ledger() | {"drawn": 1, "deferred": 0, "waiting": 1} == pool.check_ledger()
-    assert [one.uid for one in pool.dispatch(2).groups] == ["uid-0"]
+    assert [one.uid for one in pool.dispatch()] == ["uid-0"]

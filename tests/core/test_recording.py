@@ -153,8 +153,8 @@ def test_means_of_turns_are_over_trajectories_and_over_turns() -> None:
         return Turn(prompt_digest=b"", prompt_len_tok=1, segments=segments)
 
     parts = [TurnCounts.of([turn_of(2, 3), turn_of(7)], calls_s=4.0), TurnCounts.of([turn_of(6)], calls_s=0.0)]
-    assert TurnCounts.total(parts).figures() == {"mean": 1.5, "tokens/mean": 6.0, "calls_s": 2.0}
-    assert set(TurnCounts.total([]).figures().values()) == {0}
+    assert sum(parts, TurnCounts()).figures() == {"mean": 1.5, "tokens/mean": 6.0, "calls_s": 2.0}
+    assert set(TurnCounts().figures().values()) == {0}
 
 
 def ids(it: Recorder, names: list[str]) -> list[str]:

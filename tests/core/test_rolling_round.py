@@ -96,9 +96,10 @@ class Rolling(RuleBasedStateMachine):
         self.add(groups)
 
     def top_up(self, *, goes_on: bool) -> list[PromptGroup]:
-        groups = self.pool.dispatch(self.step, goes_on=goes_on).groups
-        self.draw(self.pool.missing_for_round())
-        return groups + self.pool.dispatch(self.step, goes_on=goes_on).groups
+        if not goes_on:
+            self.pool.retire(self.step)
+        self.draw(self.pool.missing_for_round(self.step))
+        return self.pool.dispatch()
 
     def draw(self, count: int) -> None:
         names = [f"drawn-{self.drawn + k}" for k in range(count)]
@@ -124,14 +125,14 @@ class Rolling(RuleBasedStateMachine):
     @rule()
     def refill(self) -> None:
         self.draw(self.over_sampling.groups_to_draw(self.round.at_hand))
-        self.add(self.pool.dispatch(self.step, goes_on=True).groups)
+        self.add(self.pool.dispatch())
 
     @precondition(lambda self: self.round is not None and not self.is_training and self.round.has_batch)
     @rule()
     def hand_over(self) -> None:
         summary = self.round.hand_over()
-        settlement = self.pool.hand_over(summary)
-        assert sorted(settlement.trained_uids) == sorted(summary.handed_over)
+        summary = self.pool.hand_over(summary)
+        assert sorted(summary.trained_uids) == sorted(summary.handed_over)
         assert len(set(summary.handed_over)) == self.target
         assert not self.trained & set(summary.handed_over)
         self.trained |= set(summary.handed_over)
@@ -333,7 +334,7 @@ def valid(uid: str, version: int = 0) -> GroupOutcome:
 
 def test_given_a_round_that_believes_in_other_groups_when_it_hands_over_then_the_ledger_says_so() -> None:
     pool = pool_with("a", "b")
-    pool.dispatch(1)
+    pool.dispatch()
     round_ = RollingRound(spec_of(1), oldest_version=0)
     round_.add_groups(fresh("a"))
     begun(round_)
@@ -342,9 +343,9 @@ def test_given_a_round_that_believes_in_other_groups_when_it_hands_over_then_the
         pool.hand_over(round_.hand_over())
 
 
-def test_given_a_carried_group_that_grows_too_stale_in_an_open_round_then_it_is_not_retired_under_it() -> None:
+def test_given_a_carried_group_that_has_grown_too_stale_then_it_is_retired() -> None:
     pool = pool_with("a")
-    pool.dispatch(1)
+    pool.dispatch()
     round_ = RollingRound(spec_of(2), oldest_version=0)
     round_.add_groups(fresh("a"))
     begun(round_)
@@ -352,5 +353,4 @@ def test_given_a_carried_group_that_grows_too_stale_in_an_open_round_then_it_is_
     round_.stop()
     pool.take_back(round_.close(), [])
     assert pool.carried_uids == ("a",)
-    assert not pool.dispatch(9, goes_on=True).retired_uids and pool.carried_uids == ("a",)
-    assert pool.dispatch(9).retired_uids == ("a",)
+    assert pool.retire(9) == (["a"], []) and not pool.carried_uids

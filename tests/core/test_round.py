@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recipe.async_dapo.core.outcome import JUDGED, GroupOutcome, Verdict
-from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
+from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.stop_rules import StopRuleName, make_stop_rule
 
@@ -129,7 +129,7 @@ class RoundMachine(RuleBasedStateMachine):
             return  # all of them wait
         self.num_ended_trajectories += self.running[uid] > 0
         self.running[uid] = max(0, self.running[uid] - 1)
-        self.round.end_trajectory(uid)
+        self.round.note(uid, GroupEvent.GENERATED)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -137,7 +137,7 @@ class RoundMachine(RuleBasedStateMachine):
         """Changes neither the stop nor what may start."""
         uid = data.draw(st.sampled_from(sorted(self.running)))
         self.certain.add(uid)
-        self.round.mark_certain(uid)
+        self.round.note(uid, GroupEvent.CERTAIN)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), begins=st.booleans())
@@ -146,16 +146,15 @@ class RoundMachine(RuleBasedStateMachine):
         if self.in_calls[uid] < self.running[uid] if begins else self.in_calls[uid] > 0:
             change = 1 if begins else -1
             self.in_calls[uid] += change
-            self.round.note_waiting(uid, change)
+            self.round.note(uid, GroupEvent.WAITS if begins else GroupEvent.GOES_ON)
 
     @rule(data=st.data(), verdict=VERDICTS)
     def report_what_is_not_running(self, data: st.DataObject, verdict: Verdict) -> None:
         strays = [*self.waiting, *(o.prompt_uid for o in self.ended), "group of another round"]
         uid = data.draw(st.sampled_from(strays))
         self.round.report(outcome(uid, verdict))
-        self.round.end_trajectory(uid)
-        self.round.mark_certain(uid)
-        self.round.note_waiting(uid, 1)
+        for event in GroupEvent:
+            self.round.note(uid, event)
 
     @property
     def inflight(self) -> int:

@@ -19,7 +19,7 @@ from benchmarks.corrections.softmax_sequence_model import (
     trajectory_probs,
 )
 from recipe.async_dapo.core.staleness import plan_mixtures
-from recipe.async_dapo.training.balance_heuristic import group_mixture, group_schedules, members_by_group, segments_of
+from recipe.async_dapo.training.mixture import group_mixture, group_schedules, members_by_group, segments_of
 
 torch.set_num_threads(1)  # of small tensors
 derandomized = settings(max_examples=min(60, settings.default.max_examples), deadline=None, derandomize=True)

@@ -7,10 +7,9 @@ from random import Random
 
 import pytest
 
-from recipe.async_dapo.calls import Recorder, current_recorder
+from recipe.async_dapo.calls import Recorder, TrajectoryInterrupted, current_recorder
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.trajectory import Trajectory
-from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 
 from ..support.client_world import (
     ALL_TOKENS,
@@ -136,7 +135,7 @@ async def test_given_any_events_at_any_time_then_the_turn_is_whole_in_the_end_an
     assert_whole(await it.generate())
     await asyncio.sleep(100 + CLEANUP_TIMEOUT_S)
     status = await it.balancer.get_status()
-    assert (status["total_inflight"], status["waiting"]) == (0, 0)
+    assert (status["total_inflight"], status["queued"]) == (0, 0)
     living = [it.servers[name] for name, handle in it.handles.items() if not handle.is_dead]
     assert not any(server.running for server in living)
     if kinds in (["cancel"], ["stop"]):
@@ -210,7 +209,7 @@ async def test_given_a_limit_of_tokens_a_round_when_it_is_reached_then_the_turn_
     lens_tok = []
     for _ in range(5):
         turn = it.generate()
-        it.recorder.round_limit_tok = 2
+        it.recorder.round_left_tok = 2
         ending = await ending_of(turn)
         lens_tok.append((len(it.trajectory.raw_response_ids), type(ending)))
     assert lens_tok[:3] == [(2, TrajectoryInterrupted), (4, TrajectoryInterrupted), (6, type(None))]
@@ -289,7 +288,7 @@ def test_given_a_frozen_request_when_its_resumption_is_cancelled_at_every_await_
             turn.attachment = None
         await asyncio.sleep(50)
         status = await it.balancer.get_status()
-        assert (status["total_inflight"], status["waiting"]) == (0, 0)
+        assert (status["total_inflight"], status["queued"]) == (0, 0)
         assert not any(server.running for server in it.servers.values())
         assert it.trajectory.raw_response_ids == ALL_TOKENS[: len(it.trajectory.raw_response_ids)]
         assert_whole(await it.generate())

@@ -10,7 +10,7 @@ from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.rollout.manager import RolloutError
-from recipe.async_dapo.rollout.reward_isolation import RewardPool
+from recipe.async_dapo.rollout.reward_isolation import RewardProcesses
 
 from ..support.fakes import ScriptedProcess
 from ..support.scripted_reward import reward_options
@@ -155,7 +155,7 @@ def test_given_rewards_that_hang_when_groups_are_dropped_then_the_reason_is_coun
         await asyncio.sleep(5)
         return ScriptedProcess(timeout_s=cluster.options.reward.timeout_s)
 
-    reward_worker = RewardPool(start_process, limit=2)
+    reward_worker = RewardProcesses(start_process, limit=2)
 
     async def hang_sometimes(outputs: Any, sample: Any) -> None:
         hangs = outputs[-1].prompt_ids[0] % 3 == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.round import Round, RoundSpec
+from recipe.async_dapo.core.round import GroupEvent, Round, RoundSpec
 from recipe.async_dapo.rollout.coordinator import VALIDATION_LINES, RoundEvent
 from recipe.async_dapo.separate.coordinator import RollingCoordinator
 from recipe.async_dapo.separate.rolling_round import RollingSpec
@@ -69,9 +69,9 @@ async def test_given_the_last_valid_report_when_it_arrives_then_everybody_knows_
     await asyncio.wait(watchers)
     assert now_s() == last_report_s and balancer.stops_s == [last_report_s]
     assert await it.should_stop_generation()
-    summary, latency_s = await it.close_round("step-1")
+    summary = await it.close_round("step-1")
     assert summary.taken_unreported == ("b",)
-    assert latency_s < 1
+    assert summary.stop_latency_s < 1
 
 
 async def test_given_engines_that_take_time_to_stop_then_workers_know_at_once_and_the_trainer_when_all_are_idle():
@@ -95,7 +95,7 @@ async def test_given_a_new_round_when_late_calls_of_the_old_one_arrive_then_it_i
     await it.open_round(spec("step-2", target_valid_groups=1), tickets("same", "b"))
     assert await take(it, "step-2") == "same"
     await it.report_completion("step-1", ended("same"))
-    await it.report_trajectories("step-1", ["same"])
+    await it.report_progress("step-1", [("same", GroupEvent.GENERATED)])
     assert await it.take_group("step-1", 0) is None
     await it.wait_stopped("step-1")
     assert not await it.should_stop_generation()
@@ -132,7 +132,7 @@ async def test_given_validation_when_every_group_has_ended_then_it_stops_and_eng
         await it.report_completion("val", ended(uid, Verdict.FILTERED))
     assert await event is RoundEvent.STOPPED
     assert not balancer.stops_s
-    assert (await it.close_round("val"))[1] == 0.0
+    assert (await it.close_round("val")).stop_latency_s == 0.0
 
 
 @pytest.mark.parametrize("trajectories", [1, 2, 3, 4, 5, 7, 8, 10, 399, 400])
@@ -145,7 +145,7 @@ async def test_given_a_validation_then_each_part_of_it_is_told_once_and_the_last
     await it.add_groups("val", tickets("a", unfinished=trajectories))
     await take(it, "val")
     for done in range(1, trajectories + 1):
-        await it.report_trajectories("val", ["a"])
+        await it.report_progress("val", [("a", GroupEvent.GENERATED)])
         assert bool(caplog.messages) == (done * VALIDATION_LINES >= trajectories)
     assert len(caplog.messages) == len(set(caplog.messages)) == min(VALIDATION_LINES, trajectories)
     assert caplog.messages[-1].endswith(f" validating {trajectories}/{trajectories}")
@@ -174,12 +174,12 @@ async def test_given_waiting_lanes_when_one_is_cancelled_then_another_gets_the_p
     first, second = (asyncio.create_task(take(it)) for _ in range(2))
     await settle()
     if is_woken_first:
-        await it.report_trajectories("step-1", ["a"])
+        await it.report_progress("step-1", [("a", GroupEvent.GENERATED)])
         first.cancel()
     else:
         first.cancel()
         await settle()
-        await it.report_trajectories("step-1", ["a"])
+        await it.report_progress("step-1", [("a", GroupEvent.GENERATED)])
     assert await second == "b"
     assert first.cancelled()
 
@@ -203,7 +203,7 @@ async def test_given_many_waiting_lanes_when_places_come_free_then_only_those_th
         taken = [tasks.create_task(it.take_group("step-1", 0)) for _ in range(lanes)]
         for name in names:
             await settle()
-            await it.report_trajectories("step-1", [name])
+            await it.report_progress("step-1", [(name, GroupEvent.GENERATED)])
             await it.report_completion("step-1", ended(name))
     started = [ticket.prompt_uid for lane in taken if (ticket := lane.result()) is not None]
     assert started == names
@@ -218,7 +218,7 @@ async def test_given_a_group_that_only_its_home_can_go_on_with_when_a_place_come
     await it.take_group("step-1", 0)
     other, home = (asyncio.create_task(take(it, worker=worker)) for worker in (0, 1))
     await settle()
-    await it.report_trajectories("step-1", ["a"])
+    await it.report_progress("step-1", [("a", GroupEvent.GENERATED)])
     assert await home == "bound"
     assert not other.done()
     other.cancel()
@@ -249,7 +249,7 @@ async def test_given_a_round_that_goes_on_then_a_batch_is_handed_over_without_a_
     assert ticket is not None and ticket.prompt_uid == "c" and not balancer.stops_s
     await it.stop_round("step-1")
     assert await it.next_event("step-1") is RoundEvent.STOPPED and balancer.stops_s
-    summary, _ = await it.close_round("step-1")
+    summary = await it.close_round("step-1")
     assert summary.taken_unreported == ("b", "c") and summary.never_started == ("d",)
 
 

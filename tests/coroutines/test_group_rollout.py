@@ -7,11 +7,13 @@ import pytest
 from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from recipe.async_dapo.calls import append_tokens, prompt_digest
+from recipe.async_dapo.calls import TrajectoryInterrupted, append_tokens, prompt_digest
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
+from recipe.async_dapo.core.round import GroupEvent
+from recipe.async_dapo.core.step import Step
 from recipe.async_dapo.core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, Turn
-from recipe.async_dapo.engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
+from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
 from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.store import rows_of
 
@@ -90,13 +92,16 @@ async def test_given_validation_when_trajectories_fail_then_the_others_are_kept(
 
 
 async def test_generated_trajectories_are_told_once_each_before_they_are_scored() -> None:
-    told: list[tuple[float, str]] = []
+    told: list[tuple[float, str, GroupEvent]] = []
 
     running = rollout(
-        compute_score=scores(0, 1, 0, 1, takes_s=10), on_generated=lambda uid: told.append((now_s(), uid))
+        compute_score=scores(0, 1, 0, 1, takes_s=10), tell=lambda uid, event: told.append((now_s(), uid, event))
     )
     await running.run(group())
-    assert told == [(pytest.approx(k), "group") for k in (1, 2, 3, 4)]
+    assert told == [
+        *((pytest.approx(k), "group", GroupEvent.GENERATED) for k in (1, 2, 3, 4)),
+        (pytest.approx(12), "group", GroupEvent.CERTAIN),
+    ]
 
 
 async def unreset(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
@@ -144,10 +149,9 @@ async def test_given_a_request_out_when_the_round_stops_then_it_is_awaited_and_t
 
     async def in_request(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
         current = recorder()
-        current.in_request = True
+        current.step = Step.REQUEST
         await asyncio.sleep(5)  # comes back by itself: the engines have stopped
-        current.in_request = False
-        if current.is_stopping:
+        if current.rests:
             raise TrajectoryInterrupted("stopped")
         steps.append("another step")
         return finished(trajectory)
@@ -180,6 +184,7 @@ async def test_given_a_loop_with_tasks_of_its_own_when_the_round_stops_then_they
 async def test_given_an_interruption_inside_a_task_of_the_loop_then_it_interrupts_the_trajectory() -> None:
     async def interrupted() -> None:
         await asyncio.sleep(1)
+        recorder().stop()
         raise TrajectoryInterrupted("stopped")
 
     async def nested(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:

@@ -24,7 +24,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from recipe.async_dapo.config import REWARD_IMPORT_LIMIT_S, ConfigError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.rollout.reward import RewardFailed, RewardScorer, _tell_renamed
-from recipe.async_dapo.rollout.reward_isolation import RewardPool
+from recipe.async_dapo.rollout.reward_isolation import RewardProcesses
 from recipe.async_dapo.rollout.reward_process import answer_plain
 from recipe.async_dapo.store import rows_of
 from recipe.async_dapo.training.metrics import fields_to_average
@@ -107,10 +107,10 @@ async def test_given_a_burst_of_slow_answers_then_those_that_wait_in_line_for_a_
     async def start() -> ScriptedProcess:
         return ScriptedProcess(takes_many=False, timeout_s=TIMEOUT_S)
 
-    pool = RewardPool(start, limit=2)
+    worker = RewardProcesses(start, limit=2)
 
     async def compute_score(outputs: list[AgentLoopOutput], _: dict[str, Any]) -> None:
-        assert await pool.call({"takes_s": 2.0}) == "score"
+        assert await worker.call({"takes_s": 2.0}) == "score"
         outputs[-1].reward_score = 1.0
 
     burst, answers = scorer(compute_score, metric=None), [output() for _ in range(1024)]

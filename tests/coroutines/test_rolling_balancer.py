@@ -74,12 +74,12 @@ async def test_given_updates_when_asked_then_each_engine_s_are_told_once_with_th
         began_s = 1000.0 + now_s()
         await it.publish(version)
         await it.balancer.caught_up()
-        updates = (await it.balancer.take_stats()).updates
-        assert {(one.replica_id, one.version) for one in updates.ended} == {("a", version), ("b", version)}
-        first, second = sorted(updates.ended, key=lambda one: one.began_s)
+        stats = await it.balancer.take_stats()
+        assert {(one.replica_id, one.version) for one in stats.updates} == {("a", version), ("b", version)}
+        first, second = sorted(stats.updates, key=lambda one: one.began_s)
         assert began_s <= first.began_s < first.ended_s <= second.began_s < second.ended_s <= 1000.0 + now_s()
-        assert 2.0 <= updates.mean_s < 4.0 and updates.versions_behind == 0
-    assert (await it.balancer.take_stats()).updates.ended == ()
+        assert stats.versions_behind == 0
+    assert (await it.balancer.take_stats()).updates == ()
 
 
 async def test_given_an_engine_that_drains_when_it_has_its_weights_then_its_update_began_with_the_drain(monkeypatch):
@@ -95,7 +95,7 @@ async def test_given_an_engine_that_drains_when_it_has_its_weights_then_its_upda
     await answer
     drained_s = now_s()
     await it.balancer.caught_up()
-    [update] = (await it.balancer.take_stats()).updates.ended
+    [update] = (await it.balancer.take_stats()).updates
     assert closed_s <= update.began_s < closed_s + 1 < drained_s < update.ended_s
 
 

@@ -19,9 +19,8 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from examples.agent_loop.checked_answer import CheckedAnswer
 from examples.agent_loop.dialogue import Dialogue
 from examples.agent_loop.guessing import Guessing
-from recipe.async_dapo.calls import Recorder, SampledTokens, call_id, current_recorder, recorded
+from recipe.async_dapo.calls import Recorder, SampledTokens, TrajectoryInterrupted, call_id, current_recorder, recorded
 from recipe.async_dapo.core.trajectory import Trajectory
-from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 from recipe.async_dapo.rollout.call_runner import CallRunner
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.rollout.tools import recorded_tools
@@ -157,8 +156,7 @@ async def interrupted_every(
         done, _ = await asyncio.wait({task}, timeout=period_s)
         if done:
             return task.result(), rounds
-        it.recorder.is_stopping = True
-        if not it.recorder.in_request:
+        if not it.recorder.stop():
             task.cancel()
         await it.balancer_handle.stop.remote()
         await asyncio.wait({task})

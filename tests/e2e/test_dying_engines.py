@@ -44,7 +44,7 @@ def run(request, assets, tmp_path_factory) -> Run:
         overrides=(
             *TWO_RANKS,
             VERSIONS_DIFFER,
-            "async_dapo.importance_sampling=balance",
+            "async_dapo.importance_sampling=mixture",
             "data.max_response_length=96",  # four ranks compute on two cores
         ),
         switches={"deaths": DEATHS},

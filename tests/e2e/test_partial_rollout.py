@@ -26,7 +26,7 @@ EARLIER = "a prompt of an earlier run"
 TOLERANCE = 1e-4  # nats, float32
 
 OVERRIDES = (
-    "async_dapo.importance_sampling=balance",
+    "async_dapo.importance_sampling=mixture",
     f"async_dapo.max_staleness={LAST_STEP}",  # no token is too old, and no version's weights are let go
     "async_dapo.selection.by=history",
     f"data.train_max_samples={DATA_SET}",
@@ -94,7 +94,7 @@ def test_given_a_step_when_it_trains_then_it_has_exactly_b_groups_of_n_and_none_
 def test_given_a_stop_when_the_step_trains_then_no_request_runs_in_vllm_and_no_lease_is_out(first_life, second_life):
     for record in first_life + second_life:
         assert record["running_in_vllm"] == [0.0]
-        assert record["leases_out"] == record["waiting_for_lease"] == 0
+        assert record["leases_out"] == record["queued"] == 0
     assert max(record["most_running_in_vllm"] for record in first_life) > 0, "the gauge never counted a request"
 
 
@@ -190,14 +190,14 @@ def at_hand(step: int) -> set[int]:
     return set(range(SAVED_STEP if step > SAVED_STEP else 0, step))
 
 
-def test_given_balance_when_groups_mix_versions_then_weights_are_those_computed_by_hand(weighed):
+def test_given_mixture_when_groups_mix_versions_then_weights_are_those_computed_by_hand(weighed):
     steps = range(1, LAST_STEP + 1)
     mixed = [(step, group) for step in steps for group in weighed.batch(step) if versions_of(group) <= at_hand(step)]
     assert max(len(versions_of(group)) for _, group in mixed) >= 2, "no group mixes versions"
     assert_weighed(weighed, mixed)
 
 
-def test_given_balance_when_a_group_is_whole_from_the_newest_version_then_its_weights_are_1(weighed):
+def test_given_mixture_when_a_group_is_whole_from_the_newest_version_then_its_weights_are_1(weighed):
     steps = range(1, LAST_STEP + 1)
     newest = [group for step in steps for group in weighed.batch(step) if versions_of(group) == {step - 1}]
     assert newest, "no group is whole from the newest version"
@@ -209,8 +209,8 @@ def test_given_a_resume_when_a_version_s_weights_are_gone_then_its_groups_are_co
     weighed, killed_and_resumed
 ):
     steps = range(SAVED_STEP + 1, LAST_STEP + 1)
-    mixed = [(step, group) for step in steps for group in weighed.batch(step) if len(versions_of(group)) > 1]
-    gone = [(step, group) for step, group in mixed if not versions_of(group) <= at_hand(step)]
+    trained = [(step, group) for step in steps for group in weighed.batch(step)]
+    gone = [(step, group) for step, group in trained if not versions_of(group) <= at_hand(step)]
     assert gone, "no group that was begun before the resume was trained after it"
     for step, group in gone:
         for own, expected in zip(trained_with(group), weighed.decoupled(group, newest=step - 1), strict=True):

@@ -24,7 +24,7 @@ OVERRIDES = (
     "async_dapo.placement=separate",
     f"async_dapo.recorder={RECORDER}",
     f"async_dapo.max_staleness={MAX_STALENESS}",
-    "async_dapo.importance_sampling=balance",  # the weights of each version are kept, to compute by hand with them
+    "async_dapo.importance_sampling=mixture",  # the weights of each version are kept, to compute by hand with them
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so that versions differ by far more than the tolerance
     "actor_rollout_ref.rollout.nnodes=1",
     f"actor_rollout_ref.rollout.n_gpus_per_node={ENGINES}",
@@ -92,7 +92,7 @@ def test_given_a_kill_after_a_checkpoint_when_training_resumes_then_what_was_gen
 
 
 def test_given_tokens_of_any_version_when_that_version_computes_them_then_log_probs_are_the_engines(run, steps):
-    """Each token's version is that of the weights which its engine had: the stamp of every transfer is true."""
+    """Each token's version is that of the weights which its engine had: the proof of every transfer is true."""
     weighed = WeighedRun(run.folder)
     rows = [(note["step"], row) for note in steps for row in weighed.batch(note["step"])[0][:4]]
     assert assert_stamped(weighed, rows) > 10 * TOLERANCE, "versions hardly differ: the test shows nothing"

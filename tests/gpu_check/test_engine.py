@@ -112,6 +112,8 @@ def test_given_cells_then_those_that_fit_are_measured_and_a_line_counts_what_lie
         "inflight": 2,
         "kv_tok": 2 * (100 + 96),
         "tokens_per_s": 256.0,
+        "context_tok": 100,
+        "prefill_s": 0.75,
     }
 
 

@@ -13,10 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.defaults.settings import MEASURED
 from benchmarks.gpu_day import compare, pack, read, run
 from benchmarks.side_by_side.run import SYSTEMS
 from recipe.async_dapo.check import main as check
-from recipe.async_dapo_lab.gpu_check.assets import make_model
+from recipe.async_dapo_lab.gpu_check.assets import LARGE, make_model
+from recipe.async_dapo_lab.gpu_check.speed import LONG_TOK, SHORT_TOK, cells, record_line
+from recipe.async_dapo_lab.plan.costs import ServerConstants, step_cost
+from recipe.async_dapo_lab.plan.hardware import find_accelerator, shape_of
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, run_overrides
 
 from ..support import hanging
@@ -119,19 +123,37 @@ def test_given_a_part_that_hangs_when_run_then_it_ends_at_its_limit_and_the_next
     assert "not done after 1 s" in str(third["ended"])
 
 
+def write_speeds(file: Path, constants: ServerConstants) -> None:
+    """What an engine with an 8B model's sizes would have shown on an H100 if it had these constants."""
+    where = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.85, "longest_context_tok": 4096}
+    cost = step_cost(shape_of(LARGE, name="8B"), find_accelerator("h100"), constants, **where)
+    lines = []
+    for cell in cells(kv_room_tok=cost.kv_room_tok, batches=(1, 8, 32), contexts_tok=(512, 4096)):
+        step_s = cost.base_s + cost.per_request_s * cell.batch + cost.per_kv_token_s * cell.kv_tok
+        prefill_s = cost.prefill_token_s * cell.context_tok + cost.prefill_token2_s * cell.context_tok**2
+        short_s = cell.batch * prefill_s + SHORT_TOK * step_s
+        lines.append(record_line(cell, short_s=short_s, long_s=short_s + (LONG_TOK - SHORT_TOK) * step_s))
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
 def test_given_results_when_read_then_they_are_kept_and_compared(tmp_path, monkeypatch, capsys):
     results = tmp_path / "results"
     results.mkdir()
     (results / "parts.jsonl").write_text('{"part": "partial", "ended": "well", "last_lines": ["much"]}\n')
     rows = [f"{read.OTHER!r},4.0".replace("'", '"'), "partial,3.0", "partial,2.0"]
     (results / "runs.csv").write_text("\n".join(["system,step_s", *rows]) + "\n")
-    cells = [{"inflight": b, "kv_tok": 100 * b, "tokens_per_s": b / (0.005 + 1e-4 * b)} for b in (1, 8, 64)]
-    (results / "calibration.jsonl").write_text("".join(f"{json.dumps(cell)}\n" for cell in cells))
+    assumed = ServerConstants(
+        bandwidth_share=0.6, step_overhead_ms=2.0, request_overhead_ms=0.03, prefill_flop_share=0.4
+    )
+    write_speeds(results / "calibration.jsonl", assumed)
     monkeypatch.setattr(sys, "argv", ["read", str(results), "--assets", str(tmp_path / "assets")])
     read.main()
     said = capsys.readouterr().out
-    assert re.search(r"partial +2\.5 +0\.625", said) and "much" not in said and "a step 5.0" in said
-    assert {file.name for file in (tmp_path / "assets").iterdir()} == {file.name for file in results.iterdir()}
+    assert re.search(r"partial +2\.5 +0\.625", said) and "much" not in said
+    kept = {file.name for file in results.iterdir()} | {MEASURED.name}
+    assert {file.name for file in (tmp_path / "assets").iterdir()} == kept
+    found = json.loads((tmp_path / "assets" / MEASURED.name).read_text())
+    assert found == pytest.approx({name: getattr(assumed, name) for name in found}, rel=0.02) and len(found) == 4
 
 
 OF_THIS_RECIPE = [(name, "0.6b") for name, row in SYSTEMS.items() if row.strategy and not row.own]

@@ -71,9 +71,9 @@ def test_given_a_scenario_then_every_strategy_rule_and_concurrency_has_a_row(pla
     bypass = next(row for row in document["rows"] if row["system"] == "partial first_completed auto, bypass")
     usual = next(row for row in document["rows"] if row["system"] == "partial first_completed auto")
     assert bypass["log_prob_s"] == 0 < usual["log_prob_s"] and bypass["rollout_s"] == usual["rollout_s"]
-    balance = next(row for row in document["rows"] if row["system"] == "partial first_completed auto, balance")
-    assert balance["log_prob_s"] > usual["log_prob_s"] and balance["rollout_s"] == usual["rollout_s"]
-    assert not any(correction in document["recommended"]["system"] for correction in ("bypass", "balance"))
+    mixture = next(row for row in document["rows"] if row["system"] == "partial first_completed auto, mixture")
+    assert mixture["log_prob_s"] > usual["log_prob_s"] and mixture["rollout_s"] == usual["rollout_s"]
+    assert not any(correction in document["recommended"]["system"] for correction in ("bypass", "mixture"))
     assert [row["system"] for row in document["rows"]][:2] == ["verl sync", "verl colocate_async"]
     assert "slower rows are not shown: --all" in printed and "verl sync" in printed
     assert document["rows"][0]["speed_up"] == 1 and document["inputs"]["train_batch_size"] == 8

@@ -15,13 +15,13 @@ from ..support.plan_settings import simulate, small_scenario
 POOL = {"rollout_strategy": "partial", "max_partial_share": 0.5}
 SEAMS = [
     (round.Round, "take"),
-    (round.Round, "end_trajectory"),
+    (round.Round, "note"),
     (round.Round, "report"),
     (round.Round, "close"),
     (leases.LeaseTable, "request"),
     (leases.LeaseTable, "release"),
     (concurrency.ConcurrencyController, "end_round"),
-    (over_sampling.RoundSize, "decide"),
+    (over_sampling.RoundSize, "most_unfinished"),
     (pool.PromptPool, "dispatch"),
     (pool.PromptPool, "settle"),
     (pool.PromptPool, "check_ledger"),

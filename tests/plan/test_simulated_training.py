@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.core.pool import Dispatch, PromptPool
+from recipe.async_dapo.core.pool import PromptPool
+from recipe.async_dapo.core.trajectory import Attachment
 from recipe.async_dapo_lab.plan.costs import ServerConstants
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
@@ -104,14 +105,15 @@ def test_given_retired_groups_then_their_prompts_and_no_others_are_answered_anew
     def answer_anew(self: Workload, answers: Answers) -> None:
         answered.append(f"prompt-{answers.number}")
 
-    def dispatch(self: PromptPool, step: int) -> Dispatch:
-        dispatched = unspied(self, step)
-        again = [group for group in dispatched.groups if group.uid.startswith("retry") and group.drawn_at_step == step]
+    def retire(self: PromptPool, step: int) -> tuple[list[str], list[Attachment]]:
+        given_up = unspied(self, step)
+        again = [group for group in self.state().waiting if group.drawn_at_step == step]
+        assert all(group.uid.startswith("retry") for group in again)
         retired.extend(group.key for group in again)
-        return dispatched
+        return given_up
 
-    unspied = PromptPool.dispatch
-    monkeypatch.setattr(PromptPool, "dispatch", dispatch)
+    unspied = PromptPool.retire
+    monkeypatch.setattr(PromptPool, "retire", retire)
     monkeypatch.setattr(Workload, "answer_anew", answer_anew)
     measures = [run.step() for _ in range(6)]
     assert sum(step.retired_groups for step in measures) == len(retired) > 0

@@ -41,7 +41,7 @@ async def generate(balancer: ActorHandle, name: str) -> Turn:
     requests = EngineRequests(balancer, cleanup_timeout_s=PATIENCE_S)
     params = {"max_tokens": 10_000, "logprobs": True}
     while turn.finish_reason is None:
-        turn.finish_reason = await requests.advance(turn, name, [7, *turn.raw_response_ids], params, {})
+        await requests.advance(turn, name, [7, *turn.raw_response_ids], params, {})
     return turn
 
 
@@ -53,7 +53,7 @@ def test_given_4096_waiters_when_a_lease_is_released_then_the_release_is_not_beh
         waiters = [asyncio.ensure_future(resolve(balancer.lease.remote("request", f"lease-{k}"))) for k in range(MANY)]
 
         async def all_wait() -> bool:
-            return (await balancer.get_status.remote())["waiting"] == MANY
+            return (await balancer.get_status.remote())["queued"] == MANY
 
         await eventually(all_wait)
         await balancer.give_back.remote([Returned(lease_id="holder")])

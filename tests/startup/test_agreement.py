@@ -79,7 +79,7 @@ def step(run, monkeypatch, caplog):
     return score
 
 
-MODES = ("none", "decoupled", "balance", "bypass")
+MODES = ("none", "decoupled", "mixture", "bypass")
 STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
 
 

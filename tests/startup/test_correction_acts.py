@@ -104,7 +104,7 @@ def loss(run, monkeypatch):
         trainer.config, trainer.global_steps, trainer.tokenizer = config, 1, None
         trainer.replay_buffer = SimpleNamespace(recorder=SimpleNamespace(batch_scored=lambda *_: None))
         trainer._has_judged_engines = True
-        trainer._balance = Mixture() if options.importance_sampling is ImportanceSampling.BALANCE else None
+        trainer._mixture = Mixture() if options.importance_sampling is ImportanceSampling.MIXTURE else None
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there
             trainer._compute_old_log_prob(batch, {})
         advantage(trainer, batch, {} if metrics is None else metrics)
@@ -140,7 +140,7 @@ CORRECTION = "algorithm.rollout_correction."
 NONE = "async_dapo.importance_sampling=none"
 BYPASS = "async_dapo.importance_sampling=bypass"
 DECOUPLED = "async_dapo.importance_sampling=decoupled"
-BALANCE = "async_dapo.importance_sampling=balance"
+MIXTURE = "async_dapo.importance_sampling=mixture"
 SEQUENCE_MASK = "rollout_rs=seq_mean_k1 rollout_rs_threshold=0.3_1.1"
 OPTIONS = {
     BYPASS: [
@@ -158,7 +158,7 @@ OPTIONS = {
         "rollout_is_batch_normalize=True",
         SEQUENCE_MASK,
     ],
-    BALANCE: ["", "rollout_is_threshold=1.1", "rollout_is=sequence", "rollout_is_batch_normalize=True", SEQUENCE_MASK],
+    MIXTURE: ["", "rollout_is_threshold=1.1", "rollout_is=sequence", "rollout_is_batch_normalize=True", SEQUENCE_MASK],
 }
 
 
@@ -167,7 +167,7 @@ def test_every_option_changes_the_loss_of_its_mode(loss) -> None:
         mode: {more: loss(mode, *(f"{CORRECTION}{option}" for option in more.split())) for more in options}
         for mode, options in OPTIONS.items()
     }
-    losses[BALANCE]["decoupled"] = losses[DECOUPLED][""]
+    losses[MIXTURE]["decoupled"] = losses[DECOUPLED][""]
     without = loss(NONE)
     for mode, of_mode in losses.items():
         for (first, one), (second, other) in itertools.combinations([("none", without), *of_mode.items()], 2):
@@ -187,11 +187,11 @@ def ratio_to_mixture(i: int, t: int) -> float:
     [
         (NONE, current_minus_proximal, lambda i, t: 1.0),
         (DECOUPLED, current_minus_proximal, lambda i, t: min(ratio(i, t), 2.0)),
-        (BALANCE, current_minus_proximal, lambda i, t: min(ratio_to_mixture(i, t), 2.0)),
+        (MIXTURE, current_minus_proximal, lambda i, t: min(ratio_to_mixture(i, t), 2.0)),
         # CoPRIS (arXiv:2511.05589), eq. 8: the whole ratio to the behaviour policy is clipped.
         (BYPASS, lambda i, t: proximal_minus_behaviour(i, t) + current_minus_proximal(i, t), lambda i, t: 1.0),
     ],
-    ids=["none", "decoupled", "balance", "bypass"],
+    ids=["none", "decoupled", "mixture", "bypass"],
 )
 def test_a_mode_s_loss_is_ppo_s_on_its_ratio_times_its_truncated_weight(loss, mode, log_ratio, weight) -> None:
     assert loss(mode) == pytest.approx(expected(log_ratio, weight), rel=1e-5)
@@ -216,7 +216,7 @@ def test_rejected_tokens_leave_the_number_that_the_loss_is_divided_by_as_well_as
     assert loss(*band) == pytest.approx(over_all * sum(RESPONSE_LENS) / kept, rel=1e-5)
 
 
-@pytest.mark.parametrize("mode", [NONE, DECOUPLED, BALANCE])
+@pytest.mark.parametrize("mode", [NONE, DECOUPLED, MIXTURE])
 def test_a_batch_whose_every_token_is_masked_is_counted_and_the_run_goes_on(loss, mode: str) -> None:
     masked = nested([torch.zeros(length, dtype=torch.int64) for length in RESPONSE_LENS])
     metrics: dict[str, Any] = {}

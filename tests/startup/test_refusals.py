@@ -57,8 +57,8 @@ algorithm.filter_groups.metric=seq_reward -> algorithm.filter_groups.metric=scor
 algorithm.adv_estimator=opo -> async_dapo.max_staleness=null
 algorithm.use_kl_in_reward=True ref.log_prob_micro_batch_size_per_gpu=8 -> async_dapo.max_staleness=null
 actor.loss_agg_mode=seq-mean-token-sum-norm -> actor.loss_scale_factor=32
-balance async_dapo.max_staleness=null -> async_dapo.max_staleness=4
-balance actor.strategy=fsdp -> decoupled
+mixture async_dapo.max_staleness=null -> async_dapo.max_staleness=4
+mixture actor.strategy=fsdp -> decoupled
 bypass correction.rollout_is=token -> correction.loss_type=reinforce
 bypass actor.policy_loss.loss_mode=gpg -> decoupled
 bypass mask actor.policy_loss.loss_mode=gspo -> actor.policy_loss.loss_mode=vanilla
@@ -69,7 +69,7 @@ correction.bypass_mode=True decoupled -> bypass
 correction.loss_type=reinforce -> correction.loss_type=ppo_clip
 actor.policy_loss.loss_mode=bypass_mode -> bypass
 bypass correction.loss_type=reinforce -> correction.rollout_is=token
-balance correction.rollout_is_threshold=null -> correction.rollout_is_threshold=2.0
+mixture correction.rollout_is_threshold=null -> correction.rollout_is_threshold=2.0
 async_dapo.max_concurrent_prompts=50000 async_dapo.rollout_pool_size=null -> async_dapo.rollout_pool_size=auto
 async_dapo.rollout_pool_size=10000000 -> async_dapo.rollout_pool_size=10
 async_dapo.max_loads_per_server=2016 rollout.max_num_seqs=2000 -> async_dapo.max_loads_per_server=2015
@@ -127,7 +127,7 @@ FULL = {
     "overlong.": "reward.reward_kwargs.overlong_buffer_cfg.",
 }
 SHORT = {
-    **{mode: f"async_dapo.importance_sampling={mode}" for mode in ("none", "bypass", "decoupled", "balance")},
+    **{mode: f"async_dapo.importance_sampling={mode}" for mode in ("none", "bypass", "decoupled", "mixture")},
     "gae": "algorithm.adv_estimator=gae critic.model.path=${actor_rollout_ref.model.path} critic.strategy=fsdp2 "
     "critic.ppo_micro_batch_size_per_gpu=1",
     "megatron": "model_engine=megatron trainer.n_gpus_per_node=2 actor.megatron.tensor_model_parallel_size=2",
@@ -182,6 +182,7 @@ OTHERS = """
 +async_dapo.rollout_n=8 -> : no option of this recipe; set verl's
 +async_dapo.reward.retries=2 -> : unknown option; known:
 async_dapo.reward=null -> async_dapo.reward=None: must hold options
+async_dapo.importance_sampling=balance -> : is called mixture now; set async_dapo.importance_sampling=mixture
 async_dapo.stop_rule=fifoo -> : must be one of first_completed, fifo, drain; did you mean fifo\\?
 async_dapo.rollout_pool_size=much -> : must be a whole number >= 1, or auto, or null
 data.val_max_samples=${nowhere} -> data.val_max_samples=<unreadable>:
@@ -334,6 +335,7 @@ def test_no_set_of_options_ends_in_a_traceback(run, overrides):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 @given(st.lists(ANY, min_size=1, max_size=6))
 @settings(deadline=None, max_examples=2_000)
 def test_no_set_of_options_ends_any_check_in_a_traceback(run, overrides):

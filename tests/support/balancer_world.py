@@ -31,5 +31,5 @@ def acquire(lb: GlobalLoadBalancer, lease_id: str) -> asyncio.Task[Any]:
 async def is_quiet(lb: GlobalLoadBalancer) -> None:
     await settle()
     status = await lb.get_status()
-    assert (status["total_inflight"], status["waiting"]) == (0, 0)
+    assert (status["total_inflight"], status["queued"]) == (0, 0)
     assert not lb._waiters

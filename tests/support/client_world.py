@@ -10,10 +10,9 @@ import pytest
 from verl.workers.rollout.replica import TokenOutput
 
 from benchmarks.support.router import router_options
-from recipe.async_dapo.calls import Recorder, current_recorder
+from recipe.async_dapo.calls import Recorder, TrajectoryInterrupted, current_recorder
 from recipe.async_dapo.core.trajectory import Attachment, Trajectory
 from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
-from recipe.async_dapo.engines.engine_requests import TrajectoryInterrupted
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 
 from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
@@ -61,7 +60,7 @@ class World:
         """Nothing is held, waits or runs any more, and every token that was generated is in the record."""
         await asyncio.sleep(100 + CLEANUP_TIMEOUT_S)
         status = await self.balancer.get_status()
-        assert (status["total_inflight"], status["waiting"]) == (0, 0)
+        assert (status["total_inflight"], status["queued"]) == (0, 0)
         assert all(not server.running for server in self.servers.values())
         generated = [tokens for server in self.servers.values() for tokens in server.generated.values()]
         assert self.trajectory.raw_response_ids == [token for tokens in generated for token in tokens]

@@ -111,7 +111,7 @@ class EmulatedCluster(Cluster):
 
     def check_engines(self) -> None:
         kept = {a.lease_id for group in self.buffer.pool.buffered for a in group.attachments()}
-        assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_waiting
+        assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_queued
 
     def _own_tasks(self) -> set[str]:
         """A kept request is a task of its server, which is in this loop too."""

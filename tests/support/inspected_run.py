@@ -75,7 +75,7 @@ def note(**fields: object) -> None:
 class InspectedTrainer(AsyncDAPOTrainer):
     """Writes down each batch. Where no engine dies: engines and leases after the stop, and log-probs by version.
 
-    With importance_sampling=balance, leaves each policy version's weights, and each batch with those of its tokens,
+    With importance_sampling=mixture, leaves each policy version's weights, and each batch with those of its tokens,
     beside the inspection file; `weights_by_hand.py` reads them.
     """
 
@@ -108,19 +108,19 @@ class InspectedTrainer(AsyncDAPOTrainer):
             "most_running_in_vllm": self._gauge.stop(),
             "running_in_vllm": [_running_requests(address) for address in self.llm_server_manager.get_addresses()],
             "leases_out": status["total_inflight"],
-            "waiting_for_lease": status["waiting"],
+            "queued": status["queued"],
             "buffered": self._describe_buffer(),
             "carried": self.replay_buffer.pool.num_carried,
             "probes": self._probe_unfinished(),
         }
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if self._balance is not None:
+        if self._mixture is not None:
             folder = Path(os.environ["INSPECTION_FILE"]).with_name("weighed")
             self.actor_rollout_wg.save_checkpoint(str(folder / "saving"))
             shutil.copytree(folder / "saving", folder / f"version-{self.global_steps - 1}", dirs_exist_ok=True)
         batch = super()._compute_advantage(batch, metrics)
-        if self._balance is not None:
+        if self._mixture is not None:
             data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(WEIGHED_FIELDS))
             rows = [{name: data[name][row] for name in WEIGHED_FIELDS} for row in range(len(batch))]
             torch.save(

@@ -8,7 +8,7 @@ from random import Random
 
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo.core.over_sampling import OverSampling
-from recipe.async_dapo.core.pool import Dispatch, PromptPool, Settlement
+from recipe.async_dapo.core.pool import PromptPool
 from recipe.async_dapo.core.round import Round, RoundSpec, RoundSummary
 from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.staleness import StalenessLimit
@@ -90,14 +90,16 @@ class Run:
         self.pool.add_drawn(groups[:count], groups[count:])
         return [group.uid for group in groups[:count]]
 
-    def one_step(self) -> Settlement:
+    def one_step(self) -> None:
         self.step += 1
-        again_before = self.again
-        dispatch = self.pool.dispatch(self.step)
-        fresh = self.draw(missing) if (missing := self.pool.missing_for_round()) else []
-        dispatch = dispatch.extended(self.pool.dispatch(self.step))
-        self.check_dispatch(dispatch, fresh, again_before)
-        self.ended.update(dispatch.retired_uids)
+        again_before, tok = self.again, self.tokens_held()
+        retired_uids, _ = self.pool.retire(self.step)
+        fresh = self.draw(missing) if (missing := self.pool.missing_for_round(self.step)) else []
+        groups = self.pool.dispatch()
+        must_finish = self.pool.must_finish(self.step)
+        self.check_dispatch(groups, retired_uids, must_finish, fresh, again_before)
+        retired_tok = tok - self.tokens_held() - sum(group.generated_tok for group in groups)
+        self.ended.update(retired_uids)
         carried = self.pool.carried_uids
         opened = Round(
             RoundSpec(
@@ -107,32 +109,36 @@ class Run:
                 carried_valid_groups=len(carried),
                 drains=self.stop_rule is StopRuleName.DRAIN,
                 draws_again=self.draws_again,
-                must_finish=dispatch.must_finish,
+                must_finish=must_finish,
             )
         )
-        summary, unfinished = self.roll_out(opened, dispatch)
+        resumed = {group.uid for group in groups if group.age}
+        summary, unfinished = self.roll_out(opened, groups)
         lost = set(summary.taken_unreported) - {group.uid for group in unfinished}
-        gone = [group for group in dispatch.groups if group.uid in lost] + (
-            unfinished if not self.strategy_keeps else []
-        )
+        gone = [group for group in groups if group.uid in lost] + (unfinished if not self.strategy_keeps else [])
         gone_tok = sum(group.generated_tok for group in gone)
-        settlement = self.pool.settle(summary, unfinished)
-        redrawn_tok = sum(sum(o.response_lens_tok) for o in summary.outcomes if o.verdict is Verdict.REDRAWN)
-        assert settlement.discarded_tok == redrawn_tok + gone_tok
-        self.check_settlement(settlement, summary, unfinished)
-        return settlement
+        summary = self.pool.settle(summary, unfinished)
+        redrawn_tok = sum(sum(o.response_lens_tok) for o in summary.ended(Verdict.REDRAWN))
+        assert summary.discarded_tok == redrawn_tok + gone_tok + retired_tok
+        assert summary.resumed == len(resumed.intersection(summary.start_order))
+        self.check_settlement(summary, unfinished)
 
-    def roll_out(self, opened: Round, dispatch: Dispatch) -> tuple[RoundSummary, list[PromptGroup]]:
-        groups = {group.uid: group for group in dispatch.groups}
+    def tokens_held(self) -> int:
+        """Of unfinished and of valid groups."""
+        kept, valid = self.pool.buffered, self.pool.carried_uids
+        return sum(group.generated_tok for group in kept) + sum(self.valid_tok[uid] for uid in valid)
+
+    def roll_out(self, opened: Round, dispatched: list[PromptGroup]) -> tuple[RoundSummary, list[PromptGroup]]:
+        groups = {group.uid: group for group in dispatched}
         opened.add_groups([WaitingGroup(prompt_uid=uid, unfinished=len(one.unfinished)) for uid, one in groups.items()])
         running: dict[str, PromptGroup] = {}
         set_aside: list[PromptGroup] = []
         while not opened.is_stopped:
             if opened.wants_prompts:
                 self.draw(self.over_sampling)
-                more = self.pool.dispatch(self.step)
-                groups |= {group.uid: group for group in more.groups}
-                opened.add_groups([WaitingGroup(prompt_uid=group.uid, unfinished=N) for group in more.groups])
+                more = {group.uid: group for group in self.pool.dispatch()}
+                groups |= more
+                opened.add_groups([WaitingGroup(prompt_uid=uid, unfinished=N) for uid in more])
             if (uid := opened.take(0)) is not None:
                 running[uid] = pickle.loads(pickle.dumps(groups[uid]))
                 assert running[uid].unfinished, "a finished group was started again"
@@ -170,43 +176,49 @@ class Run:
             )
         )
 
-    def check_dispatch(self, dispatch: Dispatch, fresh: list[str], again_before: int) -> None:
-        uids = [group.uid for group in dispatch.groups]
+    def check_dispatch(
+        self,
+        groups: list[PromptGroup],
+        retired_uids: list[str],
+        must_finish: frozenset[str],
+        fresh: list[str],
+        again_before: int,
+    ) -> None:
+        uids = [group.uid for group in groups]
         assert len(set(uids)) == len(uids) and not self.ended & set(uids), "a group that had ended was started"
-        resumed = dispatch.groups[: dispatch.resumed]
+        resumed = [group for group in groups if group.age]
         order = [(group.age, group.generated_tok) for group in resumed]
         assert order == sorted(order, reverse=True), "not the oldest first, and of these the longest"
+        assert groups[: len(resumed)] == resumed
         for group in resumed:
             assert (group.age, group.generated_tok) == self.kept.pop(group.uid)
-        assert set(self.kept) <= set(dispatch.retired_uids), "kept tokens vanished"
-        retired_tok = [self.kept[uid][1] if uid in self.kept else self.valid_tok[uid] for uid in dispatch.retired_uids]
-        assert dispatch.retired_tok == sum(retired_tok)
-        assert all(group.generated_tok == 0 and group.age == 0 for group in dispatch.groups[dispatch.resumed :])
+        assert set(self.kept) <= set(retired_uids), "kept tokens vanished"
+        assert all(group.generated_tok == 0 and group.age == 0 for group in groups[len(resumed) :])
         replaced = [f"again-{k}" for k in range(again_before + 1, self.again + 1)]
-        again = {group.uid: group.prompt for group in dispatch.groups if group.uid in replaced}
-        assert [again[uid] for uid in replaced] == [self.prompts[uid] for uid in dispatch.retired_uids]
+        again = {group.uid: group.prompt for group in groups if group.uid in replaced}
+        assert [again[uid] for uid in replaced] == [self.prompts[uid] for uid in retired_uids]
         self.prompts |= again
         places = {uid: place for place, uid in enumerate(self.queue)}
-        places |= {new: places.get(old, -1) for old, new in zip(dispatch.retired_uids, replaced, strict=True)}
+        places |= {new: places.get(old, -1) for old, new in zip(retired_uids, replaced, strict=True)}
         waited = sorted([*replaced, *self.expected_start], key=lambda uid: places.get(uid, len(places)))
         back = [uid for uid, step in self.due.items() if step == self.step]
         self.due = {uid: step for uid, step in self.due.items() if step > self.step}
         expected = [*waited, *back, *fresh]
-        assert uids[dispatch.resumed :] == expected, "not first come, first served, or a deferred prompt is not back"
+        assert uids[len(resumed) :] == expected, "not first come, first served, or a deferred prompt is not back"
         limit = StalenessLimit(max_staleness=self.max_staleness)
         for group in resumed:
             oldest = min(group.versions(), default=None)
-            assert (group.uid in dispatch.must_finish) == limit.must_finish(oldest, self.step)
+            assert (group.uid in must_finish) == limit.must_finish(oldest, self.step)
             assert not limit.is_too_stale(max(group.versions(), default=None), self.step)
 
-    def check_settlement(self, settlement: Settlement, summary: RoundSummary, unfinished: list[PromptGroup]) -> None:
-        assert len(settlement.trained_uids) == self.target
-        assert not self.ended & set(settlement.trained_uids), "a group was trained twice"
+    def check_settlement(self, summary: RoundSummary, unfinished: list[PromptGroup]) -> None:
+        assert len(summary.trained_uids) == self.target
+        assert not self.ended & set(summary.trained_uids), "a group was trained twice"
         gone = {o.prompt_uid for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.FAILED)}
-        self.ended |= gone | set(settlement.trained_uids)
+        self.ended |= gone | set(summary.trained_uids)
         valid = [o for o in summary.outcomes if o.verdict is Verdict.VALID]
         self.valid_tok |= {o.prompt_uid: sum(o.response_lens_tok) for o in valid}
-        self.trained += settlement.trained_uids
+        self.trained += summary.trained_uids
         ledger = self.pool.check_ledger()
         assert ledger["drawn"] == self.drawn + self.again
         assert ledger["trained"] == self.target * self.step
@@ -217,18 +229,17 @@ class Run:
             for uid, group in given_back.items()
             if self.strategy_keeps and group.has_started
         }
-        redrawn = {o.prompt_uid for o in summary.outcomes if o.verdict is Verdict.REDRAWN}
-        assert set(settlement.redrawn_uids) == redrawn
+        redrawn = [outcome.prompt_uid for outcome in summary.ended(Verdict.REDRAWN)]
         if self.draws_again:
             assert not self.pool.num_carried, "a group was kept for being short"
         requeued = [uid for uid in summary.start_order if uid in given_back and uid not in self.kept]
         buffered_again = {group.uid for group in self.pool.buffered} - self.kept.keys()  # resumed, then not started
         self.kept |= {g.uid: (g.age, g.generated_tok) for g in self.pool.buffered if g.uid in buffered_again}
         lost = set(summary.taken_unreported) - given_back.keys()
-        assert settlement.lost_reports == len(lost)
-        assert settlement.requeued == len(requeued) + len(lost)
+        assert summary.lost_reports == len(lost)
+        assert summary.requeued == len(requeued) + len(lost)
         never = set(summary.never_started) - buffered_again
-        back = {*requeued, *settlement.redrawn_uids, *lost, *never}
+        back = {*requeued, *redrawn, *lost, *never}
         self.expected_start = [uid for uid in self.queue if uid in back]
 
     def check_each_is_in_one_term(self, ledger: dict[str, int]) -> None:

@@ -11,7 +11,7 @@ from benchmarks.support.router import router_options
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines import load_balancer
-from recipe.async_dapo.engines.engine_requests import EngineRequests, TrajectoryInterrupted
+from recipe.async_dapo.engines.engine_requests import EngineRequests
 from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo.separate.rolling_update import Phase
 
@@ -130,16 +130,10 @@ class RollingWorld:
         prompt = [number]
         turn = Turn(prompt_digest=b"", prompt_len_tok=1)
         while turn.finish_reason is None:
-            try:
-                turn.finish_reason = await self.requests.advance(
-                    turn,
-                    f"trajectory-{number}",
-                    prompt + turn.raw_response_ids,
-                    {"max_tokens": length_tok - turn.generated_tok, "logprobs": True},
-                    {},
-                )
-            except TrajectoryInterrupted:  # as in the next round
-                await asyncio.sleep(1.0)
+            params = {"max_tokens": length_tok - turn.generated_tok, "logprobs": True}
+            context = prompt + turn.raw_response_ids
+            if not await self.requests.advance(turn, f"trajectory-{number}", context, params, {}):
+                await asyncio.sleep(1.0)  # until the next round
                 continue
             if turn.generated_tok and turn.finish_reason is None and self.strategy is RolloutStrategy.CONSISTENT:
                 turn.segments = []
@@ -158,7 +152,7 @@ class RollingWorld:
             out = [name for name in placed if self.phase(name) is not Phase.SERVING]
             self.most_out = max(self.most_out, len(out))
             for name, server in placed.items():
-                assert not (table.num_waiting and server.has_place), f"{name} has a place, and requests wait"
+                assert not (table.num_queued and server.has_place), f"{name} has a place, and requests wait"
 
     async def is_well(self, newest: int) -> None:
         """Everything has ended, and all engines that are left serve under the newest weights."""
@@ -173,7 +167,7 @@ class RollingWorld:
             assert not server.is_stopped and server._decodes.is_set() and not server._paused.is_set()
             assert not self.balancer._table._by_load.servers[name].is_closed
         status = await self.balancer.get_status()
-        assert (status["total_inflight"], status["waiting"]) == (0, 0)
+        assert (status["total_inflight"], status["queued"]) == (0, 0)
         assert not self.balancer._running
         assert self.coordinator.versions[-1] == (newest, newest)
         await settle()

@@ -11,11 +11,12 @@ from recipe.async_dapo.calls import Recorder, append_tokens, current_recorder
 from recipe.async_dapo.core.ledger import Ledger
 from recipe.async_dapo.core.outcome import GroupOutcome
 from recipe.async_dapo.core.pool import PoolState
-from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
+from recipe.async_dapo.core.round import GroupEvent
+from recipe.async_dapo.core.trajectory import Attachment, PromptGroup, Trajectory
 from recipe.async_dapo.option_values import OnRewardError
 from recipe.async_dapo.rollout.agent_loops import KeptLoops
 from recipe.async_dapo.rollout.call_runner import CallRunner
-from recipe.async_dapo.rollout.group_rollout import GroupRollout, Listeners
+from recipe.async_dapo.rollout.group_rollout import GroupRollout
 from recipe.async_dapo.rollout.reward import RewardScorer
 from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
 
@@ -103,7 +104,8 @@ def rollout(
     is_filtered: bool = True,
     keeps_failures: bool = False,
     kept: KeptLoops | None = None,
-    **listeners: Any,
+    tell: Callable[[str, GroupEvent], None] = lambda uid, event: None,
+    abandon: Callable[[list[Attachment]], None] = lambda attachments: None,
 ) -> GroupRollout:
     reward = reward_options(on_error=on_error)
     options: Any = SimpleNamespace(
@@ -121,5 +123,6 @@ def rollout(
         kept=kept or KeptLoops(),
         options=options,
         validates=keeps_failures,
-        listeners=Listeners(**listeners),
+        tell=tell,
+        abandon=abandon,
     )

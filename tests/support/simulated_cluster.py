@@ -21,9 +21,9 @@ from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, make_group
+from recipe.async_dapo.rollout.reports import RoundRecord
 from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 from recipe.async_dapo.training.engine_manager import EngineManager
-from recipe.async_dapo.training.metrics import RoundRecord
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
 from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
@@ -166,7 +166,7 @@ class Cluster:
     def check_engines(self) -> None:
         attachments = [a for group in self.buffer.pool.buffered for a in group.attachments()]
         kept = {a.lease_id for a in attachments if a.server_id in self.balancer._table.inflight}  # no server has died
-        assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_waiting
+        assert self.balancer._table.held_lease_ids == kept and not self.balancer._table.num_queued
         alive = [handle.target for handle in self.server_handles if not handle.is_dead]
         held = {request_id for server in alive for request_id in (*server.running, *server.ended)}
         assert held == kept and (self.options.keeps_kv or not kept)

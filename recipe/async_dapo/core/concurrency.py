@@ -16,6 +16,8 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from .summed import Summed
+
 MOST_SAMPLES = 256  # of a round and an engine
 
 FIRST_SHARE, LEAST_SHARE, MOST_SHARE = 0.85, 0.25, 0.9
@@ -94,7 +96,7 @@ class LoadSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSums:
+class StepSums(Summed):
     """Sums over an engine's steps in which something ran.
 
     A step that runs b requests takes about a + c b seconds: to read the weights, and what every request adds.
@@ -105,9 +107,6 @@ class StepSums:
     requests2: int = 0  # of their squares
     seconds: float = 0.0
     request_s: float = 0.0  # requests times seconds
-
-    def __add__(self, other: "StepSums") -> "StepSums":
-        return StepSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def __sub__(self, other: "StepSums") -> "StepSums":
         return StepSums(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
@@ -126,8 +125,11 @@ class StepSums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
+class EngineLoad(Summed):
     """What a server says of its engine since it was last opened, all data-parallel ranks together."""
+
+    LATEST = ("kv_room_tok", "max_num_seqs", "samples")
+    LARGEST = ("kv_peak",)
 
     kv_room_tok: int
     max_num_seqs: int  # requests that run at once

@@ -6,10 +6,12 @@ has neither was under way when its process ended: whether it happened is unknown
 """
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
+
+from .summed import Summed
 
 
 class WhenUnknown(StrEnum):
@@ -44,7 +46,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class CallCounts:
+class CallCounts(Summed):
     """What has become of a round's calls, and of the loops that made them [count]."""
 
     made: int = 0
@@ -55,10 +57,6 @@ class CallCounts:
     kept_loops: int = 0  # agent loops that rest in their workers over the stop
     answered: int = 0  # of tools and other services; without rewards and what the record answers
     failed: int = 0  # of these: raised, or took too long
-
-    @classmethod
-    def total(cls, parts: Iterable["CallCounts"]) -> "CallCounts":
-        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
 def call_digest(context: Iterable[bytes], arguments: bytes) -> str:

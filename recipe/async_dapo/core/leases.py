@@ -175,7 +175,7 @@ class LeaseTable:
         self._pool_size = pool_size
         self._by_load = ServersByLoad()
         self._held: dict[str, str] = {}  # lease_id -> server_id
-        self._waiting: OrderedDict[str, _Request] = OrderedDict()
+        self._queued: OrderedDict[str, _Request] = OrderedDict()
         self._overtaken = RecentDict[str, None](remembered)
         self._sticky = RecentDict[str, str](remembered)
         self._siblings_at = RecentDict[str, str](remembered)  # group -> server
@@ -211,21 +211,21 @@ class LeaseTable:
         return self._held.keys()
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    def num_queued(self) -> int:
+        return len(self._queued)
 
     def server_of(self, lease_id: str) -> str | None:
         """The server a lease is held on."""
         return self._held.get(lease_id)
 
-    def is_waiting(self, lease_id: str) -> bool:
-        return lease_id in self._waiting
+    def is_queued(self, lease_id: str) -> bool:
+        return lease_id in self._queued
 
     def add_servers(self, server_ids: Iterable[str], *, is_closed: bool = False) -> list[Grant]:
         for server_id in server_ids:
             if server_id not in self._by_load.servers:
                 self._by_load.add(server_id, Server(places=self._max_per_server, is_closed=is_closed))
-        return self._grant_waiting()
+        return self._grant_queued()
 
     def remove_servers(self, server_ids: Iterable[str]) -> list[Grant]:
         """Forget servers and the leases on them: their holders will fail, and their later release is void."""
@@ -233,7 +233,7 @@ class LeaseTable:
             server = self._by_load.remove(server_id)
             for lease_id in server.leases if server is not None else ():
                 del self._held[lease_id]
-        return self._grant_waiting()
+        return self._grant_queued()
 
     def close(self, server_id: str) -> None:
         """It gets no further request until it is reopened; leases on it stay."""
@@ -242,7 +242,7 @@ class LeaseTable:
     def reopen(self, server_id: str) -> list[Grant]:
         self._by_load.servers[server_id].is_closed = False
         self._by_load.note(server_id)
-        return self._grant_waiting()
+        return self._grant_queued()
 
     def set_places(self, places: Mapping[str, int], weights: Mapping[str, float]) -> list[Grant]:
         """Size servers anew; a lease that is out stays, on a server with fewer places too.
@@ -256,7 +256,7 @@ class LeaseTable:
                 server.places = max(1, min(count, self._max_per_server))
                 server.weight = weights.get(server_id, server.weight)
                 self._by_load.note(server_id)
-        return self._grant_waiting()
+        return self._grant_queued()
 
     def request(
         self,
@@ -275,27 +275,27 @@ class LeaseTable:
             kv_tok: KV cache that the request is expected to need [tokens, > 0]; 1 for all = requests are counted.
             group: prefers the server that the group used last, while that is not too full.
         """
-        assert lease_id not in self._held and lease_id not in self._waiting, f"lease {lease_id} requested twice"
+        assert lease_id not in self._held and lease_id not in self._queued, f"lease {lease_id} requested twice"
         if lease_id in self._overtaken:
             del self._overtaken[lease_id]
             return []
-        self._waiting[lease_id] = _Request(sticky_key, prefix_tok, kv_tok, group)
-        return self._grant_waiting()
+        self._queued[lease_id] = _Request(sticky_key, prefix_tok, kv_tok, group)
+        return self._grant_queued()
 
     def release(self, lease_id: str) -> list[Grant]:
         server_id = self._held.pop(lease_id, None)
         if server_id is not None:
             self._by_load.vacate(server_id, lease_id)
-        elif lease_id in self._waiting:
-            del self._waiting[lease_id]
+        elif lease_id in self._queued:
+            del self._queued[lease_id]
         else:
             self._overtaken[lease_id] = None
-        return self._grant_waiting()
+        return self._grant_queued()
 
-    def withdraw_waiting(self) -> list[str]:
-        """Void every waiting request. Returns their lease ids in order."""
-        lease_ids = list(self._waiting)
-        self._waiting.clear()
+    def withdraw_queued(self) -> list[str]:
+        """Void every queued request. Returns their lease ids in order."""
+        lease_ids = list(self._queued)
+        self._queued.clear()
         return lease_ids
 
     def forget_sticky_keys(self) -> int:
@@ -303,16 +303,16 @@ class LeaseTable:
         self._sticky.clear()
         return count
 
-    def _grant_waiting(self) -> list[Grant]:
+    def _grant_queued(self) -> list[Grant]:
         grants = []
-        while self._waiting and (self._pool_size is None or len(self._held) < self._pool_size):
-            lease_id, request = next(iter(self._waiting.items()))
+        while self._queued and (self._pool_size is None or len(self._held) < self._pool_size):
+            lease_id, request = next(iter(self._queued.items()))
             last_id = None if request.sticky_key is None else self._sticky.get(request.sticky_key)
             siblings_id = None if request.group is None else self._siblings_at.get(request.group)
             server_id = self._by_load.choose(request, last_id, siblings_id)
             if server_id is None:
                 break
-            del self._waiting[lease_id]
+            del self._queued[lease_id]
             self._by_load.occupy(server_id, lease_id, request.kv_tok)
             self._held[lease_id] = server_id
             if request.sticky_key is not None:

@@ -39,7 +39,7 @@ def why_two_passes(
         "algorithm.use_kl_in_reward=True puts log-probs into the rewards": kl_in_reward,
         "the model is trained with dropout": has_dropout,
         "the update that computes them itself was tried with FSDP alone": not is_fsdp,
-        "async_dapo.importance_sampling=balance compares the members of a group": correction == "balance",
+        "async_dapo.importance_sampling=mixture compares the members of a group": correction == "mixture",
         f"{option}={weights} multiplies the ratios of a trajectory": weighs and weights not in (None, "token"),
         f"{option}_threshold={threshold} is a band": weighs and "_" in str(threshold),
         f"{option}_batch_normalize=True needs the mean of all weights": weighs and normalizes,

@@ -10,9 +10,9 @@ had in the queue, whether it had started and however far it had come: no prompt 
 wait until their step.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from .ledger import Ledger, LedgerError
 from .outcome import GroupOutcome, Verdict
@@ -47,56 +47,6 @@ class CarriedGroup:
     @property
     def uid(self) -> str:
         return self.group.uid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatch:
-    """Groups to run in a round, in order of start."""
-
-    groups: list[PromptGroup] = field(default_factory=list)
-    must_finish: frozenset[str] = frozenset()  # would be too stale in the next step
-    retired_uids: tuple[str, ...] = ()
-    retired_tok: int = 0
-    retired_attachments: tuple[Attachment, ...] = ()  # to be taken out of their engines
-    lost_loops: int = 0  # agent loops of retired groups that could not go on
-    resumed: int = 0
-
-    def extended(self, later: "Dispatch") -> "Dispatch":
-        """This and a later dispatch of the same round as one."""
-        return Dispatch(
-            groups=[*self.groups, *later.groups],
-            must_finish=self.must_finish | later.must_finish,
-            retired_uids=self.retired_uids + later.retired_uids,
-            retired_tok=self.retired_tok + later.retired_tok,
-            retired_attachments=self.retired_attachments + later.retired_attachments,
-            lost_loops=self.lost_loops + later.lost_loops,
-            resumed=self.resumed + later.resumed,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
-    """What a round came to. Counts are groups unless the name says otherwise."""
-
-    trained_uids: tuple[str, ...] = ()  # exactly B, if any
-    filtered: int
-    failed: dict[str, int]  # reason -> groups
-    requeued: int = 0
-    redrawn_uids: tuple[str, ...] = ()  # complete, and queued again from the start; not among `requeued`
-    discarded_tok: int = 0
-    lost_reports: int = 0  # groups a worker neither finished nor gave back; re-queued
-
-    def __add__(self, later: "Settlement") -> "Settlement":
-        """This and a later one as one."""
-        return Settlement(
-            trained_uids=self.trained_uids + later.trained_uids,
-            filtered=self.filtered + later.filtered,
-            failed=dict(Counter(self.failed) + Counter(later.failed)),
-            requeued=self.requeued + later.requeued,
-            redrawn_uids=self.redrawn_uids + later.redrawn_uids,
-            discarded_tok=self.discarded_tok + later.discarded_tok,
-            lost_reports=self.lost_reports + later.lost_reports,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +129,7 @@ class _DeferredPrompts:
 
 def training_order(summary: RoundSummary, stop_rule: StopRuleName) -> list[GroupOutcome]:
     """The valid groups of a round, those to be trained on first in front."""
-    valid = [outcome for outcome in summary.outcomes if outcome.verdict is Verdict.VALID]
+    valid = summary.ended(Verdict.VALID)
     if stop_rule is not StopRuleName.FIRST_COMPLETED:
         position = {uid: i for i, uid in enumerate(summary.start_order)}
         valid.sort(key=lambda outcome: position[outcome.prompt_uid])
@@ -218,6 +168,7 @@ class PromptPool:
         self._carried = _CarriedGroups()
         self._in_round: dict[str, PromptGroup] = {}
         self._places: dict[str, int] = {}  # uid -> where it was among the groups of the last round
+        self._retired_tok = self._lost_loops = 0  # since a round was settled
         self.ledger = Ledger()
 
     @property
@@ -251,8 +202,9 @@ class PromptPool:
         certain = sum(group.is_certain for group in unfinished)
         return AtHand(certain=len(self._carried) + certain, open=len(unfinished) - certain)
 
-    def missing_for_round(self) -> int:
-        """Prompts to draw before a round opens [groups]."""
+    def missing_for_round(self, step: int) -> int:
+        """Take in the deferred prompts whose step has come. Returns how many to draw before a round opens [groups]."""
+        self._waiting.extend(self._deferred.take_due(step))
         return self._over_sampling.missing(self.at_hand)
 
     def add_drawn(self, groups: Sequence[PromptGroup], deferred: Sequence[PromptGroup] = ()) -> None:
@@ -265,83 +217,64 @@ class PromptPool:
         """Of a group that is in the round."""
         return self._in_round[uid].key
 
-    def dispatch(self, step: int, *, goes_on: bool = False) -> Dispatch:
-        """All groups at hand in order of start: resumed ones first, oldest and then longest, then waiting ones.
-
-        Args:
-            goes_on: the round is open, and will hand over what is carried: nothing is retired.
-        """
-        retired = [] if goes_on else self._to_retire(step)
-        lost_loops = sum(group.lost_loops for group in retired)
-        attachments = tuple(attachment for group in retired for attachment in group.attachments())
-        retired_tok = self._retire(retired, step)
-        self._waiting.extend(self._deferred.take_due(step))
-        resumed = sorted(self._buffered, key=lambda group: (-group.age, -group.generated_tok))
-        groups = [*resumed, *self._waiting]
+    def dispatch(self) -> list[PromptGroup]:
+        """All groups at hand in order of start: resumed ones first, oldest and then longest, then waiting ones."""
+        groups = [*sorted(self._buffered, key=lambda group: (-group.age, -group.generated_tok)), *self._waiting]
         self._buffered.clear()
         self._waiting.clear()
         self._in_round.update((group.uid, group) for group in groups)
-        return Dispatch(
-            groups=groups,
-            must_finish=frozenset(
-                group.uid for group in resumed if self._staleness.must_finish(min(group.versions(), default=None), step)
-            ),
-            retired_uids=tuple(group.uid for group in retired),
-            retired_tok=retired_tok,
-            retired_attachments=attachments,
-            lost_loops=lost_loops,
-            resumed=len(resumed),
-        )
+        return groups
 
-    def settle(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> Settlement:
+    def must_finish(self, step: int) -> frozenset[str]:
+        """Groups of the round that would be too stale in the next step."""
+        limit = self._staleness
+        oldest = ((uid, min(group.versions(), default=None)) for uid, group in self._in_round.items())
+        return frozenset(uid for uid, version in oldest if limit.must_finish(version, step))
+
+    def settle(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> RoundSummary:
         """Account for a closed round and choose the B groups to train on.
 
         Args:
             summary: the coordinator's record of the round.
             unfinished: started groups that the workers gave back, with what they have generated.
-        """
-        settlement = self.take_back(summary, unfinished)
-        assert len(self._carried) >= self._target, "settled a round that has not reached its target"
-        trained = self._train(self._carried.take(self._target))
-        return replace(settlement, trained_uids=trained)
 
-    def take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> Settlement:
+        Returns:
+            The record with what became of the groups.
+        """
+        summary = self.take_back(summary, unfinished)
+        assert len(self._carried) >= self._target, "settled a round that has not reached its target"
+        return replace(summary, trained_uids=self._train(self._carried.take(self._target)))
+
+    def take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> RoundSummary:
         """Account for a closed round, and choose nothing to train on. As `settle`."""
         self._places = {uid: place for place, uid in enumerate(self._in_round)}
-        self._carry_valid(summary)
-        ended, failed = self._count_ended(summary)
-        redrawn, redrawn_tok = self._take_redrawn(summary)
-        requeued, discarded_tok = self._take_back(summary, unfinished)
-        discarded_tok += redrawn_tok
+        summary = self._take_ended(summary)
+        redrawn = [self._in_round.pop(outcome.prompt_uid) for outcome in summary.ended(Verdict.REDRAWN)]
+        redrawn_tok = sum(sum(outcome.response_lens_tok) for outcome in summary.ended(Verdict.REDRAWN))
+        requeued = self._take_back(summary, unfinished)
         lost = list(self._in_round.values())
         self._in_round.clear()
-        for group in lost:
-            discarded_tok += group.restart()
+        discarded_tok = redrawn_tok + sum(group.restart() for group in requeued + lost)
+        for group in redrawn:
+            group.restart()
         self._queue_again([*lost, *requeued, *redrawn])
-        return Settlement(
-            filtered=ended[Verdict.FILTERED],
-            failed=failed,
+        return replace(
+            summary,
             requeued=len(requeued) + len(lost),
-            redrawn_uids=tuple(group.uid for group in redrawn),
-            discarded_tok=discarded_tok,
             lost_reports=len(lost),
+            discarded_tok=summary.discarded_tok + discarded_tok,
         )
 
-    def hand_over(self, summary: RoundSummary) -> Settlement:
-        """Account for what has ended in a round that goes on, and train on what it hands over.
+    def hand_over(self, summary: RoundSummary) -> RoundSummary:
+        """Account for what has ended in a round that goes on, and train on what it hands over. As `settle`.
 
         Raises:
             LedgerError: if the round has other groups than the pool believes.
         """
-        self._carry_valid(summary)
-        ended, failed = self._count_ended(summary)
+        summary = self._take_ended(summary)
         if len(self._in_round) != summary.under_way:
             raise LedgerError(f"{summary.under_way} groups are in the round, {len(self._in_round)} were given to it")
-        return Settlement(
-            trained_uids=self._train(self._carried.take_these(set(summary.handed_over))),
-            filtered=ended[Verdict.FILTERED],
-            failed=failed,
-        )
+        return replace(summary, trained_uids=self._train(self._carried.take_these(set(summary.handed_over))))
 
     def _train(self, groups: Sequence[CarriedGroup]) -> tuple[str, ...]:
         self.ledger.trained += len(groups)
@@ -386,42 +319,30 @@ class PromptPool:
         self.detach()
         self.check_ledger()
 
-    def _carry_valid(self, summary: RoundSummary) -> None:
-        valid = training_order(summary, self._stop_rule)
+    def _take_ended(self, summary: RoundSummary) -> RoundSummary:
+        """Carry the valid groups of a round, count those that cannot be trained on, and note what was retired."""
+        resumed = sum(self._in_round[uid].age > 0 for uid in summary.start_order)
+        valid, filtered = training_order(summary, self._stop_rule), summary.ended(Verdict.FILTERED)
+        failed = summary.ended(Verdict.FAILED)
         self._carried.add(CarriedGroup.of(self._in_round.pop(outcome.prompt_uid), outcome) for outcome in valid)
-
-    def _count_ended(self, summary: RoundSummary) -> tuple[Counter[Verdict], dict[str, int]]:
-        """How groups have ended that cannot be trained on, and why those failed."""
-        gone = [o for o in summary.outcomes if o.verdict in (Verdict.FILTERED, Verdict.FAILED)]
-        for outcome in gone:
+        for outcome in filtered + failed:
             del self._in_round[outcome.prompt_uid]
-        ended = Counter(outcome.verdict for outcome in gone)
-        self.ledger.filtered += ended[Verdict.FILTERED]
-        self.ledger.failed += ended[Verdict.FAILED]
-        return ended, dict(Counter(outcome.reason for outcome in gone if outcome.verdict is Verdict.FAILED))
+        self.ledger.filtered += len(filtered)
+        self.ledger.failed += len(failed)
+        retired_tok, lost_loops, self._retired_tok, self._lost_loops = self._retired_tok, self._lost_loops, 0, 0
+        return replace(summary, resumed=resumed, discarded_tok=retired_tok, lost_loops=lost_loops)
 
-    def _take_redrawn(self, summary: RoundSummary) -> tuple[list[PromptGroup], int]:
-        """Groups that have ended and start again all the same, emptied, and the tokens that are lost with them."""
-        outcomes = [outcome for outcome in summary.outcomes if outcome.verdict is Verdict.REDRAWN]
-        groups = [self._in_round.pop(outcome.prompt_uid) for outcome in outcomes]
-        for group in groups:
-            group.restart()
-        return groups, sum(sum(outcome.response_lens_tok) for outcome in outcomes)
-
-    def _take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> tuple[list[PromptGroup], int]:
-        """Put interrupted groups into the buffer, and let those that never started wait.
-
-        Returns:
-            Groups that are to start again, and the tokens that are lost with them.
+    def _take_back(self, summary: RoundSummary, unfinished: Iterable[PromptGroup]) -> list[PromptGroup]:
+        """Put interrupted groups into the buffer, and let those that never started wait. Returns those that are to
+        start again.
         """
-        requeued, discarded_tok = [], 0
+        requeued = []
         for group in unfinished:
             if self._in_round.pop(group.uid, None) is None:
                 continue
             if self._keeps_tokens and group.has_started:
                 self._buffer(group)
             else:
-                discarded_tok += group.restart()
                 requeued.append(group)
         for uid in summary.never_started:
             group = self._in_round.pop(uid)
@@ -429,7 +350,7 @@ class PromptPool:
                 self._buffer(group)
             else:
                 self._waiting.append(group)
-        return requeued, discarded_tok
+        return requeued
 
     def _queue_again(self, groups: Iterable[PromptGroup]) -> None:
         """Let groups wait where they were in the last round."""
@@ -441,23 +362,27 @@ class PromptPool:
             trajectory.age += 1
         self._buffered.append(group)
 
-    def _to_retire(self, step: int) -> list[PromptGroup]:
-        """Groups of which no token could be trained on any more, or whose agent loops are gone."""
+    def retire(self, step: int) -> tuple[list[str], list[Attachment]]:
+        """Give up groups of which no token could be trained on any more, or whose agent loops are gone, and queue their
+        prompts again.
+
+        Returns:
+            Their uids, and the requests of theirs that are still in an engine.
+        """
         limit = self._staleness
-        buffered = [
+        groups = self._carried.too_stale(limit, step) + [
             g for g in self._buffered if g.lost_loops or limit.is_too_stale(max(g.versions(), default=None), step)
         ]
-        return self._carried.too_stale(limit, step) + buffered
-
-    def _retire(self, groups: list[PromptGroup], step: int) -> int:
-        """Give groups up, and queue their prompts again. Returns the tokens that are discarded."""
-        uids = {group.uid for group in groups}
-        lost_tok = sum(carried.generated_tok for carried in self._carried.take_these(uids))
+        uids = {group.uid: None for group in groups}
+        attachments = [attachment for group in groups for attachment in group.attachments()]
+        self._lost_loops += sum(group.lost_loops for group in groups)
+        self._retired_tok += sum(carried.generated_tok for carried in self._carried.take_these(uids))
         self._buffered = [group for group in self._buffered if group.uid not in uids]
         again = [group.again(self._new_uid(), step=step) for group in groups]
         self.ledger.retired += len(groups)
         self.ledger.drawn += len(again)
-        places = [self._places.get(group.uid, -1) for group in groups]  # those carried for longer come first
+        places = [self._places.get(uid, -1) for uid in uids]  # those carried for longer come first
         self._places.update(zip((group.uid for group in again), places, strict=True))
         self._queue_again(again)
-        return lost_tok + sum(group.restart() for group in groups)
+        self._retired_tok += sum(group.restart() for group in groups)
+        return [*uids], attachments

@@ -19,11 +19,22 @@ beyond that would become too stale, however soon it ended.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
 from .round_groups import WAITING, GroupState, RoundGroups, WaitingGroup
 from .stop_rules import StopRule, StopRuleName, make_stop_rule
+from .summed import Summed
+
+
+class GroupEvent(StrEnum):
+    """What happens in a group while it runs."""
+
+    GENERATED = "generated"  # one of its trajectories has been generated to its end
+    WAITS = "waits"  # one of them waits for a call, and generates nothing meanwhile
+    GOES_ON = "goes_on"  # it generates again
+    CERTAIN = "certain"  # two of them differ, so that the group will be valid, and others still run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,29 +68,34 @@ class RoundSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSummary:
-    """What a closed round leaves behind."""
+class RoundSummary(Summed):
+    """What a closed round leaves behind, or a part of one that goes on, and what the trainer's pool makes of it."""
+
+    LATEST = ("round_id", "never_started", "handed_over", "under_way")
+    LARGEST = ("waiting_for_calls_max",)
 
     round_id: str
     outcomes: tuple[GroupOutcome, ...]  # in order of completion
     start_order: tuple[str, ...]
-    never_started: tuple[str, ...]
-    taken_unreported: tuple[str, ...]  # started, and neither ended nor set aside: interrupted
+    never_started: tuple[str, ...] = ()
+    taken_unreported: tuple[str, ...] = ()  # started, and neither ended nor set aside: interrupted
     ended_trajectories: int = 0
     waiting_for_calls_max: int = 0  # trajectories at once
     handed_over: tuple[str, ...] = ()  # to be trained on, of a round that goes on
     under_way: int = 0  # groups that wait and run there
+    stop_latency_s: float = 0.0  # from the report that met the stop rule until every engine was idle
 
-    def __add__(self, later: "RoundSummary") -> "RoundSummary":
-        """This and what came after it, as one."""
-        return replace(
-            later,
-            outcomes=self.outcomes + later.outcomes,
-            start_order=self.start_order + later.start_order,
-            taken_unreported=self.taken_unreported + later.taken_unreported,
-            ended_trajectories=self.ended_trajectories + later.ended_trajectories,
-            waiting_for_calls_max=max(self.waiting_for_calls_max, later.waiting_for_calls_max),
-        )
+    # From the pool; see `PromptPool.settle`.
+    trained_uids: tuple[str, ...] = ()  # exactly B, if any
+    resumed: int = 0  # started groups that are continued from earlier rounds
+    requeued: int = 0  # interrupted groups that start again
+    lost_reports: int = 0  # of these: a worker has neither finished nor given them back
+    discarded_tok: int = 0  # of groups that start again or are retired
+    lost_loops: int = 0  # agent loops of retired groups that could not go on
+
+    def ended(self, verdict: Verdict) -> list[GroupOutcome]:
+        """The groups that have ended so."""
+        return [outcome for outcome in self.outcomes if outcome.verdict is verdict]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,21 +210,21 @@ class Round:
                 self._rule.on_start(uid)
         return uid
 
-    def end_trajectory(self, uid: str) -> None:
-        """A trajectory of a running group has been generated to its end; its group may still run."""
-        self._ended_trajectories += self._groups.end_trajectory(uid)
-
-    def note_waiting(self, uid: str, change: int) -> None:
-        """Add to the number of a running group's trajectories that wait for calls, and generate nothing meanwhile."""
-        self._groups.note_in_calls(uid, change)
+    def note(self, uid: str, event: GroupEvent) -> None:
+        """Record what has happened in a running group. Of another group nothing is recorded."""
+        match event:
+            case GroupEvent.GENERATED:
+                self._ended_trajectories += self._groups.end_trajectory(uid)
+            case GroupEvent.CERTAIN:
+                self._groups.mark_certain(uid)
+            case GroupEvent.WAITS:
+                self._groups.note_in_calls(uid, 1)
+            case GroupEvent.GOES_ON:
+                self._groups.note_in_calls(uid, -1)
 
     def add_places(self, count: int) -> None:
         """Engines have room for so many more trajectories than when the round began."""
         self._groups.grow(count)
-
-    def mark_certain(self, uid: str) -> None:
-        """Two trajectories of a running group differ: it will be valid."""
-        self._groups.mark_certain(uid)
 
     def report(self, outcome: GroupOutcome) -> None:
         """Record that a running group has ended, and, if it was judged, all its trajectories, even where reports of

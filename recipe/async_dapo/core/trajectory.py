@@ -7,11 +7,12 @@ is in its journal.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .journal import Call
+from .summed import Summed
 
 
 class BrokenRecord(RuntimeError):
@@ -228,7 +229,7 @@ class PromptGroup:
 
 
 @dataclass(slots=True)
-class TurnCounts:
+class TurnCounts(Summed):
     """The turns of trajectories that ended in a round, and the time that they have spent in calls of tools."""
 
     trajectories: int = 0
@@ -240,10 +241,6 @@ class TurnCounts:
     def of(cls, turns: Sequence[Turn], calls_s: float) -> "TurnCounts":
         """One trajectory's."""
         return cls(1, len(turns), sum(turn.generated_tok for turn in turns), calls_s)
-
-    @classmethod
-    def total(cls, parts: Iterable["TurnCounts"]) -> "TurnCounts":
-        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
     def figures(self) -> dict[str, float]:
         """For the metrics."""

@@ -15,10 +15,11 @@ from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from ..calls import Recorder, current_recorder, cut
+from ..calls import Recorder, TrajectoryInterrupted, current_recorder, cut
+from ..core.step import Step, next_step
 from ..core.trajectory import Attachment, Trajectory, Turn
 from ..option_values import ConfigError
-from .engine_requests import EngineRequests, TrajectoryInterrupted
+from .engine_requests import EngineRequests
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -82,12 +83,16 @@ class _Asked:
 
     Attributes:
         options: further arguments of the server's `generate`.
+        is_whole: the turn has to come from one request.
+        budget_tok: tokens that the turn may have.
     """
 
     request_id: str
     prompt_ids: list[int]
     sampling_params: dict[str, Any]
     options: dict[str, Any]
+    is_whole: bool
+    budget_tok: int
 
     @property
     def params(self) -> dict[str, Any]:
@@ -137,25 +142,31 @@ class AsyncDAPOLLMClient(LLMServerClient):
     ) -> TokenOutput:
         recorder = current_recorder.get() or Recorder(trajectory=Trajectory(session_id=0))
         prompt_ids = normalize_token_ids(prompt_ids)
-        if recorder.is_stopping and recorder.kept_loop is not None:
-            await recorder.kept_loop.next_round()
-        turn, number = recorder.begin_turn(prompt_ids), recorder.next_turn - 1
         asked = _Asked(
             request_id=request_id,
             prompt_ids=prompt_ids,
             sampling_params=sampling_params,
             options={key: kwargs[key] for key in _SERVER_OPTIONS if kwargs.get(key) is not None},
+            is_whole=self._must_be_whole(sampling_params),
+            budget_tok=self._budget_tok(len(prompt_ids), sampling_params),
         )
+        if recorder.rests and recorder.kept_loop is not None:
+            await recorder.kept_loop.next_round()
+        turn = recorder.begin_turn(prompt_ids, kwargs.get("image_data") or ())
+        number = recorder.next_turn - 1
         while True:
-            try:
-                await self._end_turn(recorder, turn, asked)
+            is_over = turn.finish_reason is not None or turn.generated_tok >= asked.budget_tok
+            recorder.step = next_step(recorder.step, is_over=is_over, round_left_tok=recorder.round_left_tok)
+            if recorder.step is Step.LOOP:
                 break
-            except TrajectoryInterrupted:
-                recorder.is_interrupted = True
-                if recorder.kept_loop is None:
-                    raise
+            if recorder.step is Step.REQUEST:
+                await self._request(recorder, turn, asked)
+            elif recorder.kept_loop is None:
+                raise TrajectoryInterrupted(f"interrupted after {turn.generated_tok} tokens of a turn")
+            else:
                 await recorder.kept_loop.next_round()
                 turn = recorder.trajectory.turns[number]  # the record has come back from the pool
+        turn.finish_reason = turn.finish_reason or "length"
         counts = dict(turn.counts)
         versions = [segment.policy_version for segment in turn.segments]
         return TokenOutput(
@@ -170,43 +181,6 @@ class AsyncDAPOLLMClient(LLMServerClient):
                 **counts,
             },
         )
-
-    async def _end_turn(self, recorder: Recorder, turn: Turn, asked: _Asked) -> None:
-        """
-        Raises:
-            TrajectoryInterrupted: if the loop must not go on, whether or not the turn has ended.
-        """
-        if turn.finish_reason is None:
-            recorder.in_request = True
-            try:
-                await self._finish_turn(recorder, turn, asked)
-            finally:
-                recorder.in_request = False
-        if recorder.is_stopping:
-            raise TrajectoryInterrupted("stopped after a turn")
-
-    async def _finish_turn(self, recorder: Recorder, turn: Turn, asked: _Asked) -> None:
-        """Request the turn's tokens until the engine ends it, or the budget is spent.
-
-        Raises:
-            TrajectoryInterrupted: when the engines stop, or the trajectory has had its tokens for this round.
-            ConfigError: for sampling parameters with which the turn could not be continued.
-        """
-        is_whole = self._must_be_whole(asked.sampling_params)
-        budget_tok = self._budget_tok(len(asked.prompt_ids), asked.sampling_params)
-        while turn.finish_reason is None:
-            if is_whole and turn.attachment is None:
-                recorder.lose(turn)
-            remaining_tok = budget_tok - turn.generated_tok
-            if remaining_tok <= 0:
-                turn.finish_reason = "length"
-                return
-            limit_tok = recorder.within_round(remaining_tok)
-            if limit_tok <= 0:
-                raise TrajectoryInterrupted("has generated its tokens of this round")
-            finish_reason = await self._advance(recorder, turn, asked, limit_tok)
-            if turn.finish_reason is None and (finish_reason != "length" or limit_tok == remaining_tok):
-                turn.finish_reason = finish_reason
 
     def _must_be_whole(self, sampling_params: dict[str, Any]) -> bool:
         """Whether the turn has to come from one request.
@@ -231,26 +205,29 @@ class AsyncDAPOLLMClient(LLMServerClient):
             )
         return bool(named) or self._one_version
 
-    async def _advance(self, recorder: Recorder, turn: Turn, asked: _Asked, limit_tok: int) -> str | None:
-        """One request, counted. Returns the engine's finish reason; None if the request was lost."""
+    async def _request(self, recorder: Recorder, turn: Turn, asked: _Asked) -> None:
+        """One request for the turn's next tokens, counted."""
+        if asked.is_whole and turn.attachment is None:
+            recorder.lose(turn)
         before_tok = turn.generated_tok
+        left_tok = asked.budget_tok - before_tok
+        limit_tok = int(min(left_tok, recorder.round_left_tok))
         is_seam = before_tok > 0 and turn.attachment is None
         if is_seam:
             recorder.reprefilled_tok.append(len(asked.prompt_ids) + before_tok)
         context, params = asked.prompt_ids + turn.raw_response_ids, continued(asked.params, before_tok, limit_tok)
+        group = recorder.prompt_uid or None
         try:
-            return await self._requests.advance(
-                turn,
-                asked.request_id,
-                context,
-                params,
-                asked.options,
-                group=recorder.prompt_uid or None,
-            )
+            if not await self._requests.advance(turn, asked.request_id, context, params, asked.options, group=group):
+                recorder.stop()
+            if turn.finish_reason == "length" and limit_tok < left_tok:  # the round's limit, not that of the turn
+                turn.finish_reason = None
         finally:
-            recorder.generated_tok += turn.generated_tok - before_tok
+            recorder.round_left_tok -= turn.generated_tok - before_tok
             if is_seam:
                 self._end_at_stop(turn, before_tok, asked.sampling_params)
+            if not recorder.rests:
+                recorder.step = Step.LOOP
 
     def _end_at_stop(self, turn: Turn, seam_tok: int, params: dict[str, Any]) -> None:
         """A stop string that the engine could not see, as it began before the seam, ends the turn."""

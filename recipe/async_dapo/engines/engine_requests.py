@@ -19,13 +19,6 @@ from .protocol import ABORTED, MORE, PAUSED, UNKNOWN, counts_of, extra_of
 logger = logging.getLogger(__name__)
 
 
-class TrajectoryInterrupted(asyncio.CancelledError):
-    """The round stopped under a trajectory; what it has generated is in its record.
-
-    A cancellation, so that agent loops that catch `Exception` do not swallow it and siblings are left alone.
-    """
-
-
 class EnginesUnavailable(RuntimeError):
     """No server is left to generate on: training cannot go on."""
 
@@ -55,7 +48,7 @@ class EngineRequests:
         options: dict[str, Any],
         *,
         group: str | None = None,
-    ) -> str | None:
+    ) -> bool:
         """Continue an unfinished turn: by the request that is still in its engine, or by a new one.
 
         Args:
@@ -65,11 +58,10 @@ class EngineRequests:
             group: whose answer is generated.
 
         Returns:
-            The engine's finish reason; None if the request was lost with its server, or with the connection to it, or
-            sent back by a server that is updated: the caller tries again.
+            False when the engines stop. Else the turn has its finish reason, or the caller tries again: the request was
+            lost with its server, or with the connection to it, or sent back by a server that is updated.
 
         Raises:
-            TrajectoryInterrupted: when the engines stop. The tokens so far are in `turn`.
             EnginesUnavailable: when no server is left.
         """
         attachment, turn.attachment = turn.attachment, None
@@ -78,22 +70,20 @@ class EngineRequests:
         output: TokenOutput | None = None
         try:
             leased_id = await self._lease(turn, request_id, lease_id, group, attachment)
-            if leased_id is None and attachment is None:
-                raise TrajectoryInterrupted("stopped before the request was sent")
             server = None if leased_id is None else await self._server(leased_id)
             if leased_id is None or server is None:
-                return None
+                return leased_id is not None or attachment is not None
             server_id = leased_id
             arguments = options | {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": lease_id}
-            call = server.generate.remote(**arguments) if attachment is None else server.reattach.remote(lease_id)
-            output = await self._receive(call, server, lease_id, turn)
+            answer = server.generate.remote(**arguments) if attachment is None else server.reattach.remote(lease_id)
+            output = await self._receive(answer, server, lease_id, turn)
             keeps_lease = output.stop_reason == PAUSED
         except RayActorError as error:
             if not server_id:
                 raise  # the load balancer itself is gone
             keeps_lease = isinstance(error, ActorUnavailableError)  # until the request is out of its engine
             await self._give_up(Attachment(server_id=server_id, lease_id=lease_id), is_reachable_later=keeps_lease)
-            return None
+            return True
         except asyncio.CancelledError:
             if server_id:  # a pause may have overtaken the abort: the engine forgets it before the lease comes back
                 keeps_lease = True
@@ -106,9 +96,9 @@ class EngineRequests:
                 self._releases.add(_returned(turn, lease_id, server_id, output))
         if keeps_lease:
             turn.attachment = Attachment(server_id=server_id, lease_id=lease_id)
-        if output.stop_reason == PAUSED or (output.stop_reason == ABORTED and not self._rolling):
-            raise TrajectoryInterrupted(f"{output.stop_reason} after {turn.generated_tok} tokens")
-        return None if output.stop_reason in (UNKNOWN, ABORTED) else extra_of(output)["finish_reason"]
+        if output.stop_reason not in (ABORTED, PAUSED, UNKNOWN):
+            turn.finish_reason = extra_of(output)["finish_reason"]
+        return not (output.stop_reason == PAUSED or (output.stop_reason == ABORTED and not self._rolling))
 
     def abandon(self, attachments: list[Attachment]) -> None:
         """Take requests that will not be continued out of their engines."""
@@ -148,13 +138,13 @@ class EngineRequests:
 
     async def _receive(self, ref: ObjectRef, server: ActorHandle, lease_id: str, turn: Turn) -> TokenOutput:
         """Await an output and record it, also when the caller is cancelled meanwhile."""
-        call = asyncio.ensure_future(_record_all(ref, server, lease_id, turn))
+        recording = asyncio.ensure_future(_record_all(ref, server, lease_id, turn))
         try:
-            return await asyncio.shield(call)
+            return await asyncio.shield(recording)
         except asyncio.CancelledError:
             server.abort_requests.remote([lease_id])
             try:
-                await run_to_completion(resolve(call), timeout_s=self._cleanup_timeout_s)
+                await run_to_completion(resolve(recording), timeout_s=self._cleanup_timeout_s)
             except Exception as error:  # the server died or hangs: its tokens are lost, the cancellation is not
                 logger.warning("what a cancelled request has generated is lost: %r", error)
             raise

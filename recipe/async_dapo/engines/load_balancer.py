@@ -5,7 +5,6 @@ verl creates it through `rollout.router_config_path`.
 
 import asyncio
 import logging
-import statistics
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS, Grant
 from ..core.staleness import EngineUpdate
+from ..core.summed import Summed
 from ..core.trajectory import Attachment
 
 logger = logging.getLogger(__name__)
@@ -28,25 +28,12 @@ _NO_SERVERS = "No available servers in load balancer"  # verl's words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateStats:
-    """Of engines that get new weights one at a time."""
-
-    versions_behind: int  # the oldest weights of an engine, behind the trainer's
-    ended: tuple[EngineUpdate, ...]  # since it was asked last
-
-    def __add__(self, later: "UpdateStats") -> "UpdateStats":
-        return UpdateStats(versions_behind=later.versions_behind, ended=self.ended + later.ended)
-
-    @property
-    def mean_s(self) -> float:
-        """That an engine takes no requests, of those that ended; there is one at least."""
-        return statistics.fmean(one.ended_s - one.began_s for one in self.ended)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadBalancerStats:
+class LoadBalancerStats(Summed):
     """What the load balancer has counted since the servers were opened, or since it was asked last; `servers` and
     `lost_servers` since the start."""
+
+    LATEST = ("servers", "lost_servers", "concurrency", "concurrency_reason", "concurrency_state", "versions_behind")
+    LARGEST = ("inflight_max",)
 
     servers: int
     lost_servers: int
@@ -57,7 +44,9 @@ class LoadBalancerStats:
     concurrency: dict[str, float]  # see `Balance.figures`
     concurrency_reason: str
     concurrency_state: ConcurrencyState  # for the checkpoint
-    updates: UpdateStats | None = None  # where engines have GPUs of their own
+    # Where engines have GPUs of their own: the oldest weights of an engine, behind the trainer's; and new ones.
+    versions_behind: int | None = None
+    updates: tuple[EngineUpdate, ...] = ()
 
 
 class _InflightMeter:
@@ -131,7 +120,7 @@ class _ServerCalls:
                 logger.warning("server %s cannot be reached; %s is repeated", server_id, method)
                 await asyncio.sleep(RECONNECT_S)
             except RayActorError:
-                logger.error("server %s is dead: removed from the pool", server_id)
+                logger.error("server %s is dead: it gets no more requests", server_id)
                 await self._remove([server_id])
         return None
 
@@ -140,7 +129,7 @@ class GlobalLoadBalancer:
     """Requests go where the least KV cache is expected to be used; FIFO waiters; named leases, idempotent release. No
     server has more than `max_loads_per_server`, or than it has room for: see `Balance`.
 
-    A waiting request is voided by `stop`: its `lease` returns None, and the caller gives its trajectory back.
+    A queued request is voided by `stop`: its `lease` returns None, and the caller gives its trajectory back.
 
     Args:
         servers: server id -> vLLM server actor.
@@ -156,7 +145,9 @@ class GlobalLoadBalancer:
         self._pause_mode = options["pause_mode"]
         self._lost: list[str] = []
         self._handles = dict(servers)
-        self._calls = _ServerCalls(self._handles, timeout_s=options["engine_timeout_s"], remove=self.remove_servers)
+        self._server_calls = _ServerCalls(
+            self._handles, timeout_s=options["engine_timeout_s"], remove=self.remove_servers
+        )
         self._table.add_servers(servers)
         self._waiters: dict[str, asyncio.Future[str | None]] = {}
         self._is_open = True
@@ -193,7 +184,7 @@ class GlobalLoadBalancer:
         self._waiters[lease_id] = waiter
         try:
             self._deliver(grants)
-            if not waiter.done() and not self._table.is_waiting(lease_id):
+            if not waiter.done() and not self._table.is_queued(lease_id):
                 return None  # released before it was requested
             server_id = await waiter
         except asyncio.CancelledError:
@@ -226,7 +217,7 @@ class GlobalLoadBalancer:
         for attachment in attachments:
             by_server.setdefault(attachment.server_id, []).append(attachment.lease_id)
         orders = [(server_id, "abort_requests", ids, True) for server_id, ids in by_server.items()]
-        await await_all(self._calls.tell(*order) for order in orders)
+        await await_all(self._server_calls.tell(*order) for order in orders)
         for attachment in attachments:
             self._take_back(Returned(lease_id=attachment.lease_id))
 
@@ -237,12 +228,12 @@ class GlobalLoadBalancer:
             await self._released.wait()
 
     async def stop(self) -> float:
-        """Void all waiting requests and stop every server. Returns the seconds until all engines were idle."""
+        """Void all queued requests and stop every server. Returns the seconds until all engines were idle."""
         started = time.monotonic()
         self._is_open = False
-        for lease_id in self._table.withdraw_waiting():
+        for lease_id in self._table.withdraw_queued():
             self._answer(lease_id, None)
-        self._loads = await self._calls.tell_all("stop_generation", self._pause_mode)
+        self._loads = await self._server_calls.tell_all("stop_generation", self._pause_mode)
         self._balance.close(self._loads)
         return time.monotonic() - started
 
@@ -257,7 +248,7 @@ class GlobalLoadBalancer:
         """
         if concurrency_state is not None:
             self._balance.controller.restore(concurrency_state)
-        self._deliver(self._balance.open(await self._calls.tell_all("allow_generation")))
+        self._deliver(self._balance.open(await self._server_calls.tell_all("allow_generation")))
         self._meter.reset(self._table.total_inflight)
         self._is_open = True
         return self._balance.places
@@ -273,7 +264,7 @@ class GlobalLoadBalancer:
 
     async def look_after_servers(self) -> None:
         """Ask every server for a sign of life; one that is dead or silent is removed."""
-        await self._calls.tell_all("ping")
+        await self._server_calls.tell_all("ping")
 
     async def remove_servers(self, server_ids: list[str]) -> None:
         for server_id in server_ids:
@@ -284,7 +275,7 @@ class GlobalLoadBalancer:
             self._deliver(self._balance.leave(server_id))
         self._note_release()
         if not self._handles:
-            for lease_id in self._table.withdraw_waiting():
+            for lease_id in self._table.withdraw_queued():
                 if not self._waiters[lease_id].done():
                     self._waiters[lease_id].set_exception(self._no_server_left())
 
@@ -314,7 +305,7 @@ class GlobalLoadBalancer:
             "total_inflight": self._table.total_inflight,
             "active_servers": len(self._handles),
             "registered_handles": list(self._handles),
-            "waiting": self._table.num_waiting,
+            "queued": self._table.num_queued,
             "capacity": self._table.capacity,
             "is_open": self._is_open,
         }

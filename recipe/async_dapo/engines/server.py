@@ -272,10 +272,10 @@ class AsyncDAPOServer(vLLMHttpServer):
         return replace(self._meter.load(), samples=self._meter.samples())
 
     async def _send_back_what_has_not_begun(self) -> None:
-        waiting = [request for request in self._requests.running() if not request.has_begun]
-        for request in waiting:
+        not_begun = [request for request in self._requests.running() if not request.has_begun]
+        for request in not_begun:
             request.is_sent_back = True
-        await self.engine.abort([request.request_id for request in waiting])
+        await self.engine.abort([request.request_id for request in not_begun])
 
     async def _abort_all(self) -> None:
         running = self._requests.running()

@@ -23,9 +23,8 @@ import hydra
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, _agent_loop_registry
 
-from ..calls import Recorder, TrajectoryGivenUp, current_recorder
+from ..calls import Recorder, TrajectoryGivenUp, TrajectoryInterrupted, current_recorder
 from ..core.trajectory import Suspension, Trajectory
-from ..engines.engine_requests import TrajectoryInterrupted
 from ..option_values import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -136,13 +135,13 @@ class KeptLoop:
             self._opened.clear()
             self._resting.set()
             await self._opened.wait()
-            if not self.recorder.is_stopping:
+            if not self.recorder.rests:
                 return
 
     def suspend(self) -> None:
         """Its record is taken away."""
         self._opened.clear()
-        self.recorder.is_stopping = True
+        self.recorder.stop()
         self.recorder.runner.carry(self.recorder)
 
     async def end(self) -> None:
@@ -203,7 +202,7 @@ class KeptLoops:
         loop, trajectory = recorder.kept_loop, recorder.trajectory
         if loop is None or trajectory.is_finished:
             return
-        if not recorder.is_stopping or len(self._resting) >= self._most:
+        if not recorder.rests or len(self._resting) >= self._most:
             await loop.end()
             return
         loop.suspend()

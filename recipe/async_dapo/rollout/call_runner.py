@@ -69,7 +69,7 @@ class CallRunner:
             is_judged: its errors are the caller's to judge, they are raised as they are and never recorded; it has a
                 time limit of its own, and may be made again.
         """
-        if recorder.is_stopping and recorder.kept_loop is not None and not is_judged:
+        if recorder.rests and recorder.kept_loop is not None and not is_judged:
             await recorder.kept_loop.next_round()
         try:
             plain = _encode(to_plain(arguments, source=AGENT_LOOP))
@@ -77,7 +77,7 @@ class CallRunner:
             is_answer_new = call.result is None and not is_judged
             recorder.calls.replayed += call.result is not None or call.pending is not None
             if call.result is None:
-                with nullcontext() if is_judged else recorder.waiting:
+                with nullcontext() if is_judged else recorder.in_calls:
                     work = functools.partial(self._judged if is_judged else self._limited, call, make)
                     await self._obtain(recorder, call, work, is_new=is_new, policy=None if is_judged else policy)
             if recorder.trajectory.journal_bytes > self._limit_bytes:
@@ -133,7 +133,7 @@ class CallRunner:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            if recorder.is_stopping:
+            if recorder.rests:
                 self.carry(recorder)
             else:
                 task.cancel()  # the loop, or the whole group, has given the call up
@@ -225,7 +225,7 @@ def _written(call: Call, error: str | None, value: Any, *, seconds: float = 0.0)
 
 def _check_open(recorder: Recorder, call: Call, is_new: bool) -> None:
     """No call begins after the stop."""
-    if recorder.is_stopping:
+    if recorder.rests:
         if is_new:
             del recorder.trajectory.calls[call.call_id]
         raise asyncio.CancelledError("stopped before a call")

@@ -15,7 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import ray
@@ -24,7 +24,7 @@ from ray.actor import ActorHandle
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
-from ..core.round import Round, RoundProgress, RoundSpec, RoundSummary
+from ..core.round import GroupEvent, Round, RoundProgress, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup
 from ..logs import log_phase, show_logs
 
@@ -155,32 +155,17 @@ class EarlyStoppingCoordinator:
         self._tell_progress(current)
         self._after_change(current)
 
-    async def report_trajectories(self, round_id: str, prompt_uids: Sequence[str]) -> None:
-        """Count trajectories that have been generated to their end, over all data-parallel groups (the AggregatorActor
-        of the partial rollout workflow), each by its group. With a pool size, their places are free for the next group.
+    async def report_progress(self, round_id: str, events: Sequence[tuple[str, GroupEvent]]) -> None:
+        """Note what happens in running groups (uid, event), over all data-parallel groups (the AggregatorActor of the
+        partial rollout workflow). With a pool size, the place of a trajectory that has been generated, or waits for a
+        call, is free for the next group.
         """
         current = self._find(round_id)
         if current is not None:
-            for prompt_uid in prompt_uids:
-                current.state.end_trajectory(prompt_uid)
+            for prompt_uid, event in events:
+                current.state.note(prompt_uid, event)
             self._tell_progress(current)
             current.wake_taker()
-
-    async def report_waiting(self, round_id: str, changes: Sequence[tuple[str, int]]) -> None:
-        """Trajectories that wait for calls, or go on after them, as (uid of the group, 1 or -1). The places of those
-        that wait are free for the next group."""
-        current = self._find(round_id)
-        if current is not None:
-            for prompt_uid, change in changes:
-                current.state.note_waiting(prompt_uid, change)
-            current.wake_taker()
-
-    async def report_certain(self, round_id: str, prompt_uids: Sequence[str]) -> None:
-        """Running groups that will be valid, as two of their trajectories differ: nothing need be drawn for them."""
-        current = self._find(round_id)
-        if current is not None:
-            for prompt_uid in prompt_uids:
-                current.state.mark_certain(prompt_uid)
 
     async def add_places(self, count: int) -> None:
         """The load balancer: engines have room for so many more trajectories than when the round began."""
@@ -221,13 +206,13 @@ class EarlyStoppingCoordinator:
             await current.engines_idle
         return RoundEvent.STOPPED
 
-    async def close_round(self, round_id: str) -> tuple[RoundSummary, float]:
-        """End the round after all workers have reported. Returns its record and the stop latency [s]."""
+    async def close_round(self, round_id: str) -> RoundSummary:
+        """End the round after all workers have reported."""
         current = self._get(round_id)
         self._round = None
         latency_s = await current.engines_idle if current.engines_idle is not None else 0.0
         current.release()
-        return current.state.close(), latency_s
+        return replace(current.state.close(), stop_latency_s=latency_s)
 
     def _new_round(self, spec: RoundSpec) -> Round:
         return Round(spec)

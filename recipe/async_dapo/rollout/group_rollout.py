@@ -12,10 +12,10 @@ from verl.experimental.agent_loop import AgentLoopOutput
 
 from ..calls import Recorder, SampledTokens, TrajectoryGivenUp, current_recorder
 from ..config import AsyncDAPOConfig, ConfigError, OnRewardError
-from ..core.journal import CallCounts
 from ..core.outcome import Cause, GroupOutcome, KnownPlaces, Verdict, is_certain, judge_group
+from ..core.round import GroupEvent
 from ..core.trajectory import Attachment, BrokenRecord, PromptGroup, Trajectory, TurnCounts
-from ..engines.engine_requests import EnginesUnavailable, TrajectoryInterrupted
+from ..engines.engine_requests import EnginesUnavailable
 from .agent_loops import KeptLoops
 from .call_runner import CallRunner
 from .packed_output import PackedOutput
@@ -25,23 +25,6 @@ from .reward import RewardFailed, RewardScorer, cause_of
 logger = logging.getLogger(__name__)
 
 RunAgentLoop = Callable[[PromptGroup, Trajectory], Awaitable[list[AgentLoopOutput]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listeners:
-    """Callbacks that are told what becomes of groups, by their uids.
-
-    Attributes:
-        on_generated: one of its trajectories has been generated to its end.
-        on_certain: two of its trajectories differ, and others still run.
-        on_waiting: the number of its trajectories that wait for calls has changed by 1 or -1.
-        abandon: takes requests that will not be continued out of their engines.
-    """
-
-    on_generated: Callable[[str], None] = lambda uid: None
-    on_certain: Callable[[str], None] = lambda uid: None
-    on_waiting: Callable[[str, int], None] = lambda uid, change: None
-    abandon: Callable[[list[Attachment]], None] = lambda attachments: None
 
 
 @dataclass(slots=True)
@@ -55,20 +38,19 @@ class _RunningTrajectories:
         self._recorders[task] = recorder
         task.add_done_callback(lambda done: self._recorders.pop(done))
         if self.is_stopping:  # its group was handed out just before the stop
-            recorder.is_stopping = True
+            recorder.stop()
             task.cancel()
 
     def interrupt(self) -> None:
         """No loop takes another step; a request that is out comes back by itself when the engines stop."""
         self.is_stopping = True
         for task, recorder in list(self._recorders.items()):
-            recorder.is_stopping = True
-            if not recorder.in_request:
+            if not recorder.stop():
                 task.cancel()
 
 
-class Waiting:
-    """Whether a trajectory waits for a call, and so leaves its place among those that generate to another. A context
+class InCalls:
+    """Whether a trajectory is in a call, and so leaves its place among those that generate to another. A context
     that is open while a call is under way; those of one trajectory may overlap, and outlive the round.
 
     Args:
@@ -77,13 +59,13 @@ class Waiting:
 
     def __init__(self, short_s: float) -> None:
         self._short_s = short_s
-        self._tell: Callable[[int], None] = lambda change: None
+        self._tell: Callable[[GroupEvent], None] = lambda event: None
         self._open = 0
         self._is_told = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin_round(self, tell: Callable[[int], None]) -> None:
-        """From now on `tell` is given 1 when the trajectory has waited for `short_s`, and -1 when it goes on."""
+    def begin_round(self, tell: Callable[[GroupEvent], None]) -> None:
+        """From now on `tell` is called when the trajectory has waited for `short_s`, and when it goes on."""
         self._tell, self._is_told = tell, False
         if self._open:
             self._start()
@@ -101,7 +83,7 @@ class Waiting:
         self._timer.cancel()
         if self._is_told:
             self._is_told = False
-            self._tell(-1)
+            self._tell(GroupEvent.GOES_ON)
 
     def _start(self) -> None:
         if self._timer is not None:
@@ -110,7 +92,7 @@ class Waiting:
 
     def _begin(self) -> None:
         self._is_told = True
-        self._tell(1)
+        self._tell(GroupEvent.WAITS)
 
 
 class _TrajectoryFailed(Exception):
@@ -132,7 +114,8 @@ class GroupRollout:
         kept: agent loops that go on from round to round.
         options: the recipe's options.
         validates: every trajectory runs to its end; one that failed is left out, and its siblings go on.
-        listeners: are told what becomes of the groups.
+        tell: is told what happens in a group, by its uid.
+        abandon: takes requests that will not be continued out of their engines.
     """
 
     def __init__(
@@ -144,7 +127,8 @@ class GroupRollout:
         kept: KeptLoops,
         options: AsyncDAPOConfig,
         validates: bool,
-        listeners: Listeners,
+        tell: Callable[[str, GroupEvent], None],
+        abandon: Callable[[list[Attachment]], None],
     ) -> None:
         self._run_agent_loop = run_agent_loop
         self._scorer = scorer
@@ -155,7 +139,8 @@ class GroupRollout:
         self._keeps_failures = validates
         self._max_tokens_per_round = None if validates else options.max_tokens_per_round
         self._short_call_s = options.calls.short_s
-        self._listeners = listeners
+        self._tell = tell
+        self._abandon = abandon
         self.running = _RunningTrajectories()
         self._logged = KnownPlaces()
         self._left_out: dict[str, list[_TrajectoryFailed]] = {}  # of a validation, by group
@@ -184,7 +169,7 @@ class GroupRollout:
             if failure.reason.startswith("reward") and self._on_reward_error is OnRewardError.RAISE:
                 raise RuntimeError(f"{failure} (async_dapo.reward.on_error=raise)") from failure
             logger.debug("prompt group %s dropped: %s", group.uid, failure)  # the coordinator tells each cause once
-            self._listeners.abandon(group.attachments())
+            self._abandon(group.attachments())
             return GroupOutcome.of(
                 group, Verdict.FAILED, reason=failure.reason, cause=failure.cause, failed=len(failures)
             )
@@ -197,10 +182,10 @@ class GroupRollout:
     def _start(self, group: PromptGroup, tasks: asyncio.TaskGroup) -> None:
         for trajectory in group.unfinished:
             recorder = self._kept.recorder_of(trajectory) or Recorder(
-                trajectory=trajectory, prompt_uid=group.uid, waiting=Waiting(self._short_call_s)
+                trajectory=trajectory, prompt_uid=group.uid, in_calls=InCalls(self._short_call_s)
             )
             recorder.begin_round(trajectory, runner=self._calls, limit_tok=self._max_tokens_per_round)
-            recorder.waiting.begin_round(functools.partial(self._listeners.on_waiting, group.uid))
+            recorder.in_calls.begin_round(functools.partial(self._tell, group.uid))
             self.running.add(tasks.create_task(self._run_trajectory(group, recorder)), recorder)
 
     async def _run_trajectory(self, group: PromptGroup, recorder: Recorder) -> None:
@@ -209,18 +194,15 @@ class GroupRollout:
         self._kept.claim(trajectory)
         try:
             outputs = await self._outputs_of(group, recorder)
-            self._listeners.on_generated(group.uid)
+            self._tell(group.uid, GroupEvent.GENERATED)
             await self._scorer.score_once(outputs, group.prompt, recorder)
         except (RayActorError, EnginesUnavailable, ConfigError, BrokenRecord):
             raise  # a part of the system is gone or broken, or the options are wrong: training ends
         except (RewardFailed, TrajectoryGivenUp) as error:
             self._fail(group, error.reason, error.cause)
-        except TrajectoryInterrupted:
-            recorder.is_stopping = True
-            raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if recorder.is_stopping or recorder.is_interrupted or (task is not None and task.cancelling()):
+            if recorder.rests or (task is not None and task.cancelling()):
                 raise
             self._fail(group, "generation_error", Cause("its agent loop has cancelled itself"))
         except Exception as error:  # an agent loop or an engine may refuse a prompt: counted, policy drop_group
@@ -232,13 +214,13 @@ class GroupRollout:
                 return
             sampled = SampledTokens(trajectory.turns)
             turns = TurnCounts.of(trajectory.turns, recorder.calls_s)
-            self._report.turns = TurnCounts.total([self._report.turns, turns])
+            self._report.turns += turns
             trajectory.finish([PackedOutput.pack(output, sampled) for output in outputs])
             self._note_certain(group)
         finally:
             await self._kept.settle(recorder)
-            self._listeners.abandon(recorder.diverged_attachments)
-            self._report.calls = CallCounts.total([self._report.calls, recorder.calls])
+            self._abandon(recorder.diverged_attachments)
+            self._report.calls += recorder.calls
             self._report.diverged_tok += recorder.diverged_tok
             self._report.reprefilled_tok += recorder.reprefilled_tok
 
@@ -273,7 +255,7 @@ class GroupRollout:
             return
         if is_certain(self._metrics(group)):
             group.is_certain = True
-            self._listeners.on_certain(group.uid)
+            self._tell(group.uid, GroupEvent.CERTAIN)
 
     def _judge(self, group: PromptGroup) -> GroupOutcome:
         if not self._is_filtered:

@@ -24,7 +24,7 @@ from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups
 from ..core.over_sampling import AtHand
-from ..core.round import RoundProgress, RoundSpec
+from ..core.round import RoundProgress, RoundSpec, RoundSummary
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
@@ -32,7 +32,8 @@ from ..record.plain_values import DATA_SET, to_plain
 from ..store import FIELDS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
-from .reports import RoundResult, WorkerReport
+from .pictures import packed
+from .reports import RoundRecord, WorkerReport
 from .worker import AsyncDAPOAgentLoopWorker, RoundOrder
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
     Raises:
         ConfigError: naming a column that no checkpoint could hold, or whose name is taken.
     """
-    prompt = {key: value for key, value in row.items() if key not in ("uid", "validate")}
+    prompt = packed({key: value for key, value in row.items() if key not in ("uid", "validate")})
     if taken := sorted(TAKEN_NAMES & prompt.keys()):
         raise ConfigError(DATA_SET, taken, "columns with names that verl or this recipe uses; rename or drop them")
     plain = to_plain(prompt, source=DATA_SET)  # now rather than when a checkpoint is due
@@ -170,7 +171,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         event = self._coordinator.next_event.remote(self._round_id)
         if self._deadline is None:
             self._deadline = time.monotonic() + self._options.round_timeout_s
-        waiting = list(self._worker_refs)
+        pending = list(self._worker_refs)
         while True:
             now_s = time.monotonic()
             if now_s >= self._tell_at:
@@ -179,7 +180,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 self._balancer.look_after_servers.remote()
                 self._look_at = now_s + self._options.engine_timeout_s / 2
             left_s = max(0.0, self._deadline - now_s)
-            ready, _ = ray.wait([event, *waiting], num_returns=1, timeout=self._patience_s(left_s, now_s))
+            ready, _ = ray.wait([event, *pending], num_returns=1, timeout=self._patience_s(left_s, now_s))
             if not ready and left_s:
                 continue
             if not ready:
@@ -190,7 +191,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             if ready[0] is event or ready[0] == event:
                 return self._get(event)
             self._get(ready[0])  # a worker's round is over: raises its error if it has one
-            waiting.remove(ready[0])
+            pending.remove(ready[0])
 
     def _patience_s(self, left_s: float, now_s: float) -> float:
         return max(0.0, min(left_s, self._look_at - now_s, self._tell_at - now_s))
@@ -217,23 +218,22 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """Groups of the open round that are valid or can still become so."""
         return self._get(self._coordinator.at_hand.remote(self._round_id))
 
-    def close_round(self) -> RoundResult:
+    def close_round(self) -> RoundRecord:
         """Collect all workers' reports after the stop.
 
         Raises:
             RolloutError: when a worker died, or has not reported within `AsyncDAPOConfig.stop_timeout_s`.
         """
-        workers = WorkerReport.merged(self._get(self._worker_refs, timeout_s=self._options.stop_timeout_s))
+        workers = sum(self._get(self._worker_refs), WorkerReport())
         self._worker_refs = []
-        summary, stop_latency_s = self._get(self._coordinator.close_round.remote(self._round_id))
+        summary: RoundSummary = self._get(self._coordinator.close_round.remote(self._round_id))
         kept_lease_ids = [lease_id for group in workers.unfinished for lease_id in _leases(group)]
         kept_lease_ids += [lease_id for uid in summary.never_started for lease_id in self._frozen.get(uid, ())]
         self._get(self._balancer.all_returned.remote(kept_lease_ids))
-        return RoundResult(
+        return RoundRecord(
             summary=summary,
             workers=workers,
             rollout_s=time.monotonic() - self._started,
-            stop_latency_s=stop_latency_s,
             balancer=self._get(self._balancer.take_stats.remote()),
         )
 
@@ -267,7 +267,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 target_valid_groups=0,
                 carried_valid_groups=0,
                 drains=True,
-                pool_size=self.places if self._options.lanes_per_worker is None else self._options.lanes_hold,
+                pool_size=self._options.round_size().pool_size(self.places) or self._options.lanes_hold,
             ),
             [make_group(row, n=n, step=step) for row in rows],
             RoundOrder(round_id=round_id, validate=True),
@@ -285,9 +285,9 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._get(self._coordinator.open_round.remote(spec, tickets))
         self._worker_refs = [worker.run_round.remote(order) for worker in self.agent_loop_workers]
 
-    def _get(self, refs: Any, timeout_s: float | None = None) -> Any:
+    def _get(self, refs: Any) -> Any:
         try:
-            return ray.get(refs, timeout=self._options.stop_timeout_s if timeout_s is None else timeout_s)
+            return ray.get(refs, timeout=self._options.stop_timeout_s)
         except TimeoutError as error:
             raise RolloutError(
                 f"round {self._round_id}: no answer within {self._options.stop_timeout_s:g} s, "

@@ -28,9 +28,9 @@ MANAGERS_OF_PLAIN_FUNCTIONS = ("remote",)
 MIN_PROCESSES = 2  # one that never returns may hold up no other call
 
 
-class RewardPool:
-    """The processes of one reward worker: one that is too slow is killed and replaced. Calls wait in line for a place;
-    their time runs from when they have one.
+class RewardProcesses:
+    """The processes of one reward worker: one that is too slow is killed and replaced. Calls wait in line for one;
+    their time runs from when they have it.
 
     A plain function has a process for itself while it runs. A coroutine function shares one with all its calls, which
     end by cancellation; should it block that process all the same, or end it, its calls are tried again with a process
@@ -43,8 +43,8 @@ class RewardPool:
 
     def __init__(self, start: Callable[[], Awaitable[RewardProcess]], *, limit: int) -> None:
         self._start = start
-        self._places = asyncio.Semaphore(1)  # more are added while calls are slow
-        self._unused_places = limit - 1
+        self._permits = asyncio.Semaphore(1)  # more are added while calls are slow
+        self._unused_permits = limit - 1
         self._idle: list[RewardProcess] = []
         self._shared: RewardProcess | None = None
 
@@ -54,7 +54,7 @@ class RewardPool:
         Raises:
             RewardRaised, RewardTimedOut, RewardProcessDied, RewardNotLoaded: what this call is to blame for.
         """
-        async with self._places:
+        async with self._permits:
             process = self._shared
             if process is None or not process.is_alive:
                 process = await self._take()
@@ -64,7 +64,7 @@ class RewardPool:
         try:
             return await process.ask(arguments)
         except CallLost:
-            async with self._places:
+            async with self._permits:
                 return await self._ask_alone(await self._take(), arguments)
 
     async def close(self) -> None:
@@ -79,17 +79,17 @@ class RewardPool:
         return await self._start()
 
     async def _ask_alone(self, process: RewardProcess, arguments: dict[str, Any]) -> Any:
-        slow = asyncio.get_running_loop().call_later(SLOW_S, self._add_place)
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._add_permit)
         try:
             return await process.ask(arguments)
         finally:
             slow.cancel()
             self._idle.append(process)
 
-    def _add_place(self) -> None:
-        if self._unused_places > 0:
-            self._unused_places -= 1
-            self._places.release()
+    def _add_permit(self) -> None:
+        if self._unused_permits > 0:
+            self._unused_permits -= 1
+            self._permits.release()
 
 
 def isolate_reward(config: DictConfig, options: RewardConfig) -> None:
@@ -145,12 +145,12 @@ class _Host:
         function = RewardFunction(**plain["function"])
         function.constants.update(constants)
         limit = plain["processes"] or max(MIN_PROCESSES, len(os.sched_getaffinity(0)) // plain["num_workers"])
-        self._pool = RewardPool(lambda: RewardProcess.start(function), limit=limit)
+        self._processes = RewardProcesses(lambda: RewardProcess.start(function), limit=limit)
         self._loop = asyncio.SelectorEventLoop()
         threading.Thread(target=self._loop.run_forever, name="reward-processes", daemon=True).start()
 
     def submit(self, arguments: dict[str, Any]) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(self._pool.call(arguments), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._processes.call(arguments), self._loop)
 
 
 _host: _Host | None = None

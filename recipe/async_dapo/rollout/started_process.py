@@ -85,7 +85,7 @@ class RewardProcess(asyncio.Protocol):
         self._name = name
         self._timeout_s = timeout_s
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[tuple[str, bytes]]] = {}
+        self._answers: dict[int, asyncio.Future[tuple[str, bytes]]] = {}
         self._received = bytearray()
         loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[tuple[str, Any]] = loop.create_future()
@@ -124,10 +124,10 @@ class RewardProcess(asyncio.Protocol):
         """Run the function.
 
         Raises:
-            CallLost: if the process has ended while it ran this call and others; else see `RewardPool.call`.
+            CallLost: if the process has ended while it ran this call and others; else see `RewardProcesses.call`.
         """
         number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
             self._send((number, arguments))
             async with asyncio.timeout(self._timeout_s + (GRACE_S if self.takes_many else 0)):
@@ -143,7 +143,7 @@ class RewardProcess(asyncio.Protocol):
                 self._kill()  # it runs on otherwise
             raise
         finally:
-            del self._waiting[number]
+            del self._answers[number]
         content = pickle.loads(payload)
         if status == "timeout":
             raise RewardTimedOut(content)
@@ -158,7 +158,7 @@ class RewardProcess(asyncio.Protocol):
         await self._ended
 
     def _lose_others(self, number: int) -> bool:
-        others = [answer for other, answer in self._waiting.items() if other != number and not answer.done()]
+        others = [answer for other, answer in self._answers.items() if other != number and not answer.done()]
         for answer in others:
             answer.set_exception(CallLost())
         return bool(others)
@@ -185,7 +185,7 @@ class RewardProcess(asyncio.Protocol):
             del self._received[:end]
             if not self._loaded.done():
                 self._loaded.set_result(message)
-            elif (answer := self._waiting.get(message[0])) is not None and not answer.done():
+            elif (answer := self._answers.get(message[0])) is not None and not answer.done():
                 answer.set_result(message[1:])
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -199,9 +199,9 @@ class RewardProcess(asyncio.Protocol):
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if not self._loaded.done():
             self._loaded.set_result(("failed", f"its process has ended ({how}) on import"))
-        waiting = [answer for answer in self._waiting.values() if not answer.done()]
-        for answer in waiting:
-            is_alone = len(waiting) == 1
+        missing = [answer for answer in self._answers.values() if not answer.done()]
+        for answer in missing:
+            is_alone = len(missing) == 1
             answer.set_exception(RewardProcessDied(f"its process has ended ({how})") if is_alone else CallLost())
         self._ended.set_result(None)
 

@@ -93,7 +93,7 @@ class RecordedTool(BaseTool):
         async def make() -> list[Any]:
             made_id, response = await self._tool.create(**named, **kwargs)
             self._live[made_id] = made_id
-            if recorder is not None and recorder.is_stopping and recorder.kept_loop is None:
+            if recorder is not None and recorder.rests and recorder.kept_loop is None:
                 await self._end(made_id)  # nothing is left that would release it
             return [made_id, response.model_dump(exclude_none=True)]
 

@@ -15,6 +15,7 @@ from .. import store
 from ..aio import TurnBatch
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.outcome import Verdict
+from ..core.round import GroupEvent
 from ..core.trajectory import PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import show_logs
@@ -24,10 +25,11 @@ from ..verl_version import check_versions
 from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
 from .coordinator import Ticket
-from .group_rollout import GroupRollout, Listeners, leaves
+from .group_rollout import GroupRollout, leaves
 from .parking import park, unpark
+from .pictures import PictureInputs, check_seen, opened
 from .reports import WorkerReport
-from .reward import RewardScorer
+from .reward import RewardScorer, ScoringWorker
 from .tools import recorded_tools
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """Called once by the manager, when there are engines."""
         self.llm_client = llm_client
         self.llm_client.tokenizer = self.tokenizer  # finds stop strings over a seam
-        self.reward_loop_worker_handles = reward_workers
+        self._compute_score = ScoringWorker(reward_workers)._compute_score
         self._agent_loops = AgentLoopFactory(
             trainer_config=DictConfigWrap(self.config),
             server_manager=self.llm_client,
@@ -127,7 +129,9 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         return WorkerReport() if self._rollout is None else self._rollout.take_report()
 
     def _group_rollout(self, order: RoundOrder, scorer: RewardScorer) -> GroupRollout:
-        """What runs the groups of this round."""
+        """What runs the groups of this round. It tells the coordinator what happens, in one call a turn of the loop."""
+        report = self._coordinator.report_progress.remote
+        events = TurnBatch[tuple[str, GroupEvent]](lambda events: report(order.round_id, events))
         return GroupRollout(
             self._loop_runner(order),
             scorer,
@@ -135,19 +139,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             kept=self._kept_loops,
             options=self._options,
             validates=order.validate,
-            listeners=self._listeners(order.round_id),
-        )
-
-    def _listeners(self, round_id: str) -> Listeners:
-        """They tell the coordinator: what happens in one turn of the event loop is one call."""
-        coordinator = self._coordinator
-        generated = TurnBatch[str](lambda uids: coordinator.report_trajectories.remote(round_id, uids))
-        certain = TurnBatch[str](lambda uids: coordinator.report_certain.remote(round_id, uids))
-        waiting = TurnBatch[tuple[str, int]](lambda changes: coordinator.report_waiting.remote(round_id, changes))
-        return Listeners(
-            on_generated=generated.add,
-            on_certain=certain.add,
-            on_waiting=lambda uid, change: waiting.add((uid, change)),
+            tell=lambda uid, event: events.add((uid, event)),
             abandon=self.llm_client.abandon,
         )
 
@@ -181,7 +173,11 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
     async def _store(self, order: RoundOrder, group: PromptGroup) -> None:
         partition_id = store.VAL if order.validate else store.TRAIN
-        await store.put_group(group, partition_id=partition_id)
+        if order.validate or self.processor is None:
+            await store.put_group(group, partition_id=partition_id)
+        else:
+            inputs_of = await PictureInputs.of(group, self)
+            await store.put_group(group, partition_id=partition_id, inputs_of=inputs_of)
 
     async def _interrupt_on_stop(self, order: RoundOrder, rollout: GroupRollout) -> None:
         await self._coordinator.wait_stopped.remote(order.round_id)
@@ -201,9 +197,12 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         }
 
         async def run(group: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-            prompt = {"agent_name": rollout.agent.default_agent_loop} | group.prompt
+            prompt = {"agent_name": rollout.agent.default_agent_loop} | opened(group.prompt)
             make = partial(self._agent_loops.make, prompt.pop("agent_name"))
             names = {"uid": group.uid, "session_id": trajectory.session_id}
-            return await self._kept_loops.run(make, dict(sampling_params), **names, **prompt)
+            outputs = await self._kept_loops.run(make, dict(sampling_params), **names, **prompt)
+            for output in outputs:
+                check_seen(output.multi_modal_data, group.prompt.get("raw_prompt"))
+            return outputs
 
         return run

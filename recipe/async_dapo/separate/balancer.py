@@ -25,7 +25,7 @@ from ..core.balance import Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.staleness import EngineUpdate
-from ..engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats, UpdateStats
+from ..engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats
 from .rolling_update import Phase, RollingUpdate
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         while silent := self._serving() - (told & self._generating):
             told |= silent
             self._generating |= silent
-            loads |= await self._calls.tell_all("allow_generation", but=self._handles.keys() - silent)
+            loads |= await self._server_calls.tell_all("allow_generation", but=self._handles.keys() - silent)
         self._deliver(self._balance.open({key: load for key, load in loads.items() if key in self._handles}))
         self._meter.reset(self._table.total_inflight)
         self._is_open = True
@@ -128,7 +128,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         Returns:
             What was counted, and the requests that the servers have room for together.
         """
-        self._loads = loads = await self._calls.tell_all("turn_over")
+        self._loads = loads = await self._server_calls.tell_all("turn_over")
         self._balance.close(loads)
         stats = await self.take_stats()
         self._deliver(self._balance.open(loads))
@@ -138,11 +138,8 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         to_epoch_s = time.time() - time.monotonic()
         ended, self._ended = tuple(one.shifted(to_epoch_s) for one in self._ended), []
         versions = (await self.versions()).values()
-        updates = UpdateStats(
-            versions_behind=max((self._updates.newest_version - version for version in versions), default=0),
-            ended=ended,
-        )
-        return replace(await super().take_stats(), updates=updates)
+        behind = max((self._updates.newest_version - version for version in versions), default=0)
+        return replace(await super().take_stats(), versions_behind=behind, updates=ended)
 
     async def remove_servers(self, server_ids: list[str]) -> None:
         await super().remove_servers(server_ids)
@@ -191,13 +188,13 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         except (TimeoutError, RayError) as error:
             self._failures[server_id] = failure = f"has not taken new weights: {_last_line_of(error)}"
             logger.critical("server %s %s; it is ended", server_id, failure)
-            await self._calls.end(server_id)
+            await self._server_calls.end(server_id)
 
     async def _bring_up_to_date(self, server_id: str) -> None:
         """Bring an engine the newest weights, and those that have become so meanwhile."""
         is_behind = True
         while is_behind:
-            await self._calls.tell(server_id, "stop_generation", self._rolling["pause_mode"])
+            await self._server_calls.tell(server_id, "stop_generation", self._rolling["pause_mode"])
             if server_id not in self._handles:
                 return
             version, buckets = self._updates.take_newest(server_id), self._buckets
@@ -220,9 +217,9 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         while self._is_open and server_id in self._handles and server_id not in self._generating:
             self._generating.add(server_id)
             knows = self._balance.controller.knows(server_id)
-            load = await self._calls.tell(server_id, "go_on" if knows else "allow_generation")
+            load = await self._server_calls.tell(server_id, "go_on" if knows else "allow_generation")
             if server_id not in self._generating:
-                await self._calls.tell(server_id, "stop_generation", self._pause_mode)
+                await self._server_calls.tell(server_id, "stop_generation", self._pause_mode)
             elif not knows and server_id in self._handles:
                 self._deliver(self._balance.join(server_id, load))
 

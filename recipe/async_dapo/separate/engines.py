@@ -135,9 +135,9 @@ class SeparateEngines(EngineManager):
 
     def _leave_weights(self, version: int) -> Sequence[ObjectRef]:
         """Where the trainer's weights are."""
-        calls = self.actor_wg.leave_weights(version=version)
-        self._await_ranks(calls, version)
-        [buckets] = filter(None, ray.get(calls))  # of rank 0
+        parts = self.actor_wg.leave_weights(version=version)
+        self._await_ranks(parts, version)
+        [buckets] = filter(None, ray.get(parts))  # of rank 0
         return buckets
 
     def await_newest_weights(self) -> None:

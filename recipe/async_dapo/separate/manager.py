@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from ..rollout.manager import AsyncDAPOAgentLoopManager
-from ..rollout.reports import RoundResult, WorkerReport
+from ..rollout.reports import RoundRecord, WorkerReport
 from .coordinator import RollingCoordinatorActor
 from .rolling_round import RollingSpec
 
@@ -15,7 +15,7 @@ class RollingManager(AsyncDAPOAgentLoopManager):
     _coordinator_actor: Any = RollingCoordinatorActor
     _rounds_go_on = True
 
-    def hand_over(self) -> RoundResult | None:
+    def hand_over(self) -> RoundRecord | None:
         """The next batch of a round that goes on, and all that has ended since the one before; None = wait again."""
         summary = self._get(self._coordinator.hand_over.remote(self._round_id))
         if summary is None:
@@ -25,11 +25,10 @@ class RollingManager(AsyncDAPOAgentLoopManager):
         rollout_s = time.monotonic() - self._started
         self._started += rollout_s
         self._deadline = None
-        return RoundResult(
+        return RoundRecord(
             summary=summary,
-            workers=WorkerReport.merged(reports),
+            workers=sum(reports, WorkerReport()),
             rollout_s=rollout_s,
-            stop_latency_s=0.0,
             balancer=balancer,
         )
 

@@ -1,7 +1,7 @@
 """Weights in Ray's object store: the trainer leaves a version there and goes on; each engine takes it when its turn has
 come. Ray frees a version when nothing refers to it any more.
 
-    training rank 0: tensors, then their stamp --put--> buckets --Ray, once a node--> an engine's workers --> vLLM
+    training rank 0: tensors, then their proof --put--> buckets --Ray, once a node--> an engine's workers --> vLLM
 """
 
 from collections.abc import AsyncIterator, Sequence

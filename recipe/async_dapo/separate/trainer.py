@@ -17,17 +17,16 @@ from verl.workers.rollout.llm_server import LLMServerManager
 
 from .. import store
 from ..config import RolloutStrategy, engine_gpus
-from ..core.pool import Settlement
 from ..logs import log_phase
 from ..rollout.coordinator import RoundEvent
-from ..rollout.reports import RoundResult
+from ..rollout.reports import RoundRecord
 from ..training.replay_buffer import RoundReplayBuffer
 from ..training.run import Parts
 from ..training.trainer import AsyncDAPOTrainer
 from .balancer import RollingLoadBalancer
 from .engines import SeparateEngines, SeparateReplica
 from .manager import RollingManager
-from .options import rolling_spec, rolling_update
+from .options import rolling_update
 from .rolling_round import RollingSpec
 from .weights import SeparateActorRolloutRefWorker
 
@@ -41,7 +40,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
     _manager: RollingManager | None
     _step = 0  # whose batch is collected; 0 = no round is open
     _opened_at = 0  # step
-    _before: tuple[RoundResult, Settlement] | None = None  # of a round that was stopped before it had the step's batch
+    _before: RoundRecord | None = None  # of a round that was stopped before it had the step's batch
 
     @property
     def manager(self) -> RollingManager:
@@ -54,8 +53,8 @@ class RollingReplayBuffer(RoundReplayBuffer):
         self.manager.open_engines(None if self._has_opened else self._concurrency_state)
         self._has_opened = True
         self._opened_at = step
-        self._dispatched = replace(self._dispatched, groups=[], resumed=0).extended(self._top_up(step))
-        self.manager.open_round(self._spec(step), self._dispatched.groups)
+        groups = self._top_up(step)
+        self.manager.open_round(self._spec(step), groups)
         self._step = step
 
     def end_round(self) -> None:
@@ -65,26 +64,25 @@ class RollingReplayBuffer(RoundReplayBuffer):
         self.manager.stop_round()
         event = self.manager.next_event()
         assert event is RoundEvent.STOPPED, f"{event} after the stop"
-        result = self.manager.close_round()
-        self._note_ended(result)
-        self._before = self._with_what_was_before(
-            result, self.pool.take_back(result.summary, result.workers.unfinished)
-        )
-        self._concurrency_state = result.balancer.concurrency_state
+        record = self.manager.close_round()
+        self._note_ended(record)
+        summary = self.pool.take_back(record.summary, record.workers.unfinished)
+        self._before = self._with_what_was_before(replace(record, summary=summary))
+        self._concurrency_state = record.balancer.concurrency_state
         self._step = 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         if partition_id == store.VAL:
             return self._sample_validation()
-        result = None
-        while result is None:
+        record = None
+        while record is None:
             while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
                 self._refill(global_steps)
-            result = self.manager.hand_over()
-        self._note_ended(result)
-        result, settlement = self._with_what_was_before(result, self.pool.hand_over(result.summary))
+            record = self.manager.hand_over()
+        self._note_ended(record)
+        record = self._with_what_was_before(replace(record, summary=self.pool.hand_over(record.summary)))
         self._before = None
-        batch, metrics = self._batch(result, settlement, global_steps)
+        batch, metrics = self._batch(record, global_steps)
         self._go_on(global_steps + 1)
         return batch, metrics
 
@@ -92,27 +90,22 @@ class RollingReplayBuffer(RoundReplayBuffer):
         """Collect the next step's batch."""
         self._step = step
         self._num_gen_batches, self._skipped = Fraction(0), 0
-        self._dispatched = self._top_up(step, goes_on=True)
-        self.manager.add_groups(self._dispatched.groups)
+        self.manager.add_groups(self._top_up(step, goes_on=True))
         self.manager.resize(self._spec(step))
 
-    def _with_what_was_before(self, result: RoundResult, settlement: Settlement) -> tuple[RoundResult, Settlement]:
-        if self._before is None:
-            return result, settlement
-        earlier_result, earlier_settlement = self._before
-        return earlier_result + result, earlier_settlement + settlement
+    def _with_what_was_before(self, record: RoundRecord) -> RoundRecord:
+        return record if self._before is None else self._before + record
 
     def _spec(self, step: int) -> RollingSpec:
-        pool_size = self._pool_size()
-        return rolling_spec(
-            self._options,
-            opened_at=self._opened_at,
+        carried = self.pool.carried_versions
+        return self._make_spec(
+            RollingSpec,
+            round_id=f"from-step-{self._opened_at}",
+            carried_valid_groups=len(carried),
             step=step,
-            carried=self.pool.carried_versions,
-            pool_size=pool_size,
-            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
+            max_staleness=self._options.max_staleness,
+            carried=carried,
             most_begun=self._over_sampling.valid_to_hold,
-            counted_share=self._over_sampling.counted_share,
         )
 
 

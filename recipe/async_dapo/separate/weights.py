@@ -9,7 +9,7 @@ from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, register
 
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker, WeightSender
-from ..weights.stream import run_name, sockets_folder, stamped
+from ..weights.stream import run_name, sockets_folder, with_proof
 from .relay import leave_in_store, take_from_store
 
 
@@ -24,7 +24,7 @@ class SeparateActorRolloutRefWorker(AsyncDAPOActorRolloutRefWorker):
         buckets: list[ObjectRef] = []
         if torch.distributed.get_rank() == 0:
             run = run_name(sockets_folder())
-            buckets = await leave_in_store(stamped(weights, run=run, version=version))
+            buckets = await leave_in_store(with_proof(weights, run=run, version=version))
         else:  # every rank gathers every tensor together with the others
             for _ in weights:
                 pass

@@ -154,13 +154,13 @@ class Run:
         return bool(options.max_staleness) and spans
 
     @property
-    def waiting(self) -> int:
+    def requests(self) -> int:
         """Requests that workers could wait with at once: a group starts while there is one place for its n [count]."""
         fixed = self.options.fixed_pool_size
         return self.options.lanes_hold if fixed is None else fixed + self.options.rollout_n - 1
 
     @property
-    def calls(self) -> int:
+    def server_calls(self) -> int:
         """Concurrent calls of a vLLM server actor."""
         return server_calls(self.rollout.max_num_seqs * self.rollout.data_parallel_size)
 
@@ -182,7 +182,7 @@ class Run:
         """Whether each token has a weight that is small enough for engines of another precision."""
         upper = str(self.correction.rollout_is_threshold).rpartition("_")[2]
         return (
-            (self.corrects(DECOUPLED) or self.corrects(BALANCE))
+            (self.corrects(DECOUPLED) or self.corrects(MIXTURE))
             and self.correction.rollout_is in (None, "token")
             and upper.replace(".", "", 1).isdecimal()
             and float(upper) <= _MOST_WEIGHT
@@ -195,7 +195,7 @@ class Run:
         return ", ".join(package for package in packages if package is not None and find_spec(package) is None)
 
 
-DECOUPLED, BALANCE = ImportanceSampling.DECOUPLED, ImportanceSampling.BALANCE
+DECOUPLED, MIXTURE = ImportanceSampling.DECOUPLED, ImportanceSampling.MIXTURE
 BYPASS, NONE = ImportanceSampling.BYPASS, ImportanceSampling.NONE
 
 
@@ -317,10 +317,10 @@ RULES: tuple[Rule, ...] = (
          "with loss_agg_mode=seq-mean-token-sum-norm verl divides by the longest answer of each micro batch, so a "
          "token weighs more where all are short; set it to data.max_response_length={it.options.max_response_length}"),
 
-    Rule("async_dapo.max_staleness", lambda it: it.corrects(BALANCE) and it.options.max_staleness is None,
-         "async_dapo.importance_sampling=balance keeps the weights of so many versions; set a number, such as 4"),
-    Rule(_ACTOR + "strategy", lambda it: it.corrects(BALANCE) and it.actor.strategy != "fsdp2",
-         "async_dapo.importance_sampling=balance exchanges FSDP2's weights; use fsdp2, or decoupled"),
+    Rule("async_dapo.max_staleness", lambda it: it.corrects(MIXTURE) and it.options.max_staleness is None,
+         "async_dapo.importance_sampling=mixture keeps the weights of so many versions; set a number, such as 4"),
+    Rule(_ACTOR + "strategy", lambda it: it.corrects(MIXTURE) and it.actor.strategy != "fsdp2",
+         "async_dapo.importance_sampling=mixture exchanges FSDP2's weights; use fsdp2, or decoupled"),
     Rule(_CORRECTION + "rollout_is",
          lambda it: it.corrects(BYPASS) and it.correction.rollout_is and it.correction.loss_type == "ppo_clip",
          "PPO's ratio is the importance weight in bypass mode, verl ignores this one; leave it null, choose "
@@ -351,19 +351,19 @@ RULES: tuple[Rule, ...] = (
          and it.correction.rollout_is is None and it.correction.rollout_rs is None,
          "loss_type=reinforce has no ratio of its own; set it to token, or rollout_rs to a mask"),
     Rule(_CORRECTION + "rollout_is_threshold", lambda it: it.correction.rollout_is_threshold is None
-         and (it.corrects(DECOUPLED) or it.corrects(BALANCE) or it.correction.rollout_is is not None),
+         and (it.corrects(DECOUPLED) or it.corrects(MIXTURE) or it.correction.rollout_is is not None),
          "verl would leave the weights out; set the truncation, such as 2.0, or async_dapo.importance_sampling=none"),
 
     Rule("async_dapo.max_concurrent_prompts",
-         lambda it: it.options.rollout_pool_size is None and it.waiting >= MAX_PENDING_CALLS,
-         "{it.options.num_workers} workers could wait with {it.waiting} requests at once, and the load balancer takes "
+         lambda it: it.options.rollout_pool_size is None and it.requests >= MAX_PENDING_CALLS,
+         "{it.options.num_workers} workers could wait with {it.requests} requests at once, and the load balancer takes "
          f"{MAX_PENDING_CALLS} calls; lower it"),
     Rule("async_dapo.rollout_pool_size",
-         lambda it: it.options.fixed_pool_size is not None and it.waiting >= MAX_PENDING_CALLS,
-         f"{{it.waiting}} requests could wait, and the load balancer takes {MAX_PENDING_CALLS} calls; lower it"),
-    Rule("async_dapo.max_loads_per_server", lambda it: (it.options.max_loads_per_server or 0) >= it.calls,
-         "must be below {it.calls}, the concurrent calls of a vLLM server actor: weight updates and the stop would "
-         "wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs"),
+         lambda it: it.options.fixed_pool_size is not None and it.requests >= MAX_PENDING_CALLS,
+         f"{{it.requests}} requests could wait, and the load balancer takes {MAX_PENDING_CALLS} calls; lower it"),
+    Rule("async_dapo.max_loads_per_server", lambda it: (it.options.max_loads_per_server or 0) >= it.server_calls,
+         "must be below {it.server_calls}, the concurrent calls of a vLLM server actor: weight updates and the stop "
+         "would wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs"),
     Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate and it.rollout.nnodes < 1,
          "must be >= 1: async_dapo.placement=separate runs engines there"),
     Rule(_ROLLOUT + "nnodes", lambda it: not it.options.is_separate and it.rollout.nnodes,

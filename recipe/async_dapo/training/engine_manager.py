@@ -61,18 +61,18 @@ class EngineManager(CheckpointEngineManager):
         self._await_ranks(self.actor_wg.update_weights(global_steps=global_steps, mode=self.backend), global_steps)
         self._remove_dead()
 
-    def _await_ranks(self, calls: Sequence[ObjectRef], global_steps: int | None) -> None:
+    def _await_ranks(self, parts: Sequence[ObjectRef], global_steps: int | None) -> None:
         """Wait for the training workers' part in a weight update.
 
         Raises:
             TimeoutError: as `update_weights`.
         """
-        waiting = list(calls)
+        pending = list(parts)
         deadline = time.monotonic() + self._options.weight_update_timeout_s
-        while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        while pending:
+            ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                ranks = [rank for rank, call in enumerate(calls) if call in waiting]
+                ranks = [rank for rank, part in enumerate(parts) if part in pending]
                 raise TimeoutError(
                     f"weight update {global_steps}: training ranks {ranks} have not ended within "
                     f"{self._options.weight_update_timeout_s:g} s, 15 x async_dapo.engine_timeout_s; engines: "

@@ -8,12 +8,12 @@ Let p be the target policy, q_j behaviour policy j with n_j trajectories, N = su
 go into the same estimate of E_p[f], (1/N) sum_i w_i f(x_i), and make it unbiased:
 
     uniform   w = p(x) / q_own(x)                  any mix of versions, also inside a trajectory (CoPRIS eq. 6-8)
-    balance   w = p(x) / sum_j alpha_j q_j(x)      Owen 2013, Monte Carlo theory, methods and examples, chapter 9
+    mixture   w = p(x) / sum_j alpha_j q_j(x)      Owen 2013, Monte Carlo theory, methods and examples, chapter 9
 
 The balance heuristic's variance never exceeds that of uniform weights on the same data, and exceeds that of any other
 partition of unity by at most (1/min_j n_j - 1/N) mu^2 (Owen 2013, Theorem 9.8). What it needs:
 
-- The log-prob of EVERY trajectory under EVERY behaviour policy of its group (`balance_heuristic.py`).
+- The log-prob of EVERY trajectory under EVERY behaviour policy of its group (`mixture.py`).
 - Counts per prompt. Old versions hold more of the long, hard prompts; with one n_j for the whole batch a prompt's
   weights do not average to 1: biased. Any split that does not look at tokens will do.
 - For partial rollout: the positions at which the version changes, known up to the longest trajectory's end, as under
@@ -159,7 +159,7 @@ def wire_importance_sampling(config: DictConfig, mode: ImportanceSampling) -> No
 
     bypass     old_log_probs = rollout_log_probs: PPO's ratio is pi_theta / mu (CoPRIS, arXiv:2511.05589, eq. 8).
     decoupled  old_log_probs are those of the newest weights; the loss is weighted by the truncated pi_prox / mu.
-    balance    the same; then the trainer puts weights with the mixture of a group's versions in their place.
+    mixture    the same; then the trainer puts weights with the mixture of a group's versions in their place.
     none       old_log_probs are those of the newest weights, uncorrected.
 
     In bypass mode verl reads rejection masks from the loss's own options, and only with its own loss: they are copied
@@ -167,7 +167,7 @@ def wire_importance_sampling(config: DictConfig, mode: ImportanceSampling) -> No
     """
     correction = config.algorithm.rollout_correction
     correction.bypass_mode = mode is ImportanceSampling.BYPASS
-    if mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.BALANCE):
+    if mode in (ImportanceSampling.DECOUPLED, ImportanceSampling.MIXTURE):
         correction.rollout_is = correction.rollout_is or "token"
     if correction.bypass_mode and needs_bypass_loss(correction):
         policy_loss = config.actor_rollout_ref.actor.policy_loss

@@ -1,21 +1,21 @@
 """Every metric the recipe logs, what it means, and how a round becomes metrics."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from ..core.concurrency import EngineLoad
 from ..core.length_bias import LengthBiasWindow, mean_tok, quantile_tok
 from ..core.outcome import Verdict
-from ..core.over_sampling import OverSampling, RoundSize
-from ..core.pool import Dispatch, Settlement
+from ..core.over_sampling import OverSampling
+from ..core.round import RoundSummary
 from ..core.staleness import VersionShares
-from ..core.trajectory import PromptGroup
 from ..record.keys import PREFIX, STALENESS_BUCKETS
+from ..rollout.reports import RoundRecord, WorkerReport
 
 # Name without the prefix -> meaning. The README's table is generated from this; a test refuses other keys.
 METRICS: dict[str, str] = {
@@ -93,14 +93,14 @@ METRICS: dict[str, str] = {
     "length/dispatched/p90": "90 % quantile [tokens]",
     "importance/not_finite_tokens": "tokens of the loss whose ratio is no finite number: left out below [tokens]",
     "importance/overall/ess_ratio": "effective sample size of the token ratios pi_prox / mu over their number, all "
-    "tokens of the loss, rejected ones included; with balance, mu is the mixture [0-1]",
+    "tokens of the loss, rejected ones included; with mixture, mu is the mixture [0-1]",
     "importance/overall/ratio_max": "largest pi_prox / mu of these tokens",
     "importance/overall/k3_kl": "k3 estimate of KL(mu || pi_prox) over these tokens [nats per token]",
     "importance/staleness_0/ratio_max": "largest pi_prox / mu of the newest version's tokens: 1 where engines and "
     "trainer agree",
     "importance/staleness_0/k3_kl": "k3 estimate of KL(mu || pi_prox) over these tokens: 0 where engines and trainer "
     "agree [nats per token]",
-    # With importance_sampling=balance only.
+    # With importance_sampling=mixture only.
     "mixture/scored_trajectories": "trajectories scored under older versions, once for each version [trajectories]",
     "mixture/token_share": "share of the batch's tokens that have a mixture of several versions [0-1]",
     "mixture/unknown_share": "share of the batch's tokens whose group has versions without a snapshot, as after a "
@@ -109,102 +109,91 @@ METRICS: dict[str, str] = {
 }
 
 
-if TYPE_CHECKING:
-    from ..rollout.reports import RoundResult
-
 VOTES = "pred"  # the field by which verl counts what most answers to a prompt say
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRecord:
-    """All that a step's rollout leaves to be measured."""
+def round_metrics(
+    record: RoundRecord,
+    versions: VersionShares,
+    *,
+    ledger: Mapping[str, int],
+    over_sampling: OverSampling,
+    withheld_tok: int,
+    buffered_tok: int,
+    lengths: LengthBiasWindow,
+    skipped: int,
+) -> dict[str, float]:
+    """The step's metrics. Keys are those of `METRICS`, prefixed.
 
-    result: "RoundResult"
-    dispatch: Dispatch
-    settlement: Settlement
-    ledger: Mapping[str, int]
-    over_sampling: OverSampling  # as of the next step
-    round_size: RoundSize  # so, too
-    withheld_tok: int
-    versions: VersionShares
-    buffered: Sequence[PromptGroup]
-    lengths: LengthBiasWindow
-    skipped: int
-
-    @property
-    def staleness_bound(self) -> int | None:
-        """Most trajectories in flight in the next round that the limit on staleness allows; None = no limit."""
-        return self.round_size.staleness_bound(self.over_sampling.valid_share)
-
-
-def round_metrics(record: RoundRecord) -> dict[str, float]:
-    """The step's metrics. Keys are those of `METRICS`, prefixed."""
-    values: dict[str, float] = {f"ledger/{term}": count for term, count in record.ledger.items()}
-    for part in (_round, _stop, _failures, _load, _concurrency, _tokens, _partial, _versions, _lengths):
-        values |= part(record)
-    calls = record.result.workers.calls
-    values |= {f"calls/{name}": getattr(calls, name) for name in ("replayed", "carried", "kept_loops", "failed")}
-    values["calls/failed_ratio"] = _ratio(calls.failed, calls.answered)
-    values["calls/lost_loops"] = record.dispatch.lost_loops
-    values["calls/waiting_max"] = record.result.summary.waiting_for_calls_max
-    values |= {f"turns/{name}": value for name, value in record.result.workers.turns.figures().items()}
+    Args:
+        versions: of the batch.
+        over_sampling: as of the next step.
+        withheld_tok: too stale tokens of the batch.
+        buffered_tok: of unfinished groups.
+        skipped: prompts that were deferred.
+    """
+    values: dict[str, float] = {f"ledger/{term}": count for term, count in ledger.items()}
+    values |= _groups(record.summary) | _load(record) | _concurrency(record.balancer.loads.values())
+    values |= _tokens(record, trained_tok=versions.tokens.total() - withheld_tok, withheld_tok=withheld_tok)
+    values |= _versions(versions) | _lengths(lengths) | _calls(record.workers)
+    values |= {
+        "round/groups_to_hold": over_sampling.groups_to_hold,
+        "round/rollout_s": record.rollout_s,
+        "selection/skipped_prompts": skipped,
+        "filter/valid_share": over_sampling.valid_share,
+        "failure/killed_reward_processes": record.workers.killed_reward_processes,
+        "concurrency/slowest_speed": record.balancer.concurrency["slowest_speed"],
+        "partial/buffer_tokens": buffered_tok,
+    }
     return {PREFIX + name: float(value) for name, value in values.items()}
 
 
-def _round(record: RoundRecord) -> dict[str, float]:
-    summary = record.result.summary
-    valid = sum(outcome.verdict is Verdict.VALID for outcome in summary.outcomes)
-    rejected = record.settlement.filtered
+def _groups(summary: RoundSummary) -> dict[str, float]:
+    rejected = len(summary.ended(Verdict.FILTERED))
     return {
-        "round/groups_to_hold": record.over_sampling.groups_to_hold,
-        "round/rollout_s": record.result.rollout_s,
-        "round/trained_groups": len(record.settlement.trained_uids),
-        "selection/skipped_prompts": record.skipped,
+        "round/trained_groups": len(summary.trained_uids),
+        "early_stop/stop_latency_s": summary.stop_latency_s,
+        "early_stop/interrupted_groups": len(summary.taken_unreported),
+        "early_stop/redrawn_groups": len(summary.ended(Verdict.REDRAWN)),
+        "early_stop/lost_reports": summary.lost_reports,
         "filter/rejected_groups": rejected,
-        "filter/valid_share": record.over_sampling.valid_share,
-        "filter/rejected_ratio": _ratio(rejected, rejected + valid),
+        "filter/rejected_ratio": _ratio(rejected, rejected + len(summary.ended(Verdict.VALID))),
+        "failure/groups": len(summary.ended(Verdict.FAILED)),
+        "partial/resumed_groups": summary.resumed,
+        "calls/lost_loops": summary.lost_loops,
+        "calls/waiting_max": summary.waiting_for_calls_max,
     }
 
 
-def _stop(record: RoundRecord) -> dict[str, float]:
+def _calls(workers: WorkerReport) -> dict[str, float]:
+    calls = workers.calls
     return {
-        "early_stop/stop_latency_s": record.result.stop_latency_s,
-        "early_stop/interrupted_groups": len(record.result.summary.taken_unreported),
-        "early_stop/redrawn_groups": len(record.settlement.redrawn_uids),
-        "early_stop/lost_reports": record.settlement.lost_reports,
-    }
-
-
-def _failures(record: RoundRecord) -> dict[str, float]:
-    return {
-        "failure/groups": sum(record.settlement.failed.values()),
-        "failure/killed_reward_processes": record.result.workers.killed_reward_processes,
+        **{f"calls/{name}": getattr(calls, name) for name in ("replayed", "carried", "kept_loops", "failed")},
+        "calls/failed_ratio": _ratio(calls.failed, calls.answered),
+        **{f"turns/{name}": value for name, value in workers.turns.figures().items()},
     }
 
 
 def _load(record: RoundRecord) -> dict[str, float]:
-    balancer = record.result.balancer
-    most_s = balancer.inflight_max * record.result.rollout_s
-    updates: dict[str, float] = {}
-    if (ours := balancer.updates) is not None:
-        updates["load_balancer/versions_behind"] = ours.versions_behind
-        if ours.ended:
-            updates["load_balancer/update_s"] = ours.mean_s
-    return updates | {
+    balancer = record.balancer
+    most_s = balancer.inflight_max * record.rollout_s
+    values: dict[str, float] = {
         "load_balancer/requests": balancer.acquired,
         "load_balancer/servers": balancer.servers,
         "load_balancer/lost_servers": balancer.lost_servers,
         "load_balancer/inflight/max": balancer.inflight_max,
         "load_balancer/idle_ratio": _ratio(max(0.0, most_s - balancer.busy_s), most_s),
     }
+    if balancer.versions_behind is not None:
+        values["load_balancer/versions_behind"] = balancer.versions_behind
+    if balancer.updates:
+        values["load_balancer/update_s"] = fmean(one.ended_s - one.began_s for one in balancer.updates)
+    return values
 
 
-def _concurrency(record: RoundRecord) -> dict[str, float]:
-    balancer = record.result.balancer
-    loads = balancer.loads.values()
+def _concurrency(loads: Collection[EngineLoad]) -> dict[str, float]:
     return {
         **_drafts(loads),
-        "concurrency/slowest_speed": balancer.concurrency["slowest_speed"],
         "concurrency/kv_peak": max((load.kv_peak for load in loads), default=0.0),
         "concurrency/preemptions": sum(load.preemptions for load in loads),
     }
@@ -218,36 +207,26 @@ def _drafts(loads: Collection[EngineLoad]) -> dict[str, float]:
     return {"drafts/tok_per_step": _ratio(generated, generated - accepted)}
 
 
-def _tokens(record: RoundRecord) -> dict[str, float]:
+def _tokens(record: RoundRecord, *, trained_tok: int, withheld_tok: int) -> dict[str, float]:
     ended: Counter[Verdict] = Counter()
-    for outcome in record.result.summary.outcomes:
+    for outcome in record.summary.outcomes:
         ended[outcome.verdict] += sum(outcome.response_lens_tok)
-    trained = record.versions.tokens.total() - record.withheld_tok
-    interrupted, retired = record.settlement.discarded_tok, record.dispatch.retired_tok
-    discarded = interrupted + retired + record.withheld_tok + record.result.workers.diverged_tok + ended[Verdict.FAILED]
+    diverged_tok = record.workers.diverged_tok
+    discarded = record.summary.discarded_tok + withheld_tok + diverged_tok + ended[Verdict.FAILED]
     return {
-        "tokens/trained": trained,
+        "tokens/trained": trained_tok,
         "tokens/discarded": discarded,
         "tokens/filtered": ended[Verdict.FILTERED],
-        "tokens/waste_ratio": _ratio(discarded, discarded + trained),
+        "tokens/waste_ratio": _ratio(discarded, discarded + trained_tok),
+        "partial/withheld_tokens": withheld_tok,
+        "partial/reprefilled_tokens": sum(record.workers.reprefilled_tok),
+        "partial/diverged_tokens": diverged_tok,
     }
 
 
-def _partial(record: RoundRecord) -> dict[str, float]:
-    resumed = {group.uid for group in record.dispatch.groups[: record.dispatch.resumed]}
+def _versions(shares: VersionShares) -> dict[str, float]:
     return {
-        "partial/off_policy_token_ratio": record.versions.partial_share,
-        "partial/resumed_groups": len(resumed.intersection(record.result.summary.start_order)),
-        "partial/withheld_tokens": record.withheld_tok,
-        "partial/reprefilled_tokens": sum(record.result.workers.reprefilled_tok),
-        "partial/diverged_tokens": record.result.workers.diverged_tok,
-        "partial/buffer_tokens": sum(group.generated_tok for group in record.buffered),
-    }
-
-
-def _versions(record: RoundRecord) -> dict[str, float]:
-    shares = record.versions
-    return {
+        "partial/off_policy_token_ratio": shares.partial_share,
         "staleness/mean": _mean(shares.tokens),
         "staleness/max": max(shares.tokens, default=0),
         "age/max": max(shares.ages, default=0),
@@ -255,9 +234,9 @@ def _versions(record: RoundRecord) -> dict[str, float]:
     }
 
 
-def _lengths(record: RoundRecord) -> dict[str, float]:
-    dispatched = record.lengths.dispatched
-    trained_tok, dispatched_tok = mean_tok(record.lengths.trained), mean_tok(dispatched)
+def _lengths(lengths: LengthBiasWindow) -> dict[str, float]:
+    dispatched = lengths.dispatched
+    trained_tok, dispatched_tok = mean_tok(lengths.trained), mean_tok(dispatched)
     return {
         "length/trained/mean": trained_tok,
         "length/dispatched/mean": dispatched_tok,

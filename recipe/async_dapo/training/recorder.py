@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..core.outcome import CauseCounts
 from ..engines.load_balancer import LoadBalancerStats
-from ..rollout.reports import RoundResult
-from .metrics import RoundRecord
+from ..rollout.reports import RoundRecord
 
 
 class Recorder:
@@ -22,11 +21,11 @@ class Recorder:
         self._causes: Counter[tuple[str, str]] = Counter()
 
     def round_closed(self, step: int, record: RoundRecord) -> None:
-        self._causes.update(self._cause_counts.count(record.result.summary.outcomes))
+        self._causes.update(self._cause_counts.count(record.summary.outcomes))
 
-    def validation_closed(self, result: RoundResult) -> None:
-        self.engines_asked(result.balancer)
-        for (reason, what), count in self._cause_counts.count(result.summary.outcomes).items():
+    def validation_closed(self, record: RoundRecord) -> None:
+        self.engines_asked(record.balancer)
+        for (reason, what), count in self._cause_counts.count(record.summary.outcomes).items():
             self._causes[f"in validation, {reason}", what] += count
 
     def take_causes(self) -> dict[str, int]:

@@ -3,8 +3,8 @@
 When a step cannot have enough valid groups, it raises errors that name the cause and the remedy.
 """
 
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 from uuid import uuid4
@@ -13,21 +13,21 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from .. import store
-from ..config import AsyncDAPOConfig, Auto, ConfigError
+from ..config import AsyncDAPOConfig, ConfigError, S
 from ..core.concurrency import ConcurrencyState
 from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow
-from ..core.outcome import EndedGroups, Verdict
-from ..core.pool import Dispatch, PromptPool, Settlement
+from ..core.outcome import JUDGED, EndedGroups, Verdict
+from ..core.pool import PromptPool
 from ..core.prompt_history import PromptHistory
-from ..core.round import RoundSpec
+from ..core.round import RoundSpec, RoundSummary
 from ..core.staleness import StalenessLimit, VersionShares
 from ..core.trajectory import PromptGroup
 from ..rollout.coordinator import RoundEvent
 from ..rollout.manager import AsyncDAPOAgentLoopManager
-from ..rollout.reports import RoundResult
+from ..rollout.reports import RoundRecord
 from .checkpoints import RolloutState
-from .metrics import RoundRecord, round_metrics
+from .metrics import round_metrics
 from .recorder import load_recorder
 from .tracking import log_concurrency
 
@@ -102,7 +102,6 @@ class RoundReplayBuffer(ReplayBuffer):
         self._manager: AsyncDAPOAgentLoopManager | None = None
         self._num_gen_batches = Fraction(0)
         self._has_opened = False
-        self._dispatched = Dispatch()
         self._lengths = LengthBiasWindow(LENGTH_BIAS_WINDOW)
         self._over_sampling = options.over_sampling()
         self._round_size = options.round_size()
@@ -134,33 +133,42 @@ class RoundReplayBuffer(ReplayBuffer):
         if not self._has_opened:  # the engines say what they have room for
             self.manager.open_engines(self._concurrency_state)
             self._has_opened = True
-        self._dispatched = self._top_up(step)
-        self.manager.open_round(self._spec(step), self._dispatched.groups)
+        groups = self._top_up(step)
+        self.manager.open_round(self._spec(step), groups)
 
     def end_round(self) -> None:
         """Stop a round that goes on while its batches are trained: there is none."""
 
-    def _top_up(self, step: int, *, goes_on: bool = False) -> Dispatch:
-        """All groups at hand, and as many new ones as are missing."""
-        dispatch = self.pool.dispatch(step, goes_on=goes_on)
-        store.forget_groups(dispatch.retired_uids, partition_id=store.TRAIN)
-        self.manager.abandon(dispatch.retired_attachments)
-        missing = self.pool.missing_for_round()
-        if missing:
+    def _top_up(self, step: int, *, goes_on: bool = False) -> list[PromptGroup]:
+        """All groups at hand, and as many new ones as are missing.
+
+        Args:
+            goes_on: the round is open, and will hand over what is carried: nothing is retired.
+        """
+        if not goes_on:
+            retired_uids, attachments = self.pool.retire(step)
+            store.forget_groups(retired_uids, partition_id=store.TRAIN)
+            self.manager.abandon(attachments)
+        if missing := self.pool.missing_for_round(step):
             self._add_prompts(missing, step)
             self._num_gen_batches += 1
-        return dispatch.extended(self.pool.dispatch(step, goes_on=goes_on))
+        return self.pool.dispatch()
 
     def _spec(self, step: int) -> RoundSpec:
-        pool_size = self._pool_size()
-        return self._options.round_spec(
-            step=step,
+        return self._make_spec(
+            RoundSpec,
+            round_id=f"step-{step}",
             carried_valid_groups=self.pool.num_carried,
-            must_finish=self._dispatched.must_finish,
-            pool_size=pool_size,
-            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
-            valid_share=self._over_sampling.valid_share,
-            counted_share=self._over_sampling.counted_share,
+            must_finish=self.pool.must_finish(step),
+        )
+
+    def _make_spec(self, kind: type[S], **of_round: Any) -> S:
+        return self._options.round_spec(
+            kind,
+            places=self.manager.places,
+            over_sampling=self._over_sampling,
+            round_size=self._round_size,
+            **of_round,
         )
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -173,48 +181,42 @@ class RoundReplayBuffer(ReplayBuffer):
             return self._sample_validation()
         while self.manager.next_event() is RoundEvent.NEEDS_PROMPTS:
             self._refill(global_steps)
-        result = self.manager.close_round()
-        self._note_ended(result)
-        settlement = self.pool.settle(result.summary, result.workers.unfinished)
-        store.forget_groups(settlement.redrawn_uids, partition_id=store.TRAIN)
-        return self._batch(result, settlement, global_steps)
+        record = self.manager.close_round()
+        self._note_ended(record)
+        record = replace(record, summary=self.pool.settle(record.summary, record.workers.unfinished))
+        redrawn = [outcome.prompt_uid for outcome in record.summary.ended(Verdict.REDRAWN)]
+        store.forget_groups(redrawn, partition_id=store.TRAIN)
+        return self._batch(record, global_steps)
 
-    def _note_ended(self, result: RoundResult) -> None:
+    def _note_ended(self, record: RoundRecord) -> None:
         """What is kept of each group that has ended, before the pool forgets it, and of the engines."""
-        self.recorder.engines_asked(result.balancer)
+        self.recorder.engines_asked(record.balancer)
         # What is drawn again whatever its length says nothing of a preference.
-        interrupted = () if self._options.draws_again else result.workers.unfinished
-        self._lengths.observe(result.summary.outcomes, interrupted)
-        self._remember(result)
+        interrupted = () if self._options.draws_again else record.workers.unfinished
+        self._lengths.observe(record.summary.outcomes, interrupted)
+        self._remember(record.summary)
 
-    def _batch(
-        self, result: RoundResult, settlement: Settlement, global_steps: int
-    ) -> tuple[KVBatchMeta, dict[str, Any]]:
+    def _batch(self, record: RoundRecord, global_steps: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """The step's trajectories, and its metrics."""
-        self._lengths.mark_trained(settlement.trained_uids)
+        trained_uids = record.summary.trained_uids
+        self._lengths.mark_trained(trained_uids)
         # In an order that says nothing of age or time: the loss is a mean over the tokens of each mini-batch.
-        batch = store.batch_of(sorted(settlement.trained_uids), partition_id=store.TRAIN)
-        check_batch(
-            batch.keys, settlement.trained_uids, groups=self._options.target_valid_groups, n=self._options.rollout_n
-        )
+        batch = store.batch_of(sorted(trained_uids), partition_id=store.TRAIN)
+        check_batch(batch.keys, trained_uids, groups=self._options.target_valid_groups, n=self._options.rollout_n)
         withheld_tok = store.withhold(batch, oldest_version=self._staleness.oldest_trainable(global_steps))
         versions = VersionShares.of(batch.tags, step=global_steps)
-        self._learn(result, versions)
-        record = RoundRecord(
-            result=result,
-            dispatch=self._dispatched,
-            settlement=settlement,
+        self._learn(record, versions)
+        metrics = round_metrics(
+            record,
+            versions,
             ledger=self.pool.check_ledger(),
             over_sampling=self._over_sampling,
-            round_size=self._round_size,
             withheld_tok=withheld_tok,
-            versions=versions,
-            buffered=self.pool.buffered,
+            buffered_tok=sum(group.generated_tok for group in self.pool.buffered),
             lengths=self._lengths,
             skipped=self._skipped,
         )
-        metrics = round_metrics(record)
-        log_concurrency(global_steps, record, self._options)
+        log_concurrency(global_steps, record.balancer, self._options, self._over_sampling, self._round_size)
         self.recorder.round_closed(global_steps, record)
         return batch, metrics
 
@@ -254,27 +256,17 @@ class RoundReplayBuffer(ReplayBuffer):
         """Take what is frozen in the engines out of them: validation needs their places."""
         self.manager.abandon(self.pool.detach())
 
-    def _pool_size(self) -> int | None:
-        """Trajectories that may generate at once in the next round; None = only the lanes bound what runs."""
-        if self._options.rollout_pool_size is Auto.AUTO:
-            return self._round_size.decide(self.manager.places, self._over_sampling.valid_share)
-        return self._options.fixed_pool_size
-
-    def _learn(self, result: RoundResult, versions: VersionShares) -> None:
+    def _learn(self, record: RoundRecord, versions: VersionShares) -> None:
         """What the next round is sized by."""
-        ended = Counter(outcome.verdict for outcome in result.summary.outcomes)
-        self._over_sampling.observe(
-            versions.partial_share,
-            valid=ended[Verdict.VALID],
-            judged=ended[Verdict.VALID] + ended[Verdict.FILTERED],
-        )
-        self._round_size.observe(result.summary.outcomes)
-        self._concurrency_state = result.balancer.concurrency_state
+        valid, filtered = (len(record.summary.ended(verdict)) for verdict in JUDGED)
+        self._over_sampling.observe(versions.partial_share, valid=valid, judged=valid + filtered)
+        self._round_size.observe(record.summary.outcomes)
+        self._concurrency_state = record.balancer.concurrency_state
 
-    def _remember(self, result: RoundResult) -> None:
+    def _remember(self, summary: RoundSummary) -> None:
         """How the round's prompts were answered, while the pool still knows them by their groups."""
         if self._options.selection.records:
-            for outcome in result.summary.outcomes:
+            for outcome in summary.outcomes:
                 if outcome.metrics and outcome.verdict is not Verdict.REDRAWN:  # then its next answers count
                     key = self.pool.prompt_key(outcome.prompt_uid)
                     self.history.observe(key, outcome.metrics, outcome.response_lens_tok)
@@ -291,7 +283,7 @@ class RoundReplayBuffer(ReplayBuffer):
         count = self._over_sampling.groups_to_draw(self.manager.at_hand())
         self._add_prompts(count, step)
         self._num_gen_batches += Fraction(count, self._over_sampling.batch_unit)
-        self.manager.add_groups(self.pool.dispatch(step, goes_on=True).groups)
+        self.manager.add_groups(self.pool.dispatch())
 
     def _add_prompts(self, count: int, step: int) -> None:
         """Draw so many prompts, and defer what is skipped on the way."""
@@ -304,10 +296,10 @@ class RoundReplayBuffer(ReplayBuffer):
 
     def _sample_validation(self) -> tuple[KVBatchMeta, dict[str, Any]]:
         self.manager.next_event()
-        result = self.manager.close_round()
-        outcomes = result.summary.outcomes
+        record = self.manager.close_round()
+        outcomes = record.summary.outcomes
         self.left_out += sum(outcome.failed for outcome in outcomes)
-        self.recorder.validation_closed(result)
+        self.recorder.validation_closed(record)
         self.manager.learn_from_validation()
         uids = [outcome.prompt_uid for outcome in outcomes]
         store.forget_prompts(uids, partition_id=store.VAL)

@@ -110,8 +110,8 @@ def _prepare(config: DictConfig, options: AsyncDAPOConfig, parts: Parts) -> Path
             "delivery_tok": options.delivery_tok,
         }
     rollout = config.actor_rollout_ref.rollout
-    calls = server_calls(rollout.max_num_seqs * rollout.data_parallel_size)
-    router_config = _write_router_config(options, parts, calls=calls)
+    most_per_server = server_calls(rollout.max_num_seqs * rollout.data_parallel_size) - 1
+    router_config = _write_router_config(options, parts, most_per_server=most_per_server)
     OmegaConf.update(config, "actor_rollout_ref.rollout.router_config_path", str(router_config))
     return router_config
 
@@ -126,17 +126,17 @@ def take_down(trainer: AsyncDAPOTrainer | None, router_config: Path, *, succeede
         shutil.rmtree(router_config.parent, ignore_errors=True)
 
 
-def _write_router_config(options: AsyncDAPOConfig, parts: Parts, *, calls: int) -> Path:
+def _write_router_config(options: AsyncDAPOConfig, parts: Parts, *, most_per_server: int) -> Path:
     """The file through which verl creates our load balancer, on the node where it does.
 
     Args:
-        calls: that a server actor takes at once.
+        most_per_server: requests that a server actor takes at once.
     """
     session = sockets_folder().parent  # Ray's: nothing else is left of a run that was killed
     path = Path(tempfile.mkdtemp(prefix="async_dapo_", dir=session)) / "router.yaml"
     router = {
         "router_class": f"{parts.balancer.__module__}.{parts.balancer.__name__}Actor",
-        **options.load_balancer(most_per_server=calls - 1),
+        **options.load_balancer(most_per_server=most_per_server),
         **parts.balancer_options(options),
     }
     OmegaConf.save(router, path)

@@ -10,11 +10,12 @@ from omegaconf import DictConfig
 from verl.utils.tracking import Tracking
 
 from ..config import AsyncDAPOConfig, all_gpus, num_engines
+from ..core.over_sampling import OverSampling, RoundSize
+from ..engines.load_balancer import LoadBalancerStats
 from ..logs import log_phase, started_s
 from ..record.console import Pace, step_line
 from ..record.run_files import last_set_aside, metrics_file, set_aside
 from ..record.run_record import RunDescription, RunRecorder
-from .metrics import RoundRecord
 from .recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -111,9 +112,20 @@ def describe(config: DictConfig, options: AsyncDAPOConfig, prompts: int | None) 
     )
 
 
-def log_concurrency(step: int, record: RoundRecord, options: AsyncDAPOConfig) -> None:
+def log_concurrency(
+    step: int, balancer: LoadBalancerStats, options: AsyncDAPOConfig, over_sampling: OverSampling, size: RoundSize
+) -> None:
     """What may be in flight next, and why."""
-    balancer, limits = record.result.balancer, _limits(record, options)
+    limits: dict[str, int] = {}  # on trajectories in flight in the next round, by option name
+    if options.rollout_pool_size is None:
+        limits["lanes"] = options.lanes_hold
+    elif options.fixed_pool_size is not None:
+        limits["rollout_pool_size"] = options.fixed_pool_size
+    elif (bound := size.staleness_bound(over_sampling.valid_share)) is not None:
+        limits["max_staleness"] = bound
+    limits["engines"] = int(balancer.concurrency["places"])
+    held_by = "max_partial_share" if over_sampling.holds_less else "over_sampling_batch_size"
+    limits[held_by] = over_sampling.groups_to_hold * options.rollout_n
     least, figures = min(limits, key=limits.__getitem__), balancer.concurrency
     logger.info(
         f"step {step}: {balancer.inflight_max} in flight; next: at most {limits[least]} by {least} "
@@ -121,17 +133,3 @@ def log_concurrency(step: int, record: RoundRecord, options: AsyncDAPOConfig) ->
         f"{figures['kv_share']:.2f} of the KV cache at {figures['context_tok']:.0f} tokens a request, "
         f"slowest speed {figures['slowest_speed']:.2f}, steered {figures['steered']:.0f} times)"
     )
-
-
-def _limits(record: RoundRecord, options: AsyncDAPOConfig) -> dict[str, int]:
-    """Each limit on trajectories in flight in the next round, by option name."""
-    limits = {}
-    if options.rollout_pool_size is None:
-        limits["lanes"] = options.lanes_hold
-    elif options.fixed_pool_size is not None:
-        limits["rollout_pool_size"] = options.fixed_pool_size
-    elif record.staleness_bound is not None:
-        limits["max_staleness"] = record.staleness_bound
-    held_by = "max_partial_share" if record.over_sampling.holds_less else "over_sampling_batch_size"
-    places = int(record.result.balancer.concurrency["places"])
-    return limits | {"engines": places, held_by: record.over_sampling.groups_to_hold * options.rollout_n}

@@ -70,11 +70,11 @@ from ..rollout.manager import AsyncDAPOAgentLoopManager, make_group, prompt_rows
 from ..weights.sender import AsyncDAPOActorRolloutRefWorker
 from . import one_update
 from .agreement import judge_engines
-from .balance_heuristic import BalanceHeuristic
 from .checkpoints import KeptCheckpoints, from_frames, to_frames
 from .engine_manager import EngineManager
 from .importance_sampling import importance_metrics, importance_sums, truncated_weights
 from .metrics import fields_to_average
+from .mixture import MixtureLogProbs
 from .replay_buffer import RoundReplayBuffer
 from .tracking import extend, keep_metrics_file
 
@@ -95,7 +95,7 @@ class AsyncDAPOTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         self.options = AsyncDAPOConfig.from_hydra(config)
-        self._balance: BalanceHeuristic | None = None
+        self._mixture: MixtureLogProbs | None = None
         self._checkpoints = KeptCheckpoints.taking_over_from_verl(config)
         super().__init__(config)
 
@@ -197,8 +197,8 @@ class AsyncDAPOTrainer(PPOTrainer):
         return f"step {total} of {limit} is trained"
 
     def on_init_end(self) -> None:
-        if self.options.importance_sampling is ImportanceSampling.BALANCE:
-            self._balance = BalanceHeuristic(self.actor_rollout_wg, self.config, self.options)
+        if self.options.importance_sampling is ImportanceSampling.MIXTURE:
+            self._mixture = MixtureLogProbs(self.actor_rollout_wg, self.config, self.options)
         log_phase("first weights to the engines")
         self.checkpoint_manager.update_weights(self.global_steps)
 
@@ -295,15 +295,15 @@ class AsyncDAPOTrainer(PPOTrainer):
                 return super()._compute_advantage(batch, metrics)
         data = store.read_padded(batch, ["response_mask", "policy_versions", "old_log_probs", "rollout_log_probs"])
         log_ratio_BT, mask_BT = data["old_log_probs"] - data["rollout_log_probs"], data["response_mask"]
-        if self._balance is not None:
-            sampled_by = self._balance.log_probs(batch, step=self.global_steps, metrics=metrics)
+        if self._mixture is not None:
+            sampled_by = self._mixture.log_probs(batch, step=self.global_steps, metrics=metrics)
             log_ratio_BT = data["old_log_probs"] - pad_sequence(sampled_by, batch_first=True)
         is_newest_BT = data["policy_versions"] >= self.global_steps - 1
         metrics.update(importance_metrics(importance_sums(log_ratio_BT, is_newest_BT, mask_BT)))
         if not mask_BT.any():
             return self._advantage_without_tokens(batch, metrics)
         batch = super()._compute_advantage(batch, metrics)
-        if self._balance is not None:
+        if self._mixture is not None:
             weights_BT, weight_metrics = truncated_weights(log_ratio_BT.float(), mask_BT, correction)
             rows = zip(weights_BT, sampled_by, strict=True)
             store.write_field(batch, "rollout_is_weights", [row_T[: len(own_T)] for row_T, own_T in rows])

@@ -1,5 +1,5 @@
 """The end of weights that belongs to verl's workers: a training worker whose engine adapter sends to its own run's
-engines, and which keeps earlier versions for `async_dapo.importance_sampling=balance`.
+engines, and which keeps earlier versions for `async_dapo.importance_sampling=mixture`.
 """
 
 from collections.abc import AsyncIterator
@@ -11,13 +11,13 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from ..garbage import collect_cycles_as_usual
 from .adapter import BoundedServerAdapter
 from .snapshots import SnapshotRoom, WeightSnapshots
-from .stream import NamedTensor, private_handle, run_name, sockets_folder, stamped
+from .stream import NamedTensor, private_handle, run_name, sockets_folder, with_proof
 
 
 class WeightSender(BoundedServerAdapter):
-    """Meets the engine at its run's own socket, stamps what it sends, and tells the engine which stamp to expect.
+    """Meets the engine at its run's own socket, proves what it sends, and tells the engine which proof to expect.
 
-    The expectation goes over Ray to the engine of this run, the stamp through the socket with the weights: an engine
+    The expectation goes over Ray to the engine of this run, the proof through the socket with the weights: an engine
     that listens to another run raises `WeightsMismatch`, here as well.
     """
 
@@ -30,10 +30,10 @@ class WeightSender(BoundedServerAdapter):
         self._run = run_name(folder)
 
     async def update_weights(self, weights: Any, global_steps: int | None = None, **kwargs: Any) -> None:
-        await self.pass_on(stamped(weights, run=self._run, version=global_steps), version=global_steps, **kwargs)
+        await self.pass_on(with_proof(weights, run=self._run, version=global_steps), version=global_steps, **kwargs)
 
     async def pass_on(self, weights: AsyncIterator[NamedTensor], *, version: int | None, **kwargs: Any) -> None:
-        """Send what is stamped already."""
+        """Send what has its proof already."""
         await super().update_weights(
             weights, global_steps=version, expected_run=self._run, expected_version=version, **kwargs
         )

@@ -1,8 +1,8 @@
 """A stream of weights from a trainer to its engine, which can tell that they are its own run's and which version's.
 
-    trainer: tensors, then a stamp --socket in this Ray cluster's folder--> engine: compares the stamp with its own
+    trainer: tensors, then a proof --socket in this Ray cluster's folder--> engine: compares the proof with its own
 
-Both ends compute a checksum over the stream: some milliseconds beside a transfer, and nothing is sent but the stamp.
+Both ends compute a checksum over the stream: some milliseconds beside a transfer, and nothing is sent but the proof.
 
 verl meets in the system's temporary folder, under a name that every first job of a Ray cluster has: two clusters on one
 machine would take each other's weights. Ray's folder is the cluster's own on each node, it is gone when the cluster's
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 NamedTensor = tuple[str, torch.Tensor]
 
-STAMP = "async_dapo.weight_stamp"  # travels as a tensor of this name
+PROOF = "async_dapo.weight_proof"  # travels as a tensor of this name
 
 _SAMPLED_EVERY = 16
 _SAMPLED_VALUES = 64
@@ -63,19 +63,19 @@ class Checksum:
             self._digest.update(_bytes_of(first_row.reshape(-1)[:_SAMPLED_VALUES]))
         self._tensors += 1
 
-    def stamp(self, run: str, version: int | None) -> str:
+    def proof(self, run: str, version: int | None) -> str:
         """What a transfer says of itself at its end."""
         return f"policy version {version} of run {run}, checksum {self._digest.hexdigest()}"
 
 
-async def stamped(
+async def with_proof(
     weights: Iterable[NamedTensor] | AsyncIterable[NamedTensor], *, run: str, version: int | None
 ) -> AsyncIterator[NamedTensor]:
     checksum = Checksum()
     async for name, tensor in ensure_async_iterator(weights):
         checksum.add(name, tensor)
         yield name, tensor
-    yield STAMP, torch.frombuffer(bytearray(checksum.stamp(run, version).encode()), dtype=torch.uint8)
+    yield PROOF, torch.frombuffer(bytearray(checksum.proof(run, version).encode()), dtype=torch.uint8)
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
@@ -138,7 +138,7 @@ class WeightReceiver(vLLMColocateWorkerExtension):
             WeightsMismatch: what came is not what the caller, which is of this run, has sent.
             WeightsNotLoaded: naming what failed.
         """
-        self._checksum, self._stamp = Checksum(), "weights without a stamp"
+        self._checksum, self._proof = Checksum(), "weights without a proof"
         self._failure = ""  # the first of this transfer, as text: vLLM passes on nothing else
         engine = f"replica {os.environ['VERL_REPLICA_RANK']}, rank {self.local_rank}"
         try:
@@ -147,14 +147,14 @@ class WeightReceiver(vLLMColocateWorkerExtension):
             self._note(error)
         if self._failure:
             raise WeightsNotLoaded(f"{engine}: could not load weights of version {expected_version}: {self._failure}")
-        if self._stamp != (expected := self._checksum.stamp(str(expected_run), expected_version)):
-            raise WeightsMismatch(f"{engine}: expected weights of {expected}; found {self._stamp}")
+        if self._proof != (expected := self._checksum.proof(str(expected_run), expected_version)):
+            raise WeightsMismatch(f"{engine}: expected weights of {expected}; found {self._proof}")
 
     def _update_weights(self, weights: list[NamedTensor], **kwargs: Any) -> None:
         arrived = []
         for name, tensor in weights:
-            if name == STAMP:
-                self._stamp = _bytes_of(tensor).decode()
+            if name == PROOF:
+                self._proof = _bytes_of(tensor).decode()
             else:
                 self._checksum.add(name, tensor)
                 arrived.append((name, tensor))

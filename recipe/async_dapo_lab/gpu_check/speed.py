@@ -33,13 +33,19 @@ def cells(*, kv_room_tok: int, batches: Sequence[int], contexts_tok: Sequence[in
 
 
 def record_line(cell: Cell, *, short_s: float, long_s: float) -> dict[str, float]:
-    """The difference of two generations is decoding alone, without prefill and start.
+    """The difference of two generations is decoding alone; what the short one takes beyond it is prefill and start.
 
     Args:
         short_s, long_s: seconds in which every request of the cell got `SHORT_TOK` and `LONG_TOK` tokens.
     """
-    tokens_per_s = cell.batch * (LONG_TOK - SHORT_TOK) / (long_s - short_s)
-    return {"inflight": cell.batch, "kv_tok": cell.kv_tok, "tokens_per_s": round(tokens_per_s, 2)}
+    step_s = (long_s - short_s) / (LONG_TOK - SHORT_TOK)
+    return {
+        "inflight": cell.batch,
+        "kv_tok": cell.kv_tok,
+        "tokens_per_s": round(cell.batch / step_s, 2),
+        "context_tok": cell.context_tok,
+        "prefill_s": round(short_s - SHORT_TOK * step_s, 4),  # of all requests of the cell
+    }
 
 
 def judge_speed(facts: Mapping[str, Any]) -> Verdict:

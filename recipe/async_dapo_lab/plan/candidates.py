@@ -30,11 +30,11 @@ from .workload import ANSWERS, KnownPassRates
 SAMPLE = 4096  # prompts
 
 # Corrections beside the default one, as rows of their own. `bypass` saves the pass that recomputes old log-probs;
-# `balance` adds one for each older version of a group that mixes versions.
+# `mixture` adds one for each older version of a group that mixes versions.
 CORRECTIONS = {
-    RolloutStrategy.PARTIAL: (ImportanceSampling.BYPASS, ImportanceSampling.BALANCE),
+    RolloutStrategy.PARTIAL: (ImportanceSampling.BYPASS, ImportanceSampling.MIXTURE),
     RolloutStrategy.PARTIAL_STALE_KV: (ImportanceSampling.BYPASS,),
-    RolloutStrategy.CONSISTENT: (ImportanceSampling.BALANCE,),
+    RolloutStrategy.CONSISTENT: (ImportanceSampling.MIXTURE,),
 }
 SPLITS = (0.8, 0.9, 1.0)  # servers whose GPUs train, over those that would be done when the others are
 DRAFTS, COLOCATE_WITH_DRAFTS = "async_dapo.drafts", "colocate_async with these drafts"  # which verl has not
@@ -148,10 +148,10 @@ class Candidate:
 
 def verl_reference(scenario: Scenario) -> Candidate:
     """What speed-ups refer to: verl's sync mode."""
-    return _baseline(verl_sync(groups=scenario.train_batch_size))
+    return baseline(verl_sync(groups=scenario.train_batch_size))
 
 
-def _baseline(system: System) -> Candidate:
+def baseline(system: System) -> Candidate:
     """Another system, by the strategy and the stop rule among its overrides."""
     strategy, rule = (system.overrides[f"async_dapo.{key}"] for key in ("rollout_strategy", "stop_rule"))
     return Candidate(system=system, strategy=strategy, stop_rule=rule, is_baseline=True)
@@ -171,7 +171,7 @@ def baselines(scenario: Scenario) -> list[Candidate]:
         april(over_sampling=2 * groups),
         copris(pool_size=pool_size, over_sampling=_over_sampling(scenario, pool_size)),
     ]
-    return [verl_reference(scenario), *map(_baseline, systems)]
+    return [verl_reference(scenario), *map(baseline, systems)]
 
 
 def separate_splits(scenario: Scenario) -> list[System]:

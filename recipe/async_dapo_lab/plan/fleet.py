@@ -123,7 +123,7 @@ class Fleet:
             All requests that were out, those that never reached a server included.
         """
         self._note_inflight()
-        self.leases.withdraw_waiting()
+        self.leases.withdraw_queued()
         out = list(self._unsent.values())
         self._unsent.clear()
         for engine in self.engines.values():

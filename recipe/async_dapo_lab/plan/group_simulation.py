@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ...async_dapo.config import AsyncDAPOConfig
 from ...async_dapo.core.outcome import GroupOutcome, Verdict, is_certain, judge_group
+from ...async_dapo.core.round import GroupEvent
 from ...async_dapo.core.trajectory import Attachment, PromptGroup, Segment, Trajectory, Turn
 from .engine import Request
 from .fleet import Fleet, VirtualClock
@@ -31,14 +32,8 @@ class _Out:
 class RoundEnds(Protocol):
     """What is told what becomes of groups."""
 
-    def on_generated(self, uid: str) -> None:
-        """One of the group's trajectories has been generated to its end."""
-
-    def on_waiting(self, uid: str, change: int) -> None:
-        """So many more of its trajectories wait for tools, or fewer."""
-
-    def on_certain(self, uid: str) -> None:
-        """Two of its trajectories differ, and others still run."""
+    def on_event(self, uid: str, event: GroupEvent) -> None:
+        """Something has happened in a group that runs."""
 
     def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
         """Its last trajectory has come to rest."""
@@ -177,17 +172,17 @@ class GroupSimulation:
         at_s = self._clock.now_s + seconds
         self._answered_at_s[group.uid, trajectory.session_id] = at_s
         self._clock.at(at_s, partial(self._go_on, group, trajectory, is_cached=is_cached))
-        self._listener.on_waiting(group.uid, 1)
+        self._listener.on_event(group.uid, GroupEvent.WAITS)
 
     def _go_on(self, group: PromptGroup, trajectory: Trajectory, *, is_cached: bool) -> None:
         if self._is_stopped:
             return
         del self._answered_at_s[group.uid, trajectory.session_id]
-        self._listener.on_waiting(group.uid, -1)
+        self._listener.on_event(group.uid, GroupEvent.GOES_ON)
         self._send(group, trajectory, is_cached=is_cached)
 
     def _after_generation(self, group: PromptGroup, trajectory: Trajectory) -> None:
-        self._listener.on_generated(group.uid)
+        self._listener.on_event(group.uid, GroupEvent.GENERATED)
         if self._scenario.reward_s:
             self._clock.at(self._clock.now_s + self._scenario.reward_s, partial(self._score, group, trajectory))
         else:
@@ -215,7 +210,7 @@ class GroupSimulation:
         metrics = group.prompt[ANSWERS].metrics
         if is_certain(metrics[one.session_id] for one in group.trajectories if one.is_finished):
             group.is_certain = True
-            self._listener.on_certain(group.uid)
+            self._listener.on_event(group.uid, GroupEvent.CERTAIN)
 
     def _judge(self, group: PromptGroup) -> GroupOutcome:
         if group.unfinished:

@@ -14,8 +14,8 @@ from fractions import Fraction
 from ...async_dapo.config import AsyncDAPOConfig, ConfigError
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
 from ...async_dapo.core.over_sampling import OverSampling
-from ...async_dapo.core.pool import Dispatch, training_order
-from ...async_dapo.core.round import Round, RoundSpec, RoundSummary
+from ...async_dapo.core.pool import training_order
+from ...async_dapo.core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ...async_dapo.core.round_groups import WaitingGroup
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.core.trajectory import PromptGroup
@@ -95,13 +95,13 @@ class RoundSimulation:
         self._filtered = 0
         self._refilled = 0
 
-    def run(self, dispatch: Dispatch) -> SimulatedRound:
+    def run(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
         """From the opening of the round to its stop.
 
         Raises:
             ConfigError: when the round draws more batches than `algorithm.filter_groups.max_num_gen_batches`.
         """
-        self._add(dispatch.groups)
+        self._add(groups)
         if self._habits.poll_s:
             self._clock.at(0.0, self._look)
         while not self._is_stopped:
@@ -197,19 +197,12 @@ class RoundSimulation:
                     self._running.start(self._groups.pop(uid))
         self._is_filling = False
 
-    def on_generated(self, uid: str) -> None:
-        self._round.end_trajectory(uid)
-        self._round.add_places(self._fleet.balance.take_growth())
+    def on_event(self, uid: str, event: GroupEvent) -> None:
+        self._round.note(uid, event)
+        if event is GroupEvent.GENERATED:
+            self._round.add_places(self._fleet.balance.take_growth())
         if self._round.may_start:
             self._fill_lanes()
-
-    def on_waiting(self, uid: str, change: int) -> None:
-        self._round.note_waiting(uid, change)
-        if self._round.may_start:
-            self._fill_lanes()
-
-    def on_certain(self, uid: str) -> None:
-        self._round.mark_certain(uid)
 
     def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
         if outcome.verdict is Verdict.SET_ASIDE:

@@ -12,6 +12,7 @@ engines stop at once, and everything that they were at is sent again.
 from collections.abc import Sequence
 
 from ...async_dapo.core.outcome import GroupOutcome, Verdict
+from ...async_dapo.core.round import GroupEvent
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
 from ...async_dapo.option_values import ConfigError
@@ -190,14 +191,8 @@ class SeparateRun:
 
     # ---- the engines ----
 
-    def on_generated(self, uid: str) -> None:
-        """Nothing waits for a place."""
-
-    def on_waiting(self, uid: str, change: int) -> None:
-        """Nothing waits for a place."""
-
-    def on_certain(self, uid: str) -> None:
-        """It is not asked before the group has ended."""
+    def on_event(self, uid: str, event: GroupEvent) -> None:
+        """Nothing waits for a place, and nobody asks for a verdict before the group has ended."""
 
     def on_end(self, group: PromptGroup, outcome: GroupOutcome) -> None:
         self._ended.append(outcome)

@@ -1,13 +1,14 @@
 """Steps of a run: open a round, let it stop, train, update the weights. Plays the trainer and its replay buffer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...async_dapo.core.outcome import Verdict
-from ...async_dapo.core.pool import Dispatch, PromptPool, Settlement
+from ...async_dapo.core.pool import PromptPool
 from ...async_dapo.core.prompt_history import PromptHistory
+from ...async_dapo.core.round import RoundSpec
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
-from ...async_dapo.option_values import Auto
 from .engine import EngineCounters
 from .fleet import Fleet, no_garbage_collection
 from .measures import StepMeasure, observe_round, tokens_by_age, version_tags
@@ -47,7 +48,8 @@ class TrainingRun:
     @property
     def first_pool_size(self) -> int:
         """Trajectories that the first round may have unfinished at once."""
-        return self._pool_size or self.options.lanes_hold
+        spec = self._spec()
+        return min((most for most in (spec.pool_size, spec.most_unfinished) if most), default=self.options.lanes_hold)
 
     @property
     def natural_len_tok(self) -> float:
@@ -57,46 +59,45 @@ class TrainingRun:
     def step(self) -> StepMeasure:
         """Run one training step."""
         self._step += 1
-        before, drawn = self._fleet.counters(), self.pool.ledger.drawn
-        dispatch = self._open_round()
-        simulated = self._simulate(dispatch)
+        before, ledger = self._fleet.counters(), replace(self.pool.ledger)
+        simulated = self._simulate(self._open_round())
         missing = self.options.target_valid_groups - self.pool.num_carried
         lost_tok = take_losses(simulated, self._habits, missing=missing, stop_rule=self.options.stop_rule)
-        settlement = self.pool.settle(simulated.summary, simulated.unfinished)
+        simulated.summary = self.pool.settle(simulated.summary, simulated.unfinished)
         self.pool.check_ledger()
         if not self.options.keeps_tokens:
-            redrawn = [group for group in self.pool.state().waiting if group.uid in settlement.redrawn_uids]
+            redrawn_uids = {outcome.prompt_uid for outcome in simulated.summary.ended(Verdict.REDRAWN)}
+            redrawn = [group for group in self.pool.state().waiting if group.uid in redrawn_uids]
             for group in [*simulated.unfinished, *redrawn]:
                 self._workload.answer_anew(group.prompt[ANSWERS])
         return self._measure(
             simulated,
-            settlement,
-            wasted_tok=lost_tok + settlement.discarded_tok + dispatch.retired_tok,
-            retired_groups=len(dispatch.retired_uids),
-            drawn_groups=self.pool.ledger.drawn - drawn,
+            wasted_tok=lost_tok + simulated.summary.discarded_tok,
+            retired_groups=self.pool.ledger.retired - ledger.retired,
+            drawn_groups=self.pool.ledger.drawn - ledger.drawn,
             before=before,
         )
 
-    def _open_round(self) -> Dispatch:
+    def _open_round(self) -> list[PromptGroup]:
         """As `RoundReplayBuffer.open_round`."""
-        dispatch = self.pool.dispatch(self._step)
-        for attachment in dispatch.retired_attachments:
+        retired_uids, attachments = self.pool.retire(self._step)
+        for attachment in attachments:
             self._fleet.abandon(attachment)
-        for uid in dispatch.retired_uids:
+        for uid in retired_uids:
             self._stored.pop(uid, None)
-        for group in dispatch.groups:
+        for group in self.pool.state().waiting:
             if group.drawn_at_step == self._step:  # of those that were retired
                 self._workload.answer_anew(group.prompt[ANSWERS])
-        missing = self.pool.missing_for_round()
-        return dispatch.extended(self._draw(missing)) if missing else dispatch
+        missing = self.pool.missing_for_round(self._step)
+        return self._draw(missing) if missing else self.pool.dispatch()
 
-    def _draw(self, count: int) -> Dispatch:
+    def _draw(self, count: int) -> list[PromptGroup]:
         options = self.options
         for drawn, deferred in options.selection.draw(
             self._fetch, self._history, count=count, step=self._step, longest_first=options.draws_again
         ):
             self.pool.add_drawn(drawn, deferred)
-        return self.pool.dispatch(self._step)
+        return self.pool.dispatch()
 
     def _fetch(self, count: int) -> list[PromptGroup]:
         """The data loader's next prompts. Where a history is kept, each was visited once before."""
@@ -107,37 +108,33 @@ class TrainingRun:
                 self._history.observe(group.key, answers.earlier_metrics, answers.earlier_lens_tok)
         return groups
 
-    def _simulate(self, dispatch: Dispatch) -> SimulatedRound:
-        pool_size = self._pool_size
+    def _simulate(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
         simulation = RoundSimulation(
             self._fleet,
             self.options,
             self._habits,
             step=self._step,
-            spec=self.options.round_spec(
-                step=self._step,
-                carried_valid_groups=self.pool.num_carried,
-                must_finish=dispatch.must_finish,
-                pool_size=pool_size,
-                most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
-                valid_share=self._over_sampling.valid_share,
-                counted_share=self._over_sampling.counted_share,
-            ),
+            spec=self._spec(),
             since_stop_s=self._since_stop_s,
             scenario=self._scenario,
             over_sampling=self._over_sampling,
-            draw=lambda count: self._draw(count).groups,
+            draw=lambda count: self._draw(count),
             on_valid=self._store,
         )
         with no_garbage_collection():
-            return simulation.run(dispatch)
+            return simulation.run(groups)
 
-    @property
-    def _pool_size(self) -> int | None:
+    def _spec(self) -> RoundSpec:
         """As `RoundReplayBuffer.open_round`."""
-        if self.options.rollout_pool_size is not Auto.AUTO:
-            return self.options.fixed_pool_size
-        return self._round_size.decide(self._fleet.balance.places, self._over_sampling.valid_share)
+        return self.options.round_spec(
+            RoundSpec,
+            places=self._fleet.balance.places,
+            over_sampling=self._over_sampling,
+            round_size=self._round_size,
+            round_id=f"step-{self._step}",
+            carried_valid_groups=self.pool.num_carried,
+            must_finish=self.pool.must_finish(self._step),
+        )
 
     def _store(self, group: PromptGroup) -> None:
         self._stored[group.uid] = version_tags([group])
@@ -149,7 +146,6 @@ class TrainingRun:
     def _measure(
         self,
         simulated: SimulatedRound,
-        settlement: Settlement,
         *,
         wasted_tok: int,
         retired_groups: int,
@@ -157,7 +153,7 @@ class TrainingRun:
         before: EngineCounters,
     ) -> StepMeasure:
         """As the metrics of `RoundReplayBuffer.sample`, and the time that training takes."""
-        batch = [tag for uid in settlement.trained_uids for tag in self._stored.pop(uid)]
+        batch = [tag for uid in simulated.summary.trained_uids for tag in self._stored.pop(uid)]
         self._stored = {uid: self._stored[uid] for uid in self.pool.carried_uids}
         versions = VersionShares.of(batch, step=self._step)
         outcomes = simulated.summary.outcomes
@@ -178,7 +174,7 @@ class TrainingRun:
             **tokens_by_age(batch, versions, limit=self._staleness, step=self._step),
             trained_trajectories=len(batch),
             resumed_trajectories=len(batch) - versions.ages[0],
-            trained_groups=len(settlement.trained_uids),
+            trained_groups=len(simulated.summary.trained_uids),
             valid_groups=ended[Verdict.VALID],
             filtered_groups=ended[Verdict.FILTERED],
             drawn_groups=drawn_groups,

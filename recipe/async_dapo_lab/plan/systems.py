@@ -7,6 +7,7 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config import CONFIG_FOLDER, CONFIG_NAME, AsyncDAPOConfig, ImportanceSampling
@@ -44,6 +45,7 @@ class Habits:
         False  # log-probs of the batch are computed before its update, also where that says nothing new
     )
     trainer_servers: int = 0  # so many servers' GPUs only train, and the others only generate; 0 = all do both
+    balances_steps: bool = False  # over training ranks, not each update of a step: verl's V1 trainer
     parts: int = 1  # that a batch is trained in, each as soon as it is there; only of a separate trainer
     max_versions: int | None = None  # that a group may span; only of a separate trainer
 
@@ -102,6 +104,7 @@ def verl_sync(*, groups: int, poll_s: float = 2.0) -> System:
             max_inflight_batches=1,
             drops_surplus=True,
             always_scores=True,
+            balances_steps=True,
         ),
     )
 
@@ -114,7 +117,9 @@ def verl_colocate_async(*, groups: int) -> System:
     return System(
         name=VERL_COLOCATE_ASYNC,
         overrides=_everything_at_once(2 * groups, stop_rule="first_completed", rollout_strategy="partial"),
-        habits=Habits(poll_s=2.0, resume_delay_s=1.0, refill=Refill.PER_FILTERED, always_scores=True),
+        habits=Habits(
+            poll_s=2.0, resume_delay_s=1.0, refill=Refill.PER_FILTERED, always_scores=True, balances_steps=True
+        ),
     )
 
 
@@ -135,6 +140,7 @@ def verl_separate_async(*, groups: int, trainer_servers: int, servers: int, part
             parts=parts,
             max_versions=8,
             always_scores=True,
+            balances_steps=True,
         ),
     )
 
@@ -199,6 +205,22 @@ def _everything_at_once(over_sampling: int, **async_dapo: Any) -> dict[str, Any]
     return workers | {f"async_dapo.{key}": value for key, value in (options | async_dapo).items()}
 
 
+def waiting_at_updates(work: Sequence[float], *, ranks: int, updates: int) -> float:
+    """Of a step whose work is balanced over training ranks as a whole: all ranks' seconds over what they would be if
+    each update were balanced, as ranks meet at every update.
+
+    Each rank has trajectories of all lengths, in no order, and cuts them into mini-batches. Within a tenth of what
+    verl's own partition leads to.
+    """
+    usable = len(work) - len(work) % (ranks * updates)
+    if not usable:
+        return 1.0
+    dealt = np.sort(np.asarray(work, float))[::-1][:usable].reshape(-1, ranks)
+    dealt[1::2] = dealt[1::2, ::-1]
+    of_update = np.random.default_rng(0).permuted(dealt, axis=0).reshape(updates, -1, ranks).sum(axis=1)
+    return float(of_update.max(axis=1).sum() * ranks / of_update.sum())
+
+
 class TrainerPasses:
     """Seconds of a trainer's passes over a batch, those that compute log-probs and those that train.
 
@@ -210,6 +232,8 @@ class TrainerPasses:
         self, scenario: Scenario, habits: Habits, options: AsyncDAPOConfig, *, cost: TrainingCost | None = None
     ) -> None:
         self._prompt_tok, self._cost = scenario.prompt_len_tok, cost or scenario.training_cost()
+        servers = habits.trainer_servers or scenario.num_servers
+        self._ranks, self._updates = servers * scenario.tensor_parallel_size, max(1, scenario.updates // habits.parts)
         self._habits, self._correction, self._n = habits, options.importance_sampling, options.rollout_n
         self._staleness = StalenessLimit(max_staleness=options.max_staleness)
         needs_pass = habits.always_scores or scenario.why_two_passes(options.importance_sampling) is not None
@@ -225,9 +249,17 @@ class TrainerPasses:
         batch_tok = [sum(num_tok for _, num_tok in tag["segments"]) for tag in batch]
         scored = list(batch_tok) if self._scores_batch else []
         scored += [n for n in buffered_tok if n] if self._habits.scores_buffer else []
-        if self._correction is ImportanceSampling.BALANCE:
+        if self._correction is ImportanceSampling.MIXTURE:
             scored += [batch_tok[row] for row in self._scored_again(batch, step)]
-        return self._cost.log_prob_s(*self._sums(scored)), self._cost.train_s(*self._sums(batch_tok))
+        return self._cost.log_prob_s(*self._sums(scored)), self._cost.train_s(*self._sums(batch_tok)) * self._wait(
+            batch_tok
+        )
+
+    def _wait(self, batch_tok: Sequence[int]) -> float:
+        if not self._habits.balances_steps or self._updates == 1 or self._cost.fixed_s is not None:
+            return 1.0
+        work = [self._cost.log_prob_s(tokens, tokens**2) for tokens in map(self._prompt_tok.__add__, batch_tok)]
+        return waiting_at_updates(work, ranks=self._ranks, updates=self._updates)
 
     def _scored_again(self, batch: Sequence[VersionTag], step: int) -> Iterator[int]:
         """Trajectories that older versions of the weights score for the balance heuristic, as often as they do.

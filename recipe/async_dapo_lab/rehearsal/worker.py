@@ -53,7 +53,7 @@ class EmulatedRank(Worker):
         os.makedirs(folder, exist_ok=True)
         (folder / "rehearsed").write_text("a rehearsal has no weights\n")
 
-    # Earlier versions of the weights, for `async_dapo.importance_sampling=balance`.
+    # Earlier versions of the weights, for `async_dapo.importance_sampling=mixture`.
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_snapshots(self, *_: Any) -> SnapshotRoom:

@@ -1,4 +1,4 @@
-"""`async_dapo.importance_sampling=balance`: log-probs of a batch under every policy version that its groups mix.
+"""`async_dapo.importance_sampling=mixture`: log-probs of a batch under every policy version that its groups mix.
 
 The newest version's are `old_log_probs`. Each older one takes a forward pass with its weights, which training workers
 keep in CPU memory (`weights/snapshots.py`), over the trajectories of the groups that have tokens of it.
@@ -73,7 +73,7 @@ def group_mixture(
     return [own.double() + moved_T[: len(own)] for own, moved_T in zip(recorded, moved_BT, strict=True)]
 
 
-class BalanceHeuristic:
+class MixtureLogProbs:
     """Keeps the last `max_staleness` versions of the weights, and mixes what they say of a batch.
 
     Snapshots are not part of a checkpoint. After a resume, a group with tokens of a version that is not at hand is left
@@ -172,7 +172,7 @@ def check_room(ranks: Iterable[SnapshotRoom], *, snapshots: int) -> None:
         if num_bytes > free:
             raise ConfigError(
                 "async_dapo.importance_sampling",
-                "balance",
+                "mixture",
                 f"{snapshots} earlier versions of the weights take {num_bytes / 1e9:.1f} GB of CPU memory on a node "
                 f"with {free / 1e9:.1f} GB free beside the optimizer's state; lower async_dapo.max_staleness, or "
                 "use importance_sampling=decoupled",
