@@ -17,6 +17,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from benchmarks.reach.scripts import options_of
+from benchmarks.reach.summary import ACCEPTED, IGNORED, REFUSED, RESULTS, counts, reasons
 from benchmarks.support.tables import markdown
 from recipe.async_dapo.config import AsyncDAPOConfig
 from recipe.async_dapo.option_values import ConfigError, ConfigErrors
@@ -25,10 +26,7 @@ from recipe.async_dapo.startup.preflight import checks_of
 from recipe.async_dapo.startup.verl_options import check_numbers
 from recipe.async_dapo_lab.cpu.plugin.async_dapo_cpu.compat import find_vllm_under_its_cpu_name
 
-RESULTS = Path("assets/reach")
 CHECKS = ("verl's options", "options together", "vLLM's arguments", "verl's own checks")
-ACCEPTED, IGNORED, REFUSED = "accepted", "accepted without what verl ignores", "refused"
-NEVER_RUN = ("megatron", "veomni")
 UNREAD = ("ignore", "does not read")  # of an error: verl takes no notice of the option
 UNKNOWN = "vLLM has no such argument"
 
@@ -111,21 +109,6 @@ def raised(check: Callable[[], object]) -> Sequence[ConfigError]:
     except ConfigError as error:
         return [error]
     return []
-
-
-def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Scripts by tree and verdict; those accepted of which nobody has run the training engine are in a column apart."""
-    is_new = verdicts["training"].isin(NEVER_RUN) & (verdicts["verdict"] != REFUSED)
-    columns = verdicts["verdict"].where(~is_new, verdicts["verdict"] + ", training engine never run")
-    table = pd.crosstab(verdicts["tree"], columns)
-    return table.assign(scripts=table.sum(axis="columns")).reset_index()
-
-
-def reasons(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """How many scripts each option keeps out."""
-    refused = verdicts[verdicts["verdict"] == REFUSED]
-    keys = refused["reasons"].str.split("\n").explode().str.partition(": ")[0]
-    return keys.value_counts().rename_axis("refused option").reset_index(name="scripts")
 
 
 if __name__ == "__main__":

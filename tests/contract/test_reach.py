@@ -2,8 +2,9 @@
 
 import pandas as pd
 
-from benchmarks.reach.__main__ import ACCEPTED, IGNORED, REFUSED, RESULTS, counts, verdict
+from benchmarks.reach.__main__ import verdict
 from benchmarks.reach.scripts import options_of
+from benchmarks.reach.summary import ACCEPTED, IGNORED, REFUSED, RESULTS, counts
 
 SCRIPT = r"""
 set -xeuo pipefail
