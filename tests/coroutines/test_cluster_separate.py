@@ -1,11 +1,13 @@
 """Whole runs on virtual time with engines on GPUs of their own, for every strategy and fault."""
 
+from collections import Counter
 from random import Random
 
 import pytest
 
 from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
 from recipe.async_dapo.separate.rolling_update import Phase
 from recipe.async_dapo_lab.recorder import LabRecorder
 
@@ -21,7 +23,8 @@ MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(31
 @STRATEGIES
 def test_given_a_steady_run_then_batches_are_exact_engines_work_and_are_updated_one_at_a_time(start, strategy) -> None:
     """Lengths differ by ten times; a look that finds a place while requests wait fails the run. Over twelve draws of
-    lengths the servers are busy 0.89 to 0.96 of the time, and the least busy one 0.87 to 0.96.
+    lengths the servers are busy 0.89 to 0.96 of the time, and the least busy one 0.87 to 0.96. An engine that drains
+    for long falls behind by more than `max_lag`, and is out beside the next one.
     """
     opts = separate_options(
         strategy, max_staleness=4, max_concurrent_prompts=6, target_valid_groups=4, over_sampling_batch_size=12
@@ -32,7 +35,7 @@ def test_given_a_steady_run_then_batches_are_exact_engines_work_and_are_updated_
     cluster.watch()
     cluster.steps(15)
     assert cluster.withheld_tok == 0
-    assert cluster.seen.most_out == 1
+    assert cluster.seen.most_out <= 1 + (strategy is RolloutStrategy.CONSISTENT)
     busy = [looks / cluster.seen.looks for looks in cluster.seen.busy.values()]
     assert sum(busy) / len(busy) > 0.9, cluster.seen
     assert min(busy) > 0.85, cluster.seen
@@ -86,6 +89,20 @@ def test_given_checkpoints_and_validations_between_steps_then_the_timeline_has_a
         times = [sample.time_s for line in lines for sample in line.engines[name]]
         assert times == sorted(times), "one sample of each batch, and of each stop"
         assert len(times) == cluster.step_number + len(cluster.specs) - 1
+
+
+def test_given_a_checkpoint_before_a_step_s_batch_then_the_step_counts_what_engines_did_before_and_after_it(start):
+    cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster, task=random_task(3), num_servers=2)
+    cluster.steps(2)
+    parts: list[LoadBalancerStats] = []
+    cluster.buffer.recorder.engines_asked = parts.append
+    cluster.run_for(3)
+    cluster.end_round()
+    cluster.step()
+    generated = [{key: load.generated_tok for key, load in part.loads.items()} for part in parts]
+    assert len(generated) == 2 and all(sum(tokens.values()) for tokens in generated)
+    told = cluster.records[-1].balancer.loads
+    assert {key: load.generated_tok for key, load in told.items()} == sum(map(Counter, generated), Counter())
 
 
 @pytest.mark.parametrize("looser", [None, 6])

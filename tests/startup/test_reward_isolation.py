@@ -82,5 +82,5 @@ def test_arguments_that_are_the_same_in_every_call_arrive_and_the_users_come_fir
     expected = {"score": 1.0, "acc": 3, "solution": "theirs", "router": "here"}
     assert asyncio.run(main()) == reward_isolation.compute_score_blocking(isolated=settings, **call) == expected
     host = reward_isolation._host
-    assert host._pool._unused_places == 5 - 1
-    asyncio.run_coroutine_threadsafe(host._pool.close(), host._loop).result(60)
+    assert host._processes._unused_permits == 5 - 1
+    asyncio.run_coroutine_threadsafe(host._processes.close(), host._loop).result(60)

@@ -20,13 +20,14 @@ from ..config import RolloutStrategy, engine_gpus
 from ..logs import log_phase
 from ..rollout.coordinator import RoundEvent
 from ..rollout.reports import RoundRecord
+from ..training.engine_manager import EngineManager
 from ..training.replay_buffer import RoundReplayBuffer
 from ..training.run import Parts
 from ..training.trainer import AsyncDAPOTrainer
 from .balancer import RollingLoadBalancer
 from .engines import SeparateEngines, SeparateReplica
 from .manager import RollingManager
-from .options import rolling_spec, rolling_update
+from .options import rolling_update
 from .rolling_round import RollingSpec
 from .weights import SeparateActorRolloutRefWorker
 
@@ -61,7 +62,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
         """Stop the round, if one is open: what was interrupted comes back into the pool."""
         if not self._step:
             return
-        self.manager.stop_round()
+        self.manager.ask("stop_round")
         event = self.manager.next_event()
         assert event is RoundEvent.STOPPED, f"{event} after the stop"
         record = self.manager.close_round()
@@ -91,22 +92,21 @@ class RollingReplayBuffer(RoundReplayBuffer):
         self._step = step
         self._num_gen_batches, self._skipped = Fraction(0), 0
         self.manager.add_groups(self._top_up(step, goes_on=True))
-        self.manager.resize(self._spec(step))
+        self.manager.ask("resize", self._spec(step))
 
     def _with_what_was_before(self, record: RoundRecord) -> RoundRecord:
         return record if self._before is None else self._before + record
 
     def _spec(self, step: int) -> RollingSpec:
-        pool_size = self._pool_size()
-        return rolling_spec(
-            self._options,
-            opened_at=self._opened_at,
+        carried = self.pool.carried_versions
+        return self._make_spec(
+            RollingSpec,
+            round_id=f"from-step-{self._opened_at}",
+            carried_valid_groups=len(carried),
             step=step,
-            carried=self.pool.carried_versions,
-            pool_size=pool_size,
-            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
+            max_staleness=self._options.max_staleness,
+            carried=carried,
             most_begun=self._over_sampling.valid_to_hold,
-            counted_share=self._over_sampling.counted_share,
         )
 
 
@@ -115,16 +115,16 @@ class SeparateTrainer(AsyncDAPOTrainer):
 
     _enable_hybrid_replicas = False  # verl's: no engine on the training GPUs
     _engines: SeparateEngines
-    _engines_class: type[SeparateEngines] = SeparateEngines
+    _engines_class = SeparateEngines
     _worker_class = SeparateActorRolloutRefWorker
 
     def _build_replay_buffer(self) -> RollingReplayBuffer:
         return RollingReplayBuffer(self.options, self._draw)
 
-    def _manage_engines(self, verls: CheckpointEngineManager) -> SeparateEngines:
+    def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
         log_phase("engines start on GPUs of their own")
         self.llm_server_manager = LLMServerManager.create(config=self.config)
-        return self._engines_class(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
+        return super()._manage_engines(verls)
 
     def _client_options(self) -> dict[str, bool]:
         is_consistent = self.options.rollout_strategy is RolloutStrategy.CONSISTENT

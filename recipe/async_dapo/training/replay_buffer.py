@@ -13,7 +13,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from .. import store
-from ..config import AsyncDAPOConfig, Auto, ConfigError
+from ..config import AsyncDAPOConfig, ConfigError, S
 from ..core.concurrency import ConcurrencyState
 from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow
@@ -155,15 +155,20 @@ class RoundReplayBuffer(ReplayBuffer):
         return self.pool.dispatch()
 
     def _spec(self, step: int) -> RoundSpec:
-        pool_size = self._pool_size()
-        return self._options.round_spec(
-            step=step,
+        return self._make_spec(
+            RoundSpec,
+            round_id=f"step-{step}",
             carried_valid_groups=self.pool.num_carried,
             must_finish=self.pool.must_finish(step),
-            pool_size=pool_size,
-            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
-            valid_share=self._over_sampling.valid_share,
-            counted_share=self._over_sampling.counted_share,
+        )
+
+    def _make_spec(self, kind: type[S], **of_round: Any) -> S:
+        return self._options.round_spec(
+            kind,
+            places=self.manager.places,
+            over_sampling=self._over_sampling,
+            round_size=self._round_size,
+            **of_round,
         )
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -251,12 +256,6 @@ class RoundReplayBuffer(ReplayBuffer):
         """Take what is frozen in the engines out of them: validation needs their places."""
         self.manager.abandon(self.pool.detach())
 
-    def _pool_size(self) -> int | None:
-        """Trajectories that may generate at once in the next round; None = only the lanes bound what runs."""
-        if self._options.rollout_pool_size is Auto.AUTO:
-            return self._round_size.decide(self.manager.places, self._over_sampling.valid_share)
-        return self._options.fixed_pool_size
-
     def _learn(self, record: RoundRecord, versions: VersionShares) -> None:
         """What the next round is sized by."""
         valid, filtered = (len(record.summary.ended(verdict)) for verdict in JUDGED)
@@ -273,7 +272,7 @@ class RoundReplayBuffer(ReplayBuffer):
                     self.history.observe(key, outcome.metrics, outcome.response_lens_tok)
 
     def _refill(self, step: int) -> None:
-        ended = self.manager.count_ended()
+        ended: EndedGroups = self.manager.ask("count_ended")
         if ended.is_hopeless(self._options.target_valid_groups):
             raise too_many_failures(ended, self._options)
         if ended.are_hardly_any(self._options.target_valid_groups):
@@ -281,7 +280,7 @@ class RoundReplayBuffer(ReplayBuffer):
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:
             raise too_many_batches(ended, self._options)
-        count = self._over_sampling.groups_to_draw(self.manager.at_hand())
+        count = self._over_sampling.groups_to_draw(self.manager.ask("at_hand"))
         self._add_prompts(count, step)
         self._num_gen_batches += Fraction(count, self._over_sampling.batch_unit)
         self.manager.add_groups(self.pool.dispatch())
