@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import ClassVar
 
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
@@ -41,6 +42,7 @@ class GroupEvent(StrEnum):
 class RoundSpec:
     """A round to open; reports that carry another `round_id` are refused."""
 
+    goes_on: ClassVar[bool] = False  # while its batches are trained
     round_id: str
     stop_rule: StopRuleName | None  # None: it ends when every group has, and engines go on (validation)
     target_valid_groups: int  # B [groups]
@@ -56,6 +58,10 @@ class RoundSpec:
     most_trainable: int | None = None
     valid_share: float = 1.0  # of the groups whose verdict is open, expected [0-1]
     counted_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]
+
+    @property
+    def validates(self) -> bool:
+        return self.stop_rule is None
 
     def make_rule(self) -> StopRule | None:
         if self.stop_rule is None:
@@ -96,21 +102,6 @@ class RoundSummary(Summed):
     def ended(self, verdict: Verdict) -> list[GroupOutcome]:
         """The groups that have ended so."""
         return [outcome for outcome in self.outcomes if outcome.verdict is verdict]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundProgress:
-    """How far an open round has come."""
-
-    generated: int  # trajectories
-    trajectories: int  # that were to be generated
-    ended: int  # groups
-    groups: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.generated} of {self.trajectories} answers are generated, {self.ended} of {self.groups} groups ended"
-        )
 
 
 class Round:
@@ -241,19 +232,16 @@ class Round:
             self._rule.on_end(outcome.prompt_uid, outcome.verdict)
         self._update()
 
-    def progress(self, *, trajectories: int) -> RoundProgress:
-        """How far the round has come.
+    def progress(self, *, trajectories: int) -> str:
+        """How far the round has come, in words.
 
         Args:
             trajectories: that all groups were to generate [count].
         """
         ended = len(self._outcomes)
-        return RoundProgress(
-            generated=self._ended_trajectories,
-            trajectories=trajectories,
-            ended=ended,
-            groups=ended + self.num_running + self.num_waiting,
-        )
+        groups = ended + self.num_running + self.num_waiting
+        generated = f"{self._ended_trajectories} of {trajectories} answers are generated"
+        return f"{generated}, {ended} of {groups} groups ended"
 
     def count_ended(self) -> EndedGroups:
         """How groups have ended so far."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
+from typing import Any
 
 
 class GroupState(StrEnum):
@@ -38,6 +39,8 @@ class WaitingGroup:
     oldest_version: int | None = None  # of its tokens
     home: int | None = None  # the worker where agent loops of it rest
     is_bound: bool = False  # some of those can only go on there
+    content: Any = None  # what a lane needs to run it; opaque to core, see `parking.py`
+    ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
 
     @property
     def state(self) -> GroupState:

@@ -6,6 +6,7 @@ just now, are fewer than the over-sampling target, and while it can be trained i
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ..core.outcome import GroupOutcome, Verdict
 from ..core.over_sampling import AtHand
@@ -19,6 +20,7 @@ from .deadlines import Deadlines
 class RollingSpec(RoundSpec):
     """A round to open that hands batches over, or how much the open one may have under way from now on."""
 
+    goes_on: ClassVar[bool] = True
     step: int  # whose batch is collected first
     max_staleness: int | None
     carried: tuple[tuple[str, int], ...] = ()  # valid groups of earlier rounds: (uid, oldest policy version)

@@ -20,6 +20,7 @@ from ..config import RolloutStrategy, engine_gpus
 from ..logs import log_phase
 from ..rollout.coordinator import RoundEvent
 from ..rollout.reports import RoundRecord
+from ..training.engine_manager import EngineManager
 from ..training.replay_buffer import RoundReplayBuffer
 from ..training.run import Parts
 from ..training.trainer import AsyncDAPOTrainer
@@ -61,7 +62,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
         """Stop the round, if one is open: what was interrupted comes back into the pool."""
         if not self._step:
             return
-        self.manager.stop_round()
+        self.manager.ask("stop_round")
         event = self.manager.next_event()
         assert event is RoundEvent.STOPPED, f"{event} after the stop"
         record = self.manager.close_round()
@@ -91,7 +92,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
         self._step = step
         self._num_gen_batches, self._skipped = Fraction(0), 0
         self.manager.add_groups(self._top_up(step, goes_on=True))
-        self.manager.resize(self._spec(step))
+        self.manager.ask("resize", self._spec(step))
 
     def _with_what_was_before(self, record: RoundRecord) -> RoundRecord:
         return record if self._before is None else self._before + record
@@ -114,16 +115,16 @@ class SeparateTrainer(AsyncDAPOTrainer):
 
     _enable_hybrid_replicas = False  # verl's: no engine on the training GPUs
     _engines: SeparateEngines
-    _engines_class: type[SeparateEngines] = SeparateEngines
+    _engines_class = SeparateEngines
     _worker_class = SeparateActorRolloutRefWorker
 
     def _build_replay_buffer(self) -> RollingReplayBuffer:
         return RollingReplayBuffer(self.options, self._draw)
 
-    def _manage_engines(self, verls: CheckpointEngineManager) -> SeparateEngines:
+    def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
         log_phase("engines start on GPUs of their own")
         self.llm_server_manager = LLMServerManager.create(config=self.config)
-        return self._engines_class(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
+        return super()._manage_engines(verls)
 
     def _client_options(self) -> dict[str, bool]:
         is_consistent = self.options.rollout_strategy is RolloutStrategy.CONSISTENT
