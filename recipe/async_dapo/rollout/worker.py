@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
 from .group_rollout import GroupRollout, leaves
 from .parking import park, unpark
-from .pictures import PictureInputs, check_seen, opened
+from .pictures import PictureInputs, check_seen, opened, without_pictures
 from .reports import WorkerReport
 from .reward import RewardScorer, ScoringWorker
 from .tools import recorded_tools
@@ -165,11 +166,10 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
     async def _store(self, spec: RoundSpec, group: PromptGroup) -> None:
         partition_id = store.VAL if spec.validates else store.TRAIN
-        if spec.validates or self.processor is None:
-            await store.put_group(group, partition_id=partition_id)
-        else:
-            inputs_of = await PictureInputs.of(group, self)
-            await store.put_group(group, partition_id=partition_id, inputs_of=inputs_of)
+        is_of_text = spec.validates or self.processor is None  # nothing is computed of a validation
+        inputs_of = store.text_inputs if is_of_text else await PictureInputs.of(group, self)
+        rows = replace(group, prompt=without_pictures(group.prompt))
+        await store.put_group(rows, partition_id=partition_id, inputs_of=inputs_of)
 
     async def _interrupt_on_stop(self, spec: RoundSpec, rollout: GroupRollout) -> None:
         await self._coordinator.wait_stopped.remote(spec.round_id)

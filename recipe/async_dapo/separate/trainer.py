@@ -20,6 +20,7 @@ from ..config import AsyncDAPOConfig, RolloutStrategy, engine_gpus
 from ..logs import log_phase
 from ..rollout.coordinator import RoundEvent
 from ..rollout.reports import RoundRecord
+from ..training.engine_manager import EngineManager
 from ..training.replay_buffer import RoundReplayBuffer
 from ..training.run import Parts
 from ..training.trainer import AsyncDAPOTrainer
@@ -113,16 +114,16 @@ class SeparateTrainer(AsyncDAPOTrainer):
 
     _enable_hybrid_replicas = False  # verl's: no engine on the training GPUs
     _engines: SeparateEngines
-    _engines_class: type[SeparateEngines] = SeparateEngines
+    _engines_class = SeparateEngines
     _worker_class = SeparateActorRolloutRefWorker
 
     def _build_replay_buffer(self) -> RollingReplayBuffer:
         return RollingReplayBuffer(self.options, self._draw)
 
-    def _manage_engines(self, verls: CheckpointEngineManager) -> SeparateEngines:
+    def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
         log_phase("engines start on GPUs of their own")
         self.llm_server_manager = LLMServerManager.create(config=self.config)
-        return self._engines_class(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
+        return super()._manage_engines(verls)
 
     def _client_options(self) -> dict[str, bool]:
         is_consistent = self.options.rollout_strategy is RolloutStrategy.CONSISTENT
