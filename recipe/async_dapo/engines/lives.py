@@ -74,8 +74,7 @@ class EngineLives:
             async with asyncio.timeout(self._timeout_s):
                 return await self._call(address, server, method, *args)
         except TimeoutError:
-            limit = f"async_dapo.engine_timeout_s={self._timeout_s}"
-            self.lose(address, f"was given up: it has not answered to {method} within {limit}")
+            self.lose(address, f"has not answered to {method} within async_dapo.engine_timeout_s={self._timeout_s}")
             return None
 
     async def _call(self, address: str, server: ActorHandle, method: str, *args: Any) -> EngineLoad | None:
