@@ -85,5 +85,6 @@ class EngineLives:
                 logger.warning("engine %s cannot be reached; %s is repeated", address, method)
                 await asyncio.sleep(RECONNECT_S)
             except RayActorError as error:
-                self.lose(address, f"died: {str(error).split(chr(10), 1)[0]}")  # Ray goes on with all there could be
+                first_line, *_ = str(error).splitlines()  # Ray goes on with every reason there could be
+                self.lose(address, f"died: {first_line}")
         return None
