@@ -114,7 +114,7 @@ class Round:
         self._valid = spec.carried_valid_groups
         self._groups = RoundGroups(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
         self._must_finish = set(spec.must_finish)
-        self._ended_trajectories = 0
+        self.ended_trajectories = 0  # generated to their end in this round, over all workers [count]
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []
         self.is_stopped = False  # never reverts
@@ -182,11 +182,6 @@ class Round:
         """Groups that run, or wait and have begun before."""
         return self._groups.num(GroupState.RUNNING, GroupState.BEGUN, GroupState.FROZEN)
 
-    @property
-    def ended_trajectories(self) -> int:
-        """Trajectories that have been generated to their end in this round, over all workers [count]."""
-        return self._ended_trajectories
-
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
         """Add waiting groups, in order of start."""
         self._groups.add(groups)
@@ -205,7 +200,7 @@ class Round:
         """Record what has happened in a running group. Of another group nothing is recorded."""
         match event:
             case GroupEvent.GENERATED:
-                self._ended_trajectories += self._groups.end_trajectory(uid)
+                self.ended_trajectories += self._groups.end_trajectory(uid)
             case GroupEvent.CERTAIN:
                 self._groups.mark_certain(uid)
             case GroupEvent.WAITS:
@@ -224,7 +219,7 @@ class Round:
             return
         unreported = self._groups.remove(outcome.prompt_uid)
         if outcome.verdict in JUDGED:
-            self._ended_trajectories += unreported
+            self.ended_trajectories += unreported
         self._must_finish.discard(outcome.prompt_uid)
         self._outcomes.append(outcome)
         self._valid += outcome.verdict is Verdict.VALID
@@ -240,7 +235,7 @@ class Round:
         """
         ended = len(self._outcomes)
         groups = ended + self.num_running + self.num_waiting
-        generated = f"{self._ended_trajectories} of {trajectories} answers are generated"
+        generated = f"{self.ended_trajectories} of {trajectories} answers are generated"
         return f"{generated}, {ended} of {groups} groups ended"
 
     def count_ended(self) -> EndedGroups:
@@ -267,7 +262,7 @@ class Round:
             start_order=tuple(self._start_order),
             never_started=self._groups.uids(*WAITING),
             taken_unreported=self._groups.uids(GroupState.RUNNING),
-            ended_trajectories=self._ended_trajectories,
+            ended_trajectories=self.ended_trajectories,
             waiting_for_calls_max=self._groups.in_calls_max,
         )
 

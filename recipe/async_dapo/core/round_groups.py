@@ -164,10 +164,9 @@ class RoundGroups:
             self._in_calls += change
             self.in_calls_max = max(self.in_calls_max, self._in_calls)
 
-    def take_in_calls_max(self) -> int:
-        """The most that waited for calls at once since this was asked last."""
-        most, self.in_calls_max = self.in_calls_max, self._in_calls
-        return most
+    def forget_in_calls_max(self) -> None:
+        """Look for the most that wait for calls at once from now on."""
+        self.in_calls_max = self._in_calls
 
     def mark_certain(self, uid: str) -> None:
         """A running group is sure to be valid."""
