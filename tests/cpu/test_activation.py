@@ -23,12 +23,18 @@ before = utils.dispatch_cpu_unquantized_gemm
 register()
 register()
 after = utils.dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+layer = torch.nn.Module()
+layer.experts = torch.nn.Parameter(torch.ones(2))
+layer.experts.weight_loader = "a loader"
+cpu_fused_moe.replace_parameter(layer, "experts", torch.zeros(3))
 print(json.dumps({
     "registered": "cpu" in PlatformRegistry.registered_names(),
     "device": get_platform().device_name,
     "patched": torch.distributed.init_process_group is not untouched,
     "vllm_version": vllm_version,
     "keeps_weights": after is not before and after.__wrapped__ is before,
+    "keeps_experts": len(layer.experts) == 3 and hasattr(layer.experts, "weight_loader"),
     "engine_device": os.environ.get("VERL_ENGINE_DEVICE"),
 }))
 """
@@ -57,14 +63,15 @@ def plain_environment() -> dict[str, str]:
 
 def test_given_no_verl_platform_when_verl_is_imported_with_the_plugin_on_the_path_then_nothing_changes():
     state = json.loads(run(PROBE, plain_environment() | {"PYTHONPATH": str(PLUGIN_PATH)}))
-    assert not state["registered"] and not state["patched"] and not state["keeps_weights"]
+    assert not state["registered"] and not state["patched"]
+    assert not state["keeps_weights"] and not state["keeps_experts"]
     assert state["device"] == "cuda"
     assert state["engine_device"] is None
 
 
 def test_given_the_cpu_environment_when_verl_is_imported_then_it_runs_on_cpu():
     state = json.loads(run(PROBE, cpu_environment(plain_environment())))
-    assert state["registered"] and state["patched"] and state["keeps_weights"]
+    assert state["registered"] and state["patched"] and state["keeps_weights"] and state["keeps_experts"]
     assert state["device"] == "cpu"
     assert "+cpu" in state["vllm_version"]
 

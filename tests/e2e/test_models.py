@@ -10,6 +10,8 @@ from recipe.async_dapo.record.checkpoint_folder import read_pool
 from ..support.harness import Run, ledger_closes, train
 from ..support.tiny_models import TinyModel, picture, qwen2_5_vl, qwen3_5, qwen3_moe, qwen3_vl
 
+pytestmark = pytest.mark.nightly
+
 STEPS, SAVED_STEP = 3, 2
 PROMPTS, RESPONSES = 4, 4
 PROMPT_TOK = 48
@@ -30,10 +32,9 @@ LINEAR_K3 = 0.01  # vLLM computes linear attention in bf16
     scope="module",
     params=[
         (qwen2_5_vl, True, PICTURES_K3),
-        *(
-            pytest.param(one, marks=pytest.mark.nightly)
-            for one in ((qwen3_moe, False, TEXT_K3), (qwen3_vl, True, PICTURES_K3), (qwen3_5, True, LINEAR_K3))
-        ),
+        (qwen3_vl, True, PICTURES_K3),
+        (qwen3_5, True, LINEAR_K3),
+        (qwen3_moe, False, TEXT_K3),
     ],
     ids=lambda one: one[0].__name__,
 )
