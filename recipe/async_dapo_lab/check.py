@@ -100,7 +100,7 @@ def _in_flight(config: DictConfig, options: AsyncDAPOConfig, engines: int, room_
     load = EngineLoad(kv_room_tok=room_tok, max_num_seqs=max_num_seqs)
     balance.leases.add_servers([f"engine {i}" for i in range(engines)])
     balance.open({f"engine {i}": load for i in range(engines)})
-    first = options.round_size().decide(balance.places, 1.0)
+    first = options.round_size().decide(balance.capacity, 1.0)
     return f"Requests in flight size themselves, {first:,} in the first round."
 
 

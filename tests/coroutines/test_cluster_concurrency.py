@@ -34,7 +34,7 @@ def test_given_engines_with_little_room_then_no_more_is_in_flight_than_they_have
     assert cluster.specs[-1].pool_size == 10
     assert max(server.max_running for server in cluster.servers) <= 5
     assert figures["context_tok"] == 1, "what these engines report of each request"
-    assert figures["places"] == 2 * 256, "the sequences of an engine"
+    assert figures["capacity"] == 2 * 256, "the sequences of an engine"
 
 
 def test_given_engines_that_stay_empty_in_the_first_round_then_more_trajectories_run_before_it_ends(start) -> None:
@@ -61,7 +61,7 @@ def test_given_a_limit_on_staleness_then_the_pool_follows_the_lengths_that_were_
     metrics = cluster.step()
     share = metrics["async_dapo/filter/valid_share"]
     assert cluster.buffer._round_size.staleness_bound(share) == int(8 * 3 / share)
-    assert cluster.specs[-1].pool_size <= cluster.records[-1].balancer.concurrency["places"]
+    assert cluster.specs[-1].pool_size <= cluster.records[-1].balancer.concurrency["capacity"]
 
 
 def test_given_a_checkpoint_then_the_next_run_begins_with_what_was_learned(start) -> None:
@@ -70,7 +70,7 @@ def test_given_a_checkpoint_then_the_next_run_begins_with_what_was_learned(start
     learned = cluster.records[-1].balancer.concurrency
     again = resumed(start, cluster)
     again.buffer.open_round(again.step_number + 1)
-    assert again.manager.places == learned["places"]
+    assert again.manager.capacity == learned["capacity"]
     again.buffer.sample(again.step_number + 1, "train", 8)
 
 

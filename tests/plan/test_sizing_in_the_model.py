@@ -43,7 +43,7 @@ def test_given_any_cluster_and_guess_then_requests_hardly_wait_no_lease_is_lost_
     generated_tok = recomputed_tok = 0
     held_s = waited_s = 0.0
     for number in range(ROUNDS):
-        places, drawn_before = run._fleet.balance.places, run.pool.ledger.drawn
+        places, drawn_before = run._fleet.balance.capacity, run.pool.ledger.drawn
         ran_s = run._fleet.counters().request_s
         step = run.step()
         if number == 0 and guess_tok is None:  # before anything is measured it grows while the engines stay empty

@@ -157,7 +157,7 @@ class LengthsEnded:
 
 @dataclass(slots=True, kw_only=True)
 class RoundSize:
-    """How many trajectories may be unfinished at once: as many as engines have room for and staleness allows.
+    """How many trajectories may be unfinished at once: as the capacity of the engines and staleness allow.
 
     By Little's law a trajectory stays in flight for (in flight) / (finished per round) rounds. One of twice the mean
     length stays twice as long, so what is in flight is capped such that even the longest is trained before it is too
@@ -189,15 +189,15 @@ class RoundSize:
         rounds = self.staleness.rounds_in_flight(self.mean_len_tok, self.longest_tok)
         return None if rounds is None else int(rounds * self.trajectories_per_batch / valid_share)
 
-    def decide(self, places: int, valid_share: float) -> int:
+    def decide(self, capacity: int, valid_share: float) -> int:
         """Trajectories that may generate at once.
 
         Args:
-            places: requests that the engines have room for.
+            capacity: requests that the engines may have in flight.
             valid_share: of the groups that end, those that are valid [0-1].
         """
         bound = self.staleness_bound(valid_share)
-        return max(1, places if bound is None else min(places, bound))
+        return max(1, capacity if bound is None else min(capacity, bound))
 
     def most_unfinished(self, pool_size: int | None, valid_share: float) -> int | None:
         """Trajectories that may be unfinished at once, those included that wait for calls and need no engine: they

@@ -130,7 +130,7 @@ class RoundReplayBuffer(ReplayBuffer):
     def open_round(self, step: int) -> None:
         """Top the pool up to the over-sampling target and start the step's round."""
         self._num_gen_batches, self._skipped = Fraction(0), 0
-        if not self._has_opened:  # the engines say what they have room for
+        if not self._has_opened:  # the engines say what capacity they have
             self.manager.open_engines(self._concurrency_state)
             self._has_opened = True
         groups = self._top_up(step)
@@ -248,13 +248,13 @@ class RoundReplayBuffer(ReplayBuffer):
             )
 
     def free_engines(self) -> None:
-        """Take what is frozen in the engines out of them: validation needs their places."""
+        """Take what is frozen in the engines out of them: validation needs their capacity."""
         self.manager.abandon(self.pool.detach())
 
     def _pool_size(self) -> int | None:
         """Trajectories that may generate at once in the next round; None = only the lanes bound what runs."""
         if self._options.rollout_pool_size is Auto.AUTO:
-            return self._round_size.decide(self.manager.places, self._over_sampling.valid_share)
+            return self._round_size.decide(self.manager.capacity, self._over_sampling.valid_share)
         return self._options.fixed_pool_size
 
     def _learn(self, record: RoundRecord, versions: VersionShares) -> None:

@@ -137,7 +137,7 @@ class TrainingRun:
         """As `RoundReplayBuffer.open_round`."""
         if self.options.rollout_pool_size is not Auto.AUTO:
             return self.options.fixed_pool_size
-        return self._round_size.decide(self._fleet.balance.places, self._over_sampling.valid_share)
+        return self._round_size.decide(self._fleet.balance.capacity, self._over_sampling.valid_share)
 
     def _store(self, group: PromptGroup) -> None:
         self._stored[group.uid] = version_tags([group])
