@@ -32,8 +32,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 running_call_id: ContextVar[str] = ContextVar("running_call_id", default="")
 
 
-def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
-    return blake2b(array("i", prompt_ids).tobytes(), digest_size=16).digest()
+def prompt_digest(prompt_ids: Sequence[int], pictures: Iterable[Any] = ()) -> bytes:
+    hasher = blake2b(array("i", prompt_ids).tobytes(), digest_size=16)
+    for picture in pictures:
+        hasher.update(picture.tobytes())
+    return hasher.digest()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,9 +81,9 @@ class Recorder:
         self.step = Step.REST
         return is_out
 
-    def begin_turn(self, prompt_ids: Sequence[int]) -> Turn:
+    def begin_turn(self, prompt_ids: Sequence[int], pictures: Iterable[Any] = ()) -> Turn:
         """The turn of this request, recorded earlier or new."""
-        digest = prompt_digest(prompt_ids)
+        digest = prompt_digest(prompt_ids, pictures)
         turns = self.trajectory.turns
         if self.next_turn < len(turns) and turns[self.next_turn].prompt_digest != digest:
             self.drop_rest()

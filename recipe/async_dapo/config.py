@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -37,6 +37,8 @@ from .option_values import (
     number,
     parse_options,
 )
+
+S = TypeVar("S", bound=RoundSpec)
 
 REWARD_IMPORT_LIMIT_S = 300.0  # longest time the reward function's module may take to import
 
@@ -387,38 +389,35 @@ class AsyncDAPOConfig:
         )
 
     def round_size(self) -> RoundSize:
-        """How many trajectories may be unfinished at once, where the pool sizes itself."""
+        """How many trajectories may generate and be unfinished at once."""
         return RoundSize(
             trajectories_per_batch=self.target_valid_groups * self.rollout_n,
             longest_tok=self.max_response_length,
             staleness=StalenessLimit(max_staleness=self.max_staleness),
+            named=self.fixed_pool_size,
+            sizes_itself=self.rollout_pool_size is Auto.AUTO,
         )
 
     def round_spec(
-        self,
-        *,
-        step: int,
-        carried_valid_groups: int,
-        must_finish: frozenset[str],
-        pool_size: int | None,
-        most_unfinished: int | None = None,
-        valid_share: float,
-        counted_share: float,
-    ) -> RoundSpec:
-        """The training round of a step."""
-        return RoundSpec(
-            round_id=f"step-{step}",
+        self, kind: type[S], *, capacity: int, over_sampling: OverSampling, round_size: RoundSize, **of_round: Any
+    ) -> S:
+        """A training round.
+
+        Args:
+            capacity: requests that the engines may have in flight.
+            of_round: fields of the round that depend neither on options nor on what was learned.
+        """
+        return kind(
             stop_rule=self.stop_rule,
             target_valid_groups=self.target_valid_groups,
-            carried_valid_groups=carried_valid_groups,
             drains=self.drains,
             draws_again=self.draws_again,
-            must_finish=must_finish,
-            pool_size=pool_size,
-            most_unfinished=most_unfinished,
+            pool_size=round_size.pool_size(capacity),
+            most_unfinished=round_size.most_unfinished(over_sampling.valid_share),
             most_trainable=self.most_trainable,
-            valid_share=valid_share,
-            counted_share=counted_share,
+            valid_share=over_sampling.valid_share,
+            counted_share=over_sampling.counted_share,
+            **of_round,
         )
 
 

@@ -4,7 +4,7 @@ A trained trajectory is stored under `{uid}_{session}_{output}` with the fields 
 its length and policy versions. Prompts never enter the training partition: the pool holds them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +24,7 @@ from .core.staleness import VersionTag
 from .core.trajectory import PromptGroup, Trajectory
 from .option_values import ConfigError
 
+PIXELS = "pixels"  # of a group's pictures; empty but in the row of its first trajectory
 TRAIN, VAL = "train", "val"
 _NAMES = """
     prompts responses prompt_ids response_ids response_mask response_logprobs rollout_log_probs reward_score rm_scores
@@ -51,7 +52,17 @@ class TrajectoryTag(VersionTag):
     max_global_steps: int  # newest policy version
 
 
-def rows_of(group: PromptGroup) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:
+ModelInputs = Callable[[str, torch.Tensor], dict[str, Any]]  # a row's key and tokens -> what a model takes beside them
+
+
+def text_inputs(key: str, input_ids_T: torch.Tensor) -> dict[str, Any]:
+    """Of a model of text."""
+    return {"position_ids": torch.arange(len(input_ids_T)), "multi_modal_inputs": {}}
+
+
+def rows_of(
+    group: PromptGroup, inputs_of: ModelInputs = text_inputs
+) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:
     """(key, fields, tag) of every output of a group's finished trajectories."""
     # Wrapped once a group: `list_of_dict_to_tensordict` would wrap them row by row.
     prompt = {
@@ -59,21 +70,21 @@ def rows_of(group: PromptGroup) -> Iterable[tuple[str, dict[str, Any], Trajector
     }
     for trajectory in group.trajectories:
         if trajectory.is_finished:
-            yield from _rows(group, prompt, trajectory)
+            yield from _rows(group, prompt, trajectory, inputs_of)
 
 
 def _rows(
-    group: PromptGroup, prompt: dict[str, Any], trajectory: Trajectory
+    group: PromptGroup, prompt: dict[str, Any], trajectory: Trajectory, inputs_of: ModelInputs
 ) -> Iterable[tuple[str, dict[str, Any], TrajectoryTag]]:
     for index, packed in enumerate(trajectory.outputs):
+        key = f"{group.uid}_{trajectory.session_id}_{index}"
         versions = [version for version, _ in packed.stamps or trajectory.stamps]
         fields = prompt | packed.fields()
         fields["extra_fields"] = fields["extra_fields"] | {"segments": list(packed.stamps), "age": trajectory.age}
         fields["uid"], fields["session_id"] = group.uid, trajectory.session_id
         fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])
-        fields["position_ids"] = torch.arange(len(fields["input_ids"]))
+        fields |= inputs_of(key, fields["input_ids"])
         fields["loss_mask"] = fields["response_mask"]
-        fields["multi_modal_inputs"] = {}
         fields["policy_versions"] = _policy_versions(fields["response_mask"], packed.stamps)
         tag = TrajectoryTag(
             seq_len=len(fields["input_ids"]),
@@ -82,7 +93,7 @@ def _rows(
             segments=list(packed.stamps),
             age=trajectory.age,
         )
-        yield f"{group.uid}_{trajectory.session_id}_{index}", fields, tag
+        yield key, fields, tag
 
 
 def _policy_versions(response_mask_T: torch.Tensor, stamps: tuple[tuple[int, int], ...]) -> torch.Tensor:
@@ -93,9 +104,9 @@ def _policy_versions(response_mask_T: torch.Tensor, stamps: tuple[tuple[int, int
     return versions_T
 
 
-async def put_group(group: PromptGroup, *, partition_id: str) -> None:
+async def put_group(group: PromptGroup, *, partition_id: str, inputs_of: ModelInputs = text_inputs) -> None:
     """Store all finished trajectories of a group in one call."""
-    rows = list(rows_of(group))
+    rows = list(rows_of(group, inputs_of))
     if not rows:
         return
     keys, fields, tags = zip(*rows, strict=True)
@@ -158,6 +169,12 @@ def read_fields(batch: KVBatchMeta, fields: list[str]) -> dict[str, list[torch.T
     """Fields of a batch, a tensor [T] for each trajectory."""
     data = _read(batch, fields)
     return {name: list(data[name].unbind()) for name in fields}
+
+
+def read_pixels(key: str) -> dict[str, torch.Tensor]:
+    """What `PictureInputs` has left in a row."""
+    data = tq.kv_batch_get(keys=[key], partition_id=TRAIN, select_fields=[PIXELS])
+    return data[PIXELS][0]
 
 
 def write_field(batch: KVBatchMeta, field: str, rows: Iterable[torch.Tensor]) -> None:

@@ -100,7 +100,8 @@ def _in_flight(config: DictConfig, options: AsyncDAPOConfig, engines: int, room_
     load = EngineLoad(kv_room_tok=room_tok, max_num_seqs=max_num_seqs)
     balance.leases.add_servers([f"engine {i}" for i in range(engines)])
     balance.open({f"engine {i}": load for i in range(engines)})
-    first = options.round_size().decide(balance.capacity, 1.0)
+    most = options.round_size().most_unfinished(1.0)
+    first = balance.capacity if most is None else min(balance.capacity, most)
     return f"Requests in flight size themselves, {first:,} in the first round."
 
 

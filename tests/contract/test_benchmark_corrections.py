@@ -1,7 +1,6 @@
 """The enumerated gradients of `benchmarks.corrections` are those of verl's own loss; its table is what they give."""
 
 import csv
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -52,16 +51,6 @@ def test_a_group_s_gradient_is_that_of_verl_s_loss(correction: str) -> None:
     assert compared >= 2
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Several would only wait for each other: the tensors are small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.slow
 def test_the_table_is_what_the_model_gives() -> None:
     with (exact.FOLDER / "exact.csv").open(newline="") as file:

@@ -39,17 +39,11 @@ EVEN = Task(name="even", draw=_draw, limit_tok=24, learning_rate=3e-3, steps=2, 
 
 
 @pytest.fixture(autouse=True)
-def the_task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Answers of an even length are right: half of those that an untrained model ends in time. With two threads, layers
-    this small wait for each other on a busy machine.
-    """
+def the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of an even length are right: half of those that an untrained model ends in time."""
     monkeypatch.setitem(TASKS, EVEN.name, EVEN)
     monkeypatch.setattr(learning_rows, "GROUPS", 4)
     monkeypatch.setattr(learning_run, "GROUPS", 4)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def row_of(strategy: str, staleness: str, correction: str = "none") -> Row:

@@ -173,6 +173,7 @@ def check_variant(config: DictConfig) -> None:
 def check_rank(rank: int, ranks: int, files: str) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "DIST_INIT_METHOD": f"file://{files}/meeting"}
     os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
+    torch.set_num_threads(1)
     for overrides in VARIANTS.values():
         gpus = f"trainer.n_gpus_per_node={ranks}"
         check_variant(compose_run([*valid_overrides(Path(files)), *OVERRIDES, gpus, *overrides]))

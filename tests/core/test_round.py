@@ -101,7 +101,7 @@ class RoundMachine(RuleBasedStateMachine):
         halted, free = self.round.is_halted, self.has_capacity
         uid = self.round.take(worker)
         assert (uid is not None) == (not halted and (bool(self.attached) or (free and bool(self.waiting))))
-        assert uid in self.attached or not self.attached or uid is None, "one that holds no places went first"
+        assert uid in self.attached or not self.attached or uid is None, "one that holds no capacity went first"
         if uid is not None:
             self.attached.discard(uid)
             self.waiting.remove(uid)
@@ -162,7 +162,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @property
     def has_capacity(self) -> bool:
-        unfinished = self.inflight + sum(self.sizes[uid] for uid in self.attached)  # those hold their places already
+        unfinished = self.inflight + sum(self.sizes[uid] for uid in self.attached)  # those hold theirs already
         return (self.pool_size is None or unfinished - self.in_calls.total() < self.pool_size) and (
             self.most is None or unfinished < self.most
         )

@@ -1,6 +1,7 @@
 """What is known of a group before all of its trajectories have ended, and how many groups are held because of it."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,20 +68,24 @@ def outcome(*lens_tok: int, verdict: Verdict = Verdict.VALID) -> GroupOutcome:
     return GroupOutcome(prompt_uid="a", verdict=verdict, response_lens_tok=lens_tok)
 
 
-def size(max_staleness: int | None) -> RoundSize:
-    return RoundSize(
-        trajectories_per_batch=100, longest_tok=1000, staleness=StalenessLimit(max_staleness=max_staleness)
-    )
+def size(max_staleness: int | None, **pool: Any) -> RoundSize:
+    limit = StalenessLimit(max_staleness=max_staleness)
+    return RoundSize(trajectories_per_batch=100, longest_tok=1000, staleness=limit, **pool)
 
 
 def test_given_a_limit_on_staleness_then_the_longest_response_that_starts_now_ends_in_time():
     rounds = size(4)
     rounds.observe([outcome(250, 250), outcome(900, verdict=Verdict.FAILED)])
     assert rounds.staleness_bound(1.0) == 100  # 4 x 250 / 1000 = 1 round in flight for a mean one
-    assert rounds.decide(5000, 0.5) == 200
-    assert rounds.decide(60, 0.5) == 60
-    assert size(0).decide(5000, 1.0) == 100, "what one step needs is always allowed"
-    assert size(None).decide(5000, 1.0) == 5000
+    assert rounds.most_unfinished(0.5) == 200 and rounds.pool_size(60) == 60
+    assert size(0).most_unfinished(1.0) == 100, "what one step needs is always allowed"
+    assert size(None).most_unfinished(1.0) is None
+
+
+@pytest.mark.parametrize(("named", "most"), [(60, 100), (300, 300), (None, None)])
+def test_given_a_pool_that_does_not_size_itself_then_it_is_what_was_named_and_all_of_it_may_be_unfinished(named, most):
+    rounds = size(0, named=named, sizes_itself=False)
+    assert (rounds.pool_size(5000), rounds.most_unfinished(1.0)) == (named, most)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=300), st.integers(0, 1200))

@@ -1,11 +1,13 @@
 """Whole runs on virtual time with engines on GPUs of their own, for every strategy and fault."""
 
+from collections import Counter
 from random import Random
 
 import pytest
 
 from recipe.async_dapo.config import Auto, RolloutStrategy
 from recipe.async_dapo.engines.engine_requests import EnginesUnavailable
+from recipe.async_dapo.engines.load_balancer import LoadBalancerStats
 from recipe.async_dapo.separate.rolling_update import Phase
 from recipe.async_dapo_lab.recorder import LabRecorder
 
@@ -86,6 +88,20 @@ def test_given_checkpoints_and_validations_between_steps_then_the_timeline_has_a
         times = [sample.time_s for line in lines for sample in line.engines[name]]
         assert times == sorted(times), "one sample of each batch, and of each stop"
         assert len(times) == cluster.step_number + len(cluster.specs) - 1
+
+
+def test_given_a_checkpoint_before_a_step_s_batch_then_the_step_counts_what_engines_did_before_and_after_it(start):
+    cluster = start(separate_options(RolloutStrategy.PARTIAL), SeparateCluster, task=random_task(3), num_servers=2)
+    cluster.steps(2)
+    parts: list[LoadBalancerStats] = []
+    cluster.buffer.recorder.engines_asked = parts.append
+    cluster.run_for(3)
+    cluster.end_round()
+    cluster.step()
+    generated = [{key: load.generated_tok for key, load in part.loads.items()} for part in parts]
+    assert len(generated) == 2 and all(sum(tokens.values()) for tokens in generated)
+    told = cluster.records[-1].balancer.loads
+    assert {key: load.generated_tok for key, load in told.items()} == sum(map(Counter, generated), Counter())
 
 
 @pytest.mark.parametrize("looser", [None, 6])

@@ -59,11 +59,6 @@ def test_given_sampled_tokens_without_log_probs_then_they_are_refused() -> None:
         PackedOutput.pack(bare, sampled())
 
 
-def test_given_images_then_they_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^agent loop=multi_modal_data: training would not see images"):
-        PackedOutput.pack(output([10], [1], multi_modal_data={"images": ["image"]}), sampled())
-
-
 def test_given_what_no_checkpoint_could_hold_when_packed_then_it_is_refused_by_name() -> None:
     class Mine(AgentLoopOutput):
         pass

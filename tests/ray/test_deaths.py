@@ -1,6 +1,5 @@
 """Deaths of what a run cannot do without, on real Ray: whatever the trainer waits for, it ends and names the dead."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, Rollout
 from recipe.async_dapo.store import queue_watched, start_queue
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
-from ..support.broken_worker import BrokenWorker
+from ..support.plain_actors import BrokenWorker, HangingWorker, Worker
 from ..support.real_actors import (
     PATIENCE_S,
     eventually,
@@ -66,23 +65,10 @@ def bare_manager() -> AsyncDAPOAgentLoopManager:
     return manager
 
 
-class Worker:
-    """An agent loop worker, one of which never gets to its end of being connected."""
-
-    def __init__(self, hangs: bool) -> None:
-        self._hangs = hangs
-
-    async def connect(self, llm_client: Any, reward_workers: list[Any]) -> None:
-        if self._hangs:
-            await asyncio.Event().wait()
-
-    async def attach(self, coordinator: Any, worker: int, myself: Any) -> None: ...
-
-
 def test_given_a_worker_that_never_starts_when_it_is_connected_then_the_run_ends_and_names_it(monkeypatch):
     monkeypatch.setattr(manager_module, "CONNECT_TIMEOUT_S", 10.0)  # in which a busy machine starts a coordinator
     manager = bare_manager()
-    manager.agent_loop_workers = [ray.remote(num_cpus=0)(Worker).remote(hangs) for hangs in (False, True)]
+    manager.agent_loop_workers = [ray.remote(num_cpus=0)(kind).remote() for kind in (Worker, HangingWorker)]
     ray.get([worker.__ray_ready__.remote() for worker in manager.agent_loop_workers])
     client: Any = SimpleNamespace(_load_balancer=start_balancer(start_servers(1), capacity=1))
     ray.get(client._load_balancer.__ray_ready__.remote())
@@ -99,7 +85,7 @@ def talk(one: int, other: int) -> bool:
 def test_given_workers_when_they_are_connected_then_whoever_is_called_in_a_round_has_been_called_before() -> None:
     """While a network is cut, a call fails at once whose connection must be made first."""
     manager = bare_manager()
-    worker, reward_worker = (ray.remote(num_cpus=0)(Worker).remote(False) for _ in range(2))
+    worker, reward_worker = (ray.remote(num_cpus=0)(Worker).remote() for _ in range(2))
     manager.agent_loop_workers = [worker]
     client: Any = SimpleNamespace(_load_balancer=start_balancer({}, capacity=1))
     manager.connect(client, [reward_worker])

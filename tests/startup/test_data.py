@@ -29,7 +29,7 @@ def left_out(config: DictConfig) -> str:
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image"}]}]
-UNSEEN = "training would not see images, video or audio"
+UNSEEN = "training sees no videos and no audio; leave them out"
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,13 @@ UNSEEN = "training would not see images, video or audio"
         (None, {"reward_model": "2"}, "column reward_model must hold {'ground_truth': ...}, it holds string"),
         (None, {"reward_model": {"answer": "2"}}, "column reward_model must hold {'ground_truth': ...}"),
         (None, {"__rollout_n__": 8}, "has the columns ['__rollout_n__'], which verl or this recipe uses"),
-        (None, {"images": [b"png"]}, f"has the columns ['images']: {UNSEEN}"),
-        (None, {"prompt": IMAGE}, f"has content of list<element: struct<type: string>>: {UNSEEN}"),
+        (None, {"images": [b"png"]}, "has the column images: a qwen3 cannot be shown pictures; take one of qwen2_vl,"),
+        (None, {"audios": [b"wav"], "videos": [b"mp4"]}, f"has the columns ['videos', 'audios']: {UNSEEN}"),
+        (
+            None,
+            {"prompt": IMAGE},
+            "has content of list<element: struct<type: string>>: must be text, with <image> where",
+        ),
         (13, {"prompt": []}, "row 13 has no prompt"),
         (13, {"data_source": None}, "row 13 has no data_source"),
         (13, {"reward_model": {"style": "rule", "ground_truth": None}}, "row 13 has no ground truth"),
@@ -149,7 +154,11 @@ class Mine(RLHFDataset):
     [
         (
             "row['raw_prompt'] = [{'role': 'user', 'content': [{'type': 'image'}]}]",
-            f"has content that is not text: {UNSEEN}",
+            "has prompts with pictures: a qwen3 cannot be shown pictures",
+        ),
+        (
+            "row['raw_prompt'][0]['content'] = [{'type': 'video'}, {'type': 'audio'}]",
+            f"has ['audio', 'video']: {UNSEEN}",
         ),
         ("row['images'] = [b'png']", f"has ['images']: {UNSEEN}"),
         ("row['raw_prompt'][0]['content'] *= 40", "has a prompt of "),

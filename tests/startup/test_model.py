@@ -119,7 +119,6 @@ FLASH = {"attention": "flash_attention_2"}
         ({"model_type": "gpt_oss", "attention": "kernels-community/vllm-flash-attn3"}, []),
         ({"model_type": "gpt_oss", "packs": False}, ["attn_implementation"]),
         ({"model_type": "gpt_oss", "packs": False, "attention": "eager"}, []),
-        ({"model_type": "qwen2_5_vl"}, ["path"]),
     ],
 )
 def test_options_with_which_verl_is_known_to_compute_other_log_probs_are_refused(changed, wrong):

@@ -53,7 +53,7 @@ class SimulatedWorker(AsyncDAPOAgentLoopWorker):
         agent = SimpleNamespace(default_agent_loop="single_turn_agent")
         rollout = SimpleNamespace(val_kwargs=SimpleNamespace(**sampling), agent=agent, **sampling)
         self.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
-        self.llm_client = client
+        self.llm_client, self.processor = client, None
         self._options = options
         self._task = task
         self._agent_loops = self

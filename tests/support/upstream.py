@@ -150,10 +150,15 @@ READ = {
     + "compute_rollout_correction_and_rejection_mask": "e32e53733e1b",  # raises where no token is in the mask
     "verl.trainer.ppo.core_algos:compute_policy_loss_bypass_mode": "6677936691b4",  # two types of loss
     DATA_SET + "_read_files_and_tokenize": "16d775f64c3c",  # joins files, then filters
+    DATA_SET + "_build_messages": "86dbfeb08a33",  # writes pictures into the column of the prompt
     DATA_SET + "maybe_filter_out_long_prompts": "4ce51057d664",  # asks for `filter`
     AGENT_LOOP + "AgentLoopBase.ct_build_initial_tokens": "a7a123cd80e2",  # cuts prompts
     AGENT_LOOP + "AgentLoopWorker._run_agent_loop": "04636a02f786",  # what an agent loop is made from
     AGENT_LOOP + "AgentLoopWorker._compute_score": "876c6391f9a3",  # skips outputs that have a score
+    AGENT_LOOP + "AgentLoopWorker._compute_multi_modal_inputs": "ed0639c3ee89",  # what depends on tokens, and what not
+    AGENT_LOOP + "AgentLoopWorker._compute_position_ids": "ac5ca96ac82e",  # takes `mm_token_type_ids` out
+    AGENT_LOOP + "AgentLoopBase.process_multi_modal_info": "25604d7678b6",  # asks the class of the data set
+    "verl.utils.model:extract_multi_modal_inputs": "c16e25c861f5",  # calls `in` and `items` of each row's inputs
     AGENT_LOOP + "AgentLoopManager._init_agent_loop_workers": "563147c55209",
     AGENT_LOOP + "AgentLoopOutput.as_dict": "ee57aa610c44",
     SERVER + "vLLMHttpServer.generate": "2dcab33b7df5",  # keeps the last chunk of the stream

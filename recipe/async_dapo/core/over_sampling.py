@@ -157,7 +157,8 @@ class LengthsEnded:
 
 @dataclass(slots=True, kw_only=True)
 class RoundSize:
-    """How many trajectories may be unfinished at once: as the capacity of the engines and staleness allow.
+    """How many trajectories may generate at once, and how many may be unfinished: as engines have capacity for and
+    staleness allows, or as many as are named.
 
     By Little's law a trajectory stays in flight for (in flight) / (finished per round) rounds. One of twice the mean
     length stays twice as long, so what is in flight is capped such that even the longest is trained before it is too
@@ -167,11 +168,15 @@ class RoundSize:
         trajectories_per_batch: B n [count].
         longest_tok: the response limit [tokens].
         staleness: how old trained tokens may be.
+        named: `rollout_pool_size`, if it is a number [count].
+        sizes_itself: `rollout_pool_size=auto`; with neither, lanes bound what runs.
     """
 
     trajectories_per_batch: int
     longest_tok: int
     staleness: StalenessLimit
+    named: int | None = None
+    sizes_itself: bool = True
     _ended: float = 0.0  # trajectories of recent rounds
     _ended_tok: float = 0.0
 
@@ -189,26 +194,22 @@ class RoundSize:
         rounds = self.staleness.rounds_in_flight(self.mean_len_tok, self.longest_tok)
         return None if rounds is None else int(rounds * self.trajectories_per_batch / valid_share)
 
-    def decide(self, capacity: int, valid_share: float) -> int:
-        """Trajectories that may generate at once.
+    def pool_size(self, capacity: int) -> int | None:
+        """Trajectories that may generate at once; None = only lanes bound what runs.
 
         Args:
             capacity: requests that the engines may have in flight.
-            valid_share: of the groups that end, those that are valid [0-1].
         """
-        bound = self.staleness_bound(valid_share)
-        return max(1, capacity if bound is None else min(capacity, bound))
+        return capacity if self.sizes_itself else self.named
 
-    def most_unfinished(self, pool_size: int | None, valid_share: float) -> int | None:
+    def most_unfinished(self, valid_share: float) -> int | None:
         """Trajectories that may be unfinished at once, those included that wait for calls and need no engine: they
-        grow old, too. None = as many as the groups that are held have.
-
-        Args:
-            pool_size: that may generate at once; None = no limit.
-            valid_share: of the groups that end, those that are valid [0-1].
+        grow old, too. None = no limit but the pool's size.
         """
         bound = self.staleness_bound(valid_share)
-        return None if bound is None or pool_size is None else max(bound, pool_size)
+        if bound is None or not (self.sizes_itself or self.named):
+            return None
+        return max(bound, self.named or 0)
 
     def observe(self, outcomes: Iterable[GroupOutcome]) -> None:
         """Take in the groups that ended in a round."""

@@ -152,7 +152,8 @@ class AsyncDAPOLLMClient(LLMServerClient):
         )
         if recorder.rests and recorder.kept_loop is not None:
             await recorder.kept_loop.next_round()
-        turn, number = recorder.begin_turn(prompt_ids), recorder.next_turn - 1
+        turn = recorder.begin_turn(prompt_ids, kwargs.get("image_data") or ())
+        number = recorder.next_turn - 1
         while True:
             is_over = turn.finish_reason is not None or turn.generated_tok >= asked.budget_tok
             recorder.step = next_step(recorder.step, is_over=is_over, round_left_tok=recorder.round_left_tok)

@@ -32,6 +32,7 @@ from ..record.plain_values import DATA_SET, to_plain
 from ..store import FIELDS
 from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
+from .pictures import packed
 from .reports import RoundRecord, WorkerReport
 from .worker import AsyncDAPOAgentLoopWorker, RoundOrder
 
@@ -52,7 +53,7 @@ def make_group(row: dict[str, Any], *, n: int, step: int) -> PromptGroup:
     Raises:
         ConfigError: naming a column that no checkpoint could hold, or whose name is taken.
     """
-    prompt = {key: value for key, value in row.items() if key not in ("uid", "validate")}
+    prompt = packed({key: value for key, value in row.items() if key not in ("uid", "validate")})
     if taken := sorted(TAKEN_NAMES & prompt.keys()):
         raise ConfigError(DATA_SET, taken, "columns with names that verl or this recipe uses; rename or drop them")
     plain = to_plain(prompt, source=DATA_SET)  # now rather than when a checkpoint is due
@@ -266,7 +267,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 target_valid_groups=0,
                 carried_valid_groups=0,
                 drains=True,
-                pool_size=self.capacity if self._options.lanes_per_worker is None else self._options.lanes_hold,
+                pool_size=self._options.round_size().pool_size(self.capacity) or self._options.lanes_hold,
             ),
             [make_group(row, n=n, step=step) for row in rows],
             RoundOrder(round_id=round_id, validate=True),

@@ -37,10 +37,6 @@ class PackedOutput:
             ConfigError: if training could not see all that the policy has seen, or not know which policy that was, or
                 if no checkpoint could hold it.
         """
-        if output.multi_modal_data:
-            raise ConfigError(
-                AGENT_LOOP, "multi_modal_data", "training would not see images, video or audio: use text only"
-            )
         if type(output) is not AgentLoopOutput:
             raise ConfigError(
                 AGENT_LOOP,
@@ -69,7 +65,13 @@ class PackedOutput:
         return cls(
             stamps=stamps,
             rest=output.model_copy(
-                update={"prompt_ids": [], "response_ids": [], "response_mask": [], "response_logprobs": None}
+                update={
+                    "prompt_ids": [],
+                    "response_ids": [],
+                    "response_mask": [],
+                    "response_logprobs": None,
+                    "multi_modal_data": None,  # pictures are kept with the prompt
+                }
             ),
             prompt_ids=array("i", output.prompt_ids),
             response_ids=array("i", output.response_ids),

@@ -15,6 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from ..core.trajectory import PromptGroup
 from .coordinator import Ticket
+from .pictures import has_pictures
 
 FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most
 
@@ -30,15 +31,17 @@ def park(group: PromptGroup) -> None:
 
 
 def ticket_of(group: PromptGroup) -> Ticket:
-    """What a lane needs to run a group. Its tokens are parked with it."""
+    """What a lane needs to run a group. Its tokens are parked with it, and pictures do not pass the coordinator."""
     park(group)
-    is_parked = group.parked is not None
+    place = group.parked
+    if place is None and has_pictures(group.prompt.get("raw_prompt")):
+        place = ray.put(group)
     return Ticket(
         prompt_uid=group.uid,
         unfinished=len(group.unfinished),
         is_certain=group.is_certain,
-        content=group.parked if is_parked else pickle.dumps(group, protocol=5),
-        ages=_ages(group) if is_parked else (),
+        content=pickle.dumps(group, protocol=5) if place is None else place,
+        ages=() if place is None else _ages(group),
         has_begun=group.has_started,
         oldest_version=min(group.versions(), default=None),
         is_attached=bool(group.attachments()),

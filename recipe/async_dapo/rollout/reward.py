@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
-from verl.experimental.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
 
 from ..aio import RECONNECT_S
 from ..calls import Recorder
@@ -49,6 +49,16 @@ class RewardFailed(Exception):
         super().__init__(f"{reason}: {cause.summary}")
         self.reason = reason
         self.cause = cause
+
+
+class ScoringWorker(AgentLoopWorker):
+    """verl's agent loop worker as far as it scores. Without a processor: no reward manager is given what verl would
+    make of pictures here, for each trajectory and on the event loop.
+    """
+
+    def __init__(self, reward_workers: list[Any]) -> None:
+        self.processor = self.mm_processor_kwargs = None
+        self.reward_loop_worker_handles = reward_workers
 
 
 class RewardScorer:

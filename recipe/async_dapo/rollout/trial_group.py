@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from omegaconf import DictConfig
-from verl.experimental.agent_loop import AgentLoopOutput, AgentLoopWorker
+from verl.experimental.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
@@ -19,7 +19,7 @@ from ..store import rows_of
 from .call_runner import CallRunner
 from .manager import make_group
 from .packed_output import PackedOutput
-from .reward import RewardScorer
+from .reward import RewardScorer, ScoringWorker
 from .reward_isolation import MANAGERS_OF_PLAIN_FUNCTIONS
 
 TURNS = 2  # of a prompt and one answer, as verl counts
@@ -53,7 +53,7 @@ class TrialGroups:
         manager = manager_cls(config=config, tokenizer=tokenizer, compute_score=call)
         self._tokenizer = tokenizer
         self._errors: list[Exception] = []  # of the function, in the newest trial
-        self._scorer = RewardScorer(_ScoringWorker(manager)._compute_score, options=options)
+        self._scorer = RewardScorer(_scoring_worker(manager)._compute_score, options=options)
         self._calls = CallRunner(
             timeout_s=options.calls.timeout_s,
             journal_limit_bytes=options.calls.journal_limit_mb * 2**20,
@@ -101,12 +101,10 @@ class TrialGroups:
         list_of_dict_to_tensordict([fields for _, fields, _ in rows_of(group)])
 
 
-class _ScoringWorker(AgentLoopWorker):
-    """verl's agent loop worker as far as it scores, beside the reward manager; in a run that is in another process."""
+def _scoring_worker(manager: Any) -> ScoringWorker:
+    """With the reward manager beside it; in a run that is in another process."""
 
-    def __init__(self, manager: Any) -> None:
-        async def compute_score(data: Any) -> Any:
-            return await manager.run_single(copy.deepcopy(data))  # managers add to the prompt's columns
+    async def compute_score(data: Any) -> Any:
+        return await manager.run_single(copy.deepcopy(data))  # managers add to the prompt's columns
 
-        self.processor = self.mm_processor_kwargs = None  # text only
-        self.reward_loop_worker_handles = [SimpleNamespace(compute_score=SimpleNamespace(remote=compute_score))]
+    return ScoringWorker([SimpleNamespace(compute_score=SimpleNamespace(remote=compute_score))])

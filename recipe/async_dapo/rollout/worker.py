@@ -27,8 +27,9 @@ from .call_runner import CallRunner
 from .coordinator import Ticket
 from .group_rollout import GroupRollout, leaves
 from .parking import park, unpark
+from .pictures import PictureInputs, check_seen, opened
 from .reports import WorkerReport
-from .reward import RewardScorer
+from .reward import RewardScorer, ScoringWorker
 from .tools import recorded_tools
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """Called once by the manager, when there are engines."""
         self.llm_client = llm_client
         self.llm_client.tokenizer = self.tokenizer  # finds stop strings over a seam
-        self.reward_loop_worker_handles = reward_workers
+        self._compute_score = ScoringWorker(reward_workers)._compute_score
         self._agent_loops = AgentLoopFactory(
             trainer_config=DictConfigWrap(self.config),
             server_manager=self.llm_client,
@@ -172,7 +173,11 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
 
     async def _store(self, order: RoundOrder, group: PromptGroup) -> None:
         partition_id = store.VAL if order.validate else store.TRAIN
-        await store.put_group(group, partition_id=partition_id)
+        if order.validate or self.processor is None:
+            await store.put_group(group, partition_id=partition_id)
+        else:
+            inputs_of = await PictureInputs.of(group, self)
+            await store.put_group(group, partition_id=partition_id, inputs_of=inputs_of)
 
     async def _interrupt_on_stop(self, order: RoundOrder, rollout: GroupRollout) -> None:
         await self._coordinator.wait_stopped.remote(order.round_id)
@@ -192,9 +197,12 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         }
 
         async def run(group: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
-            prompt = {"agent_name": rollout.agent.default_agent_loop} | group.prompt
+            prompt = {"agent_name": rollout.agent.default_agent_loop} | opened(group.prompt)
             make = partial(self._agent_loops.make, prompt.pop("agent_name"))
             names = {"uid": group.uid, "session_id": trajectory.session_id}
-            return await self._kept_loops.run(make, dict(sampling_params), **names, **prompt)
+            outputs = await self._kept_loops.run(make, dict(sampling_params), **names, **prompt)
+            for output in outputs:
+                check_seen(output.multi_modal_data, group.prompt.get("raw_prompt"))
+            return outputs
 
         return run

@@ -4,7 +4,6 @@ from typing import Any
 
 from ..config import AsyncDAPOConfig
 from ..option_values import RolloutStrategy
-from .rolling_round import RollingSpec
 
 
 def rolling_update(options: AsyncDAPOConfig) -> dict[str, Any]:
@@ -18,31 +17,3 @@ def rolling_update(options: AsyncDAPOConfig) -> dict[str, Any]:
         "max_lag": most // 2 if drains and most is not None else most,
         "pause_mode": "hold" if options.keeps_kv else "abort",
     }
-
-
-def rolling_spec(
-    options: AsyncDAPOConfig,
-    *,
-    opened_at: int,
-    step: int,
-    carried: tuple[tuple[str, int], ...],
-    pool_size: int | None,
-    most_unfinished: int | None,
-    most_begun: int,
-    counted_share: float,
-) -> RollingSpec:
-    """The round that goes on from the step that it was opened at, as from this step on."""
-    return RollingSpec(
-        round_id=f"from-step-{opened_at}",
-        stop_rule=options.stop_rule,
-        target_valid_groups=options.target_valid_groups,
-        carried_valid_groups=len(carried),
-        drains=options.drains,
-        pool_size=pool_size,
-        most_unfinished=most_unfinished,
-        counted_share=counted_share,
-        step=step,
-        max_staleness=options.max_staleness,
-        carried=carried,
-        most_begun=most_begun,
-    )

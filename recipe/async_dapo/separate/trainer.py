@@ -26,7 +26,7 @@ from ..training.trainer import AsyncDAPOTrainer
 from .balancer import RollingLoadBalancer
 from .engines import SeparateEngines, SeparateReplica
 from .manager import RollingManager
-from .options import rolling_spec, rolling_update
+from .options import rolling_update
 from .rolling_round import RollingSpec
 from .weights import SeparateActorRolloutRefWorker
 
@@ -97,16 +97,15 @@ class RollingReplayBuffer(RoundReplayBuffer):
         return record if self._before is None else self._before + record
 
     def _spec(self, step: int) -> RollingSpec:
-        pool_size = self._pool_size()
-        return rolling_spec(
-            self._options,
-            opened_at=self._opened_at,
+        carried = self.pool.carried_versions
+        return self._make_spec(
+            RollingSpec,
+            round_id=f"from-step-{self._opened_at}",
+            carried_valid_groups=len(carried),
             step=step,
-            carried=self.pool.carried_versions,
-            pool_size=pool_size,
-            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
+            max_staleness=self._options.max_staleness,
+            carried=carried,
             most_begun=self._over_sampling.valid_to_hold,
-            counted_share=self._over_sampling.counted_share,
         )
 
 

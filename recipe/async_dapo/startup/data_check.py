@@ -2,11 +2,13 @@
 render them. Also the file of prompts' histories.
 """
 
+import asyncio
 import math
 import os
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +35,25 @@ _OTHER_SAMPLES = (
 )
 
 
+# Classes whose pictures training has been tried with; all use Qwen's processors.
+PICTURE_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_NEED_PICTURES = PICTURE_MODELS[:2]
+_PICTURE_PACKAGES = ("qwen-vl-utils", "torchvision")
+
+
+def no_pictures(model: Any) -> str:
+    """Why the model can be shown no pictures; empty if it can.
+
+    Args:
+        model: verl's `HFModelConfig`.
+    """
+    if (kind := model.hf_config.model_type) not in PICTURE_MODELS:
+        return f"a {kind} cannot be shown pictures; take one of {', '.join(PICTURE_MODELS)}, or leave them out"
+    if missing := [name for name in _PICTURE_PACKAGES if find_spec(name.replace("-", "_")) is None]:
+        return f"pictures need packages that are not installed; run: pip install {' '.join(missing)}"
+    return ""
+
+
 class _Prompts:
     """Renders prompts as agent loops do, and counts their tokens.
 
@@ -43,7 +64,11 @@ class _Prompts:
     def __init__(self, config: DictConfig) -> None:
         from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-        self.model = load_by_verl(config)
+        self.model, self._data = load_by_verl(config), config.data
+        self.no_pictures = no_pictures(self.model)
+        if self.model.processor is None and self.model.hf_config.model_type in PICTURE_MODELS:
+            why = self.no_pictures or "transformers finds no processor that it can load in its folder; copy it there"
+            raise refused(config, "actor_rollout_ref.model.path", why)
         self._tools = tool_schemas(config)
         self.unit = f"tokens, schemas of {len(self._tools)} tools included" if self._tools else "tokens"
         self._default_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
@@ -69,7 +94,16 @@ class _Prompts:
             tools = []
         elif selected := (row.get("extra_info") or {}).get("tool_selection"):
             tools = [tool for tool in tools if tool["function"]["name"] in selected]
-        return len(self._builder.build_initial_tokens(list(row["raw_prompt"]), tools=tools or None))
+        from verl.utils.dataset.rl_dataset import get_dataset_class
+
+        from ..rollout.pictures import has_pictures, media_of
+
+        messages, media = list(row["raw_prompt"]), {}
+        if has_pictures(messages):
+            data_set = get_dataset_class(self._data)
+            asked = media_of(messages, processor=self.model.processor, dataset_cls=data_set, data=self._data)
+            media = asyncio.run(asked)
+        return len(self._builder.build_initial_tokens(messages, tools=tools or None, images=media.get("images")))
 
     def bound_tok(self, prompts: pa.Array) -> np.ndarray:
         """A bound per prompt: the bytes of its messages, and the template's own tokens for each of them. A message with
@@ -104,7 +138,13 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[
         ("val_files", config.data.val_max_samples, 1, "one prompt"),
     ):
         needs_truth = not config.reward.reward_model.enable
-        found = DataFiles(key=f"data.{key}", config=config.data, needs_truth=needs_truth, bound_tok=prompts.bound_tok)
+        found = DataFiles(
+            key=f"data.{key}",
+            config=config.data,
+            needs_truth=needs_truth,
+            no_pictures=prompts.no_pictures,
+            bound_tok=prompts.bound_tok,
+        )
         found.read(files[key])
         available = min(found.rows, max_samples) if max_samples > 0 else found.rows
         if available < wanted and not found.is_custom:
@@ -114,7 +154,7 @@ def check_data(config: DictConfig, options: AsyncDAPOConfig) -> tuple[list[dict[
             raise ConfigError("data.seed", None, _OTHER_SAMPLES.format(key.split("_")[0], max_samples))
         rows, kept = _read_by_verl(config, found, prompts)
         for row in rows[:SAMPLE_ROWS]:
-            _check_row(config, found, row)
+            _check_row(config, found, row, prompts.model.hf_config.model_type)
         said = _check_lengths(config, found, prompts, rows, kept, available=available, wanted=wanted, unit=unit)
         told += [said] if said else []
         row_of_source = {row[SOURCE]: row for row in reversed(rows)} | row_of_source
@@ -173,15 +213,26 @@ def _blamed(found: DataFiles) -> str:
     return "data.custom_cls.path" if found.is_custom else found.key
 
 
-def _check_row(config: DictConfig, found: DataFiles, row: dict[str, Any]) -> None:
-    """A row as verl's data set gives it holds text, what verl's reward managers read, and no name that is taken."""
+def _check_row(config: DictConfig, found: DataFiles, row: dict[str, Any], model_type: str) -> None:
+    """A row as verl's data set gives it holds text, pictures if the model can be shown them, what verl's reward
+    managers read, and no name that is taken.
+    """
     from ..rollout.manager import TAKEN_NAMES, make_group
+    from ..rollout.pictures import has_pictures, items_of
 
     data, loop = config.data, row.get(AGENT_COLUMN, PLAIN_LOOP)
     media = [name for name in (data.image_key, data.video_key, data.audio_key, "multi_modal_data") if name in row]
     messages = row.get("raw_prompt", [])
-    if media or not all(isinstance(one, dict) and isinstance(one.get("content"), str | None) for one in messages):
+    media += sorted({item["type"] for item in items_of(messages)} - {"image"})
+    if media or not all(
+        isinstance(one, dict) and isinstance(one.get("content"), str | list | None) for one in messages
+    ):
         raise refused(config, _blamed(found), f"has {media or 'content that is not text'}: {UNSEEN}")
+    if has_pictures(messages) and found.no_pictures:
+        raise refused(config, _blamed(found), f"has prompts with pictures: {found.no_pictures}")
+    if model_type in _NEED_PICTURES and not has_pictures(messages):
+        remedy = f"verl 0.9.1 cannot train {model_type} on text alone; leave it out, or take a model of a newer class"
+        raise refused(config, _blamed(found), f"has a prompt without pictures: {messages!r:.80}: {remedy}")
     answer = row.get(ANSWER)
     has_truth = isinstance(answer, dict) and "ground_truth" in answer
     if not len(messages) or not isinstance(row.get(SOURCE), str) or not has_truth:
@@ -197,7 +248,9 @@ def _check_row(config: DictConfig, found: DataFiles, row: dict[str, Any]) -> Non
 
 
 def _shown(row: dict[str, Any]) -> str:
-    return f"{row['raw_prompt'][-1]['content']!r:.80}"
+    from ..rollout.pictures import without_pictures
+
+    return f"{without_pictures(row['raw_prompt'])[-1]['content']!r:.80}"
 
 
 def _check_lengths(

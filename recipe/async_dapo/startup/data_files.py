@@ -26,8 +26,10 @@ from .verl_options import listed
 SAMPLE_ROWS = 512  # of an option's files together; where they have no more, all of them
 MAX_LONG = 20_000  # different prompts that are sampled for their bytes
 SOURCE, ANSWER = "data_source", "reward_model"  # verl's reward managers read these columns by name
-UNSEEN = "training would not see images, video or audio; use text only"
+UNSEEN = "training sees no videos and no audio; leave them out"
 _BATCH_ROWS = 65_536
+# Pictures take megabytes and tenths of a second each: fewer rows are read at once, and sampled.
+_PICTURE_BATCH_ROWS, PICTURE_SAMPLE_ROWS = 256, 64
 
 Content: TypeAlias = pq.ParquetFile | pa.Table
 
@@ -48,12 +50,14 @@ class DataFiles:
         key: the option.
         config: verl's node `data`.
         needs_truth: whether each row must say what is right; a reward model can do without.
+        no_pictures: why the model can be shown none; empty if it can.
         bound_tok: at most so many tokens has each prompt of a column.
     """
 
     key: str
     config: DictConfig
     needs_truth: bool
+    no_pictures: str
     bound_tok: Callable[[pa.Array], np.ndarray]
     rows: int = 0
     _sources: set[str] = field(default_factory=set)
@@ -67,14 +71,18 @@ class DataFiles:
             ConfigError: naming the file, and the column or the row.
         """
         opened = [(file, _open(self.key, file)) for file in files]
-        step = -(-sum(_num_rows(content) for _, content in opened) // SAMPLE_ROWS)
-        for file, content in opened:
-            schema = content.schema_arrow if isinstance(content, pq.ParquetFile) else content.schema
+        schemas = [
+            content.schema_arrow if isinstance(content, pq.ParquetFile) else content.schema for _, content in opened
+        ]
+        has_pictures = any(self.config.image_key in schema.names for schema in schemas)
+        most, at_once = (PICTURE_SAMPLE_ROWS, _PICTURE_BATCH_ROWS) if has_pictures else (SAMPLE_ROWS, _BATCH_ROWS)
+        step = -(-sum(_num_rows(content) for _, content in opened) // most)
+        for (file, content), schema in zip(opened, schemas, strict=True):
             _, part = self._parts.setdefault((schema.remove_metadata(), file.suffix), (file, []))
             with _readable(self.key, file):
                 if not self.is_custom:
                     self._check_schema(file, schema)
-                for number, batch in enumerate(_batches(content)):
+                for number, batch in enumerate(_batches(content, at_once)):
                     wanted = np.arange(self.rows, self.rows + len(batch)) % step == 0
                     wanted[0] |= number == 0
                     if not self.is_custom:
@@ -124,11 +132,13 @@ class DataFiles:
             if name in schema.names and not is_right(kind := schema.field(name).type):
                 raise ConfigError(self.key, file, f"column {name} must hold {wanted}, it holds {kind}")
         content = schema.field(prompt_key).type.value_type.field("content").type
-        keys = (self.config.image_key, self.config.video_key, self.config.audio_key)
-        media = [name for name in keys if name in schema.names]
-        if media or not _is_text(content):
-            found = f"the columns {media}" if media else f"content of {content}"
-            raise ConfigError(self.key, file, f"has {found}: {UNSEEN}")
+        if media := [name for name in (self.config.video_key, self.config.audio_key) if name in schema.names]:
+            raise ConfigError(self.key, file, f"has the columns {media}: {UNSEEN}")
+        if not _is_text(content):
+            remedy = f"must be text, with <image> where one of the column {self.config.image_key} is shown"
+            raise ConfigError(self.key, file, f"has content of {content}: {remedy}")
+        if self.no_pictures and self.config.image_key in schema.names:
+            raise ConfigError(self.key, file, f"has the column {self.config.image_key}: {self.no_pictures}")
 
     def _look_at(self, file: Path, batch: pa.RecordBatch) -> np.ndarray:
         """Refuse missing values. Returns which rows the sample needs for their sources and their lengths."""
@@ -199,7 +209,7 @@ def _num_rows(content: Content) -> int:
     return content.metadata.num_rows if isinstance(content, pq.ParquetFile) else content.num_rows
 
 
-def _batches(content: Content) -> Iterator[pa.RecordBatch]:
+def _batches(content: Content, at_once: int) -> Iterator[pa.RecordBatch]:
     if isinstance(content, pq.ParquetFile):
-        return content.iter_batches(batch_size=_BATCH_ROWS)
-    return iter(content.to_batches(max_chunksize=_BATCH_ROWS))
+        return content.iter_batches(batch_size=at_once)
+    return iter(content.to_batches(max_chunksize=at_once))

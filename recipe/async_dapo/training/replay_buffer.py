@@ -13,7 +13,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from .. import store
-from ..config import AsyncDAPOConfig, Auto, ConfigError
+from ..config import AsyncDAPOConfig, ConfigError, S
 from ..core.concurrency import ConcurrencyState
 from ..core.ledger import check_batch
 from ..core.length_bias import LengthBiasWindow
@@ -155,15 +155,20 @@ class RoundReplayBuffer(ReplayBuffer):
         return self.pool.dispatch()
 
     def _spec(self, step: int) -> RoundSpec:
-        pool_size = self._pool_size()
-        return self._options.round_spec(
-            step=step,
+        return self._make_spec(
+            RoundSpec,
+            round_id=f"step-{step}",
             carried_valid_groups=self.pool.num_carried,
             must_finish=self.pool.must_finish(step),
-            pool_size=pool_size,
-            most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
-            valid_share=self._over_sampling.valid_share,
-            counted_share=self._over_sampling.counted_share,
+        )
+
+    def _make_spec(self, kind: type[S], **of_round: Any) -> S:
+        return self._options.round_spec(
+            kind,
+            capacity=self.manager.capacity,
+            over_sampling=self._over_sampling,
+            round_size=self._round_size,
+            **of_round,
         )
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -250,12 +255,6 @@ class RoundReplayBuffer(ReplayBuffer):
     def free_engines(self) -> None:
         """Take what is frozen in the engines out of them: validation needs their capacity."""
         self.manager.abandon(self.pool.detach())
-
-    def _pool_size(self) -> int | None:
-        """Trajectories that may generate at once in the next round; None = only the lanes bound what runs."""
-        if self._options.rollout_pool_size is Auto.AUTO:
-            return self._round_size.decide(self.manager.capacity, self._over_sampling.valid_share)
-        return self._options.fixed_pool_size
 
     def _learn(self, record: RoundRecord, versions: VersionShares) -> None:
         """What the next round is sized by."""

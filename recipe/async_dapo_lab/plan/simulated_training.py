@@ -6,9 +6,9 @@ from dataclasses import replace
 from ...async_dapo.core.outcome import Verdict
 from ...async_dapo.core.pool import PromptPool
 from ...async_dapo.core.prompt_history import PromptHistory
+from ...async_dapo.core.round import RoundSpec
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
-from ...async_dapo.option_values import Auto
 from .engine import EngineCounters
 from .fleet import Fleet, no_garbage_collection
 from .measures import StepMeasure, observe_round, tokens_by_age, version_tags
@@ -48,7 +48,8 @@ class TrainingRun:
     @property
     def first_pool_size(self) -> int:
         """Trajectories that the first round may have unfinished at once."""
-        return self._pool_size or self.options.lanes_hold
+        spec = self._spec()
+        return min((most for most in (spec.pool_size, spec.most_unfinished) if most), default=self.options.lanes_hold)
 
     @property
     def natural_len_tok(self) -> float:
@@ -108,21 +109,12 @@ class TrainingRun:
         return groups
 
     def _simulate(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
-        pool_size = self._pool_size
         simulation = RoundSimulation(
             self._fleet,
             self.options,
             self._habits,
             step=self._step,
-            spec=self.options.round_spec(
-                step=self._step,
-                carried_valid_groups=self.pool.num_carried,
-                must_finish=self.pool.must_finish(self._step),
-                pool_size=pool_size,
-                most_unfinished=self._round_size.most_unfinished(pool_size, self._over_sampling.valid_share),
-                valid_share=self._over_sampling.valid_share,
-                counted_share=self._over_sampling.counted_share,
-            ),
+            spec=self._spec(),
             since_stop_s=self._since_stop_s,
             scenario=self._scenario,
             over_sampling=self._over_sampling,
@@ -132,12 +124,17 @@ class TrainingRun:
         with no_garbage_collection():
             return simulation.run(groups)
 
-    @property
-    def _pool_size(self) -> int | None:
+    def _spec(self) -> RoundSpec:
         """As `RoundReplayBuffer.open_round`."""
-        if self.options.rollout_pool_size is not Auto.AUTO:
-            return self.options.fixed_pool_size
-        return self._round_size.decide(self._fleet.balance.capacity, self._over_sampling.valid_share)
+        return self.options.round_spec(
+            RoundSpec,
+            capacity=self._fleet.balance.capacity,
+            over_sampling=self._over_sampling,
+            round_size=self._round_size,
+            round_id=f"step-{self._step}",
+            carried_valid_groups=self.pool.num_carried,
+            must_finish=self.pool.must_finish(self._step),
+        )
 
     def _store(self, group: PromptGroup) -> None:
         self._stored[group.uid] = version_tags([group])

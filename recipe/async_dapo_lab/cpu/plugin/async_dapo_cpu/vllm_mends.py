@@ -1,4 +1,4 @@
-"""vLLM plugin: two places where the CPU build loses what a training run needs; each is mended once per process."""
+"""vLLM plugin: three places where the CPU build loses what a training run needs; each is mended once per process."""
 
 import os
 from functools import wraps
@@ -12,6 +12,7 @@ def register() -> None:
     """
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         _keep_weights_loadable()
+        _keep_experts_loadable()
         _hand_temperatures_to_drafts()
 
 
@@ -30,6 +31,27 @@ def _keep_weights_loadable() -> None:
         original(layer, remove_weight=False)
 
     utils.dispatch_cpu_unquantized_gemm = keep_weight
+
+
+def _keep_experts_loadable() -> None:
+    """vLLM's CPU build packs experts into new parameters, which lack the loaders of the old ones: the next weight sync
+    would fail.
+    """
+    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+
+    original = cpu_fused_moe.replace_parameter
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def keep_loader(layer: torch.nn.Module, name: str, new: object) -> None:
+        known = vars(getattr(layer, name))
+        original(layer, name, new)
+        packed = getattr(layer, name)
+        for key in known.keys() - vars(packed).keys():
+            setattr(packed, key, known[key])
+
+    cpu_fused_moe.replace_parameter = keep_loader
 
 
 def _hand_temperatures_to_drafts() -> None:

@@ -1,0 +1,154 @@
+"""Pictures of prompts: kept once a group, seen by agent loop, trainer and checkpoint alike."""
+
+import asyncio
+import pickle
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from PIL import Image
+
+from recipe.async_dapo import store
+from recipe.async_dapo.calls import prompt_digest
+from recipe.async_dapo.core.ledger import Ledger
+from recipe.async_dapo.core.pool import PoolState
+from recipe.async_dapo.core.trajectory import PromptGroup
+from recipe.async_dapo.option_values import ConfigError
+from recipe.async_dapo.rollout import stored_pixels
+from recipe.async_dapo.rollout.manager import make_group
+from recipe.async_dapo.rollout.packed_output import PackedOutput
+from recipe.async_dapo.rollout.parking import ticket_of, unpark
+from recipe.async_dapo.rollout.pictures import PictureInputs, check_seen, opened
+from recipe.async_dapo.training.checkpoints import RolloutState, from_frames, to_frames
+
+from .test_packed_output import output, sampled
+
+COLORS = ["red", "green"]
+
+
+def picture(color: str) -> Image.Image:
+    return Image.new("RGB", (56, 28), color)
+
+
+def file_of(color: str) -> bytes:
+    stream = BytesIO()
+    picture(color).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def as_decoded(color: str) -> dict[str, Any]:
+    return {"image": picture(color), "max_pixels": 9}
+
+
+def as_bytes(color: str) -> dict[str, Any]:
+    data = file_of(color)
+    return {"bytes": data, "path": "a.png", "image": Image.open(BytesIO(data)), "max_pixels": 9}
+
+
+def row(*pictures: dict[str, Any]) -> dict[str, Any]:
+    """As verl's data set gives it, with the same messages in two columns."""
+    items = [{"type": "image", **one} for one in pictures]
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [*items, {"type": "text"}]}]
+    return {"uid": "group", "raw_prompt": messages, "prompt": messages, "data_source": "shapes"}
+
+
+@pytest.mark.parametrize("form", [as_decoded, as_bytes])
+def test_given_pictures_when_a_group_is_made_then_it_keeps_the_bytes_of_each_and_loops_see_the_pictures(form):
+    group = make_group(row(*map(form, COLORS)), n=2, step=1)
+    assert pickle.dumps(group).count(file_of("red")) == 1
+    *items, text = opened(group.prompt)["raw_prompt"][1]["content"]
+    assert [item.keys() for item in items] == [{"type", "image", "max_pixels"}] * 2 and text == {"type": "text"}
+    for item, color in zip(items, COLORS, strict=True):
+        assert item["image"].tobytes() == picture(color).tobytes()
+    other = make_group(row(*map(form, reversed(COLORS))), n=2, step=1)
+    assert group.key != other.key == make_group(row(*map(form, reversed(COLORS))), n=2, step=2).key
+
+
+def test_given_a_picture_by_path_when_a_group_is_made_then_it_keeps_the_path():
+    group = make_group(row({"image": "/data/1.png"}), n=2, step=1)
+    assert opened(group.prompt) == group.prompt
+    assert group.prompt["raw_prompt"][1]["content"][0] == {"type": "image", "image": "/data/1.png"}
+
+
+def test_given_pictures_when_a_loop_has_shown_others_or_more_then_it_is_refused():
+    messages = make_group(row(*map(as_bytes, COLORS)), n=1, step=1).prompt["raw_prompt"]
+    check_seen({"images": [1, 2], "videos": None}, messages)
+    check_seen(None, [{"role": "user", "content": "1+1="}])
+    for media in ({"images": [1, 2, 3]}, {"images": [1]}, None, {"images": [1, 2], "videos": [1]}):
+        with pytest.raises(
+            ConfigError, match=r"^agent loop=multi_modal_data: .* for a prompt with 2 pictures: training"
+        ):
+            check_seen(media, messages)
+
+
+def test_given_other_pictures_when_a_turn_is_digested_then_it_is_another_turn():
+    digests = {prompt_digest([1, 2], [picture(color)]) for color in COLORS} | {prompt_digest([1, 2])}
+    assert len(digests) == 3 and prompt_digest([1, 2], [picture("red")]) in digests
+
+
+async def test_given_a_fresh_group_with_pictures_when_it_is_handed_out_then_its_ticket_holds_a_reference(monkeypatch):
+    put: list[PromptGroup] = []
+    monkeypatch.setattr(ray, "put", lambda group: put.append(group) or asyncio.sleep(0, group))
+    group = make_group(row(as_bytes("red")), n=2, step=1)
+    ticket = ticket_of(group)
+    assert not isinstance(ticket.content, bytes) and put == [group]
+    assert await unpark(ticket) == group and group.parked is None
+    assert isinstance(ticket_of(make_group(row(), n=2, step=1)).content, bytes)
+
+
+def finished_group(*colors: str) -> PromptGroup:
+    group = make_group(row(*map(as_bytes, colors)), n=3, step=1)
+    for trajectory in group.trajectories:
+        seen = output([10, 11], [1, 1], multi_modal_data={"images": [picture(color) for color in colors]})
+        trajectory.finish([PackedOutput.pack(seen, sampled())])
+    return group
+
+
+def test_given_pictures_when_a_checkpoint_is_written_then_it_holds_each_once_a_group():
+    group = finished_group(*COLORS)
+    state = RolloutState(pool=PoolState(waiting=(), buffered=(group,), carried=(), ledger=Ledger()))
+    frames = list(to_frames(state))
+    assert [b"".join(frames).count(file_of(color)) for color in COLORS] == [1, 1]
+    [restored] = from_frames(frames).pool.buffered
+    assert opened(restored.prompt)["raw_prompt"][1]["content"][0]["image"].size == (56, 28)
+
+
+class Worker:
+    """The parts of verl's worker that pictures are made into inputs with."""
+
+    processor = SimpleNamespace(image_processor=SimpleNamespace(patch_size=14))
+    config = SimpleNamespace(data={})
+
+    class dataset_cls:
+        @staticmethod
+        async def process_multi_modal_info(messages, **_):
+            content = messages[-1]["content"]
+            return [item["image"] for item in content if item["type"] == "image"] or None, None, None
+
+    def _compute_multi_modal_inputs(self, seen, ids_T):
+        images = seen.multi_modal_data.get("images", [])
+        kinds = {"mm_token_type_ids": torch.zeros(1, len(ids_T))}
+        return kinds | ({"pixel_values": torch.ones(len(images), 4)} if images else {})
+
+    def _compute_position_ids(self, ids_1T, mask_1T, inputs):
+        assert inputs.pop("mm_token_type_ids") is not None
+        return torch.arange(ids_1T.shape[1]).expand(1, 4, -1)
+
+
+@pytest.mark.parametrize("colors", [COLORS, []])
+def test_given_pictures_when_rows_are_stored_then_pixel_values_are_there_once_a_group(monkeypatch, colors):
+    group = finished_group(*colors)
+    worker: Any = Worker()
+    inputs_of = asyncio.run(PictureInputs.of(group, worker))  # pixel values are made in a thread: no virtual time
+    rows = {key: fields for key, fields, _ in store.rows_of(group, inputs_of)}
+    assert [bool(fields[store.PIXELS]) for fields in rows.values()] == [bool(colors), False, False]
+    monkeypatch.setattr(store, "read_pixels", lambda key: rows[key][store.PIXELS])
+    for fields in rows.values():
+        assert fields["position_ids"].shape == (4, len(fields["input_ids"]))
+        assert b"PNG" not in pickle.dumps(fields["raw_prompt"])
+        inputs = pickle.loads(pickle.dumps(fields["multi_modal_inputs"]))
+        assert "image_bound" not in inputs and len(dict(inputs.items()).get("pixel_values", [])) == len(colors)
+    assert isinstance(rows[next(iter(rows))]["multi_modal_inputs"], stored_pixels.StoredPixels) == bool(colors)
