@@ -17,6 +17,7 @@ from recipe.async_dapo_lab.report.health import RULES, Rule
 
 RECIPES = Path(__file__).parents[1] / "recipe"
 OPTIONS_FILE = RECIPES / "async_dapo" / "config" / "async_dapo_trainer.yaml"
+FSDP_FILE = OPTIONS_FILE.parent / "training_engine" / "dp.yaml"  # of `actor_rollout_ref.actor`
 REHEARSAL_FILE = RECIPES / "async_dapo_lab" / "rehearsal" / "options.yaml"
 VERLS_OPTIONS = Path(str(distribution("verl").locate_file("verl/trainer/config/_generated_ppo_trainer.yaml")))
 OWN_NODE = "async_dapo"
@@ -86,6 +87,7 @@ def first_options() -> pd.DataFrame:
 def verl_defaults() -> pd.DataFrame:
     """verl's own options that the recipe's yaml sets otherwise than verl does."""
     file: Any = OmegaConf.to_container(OmegaConf.load(OPTIONS_FILE))
+    file["actor_rollout_ref"]["actor"] |= OmegaConf.load(FSDP_FILE)
     nodes = {name: node for name, node in file.items() if name not in (OWN_NODE, *NOT_OPTIONS)}
     verls = OmegaConf.load(VERLS_OPTIONS)
     changed = [(key, value) for key, value in _leaves(nodes) if value not in (OmegaConf.select(verls, key), {})]

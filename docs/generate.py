@@ -9,11 +9,13 @@ import pandas as pd
 
 from benchmarks.defaults import draw as defaults
 from benchmarks.drafts import grid as drafts
+from benchmarks.reach import summary as reach
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
 from docs import declared
 from docs import evidence_tables as evidence
 from docs.memory import memory_table
+from docs.support import support
 from recipe.async_dapo.record.console import step_line
 from recipe.async_dapo.record.run_record import read_steps
 
@@ -100,6 +102,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "verl's options": table(declared.verl_defaults),
     },
     "docs/metrics.md": {"is it helping": table(declared.healthy_ranges), "metrics": declared.metrics},
+    "docs/models.md": {"support": table(support), "reach": table(reach.scripts)},
     "docs/cluster.md": {"memory": table(memory_table)},
     "docs/separate.md": {"separate": evidence.separate_page},
     "docs/plan_check_rehearse.md": {"reference setting": table(evidence.reference_setting)},

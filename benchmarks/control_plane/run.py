@@ -33,9 +33,10 @@ from recipe.async_dapo.aio import TurnBatch
 from recipe.async_dapo.core.balance import Returned
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo.core.round import GroupEvent
+from recipe.async_dapo.core.round import GroupEvent, RoundSpec
+from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundSpec, Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
 
 NUM_CLIENTS = 2
 GROUP_SIZE = 16
@@ -168,7 +169,7 @@ def coordinated_round(round_id: str, coordinator: ActorHandle, clients: list[Act
         drains=True,
     )
     groups = [f"group-{i}" for i in range(in_flight // GROUP_SIZE)]
-    tickets = [Ticket(prompt_uid=uid, unfinished=GROUP_SIZE, content=b"") for uid in groups]
+    tickets = [WaitingGroup(prompt_uid=uid, unfinished=GROUP_SIZE, content=b"") for uid in groups]
     ray.get(coordinator.open_round.remote(spec, tickets))
     lanes = len(groups) // NUM_CLIENTS
     ray.get([client.lanes.remote(lanes, coordinator, round_id, i) for i, client in enumerate(clients)])

@@ -19,11 +19,13 @@ from benchmarks.support.router import router_options
 from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.scripted_engine import ScriptedServer
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.round import RoundSpec
+from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.stop_rules import StopRuleName
 from recipe.async_dapo.core.trajectory import Turn
 from recipe.async_dapo.engines.engine_requests import EngineRequests
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancerActor
-from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor, RoundSpec, Ticket
+from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinatorActor
 
 
 class Requester:
@@ -76,7 +78,7 @@ def _one_round(round_id, coordinator, balancer, requesters, servers, requests) -
         carried_valid_groups=0,
         drains=False,
     )
-    ray.get(coordinator.open_round.remote(spec, [Ticket(prompt_uid="last", unfinished=1, content=b"")]))
+    ray.get(coordinator.open_round.remote(spec, [WaitingGroup(prompt_uid="last", unfinished=1, content=b"")]))
     ray.get(coordinator.take_group.remote(round_id, 0))
     held = [requester.hold.remote(requests // len(requesters)) for requester in requesters]
     ray.get([server.wait_full.remote(requests // len(servers)) for server in servers])

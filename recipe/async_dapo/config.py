@@ -132,9 +132,10 @@ def model_setup(config: DictConfig, model: Any) -> ModelSetup:
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     text = model.hf_config.get_text_config()
-    precision = OmegaConf.select(actor, "fsdp_config.mixed_precision.param_dtype") or "bf16"  # verl's own default
+    dtypes = [OmegaConf.select(actor, key) for key in ("fsdp_config.mixed_precision.param_dtype", "megatron.dtype")]
+    precision = next(filter(None, dtypes), "bf16")  # verl's own default
     vllms = {str(key).replace("-", "_"): value for key, value in rollout.engine_kwargs.vllm.items()}
-    splits = (actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
+    splits = [OmegaConf.select(actor, f"{node}ulysses_sequence_parallel_size") or 1 for node in ("", "fsdp_config.")]
     return ModelSetup(
         model_type=model.hf_config.model_type,
         attention=str(model.hf_config._attn_implementation),
@@ -440,6 +441,7 @@ def why_log_probs_first(config: DictConfig, options: AsyncDAPOConfig, *, has_dro
         rejects=correction.rollout_rs,
         kl_in_reward=config.algorithm.use_kl_in_reward,
         has_dropout=has_dropout,
+        is_fsdp=config.model_engine == "dp",
     )
 
 

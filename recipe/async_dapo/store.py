@@ -31,7 +31,7 @@ _NAMES = """
     num_turns metrics extra_fields routed_experts multi_modal_data multi_modal_inputs mm_processor_kwargs
     mm_processor_output teacher_ids teacher_logprobs uid session_id input_ids position_ids attention_mask loss_mask
     policy_versions log_probs old_log_probs ref_log_prob entropy values advantages returns token_level_scores
-    token_level_rewards rollout_is_weights
+    token_level_rewards rollout_is_weights pixels
 """
 FIELDS = frozenset(_NAMES.split())  # what agent loops, this module and verl's trainer store of a trajectory
 
@@ -104,7 +104,7 @@ def _policy_versions(response_mask_T: torch.Tensor, stamps: tuple[tuple[int, int
     return versions_T
 
 
-async def put_group(group: PromptGroup, *, partition_id: str, inputs_of: ModelInputs = text_inputs) -> None:
+async def put_group(group: PromptGroup, *, partition_id: str, inputs_of: ModelInputs) -> None:
     """Store all finished trajectories of a group in one call."""
     rows = list(rows_of(group, inputs_of))
     if not rows:

@@ -4,12 +4,15 @@ from ..support import verl_imported  # noqa: F401 (first of all)
 
 import inspect
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from recipe.async_dapo.config import AsyncDAPOConfig
+from recipe.async_dapo.engines import lives
 
+from ..support.fakes import FakeHandle
 from ..support.simulated_cluster import Cluster
 from ..support.simulation import simulate
 
@@ -21,6 +24,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     simulate(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
     return True
+
+
+@pytest.fixture(autouse=True)
+def engines_are_killed_as_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lives, "ray", SimpleNamespace(kill=FakeHandle.kill))
 
 
 @pytest.fixture

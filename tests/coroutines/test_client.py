@@ -85,7 +85,7 @@ LATENCIES: list[float | Callable[[str], float]] = [
     LATENCY_S,
     lambda method: 1.0 if method == "lease" else 0.0,  # a release overtakes its request,
     lambda method: 2.0 if method == "generate" else 0.0,  # and an abort
-    lambda method: 2.0 if method == "remove_servers" else LATENCY_S,
+    lambda method: 2.0 if method == "look_after_servers" else LATENCY_S,
 ]
 
 
@@ -224,7 +224,7 @@ async def test_given_a_loop_that_has_spent_its_budget_when_it_generates_then_it_
 
 
 async def test_given_a_removal_that_is_slow_when_a_server_dies_then_the_turn_does_not_ask_it_again() -> None:
-    it = world(latency_s=lambda method: 2.0 if method == "remove_servers" else 0.25)
+    it = world(latency_s=lambda method: 2.0 if method == "look_after_servers" else 0.25)
     turn = asyncio.create_task(it.generate())
     await asyncio.sleep(2)
     (name,) = [name for name, server in it.servers.items() if server.running]

@@ -20,10 +20,12 @@ TIMELINE_SEEDS = [pytest.param(seed, marks=() if seed in (3, 8, 13) else pytest.
 MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(31, 400)]
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_given_a_steady_run_then_batches_are_exact_engines_work_and_are_updated_one_at_a_time(start, strategy) -> None:
     """Lengths differ by ten times; a look that finds a place while requests wait fails the run. Over twelve draws of
-    lengths the servers are busy 0.89 to 0.96 of the time, and the least busy one 0.87 to 0.96.
+    lengths the servers are busy 0.89 to 0.96 of the time, and the least busy one 0.87 to 0.96. An engine that drains
+    for long falls behind by more than `max_lag`, and is out beside the next one.
     """
     opts = separate_options(
         strategy, max_staleness=4, max_concurrent_prompts=6, target_valid_groups=4, over_sampling_batch_size=12
@@ -34,7 +36,7 @@ def test_given_a_steady_run_then_batches_are_exact_engines_work_and_are_updated_
     cluster.watch()
     cluster.steps(15)
     assert cluster.withheld_tok == 0
-    assert cluster.seen.most_out == 1
+    assert cluster.seen.most_out <= 1 + (strategy is RolloutStrategy.CONSISTENT)
     busy = [looks / cluster.seen.looks for looks in cluster.seen.busy.values()]
     assert sum(busy) / len(busy) > 0.9, cluster.seen
     assert min(busy) > 0.85, cluster.seen

@@ -284,5 +284,5 @@ async def test_given_a_lane_that_waits_when_more_may_be_under_way_then_it_gets_a
     lane = asyncio.create_task(it.take_group("step-1", 0))
     await settle()
     assert not lane.done()
-    await it.resize(rolling_spec(most_begun=2))
+    await it.resize("step-1", rolling_spec(most_begun=2))
     assert await lane is not None

@@ -12,7 +12,7 @@ from recipe.async_dapo.engines.server_actor import ServerActor
 
 from ..support.balancer_world import acquire, balancer, handles, is_quiet, release
 from ..support.client_world import LENGTH_TOK, assert_whole, world
-from ..support.fakes import FakeHandle, token_at
+from ..support.fakes import FakeHandle, ScriptedServer, token_at
 from ..support.scripted_engine import ScriptedEngine, start_server
 from ..support.simulation import at_each, now_s, settle
 
@@ -64,7 +64,7 @@ class Operated:
             name = self.random.choice("abcd")
             match self.random.choice(["remove", "die", "cut", "cut", "cut"]):
                 case "remove":
-                    await self.balancer.remove_servers([name])
+                    self.balancer._lives.lose(name, "leaves")
                 case "die":
                     self.servers[name].kill()
                 case "cut":
@@ -186,12 +186,25 @@ async def test_given_an_engine_that_knows_that_it_is_dead_before_its_processes_e
     assert (await lb.get_status())["registered_handles"] == ["a"]
 
 
+async def test_given_an_engine_of_two_nodes_when_one_s_server_dies_while_nothing_is_asked_then_the_engine_is_lost():
+    engines, second_node = handles("ab"), FakeHandle(ScriptedServer())
+    lb = GlobalLoadBalancer(engines, router_options(1))
+    await lb.watch("a", "engine 0", [engines["a"], second_node])
+    second_node.cut_off(0.5)
+    await asyncio.sleep(10)
+    assert await lb.lost_engines() == {}
+    second_node.kill()
+    await settle()
+    lost = await lb.lost_engines()
+    assert list(lost) == ["a"] and lost["a"].startswith("engine 0 died: ") and engines["a"].is_dead
+
+
 async def test_given_waiters_when_the_last_server_goes_then_each_gets_an_error() -> None:
     lb = balancer("a")
     await lb.lease("request", "holder")
     waiters = [acquire(lb, f"lease-{k}") for k in range(3)]
     await settle()
-    await lb.remove_servers(["a"])
+    lb._lives.lose("a", "leaves")
     for waiter in waiters:
         with pytest.raises(RuntimeError, match="No available servers"):
             await waiter
@@ -209,7 +222,8 @@ async def test_given_leases_on_a_server_when_it_goes_then_nobody_waits_for_them(
     await settle()
     await release(lb, "lease-0")
     await settle()
-    await lb.remove_servers(["a", "b"])
+    for name in "ab":
+        lb._lives.lose(name, "leaves")
     async with asyncio.timeout(1):
         await waiting
 

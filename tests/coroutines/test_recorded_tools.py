@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from recipe.async_dapo.calls import call_id
+from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import Verdict
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.tools import recorded_tools
@@ -99,6 +101,26 @@ async def test_given_an_instance_that_has_run_when_its_worker_is_not_there_then_
     outcome = await outcome_of(rollout(lifecycle(tools[1], 3, [])), held)
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "state_lost")
     await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_given_a_tool_that_answers_with_a_picture_when_it_is_called_then_training_ends_and_says_why(
+    swallows: bool,
+) -> None:
+    async def show() -> ToolResponse:
+        return ToolResponse(text="look", image=["/data/1.png"])
+
+    function = FunctionTool("show", show, OpenAIFunctionToolSchema(**SCHEMA), is_async=True)
+    [tool] = recorded_tools([function], timeout_s=60.0)
+
+    async def loop(_: PromptGroup, trajectory: Trajectory) -> list[AgentLoopOutput]:
+        with suppress(*([Exception] if swallows else [])):  # verl's loop makes a text of any error
+            await tool.call({})
+        return finished(trajectory)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await rollout(loop).run(group())
+    assert caught.group_contains(ConfigError, match=r"^agent loop=tool: has answered with a picture or video: training")
 
 
 class Hanging(Till):

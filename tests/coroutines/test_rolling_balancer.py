@@ -229,7 +229,7 @@ async def test_given_an_engine_that_is_removed_while_others_are_asked_then_it_ha
     it.handles["b"]._latency_s = 2.0
     turning = asyncio.create_task(it.balancer.turn_over())
     await asyncio.sleep(1)
-    await it.balancer.remove_servers(["a"])
+    it.balancer._lives.lose("a", "leaves")
     stats, _ = await turning
     assert stats.loads.keys() == {"b"} and stats.servers == 1
 
@@ -284,11 +284,11 @@ async def test_given_any_order_of_events_then_all_answers_are_whole_and_engines_
                 await it.balancer.turn_over()
             case "join":
                 await it.join(f"joined-{number}", token_s=random.choice([1.0, 3.0]))
-            case "die" if len(it.balancer._handles) > 1:
-                it.handles[random.choice(list(it.balancer._handles))].kill()
+            case "die" if len(it.balancer._lives.alive) > 1:
+                it.handles[random.choice(list(it.balancer._lives.alive))].kill()
                 await it.balancer.look_after_servers()
             case "cut":
-                it.handles[random.choice(list(it.balancer._handles))].cut_off(0.5)
+                it.handles[random.choice(list(it.balancer._lives.alive))].cut_off(0.5)
             case "look":
                 await it.balancer.look_after_servers()
         await asyncio.sleep(random.choice([0.0, 0.5, 5.0]))

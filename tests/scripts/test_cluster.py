@@ -92,7 +92,7 @@ def test_given_the_rayjob_when_read_then_its_parts_fit_each_other_and_the_refere
     [workers] = cluster["workerGroupSpecs"]
     assert int(variables["NNODES"]) == 1 + workers["replicas"]
     script = spec["entrypoint"].removeprefix("bash /shared/async_dapo/")
-    per_node = re.search(r"trainer\.n_gpus_per_node=(\d+)", (ROOT / script).read_text())[1]
+    per_node = re.search(r"trainer\.n_gpus_per_node=(\d+)", (ROOT / script).with_name("dapo_on_math.sh").read_text())[1]
     for group in (cluster["headGroupSpec"], workers):
         [container] = group["template"]["spec"]["containers"]
         assert group["rayStartParams"]["num-gpus"] == container["resources"]["limits"]["nvidia.com/gpu"] == per_node

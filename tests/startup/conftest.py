@@ -1,5 +1,6 @@
 from ..support import verl_imported  # noqa: F401, I001 (first of all)
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run(files: Path) -> ComposeRun:
-    """Composes the valid run with further overrides."""
-    valid = compose_run(valid_overrides(files))
+    """Composes the valid run with further overrides; a training engine brings options of its own."""
+
+    @cache
+    def valid(*engine: str) -> DictConfig:
+        return compose_run([*valid_overrides(files), *engine])
 
     def with_overrides(*overrides: str) -> DictConfig:
-        return override(valid, overrides)
+        engine = [text for text in overrides if text.startswith("model_engine=")]
+        return override(valid(*engine), [text for text in overrides if text not in engine])
 
     return with_overrides
 

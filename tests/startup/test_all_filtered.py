@@ -33,11 +33,8 @@ class InsatiableManager:
 
     def open_engines(self, concurrency_state: object = None) -> None: ...
 
-    def at_hand(self) -> AtHand:
-        return AtHand(certain=0, open=0)
-
-    def count_ended(self) -> EndedGroups:
-        return self.ended
+    def ask(self, question: str) -> AtHand | EndedGroups:
+        return {"at_hand": AtHand(certain=0, open=0), "count_ended": self.ended}[question]
 
     def next_event(self) -> RoundEvent:
         self.events += 1

@@ -1,4 +1,4 @@
-"""test_qwen3_8b.sh: what it starts, with which options, and what it refuses."""
+"""test_qwen3_8b.sh, and its sister for a mixture of experts: what they start, with which options, what they refuse."""
 
 import json
 import os
@@ -14,7 +14,8 @@ from recipe.async_dapo.startup.preflight import check_all, checks_of
 
 from ..support.composed_runs import RECIPE, compose_run, rows, write_model, write_parquet
 
-SCRIPT = RECIPE / "test_qwen3_8b.sh"
+SCRIPT, EXPERTS = RECIPE / "test_qwen3_8b.sh", RECIPE / "test_qwen3_30b_a3b.sh"
+CLUSTER = {"RAY_ADDRESS": "10.0.0.1:6379", "CKPTS_DIR": "/shared/checkpoints"}
 Completed = subprocess.CompletedProcess[str]
 INPUTS = ("DATA_HOME", "MODEL_PATH", "CKPTS_DIR", "NNODES", "RAY_ADDRESS", "REHEARSE")
 CHECKS_OF_OPTIONS = ("verl's options", "options together", "vLLM's arguments", "verl's own checks")
@@ -50,7 +51,7 @@ def run_script(script: Path, *arguments: str, folder: Path, **environment: str |
 def composed(done: Completed) -> DictConfig:
     assert done.returncode == 0, done.stderr
     _, flag, module, *overrides = done.stdout.splitlines()
-    assert (flag, module) == ("-m", "recipe.async_dapo_lab.train")
+    assert flag == "-m" and module in ("recipe.async_dapo_lab.train", "recipe.async_dapo_lab.rehearse")
     assert not [override for override in overrides if override.startswith("+")]
     return compose_run(overrides)
 
@@ -76,22 +77,25 @@ def test_given_one_node_when_run_then_its_options_are_those_of_the_source_recipe
     assert not rollout.disable_log_stats, "engines do not say how full they are"
 
 
-@pytest.mark.parametrize("nnodes", [1, 4])
-def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_and_ours(data_home, tmp_path, nnodes):
-    cluster = {"NNODES": str(nnodes), "RAY_ADDRESS": "10.0.0.1:6379", "CKPTS_DIR": "/shared/checkpoints"}
-    config = composed(run_script(SCRIPT, folder=tmp_path, DATA_HOME=data_home, **cluster))
+@pytest.mark.parametrize(("script", "nnodes"), [(SCRIPT, 1), (SCRIPT, 4), (EXPERTS, 2), (EXPERTS, 4)])
+def test_given_some_nodes_when_run_then_the_configuration_passes_verls_checks_and_ours(
+    data_home, tmp_path, script, nnodes
+):
+    config = composed(run_script(script, folder=tmp_path, DATA_HOME=data_home, NNODES=str(nnodes), **CLUSTER))
     assert config.trainer.nnodes == nnodes
-    assert config.trainer.default_local_dir == "/shared/checkpoints/qwen3-8b-base"
+    assert config.trainer.default_local_dir.startswith("/shared/checkpoints/qwen3-")
     checks = checks_of(config, AsyncDAPOConfig.from_hydra(config))
     for name in CHECKS_OF_OPTIONS:
         checks[name]()
 
 
-def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, tmp_path):
+@pytest.mark.parametrize("script", [SCRIPT, EXPERTS])
+def test_given_model_and_data_when_run_then_all_start_up_checks_pass(data_home, tmp_path, script):
     config_file = write_model(tmp_path / "model") / "config.json"
     context = {"max_position_embeddings": 32_768}  # of Qwen3-8B-Base; the tiny model's own is shorter than a response
     config_file.write_text(json.dumps(json.loads(config_file.read_text()) | context))
-    config = composed(run_script(SCRIPT, folder=tmp_path, DATA_HOME="data home", MODEL_PATH="model"))
+    folders = {"DATA_HOME": "data home", "MODEL_PATH": "model", "REHEARSE": "1"}  # one node more needs a cluster
+    config = composed(run_script(script, folder=tmp_path, **folders))
     check_all(config)
     config_file.unlink()
     with pytest.raises(ConfigError, match=f"{tmp_path}/model: verl cannot load it: "):

@@ -17,7 +17,7 @@ from recipe.async_dapo.startup import engine_arguments, rules
 from recipe.async_dapo.startup.overrides import compose_overrides
 from recipe.async_dapo.startup.preflight import check_all, findings
 from recipe.async_dapo.startup.rules import CHOICES, RULES, Run
-from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, NUMBERS, SHADOWED
+from recipe.async_dapo.startup.verl_options import FIXED, IGNORED, NUMBERS, SHADOWED, TRAINING_ENGINES
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 
 from ..support.composed_runs import compose_run, of_options, refusal, valid_overrides
@@ -48,6 +48,10 @@ dynamic actor.ppo_max_token_len_per_gpu=63 -> actor.ppo_max_token_len_per_gpu=64
 dynamic rollout.log_prob_max_token_len_per_gpu=63 -> rollout.log_prob_max_token_len_per_gpu=64
 ref ref.log_prob_use_dynamic_bsz=True ref.log_prob_max_token_len_per_gpu=63 -> ref.log_prob_max_token_len_per_gpu=64
 gae data.max_response_length=32737 -> ++critic.ppo_infer_max_token_len_per_gpu=32769
+megatron actor.megatron.tensor_model_parallel_size=3 -> trainer.n_gpus_per_node=3
+megatron ref ref.megatron.tensor_model_parallel_size=1 -> ref.megatron.tensor_model_parallel_size=2
+megatron ref ref.megatron.pipeline_model_parallel_size=2 -> ref.megatron.pipeline_model_parallel_size=1
+megatron ref ref.megatron.context_parallel_size=2 -> ref.megatron.context_parallel_size=1
 algorithm.use_pf_ppo=True -> algorithm.use_pf_ppo=False
 algorithm.filter_groups.metric=seq_reward -> algorithm.filter_groups.metric=score
 algorithm.adv_estimator=opo -> async_dapo.max_staleness=null
@@ -76,6 +80,9 @@ rollout.tensor_model_parallel_size=2 -> trainer.n_gpus_per_node=2
 async_dapo.rollout_strategy=partial_stale_kv -> rollout.free_cache_engine=False
 +rollout.enable_sleep_mode=False -> rollout.free_cache_engine=False
 separate model.lora_rank=8 -> model.lora.merge=True
+megatron separate model.lora.rank=8 -> model.lora.merge=True
+model_engine=veomni model.lora_rank=8 -> model.lora_rank=0
+megatron model.lora_rank=8 -> model.lora.rank=8
 model.lora.rank=8 -> model.lora_rank=8
 model.lora_adapter_path=/an/adapter -> model.lora_rank=8
 async_dapo.drafts=suffix ngram -> async_dapo.drafts=null
@@ -123,6 +130,7 @@ SHORT = {
     **{mode: f"async_dapo.importance_sampling={mode}" for mode in ("none", "bypass", "decoupled", "mixture")},
     "gae": "algorithm.adv_estimator=gae critic.model.path=${actor_rollout_ref.model.path} critic.strategy=fsdp2 "
     "critic.ppo_micro_batch_size_per_gpu=1",
+    "megatron": "model_engine=megatron trainer.n_gpus_per_node=2 actor.megatron.tensor_model_parallel_size=2",
     "saves": "trainer.save_freq=10",
     "ranks": "trainer.n_gpus_per_node=8 actor.ppo_micro_batch_size_per_gpu=1 "
     "rollout.log_prob_micro_batch_size_per_gpu=1",
@@ -203,13 +211,41 @@ def test_what_is_in_no_table_is_refused_too(run, line):
     assert [error for error in errors if re.match(beginning, error, re.DOTALL)], errors
 
 
-@pytest.mark.parametrize("engine", ["megatron", "veomni", "torchtitan"])
-def test_a_training_engine_that_is_not_tested_with_the_recipe_is_refused(run, files, engine):
-    with pytest.raises(ConfigError, match=f"^model_engine={engine}: must be dp: of verl's training engines, FSDP"):
-        check_all(compose_run([*valid_overrides(files), f"model_engine={engine}"]))
-    strategy = f"actor_rollout_ref.actor.strategy={engine}"
-    [found] = [str(one.error) for one in findings(run(strategy)) if one.error is not None]
-    assert found.startswith(f"{strategy}: must be fsdp2 or fsdp: ")
+def test_a_training_engine_that_the_recipe_does_not_know_is_refused(run, files):
+    with pytest.raises(ConfigError, match=r"^model_engine=torchtitan: must be dp or megatron or veomni: "):
+        check_all(compose_run([*valid_overrides(files), "model_engine=torchtitan"]))
+
+
+@pytest.mark.parametrize(("engine", "default"), [(name, known[0]) for name, known in TRAINING_ENGINES.items()])
+def test_each_training_engine_has_its_own_strategy_and_no_other(files, engine, default):
+    sizes = in_full("megatron")[1:] if engine == "megatron" else []  # verl warns of one rank
+    config = compose_run([*valid_overrides(files), f"model_engine={engine}", *sizes])
+    assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == default
+    check_all(config)
+    other = next(known[0] for name, known in TRAINING_ENGINES.items() if name != engine)
+    config.actor_rollout_ref.actor.strategy = other
+    [found] = [str(one.error) for one in findings(config) if one.error is not None]
+    assert found.startswith(f"actor_rollout_ref.actor.strategy={other}: must be {default}")
+
+
+@pytest.mark.parametrize(
+    ("engine", "sizes", "ranks", "split"),
+    [
+        ("dp", "actor.fsdp_config.ulysses_sequence_parallel_size=2", 8, 2),
+        ("veomni", "actor.veomni.ulysses_parallel_size=4", 4, 4),
+        (
+            "megatron",
+            "actor.megatron.tensor_model_parallel_size=2 actor.megatron.pipeline_model_parallel_size=4 "
+            "actor.megatron.context_parallel_size=2 actor.megatron.expert_model_parallel_size=8",
+            1,
+            2,
+        ),
+    ],
+)
+def test_data_parallel_ranks_are_counted_as_each_training_engine_makes_them(run, engine, sizes, ranks, split):
+    config = run(f"model_engine={engine}", "trainer.n_gpus_per_node=16", *in_full(sizes))
+    facts = Run.of(config, AsyncDAPOConfig.from_hydra(config))
+    assert (facts.ranks["actor"], facts.least_tok["actor"]) == (ranks, 64 // split)
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ class InspectedSeparateTrainer(InspectedTrainer, SeparateTrainer):
 
     def _save_checkpoint(self) -> None:
         """With a valid group that waits for a later batch, if one of those under way is valid."""
-        while not self.replay_buffer.manager.count_ended().valid and self._engines_status()["total_inflight"]:
+        while not self.replay_buffer.manager.ask("count_ended").valid and self._engines_status()["total_inflight"]:
             time.sleep(0.1)
         super()._save_checkpoint()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from benchmarks.support.router import router_options
 from recipe.async_dapo.config import RolloutStrategy
 from recipe.async_dapo.core.trajectory import Turn
-from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.engines.engine_requests import EngineRequests
 from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo.separate.rolling_update import Phase
@@ -84,7 +82,6 @@ class RollingWorld:
         transfer_s: float = 2.0,
         latency_s: float | Callable[[str], float] = LATENCY_S,
     ) -> None:
-        monkeypatch.setattr(load_balancer, "ray", SimpleNamespace(kill=FakeHandle.kill))
         self.strategy = strategy
         self._transfer_s, self._latency_s = transfer_s, latency_s
         keeps_kv = strategy is RolloutStrategy.PARTIAL_STALE_KV

@@ -3,8 +3,8 @@
 from typing import Any
 
 from recipe.async_dapo.core.round import RoundSpec
+from recipe.async_dapo.core.round_groups import WaitingGroup
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo.rollout.coordinator import Ticket
 
 
 def spec(round_id: str = "step-1", **options: Any) -> RoundSpec:
@@ -17,5 +17,5 @@ def spec(round_id: str = "step-1", **options: Any) -> RoundSpec:
     return RoundSpec(round_id=round_id, **(defaults | options))
 
 
-def tickets(*uids: str, unfinished: int = 1) -> list[Ticket]:
-    return [Ticket(prompt_uid=uid, unfinished=unfinished, content=uid.encode()) for uid in uids]
+def tickets(*uids: str, unfinished: int = 1) -> list[WaitingGroup]:
+    return [WaitingGroup(prompt_uid=uid, unfinished=unfinished, content=uid.encode()) for uid in uids]

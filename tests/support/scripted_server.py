@@ -176,6 +176,8 @@ class ScriptedServer:
             elif not self._hangs:
                 self.running[request_id].aborted.set()
 
+    async def wait_for_requests_to_drain(self) -> None: ...
+
     async def sleep(self) -> None:
         if self._hangs:
             await asyncio.Event().wait()

@@ -17,9 +17,8 @@ from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo.separate.coordinator import RollingCoordinator
 from recipe.async_dapo.separate.engines import SeparateEngines
 from recipe.async_dapo.separate.manager import RollingManager
-from recipe.async_dapo.separate.options import rolling_update
 from recipe.async_dapo.separate.rolling_update import Phase
-from recipe.async_dapo.separate.trainer import RollingReplayBuffer
+from recipe.async_dapo.separate.trainer import RollingReplayBuffer, rolling_update
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer
 from .rolling_world import WeightTaker

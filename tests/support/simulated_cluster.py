@@ -188,10 +188,14 @@ class Cluster:
         return RoundReplayBuffer(self.options, self._draw)
 
     def _make_engines(self) -> EngineManager:
-        return EngineManager(VERLS, self.training_workers, self._make_replicas(), options=self.options)
+        return EngineManager(VERLS, self.training_workers, manager=self._make_verls_manager(), options=self.options)
+
+    def _make_verls_manager(self) -> Any:
+        replicas = self._make_replicas()
+        return SimpleNamespace(get_replicas=lambda: replicas, global_load_balancer=self.balancer_handle)
 
     def _make_replicas(self) -> list[SimulatedReplica]:
-        return [SimulatedReplica(k, handle, self.options) for k, handle in enumerate(self.server_handles)]
+        return [SimulatedReplica(k, handle) for k, handle in enumerate(self.server_handles)]
 
     def _start_worker(self, latency_s: float | Callable[[str], float]) -> FakeHandle:
         rollout = SimpleNamespace(response_length=MAX_LENGTH_TOK, prompt_length=2, max_model_len=None)
@@ -227,7 +231,8 @@ class Cluster:
         open_round, closed = self.manager.open_round, self.buffer.recorder.round_closed
 
         def noted_open(spec: RoundSpec, groups: Sequence[PromptGroup]) -> None:
-            self.specs.append(spec)
+            if not spec.validates:
+                self.specs.append(spec)
             open_round(spec, groups)
 
         def noted_close(step: int, record: RoundRecord) -> None:
@@ -244,7 +249,7 @@ class Cluster:
     def _own_tasks(self) -> set[str]:
         self.run_for(0.05)  # releases are not awaited by those who send them
         names = {task.get_name() for task in asyncio.all_tasks(self.loop)}
-        return {name for name in names if not name.startswith(("remote", "call ", "kept loop "))}
+        return {name for name in names if not name.startswith(("remote", "call ", "kept loop ", "watch "))}
 
 
 def resumed(start: Any, crashed: Cluster) -> Cluster:

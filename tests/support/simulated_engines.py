@@ -8,7 +8,6 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from recipe.async_dapo.aio import RECONNECT_S
-from recipe.async_dapo.config import AsyncDAPOConfig
 
 from .fake_handle import FakeHandle, RemoteCall
 from .simulation import REMOTE
@@ -17,24 +16,19 @@ from .simulation import REMOTE
 class SimulatedReplica:
     """An engine with one server, whose processes end with it."""
 
-    def __init__(self, replica_rank: int, handle: FakeHandle, options: AsyncDAPOConfig) -> None:
+    def __init__(self, replica_rank: int, handle: FakeHandle) -> None:
         self.replica_rank = replica_rank
         self.servers = [handle]
         self.processes: list[Any] = []
         self.server_address = f"server-{replica_rank}"
         self.workers: list[FakeHandle] = []
         self.resource_pool = SimpleNamespace(pgs=None)
-        self._engine_timeout_s = options.engine_timeout_s
 
     def __str__(self) -> str:
         return f"engine {self.replica_rank}"
 
     def workers_beside(self) -> list[Any]:
         return []
-
-    async def sleep(self) -> None:
-        async with asyncio.timeout(self._engine_timeout_s):
-            await self.servers[0].sleep.remote()
 
 
 class SimulatedTrainingWorkers:

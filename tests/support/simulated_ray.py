@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
-from recipe.async_dapo.engines import load_balancer
 from recipe.async_dapo.rollout import manager as manager_module
 from recipe.async_dapo.rollout import parking
 from recipe.async_dapo.separate import engines as separate_engines
@@ -30,10 +29,6 @@ class SimulatedRay:
         monkeypatch.setattr(manager_module, "ray", remote)
         monkeypatch.setattr(parking, "ray", SimpleNamespace(put=StoredObject, get=self._stored, wait=self._arrived))
         monkeypatch.setattr(engine_manager_module, "ray", remote)
-        monkeypatch.setattr(
-            engine_manager_module, "asyncio", SimpleNamespace(run=self._loop.run_until_complete, sleep=asyncio.sleep)
-        )
-        monkeypatch.setattr(load_balancer, "ray", SimpleNamespace(kill=FakeHandle.kill))
         no_gpus = SimpleNamespace(**vars(remote), available_resources=dict)  # for an engine in the place of a lost one
         monkeypatch.setattr(separate_engines, "ray", no_gpus)
         monkeypatch.setattr(time, "monotonic", self._loop.time)

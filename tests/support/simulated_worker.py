@@ -126,9 +126,9 @@ class FakeStore:
         for name in ("put_group", "batch_of", "forget_groups", "forget_prompts", "withhold"):
             monkeypatch.setattr(store, name, getattr(self, name))
 
-    async def put_group(self, group: PromptGroup, *, partition_id: str) -> None:
+    async def put_group(self, group: PromptGroup, *, partition_id: str, inputs_of: store.ModelInputs) -> None:
         await asyncio.sleep(0.1)
-        for key, fields, tag in store.rows_of(group):
+        for key, fields, tag in store.rows_of(group, inputs_of):
             self.rows[partition_id][key] = (fields, tag)
 
     def batch_of(self, uids: Sequence[str], *, partition_id: str) -> KVBatchMeta:

@@ -60,6 +60,7 @@ class Balance:
     Args:
         max_per_server: requests in flight on a server, whatever the capacity of its engine [count, >= 1].
         pool_size: requests in flight on all servers together [count, >= 1]; None = no limit but the servers' own.
+            Groups start only while there is capacity; trajectories that come back from calls of tools wait for it here.
         sizes_itself: whether servers get the capacity of their engines; else all have the maximum.
         first_context_tok: expected of a request before any has been seen [tokens].
         limit_tok: responses end there at the latest [tokens].

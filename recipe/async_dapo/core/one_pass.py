@@ -16,6 +16,7 @@ def why_two_passes(
     rejects: str | None = None,
     kl_in_reward: bool = False,
     has_dropout: bool = False,
+    is_fsdp: bool = True,
 ) -> str | None:
     """Why log-probs are computed before the update, in words; None where the update alone gives the same result.
 
@@ -28,6 +29,7 @@ def why_two_passes(
         rejects: `rollout_rs`: the masks that take tokens out of the loss.
         kl_in_reward: `algorithm.use_kl_in_reward`.
         has_dropout: in training, the model leaves out random parts of itself.
+        is_fsdp: verl's FSDP trains; the loss that computes pi_prox was run with no other engine.
     """
     if correction == "bypass":
         return None  # log-probs are the engines'
@@ -36,6 +38,7 @@ def why_two_passes(
         f"the {updates} updates of a step share the log-probs at its start": updates > 1,
         "algorithm.use_kl_in_reward=True puts log-probs into the rewards": kl_in_reward,
         "the model is trained with dropout": has_dropout,
+        "the update that computes them itself was tried with FSDP alone": not is_fsdp,
         "async_dapo.importance_sampling=mixture compares the members of a group": correction == "mixture",
         f"{option}={weights} multiplies the ratios of a trajectory": weighs and weights not in (None, "token"),
         f"{option}_threshold={threshold} is a band": weighs and "_" in str(threshold),

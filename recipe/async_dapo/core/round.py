@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import ClassVar
 
 from .outcome import JUDGED, CauseCounts, EndedGroups, GroupOutcome, Verdict
 from .over_sampling import AtHand
@@ -41,6 +42,7 @@ class GroupEvent(StrEnum):
 class RoundSpec:
     """A round to open; reports that carry another `round_id` are refused."""
 
+    goes_on: ClassVar[bool] = False  # while its batches are trained
     round_id: str
     stop_rule: StopRuleName | None  # None: it ends when every group has, and engines go on (validation)
     target_valid_groups: int  # B [groups]
@@ -56,6 +58,10 @@ class RoundSpec:
     most_trainable: int | None = None
     valid_share: float = 1.0  # of the groups whose verdict is open, expected [0-1]
     counted_share: float = 1.0  # what one of these counts when prompts are asked for [0-1]
+
+    @property
+    def validates(self) -> bool:
+        return self.stop_rule is None
 
     def make_rule(self) -> StopRule | None:
         if self.stop_rule is None:
@@ -98,21 +104,6 @@ class RoundSummary(Summed):
         return [outcome for outcome in self.outcomes if outcome.verdict is verdict]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundProgress:
-    """How far an open round has come."""
-
-    generated: int  # trajectories
-    trajectories: int  # that were to be generated
-    ended: int  # groups
-    groups: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.generated} of {self.trajectories} answers are generated, {self.ended} of {self.groups} groups ended"
-        )
-
-
 class Round:
     """The groups of one round, from waiting to ended."""
 
@@ -123,7 +114,7 @@ class Round:
         self._valid = spec.carried_valid_groups
         self._groups = RoundGroups(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
         self._must_finish = set(spec.must_finish)
-        self._ended_trajectories = 0
+        self.ended_trajectories = 0  # generated to their end in this round, over all workers [count]
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []
         self.is_stopped = False  # never reverts
@@ -191,11 +182,6 @@ class Round:
         """Groups that run, or wait and have begun before."""
         return self._groups.num(GroupState.RUNNING, GroupState.BEGUN, GroupState.FROZEN)
 
-    @property
-    def ended_trajectories(self) -> int:
-        """Trajectories that have been generated to their end in this round, over all workers [count]."""
-        return self._ended_trajectories
-
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
         """Add waiting groups, in order of start."""
         self._groups.add(groups)
@@ -214,7 +200,7 @@ class Round:
         """Record what has happened in a running group. Of another group nothing is recorded."""
         match event:
             case GroupEvent.GENERATED:
-                self._ended_trajectories += self._groups.end_trajectory(uid)
+                self.ended_trajectories += self._groups.end_trajectory(uid)
             case GroupEvent.CERTAIN:
                 self._groups.mark_certain(uid)
             case GroupEvent.WAITS:
@@ -233,7 +219,7 @@ class Round:
             return
         unreported = self._groups.remove(outcome.prompt_uid)
         if outcome.verdict in JUDGED:
-            self._ended_trajectories += unreported
+            self.ended_trajectories += unreported
         self._must_finish.discard(outcome.prompt_uid)
         self._outcomes.append(outcome)
         self._valid += outcome.verdict is Verdict.VALID
@@ -241,19 +227,16 @@ class Round:
             self._rule.on_end(outcome.prompt_uid, outcome.verdict)
         self._update()
 
-    def progress(self, *, trajectories: int) -> RoundProgress:
-        """How far the round has come.
+    def progress(self, *, trajectories: int) -> str:
+        """How far the round has come, in words.
 
         Args:
             trajectories: that all groups were to generate [count].
         """
         ended = len(self._outcomes)
-        return RoundProgress(
-            generated=self._ended_trajectories,
-            trajectories=trajectories,
-            ended=ended,
-            groups=ended + self.num_running + self.num_waiting,
-        )
+        groups = ended + self.num_running + self.num_waiting
+        generated = f"{self.ended_trajectories} of {trajectories} answers are generated"
+        return f"{generated}, {ended} of {groups} groups ended"
 
     def count_ended(self) -> EndedGroups:
         """How groups have ended so far."""
@@ -279,7 +262,7 @@ class Round:
             start_order=tuple(self._start_order),
             never_started=self._groups.uids(*WAITING),
             taken_unreported=self._groups.uids(GroupState.RUNNING),
-            ended_trajectories=self._ended_trajectories,
+            ended_trajectories=self.ended_trajectories,
             waiting_for_calls_max=self._groups.in_calls_max,
         )
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
+from typing import Any
 
 
 class GroupState(StrEnum):
@@ -38,6 +39,8 @@ class WaitingGroup:
     oldest_version: int | None = None  # of its tokens
     home: int | None = None  # the worker where agent loops of it rest
     is_bound: bool = False  # some of those can only go on there
+    content: Any = None  # what a lane needs to run it; opaque to core, see `parking.py`
+    ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
 
     @property
     def state(self) -> GroupState:
@@ -161,10 +164,9 @@ class RoundGroups:
             self._in_calls += change
             self.in_calls_max = max(self.in_calls_max, self._in_calls)
 
-    def take_in_calls_max(self) -> int:
-        """The most that waited for calls at once since this was asked last."""
-        most, self.in_calls_max = self.in_calls_max, self._in_calls
-        return most
+    def forget_in_calls_max(self) -> None:
+        """Look for the most that wait for calls at once from now on."""
+        self.in_calls_max = self._in_calls
 
     def mark_certain(self, uid: str) -> None:
         """A running group is sure to be valid."""

@@ -114,7 +114,7 @@ class EngineRequests:
         else:
             logger.error("server %s died under a request; trying another", request.server_id)
             self._servers.pop(request.server_id, None)
-            await self._balancer.remove_servers.remote([request.server_id])  # else the next lease may be on it again
+            await self._balancer.look_after_servers.remote([request.server_id])  # else the next lease may be there
 
     async def _lease(
         self, turn: Turn, request_id: str, lease_id: str, group: str | None, attachment: Attachment | None

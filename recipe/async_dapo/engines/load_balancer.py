@@ -6,21 +6,21 @@ verl creates it through `rollout.router_config_path`.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayActorError
 
-from ..aio import RECONNECT_S, await_all
+from ..aio import await_all
 from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS, Grant
 from ..core.staleness import EngineUpdate
 from ..core.summed import Summed
 from ..core.trajectory import Attachment
+from .lives import EngineLives
 
 logger = logging.getLogger(__name__)
 
@@ -66,65 +66,6 @@ class _InflightMeter:
         self._since = now
 
 
-class _ServerCalls:
-    """Calls to the servers. Each ends: a server that is dead or silent is removed.
-
-    Args:
-        handles: server id -> vLLM server actor; shared with the load balancer.
-        timeout_s: longest time a server may take to obey [s].
-        remove: takes servers out, also of `handles`.
-    """
-
-    def __init__(
-        self, handles: dict[str, ActorHandle], *, timeout_s: float, remove: Callable[[list[str]], Awaitable[None]]
-    ) -> None:
-        self.handles = handles
-        self._timeout_s = timeout_s
-        self._remove = remove
-
-    async def tell_all(self, method: str, *args: Any, but: Collection[str] = ()) -> dict[str, EngineLoad]:
-        """Tell every server, but some. Returns what those that are still there say of their engines."""
-        server_ids = [server_id for server_id in self.handles if server_id not in but]
-        loads = await await_all(self.tell(server_id, method, *args) for server_id in server_ids)
-        answers = zip(server_ids, loads, strict=True)
-        return {key: load for key, load in answers if load is not None and key in self.handles}
-
-    async def tell(self, server_id: str, method: str, *args: Any) -> EngineLoad | None:
-        """Tell a server, again if it cannot be reached: all of these calls may arrive twice. A dead one is removed, and
-        one that does not obey in time is ended. Returns what it says of its engine, if it has one.
-        """
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._insist(server_id, method, *args)
-        except TimeoutError:
-            logger.critical(
-                "server %s has not answered to %s within async_dapo.engine_timeout_s=%s: it is ended",
-                server_id,
-                method,
-                self._timeout_s,
-            )
-            await self.end(server_id)
-            return None
-
-    async def end(self, server_id: str) -> None:
-        """Kill a server, and remove it."""
-        if (handle := self.handles.get(server_id)) is not None:
-            ray.kill(handle)
-        await self._remove([server_id])
-
-    async def _insist(self, server_id: str, method: str, *args: Any) -> EngineLoad | None:
-        while (handle := self.handles.get(server_id)) is not None:
-            try:
-                return await getattr(handle, method).remote(*args)
-            except ActorUnavailableError:
-                logger.warning("server %s cannot be reached; %s is repeated", server_id, method)
-                await asyncio.sleep(RECONNECT_S)
-            except RayActorError:
-                logger.error("server %s is dead: it gets no more requests", server_id)
-                await self._remove([server_id])
-        return None
-
-
 class GlobalLoadBalancer:
     """Requests go where the least KV cache is expected to be used; FIFO waiters; named leases, idempotent release. No
     server has more than `max_loads_per_server`, or than its engine has capacity for: see `Balance`.
@@ -143,11 +84,7 @@ class GlobalLoadBalancer:
         self._table = self._balance.leases
         self._loads: dict[str, EngineLoad] = {}
         self._pause_mode = options["pause_mode"]
-        self._lost: list[str] = []
-        self._handles = dict(servers)
-        self._server_calls = _ServerCalls(
-            self._handles, timeout_s=options["engine_timeout_s"], remove=self.remove_servers
-        )
+        self._lives = EngineLives(servers, timeout_s=options["engine_timeout_s"], on_lost=self._forget)
         self._table.add_servers(servers)
         self._waiters: dict[str, asyncio.Future[str | None]] = {}
         self._is_open = True
@@ -174,7 +111,7 @@ class GlobalLoadBalancer:
         """
         if not self._is_open:
             return None
-        if not self._handles:
+        if not self._lives.alive:
             raise self._no_server_left()
         waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._meter.note(self._table.total_inflight)
@@ -198,7 +135,7 @@ class GlobalLoadBalancer:
 
     async def server(self, server_id: str) -> ActorHandle | None:
         """For clients to keep: to send a handle with every lease would cost more than the lease. None if it is gone."""
-        return self._handles.get(server_id)
+        return self._lives.alive.get(server_id)
 
     async def give_back(self, leases: Sequence[Returned]) -> None:
         """With what was learned while they were held. Twice, or before the request arrives, is harmless."""
@@ -217,7 +154,7 @@ class GlobalLoadBalancer:
         for attachment in attachments:
             by_server.setdefault(attachment.server_id, []).append(attachment.lease_id)
         orders = [(server_id, "abort_requests", ids, True) for server_id, ids in by_server.items()]
-        await await_all(self._server_calls.tell(*order) for order in orders)
+        await await_all(self._lives.tell(*order) for order in orders)
         for attachment in attachments:
             self._take_back(Returned(lease_id=attachment.lease_id))
 
@@ -233,7 +170,7 @@ class GlobalLoadBalancer:
         self._is_open = False
         for lease_id in self._table.withdraw_queued():
             self._answer(lease_id, None)
-        self._loads = await self._server_calls.tell_all("stop_generation", self._pause_mode)
+        self._loads = await self._lives.tell_all("stop_generation", self._pause_mode)
         self._balance.close(self._loads)
         return time.monotonic() - started
 
@@ -248,7 +185,7 @@ class GlobalLoadBalancer:
         """
         if concurrency_state is not None:
             self._balance.controller.restore(concurrency_state)
-        self._deliver(self._balance.open(await self._server_calls.tell_all("allow_generation")))
+        self._deliver(self._balance.open(await self._lives.tell_all("allow_generation")))
         self._meter.reset(self._table.total_inflight)
         self._is_open = True
         return self._balance.capacity
@@ -262,32 +199,33 @@ class GlobalLoadBalancer:
         """It starts more trajectories when servers turn out to have capacity for more in mid-round."""
         self._coordinator = coordinator
 
-    async def look_after_servers(self) -> None:
-        """Ask every server for a sign of life; one that is dead or silent is removed."""
-        await self._server_calls.tell_all("ping")
+    async def watch(self, server_id: str, name: str, servers: Sequence[ActorHandle]) -> None:
+        """Notice from now on when an engine dies, which has a server on each of its nodes."""
+        self._lives.watch(server_id, name, servers)
 
-    async def remove_servers(self, server_ids: list[str]) -> None:
-        for server_id in server_ids:
-            if self._handles.pop(server_id, None) is not None:
-                self._lost.append(server_id)
-        self._meter.note(self._table.total_inflight)
-        for server_id in server_ids:
-            self._deliver(self._balance.leave(server_id))
-        self._note_release()
-        if not self._handles:
-            for lease_id in self._table.withdraw_queued():
-                if not self._waiters[lease_id].done():
-                    self._waiters[lease_id].set_exception(self._no_server_left())
+    async def look_after_servers(self, server_ids: Sequence[str] | None = None) -> None:
+        """Ask every server, or some, for a sign of life; one that is dead or silent is lost."""
+        await await_all(self._lives.tell(server_id, "ping") for server_id in server_ids or list(self._lives.alive))
 
-    def _no_server_left(self) -> RuntimeError:
-        return RuntimeError(f"{_NO_SERVERS}: no engine is left, lost were {', '.join(self._lost) or 'none'}")
+    async def sleep(self) -> None:
+        """Have every engine free its accelerator memory, once its data-parallel ranks are at rest."""
+        await self._lives.tell_all("wait_for_requests_to_drain")
+        await self._lives.tell_all("sleep")
+
+    async def lost_engines(self) -> dict[str, str]:
+        """Engines that are lost -> which they were, and what became of them."""
+        return self._lives.lost
+
+    async def explain_loss(self, server_id: str, why: str) -> None:
+        """What has been found out about a lost engine."""
+        self._lives.explain(server_id, why)
 
     async def take_stats(self) -> LoadBalancerStats:
         self._meter.note(self._table.total_inflight)
         loads, self._loads = self._loads, {}
         stats = LoadBalancerStats(
-            servers=len(self._handles),
-            lost_servers=len(self._lost),
+            servers=len(self._lives.alive),
+            lost_servers=len(self._lives.lost),
             acquired=self._meter.acquired,
             inflight_max=self._meter.inflight_max,
             busy_s=self._meter.busy_s,
@@ -303,14 +241,27 @@ class GlobalLoadBalancer:
         return {
             "servers": self._table.inflight,
             "total_inflight": self._table.total_inflight,
-            "active_servers": len(self._handles),
-            "registered_handles": list(self._handles),
+            "active_servers": len(self._lives.alive),
+            "registered_handles": list(self._lives.alive),
             "queued": self._table.num_queued,
             "capacity": self._table.capacity,
             "is_open": self._is_open,
         }
 
     # ---- internals ----
+
+    def _forget(self, server_id: str) -> None:
+        """An engine is lost: its leases are void, and with the last engine all requests that wait."""
+        self._meter.note(self._table.total_inflight)
+        self._deliver(self._balance.leave(server_id))
+        self._note_release()
+        if not self._lives.alive:
+            for lease_id in self._table.withdraw_queued():
+                if not self._waiters[lease_id].done():
+                    self._waiters[lease_id].set_exception(self._no_server_left())
+
+    def _no_server_left(self) -> RuntimeError:
+        return RuntimeError(f"{_NO_SERVERS}: no engine is left: {'; '.join(self._lives.lost.values()) or 'none began'}")
 
     def _deliver(self, grants: list[Grant]) -> None:
         for grant in grants:

@@ -24,8 +24,7 @@ class AsyncDAPOReplica(vLLMReplica):
     """verl's vLLM replica with this recipe's servers: knows its processes, and is bounded in going to sleep.
 
     Args:
-        engine_timeout_s: longest time the engine may take to go to sleep [s]; the first time `FIRST_SLEEP_TIMES` as
-            long.
+        engine_timeout_s: `FIRST_SLEEP_TIMES` as long may the engine take to go to sleep for the first time [s].
         on_launched: called when the engine is up.
     """
 
@@ -33,7 +32,6 @@ class AsyncDAPOReplica(vLLMReplica):
         super().__init__(*args, **kwargs)
         self._on_launched = on_launched
         self._engine_timeout_s = engine_timeout_s
-        self._has_slept = False
         self.server_class = ray.remote(concurrency_groups={WATCH: _WATCHING_CALLS})(ServerActor)
         self.processes: list[EngineProcesses] = []  # of each server, one a node
 
@@ -51,16 +49,13 @@ class AsyncDAPOReplica(vLLMReplica):
         self._on_launched()
 
     async def sleep(self) -> None:
-        times = 1 if self._has_slept else FIRST_SLEEP_TIMES
+        """verl asks for the first sleep; later ones are the load balancer's."""
+        limit = f"{FIRST_SLEEP_TIMES} x async_dapo.engine_timeout_s={self._engine_timeout_s}"
         try:
-            async with asyncio.timeout(times * self._engine_timeout_s):
+            async with asyncio.timeout(FIRST_SLEEP_TIMES * self._engine_timeout_s):
                 await super().sleep()
         except TimeoutError:
-            limit = f"async_dapo.engine_timeout_s={self._engine_timeout_s}"
-            raise TimeoutError(
-                f"{self} has not gone to sleep within {f'{times} x ' if times > 1 else ''}{limit}"
-            ) from None
-        self._has_slept = True
+            raise TimeoutError(f"{self} has not gone to sleep within {limit}") from None
 
     def workers_beside(self) -> list[ActorHandle]:
         """For each server, a training worker on its node."""

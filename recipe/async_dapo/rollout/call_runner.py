@@ -25,6 +25,7 @@ from ..calls import (
 )
 from ..core.journal import Call, WhenUnknown
 from ..core.outcome import Cause, KnownPlaces
+from ..option_values import ConfigError
 from ..record.plain_values import AGENT_LOOP, read_extension, to_plain
 from .reward_process import describe, user_traceback
 
@@ -148,7 +149,7 @@ class CallRunner:
         value: Any = None
         try:
             value = await within(self._timeout_s, _outcome_of(make))
-        except TrajectoryGivenUp:
+        except (ConfigError, TrajectoryGivenUp):
             raise
         except LimitReached:
             error = f"no answer within {self._timeout_s} s"

@@ -15,7 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 import ray
@@ -24,7 +24,7 @@ from ray.actor import ActorHandle
 from ..core.leases import MAX_PENDING_CALLS
 from ..core.outcome import EndedGroups, GroupOutcome, KnownPlaces, Verdict
 from ..core.over_sampling import AtHand
-from ..core.round import GroupEvent, Round, RoundProgress, RoundSpec, RoundSummary
+from ..core.round import GroupEvent, Round, RoundSpec, RoundSummary
 from ..core.round_groups import WaitingGroup
 from ..logs import log_phase, show_logs
 
@@ -33,21 +33,13 @@ logger = logging.getLogger(__name__)
 VALIDATION_LINES = 4  # that a validation logs of its progress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket(WaitingGroup):
-    """A group for a lane to run. `content` is never looked into here; see `parking.py`."""
-
-    content: bytes | ray.ObjectRef  # the pickled PromptGroup, or where it is parked
-    ages: tuple[int, ...] = ()  # of its trajectories, where it is parked
-
-
 class _OpenRound:
     """The open round: its groups, and the lanes, workers and trainer that wait for something of it."""
 
     def __init__(self, state: Round, *, stops_engines: bool) -> None:
         self.state = state
         self.stops_engines = stops_engines
-        self.tickets: dict[str, Ticket] = {}
+        self.tickets: dict[str, WaitingGroup] = {}
         self.trajectories = 0
         self.told = 0  # lines of a validation's progress
         self.stopped = asyncio.Event()
@@ -119,22 +111,21 @@ class EarlyStoppingCoordinator:
         self._round: _OpenRound | None = None
         self._logged = KnownPlaces()
 
-    async def open_round(self, spec: RoundSpec, groups: Sequence[Ticket]) -> None:
+    async def open_round(self, spec: RoundSpec, groups: Sequence[WaitingGroup]) -> None:
         """Start a round. What belongs to an earlier one is refused from now on."""
-        is_training = spec.stop_rule is not None
-        earlier, self._round = self._round, _OpenRound(self._new_round(spec), stops_engines=is_training)
+        earlier, self._round = self._round, _OpenRound(self._new_round(spec), stops_engines=not spec.validates)
         if earlier is not None:
             earlier.release()
         await self.add_groups(spec.round_id, groups)
 
-    async def add_groups(self, round_id: str, groups: Sequence[Ticket]) -> None:
+    async def add_groups(self, round_id: str, groups: Sequence[WaitingGroup]) -> None:
         current = self._get(round_id)
         current.tickets.update((group.prompt_uid, group) for group in groups)
         current.trajectories += sum(group.unfinished for group in groups)
         current.state.add_groups(groups)
         self._after_change(current)
 
-    async def take_group(self, round_id: str, worker: int) -> Ticket | None:
+    async def take_group(self, round_id: str, worker: int) -> WaitingGroup | None:
         """The next group for a lane, as soon as there is one; None once nothing more will start in this round."""
         while (current := self._find(round_id)) is not None and not current.state.is_halted:
             uid = current.state.take(worker)
@@ -182,8 +173,8 @@ class EarlyStoppingCoordinator:
         current = self._find(round_id)
         return EndedGroups() if current is None else current.state.count_ended()
 
-    async def progress(self, round_id: str) -> RoundProgress:
-        """How far the round has come."""
+    async def progress(self, round_id: str) -> str:
+        """How far the round has come, in words."""
         current = self._get(round_id)
         return current.state.progress(trajectories=current.trajectories)
 

@@ -22,9 +22,7 @@ from verl.experimental.agent_loop import AgentLoopManager
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.concurrency import ConcurrencyState
 from ..core.leases import MAX_PENDING_CALLS
-from ..core.outcome import EndedGroups
-from ..core.over_sampling import AtHand
-from ..core.round import RoundProgress, RoundSpec, RoundSummary
+from ..core.round import RoundSpec, RoundSummary
 from ..core.trajectory import Attachment, PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import log_phase
@@ -34,7 +32,7 @@ from .coordinator import EarlyStoppingCoordinatorActor, RoundEvent
 from .parking import ticket_of
 from .pictures import packed
 from .reports import RoundRecord, WorkerReport
-from .worker import AsyncDAPOAgentLoopWorker, RoundOrder
+from .worker import AsyncDAPOAgentLoopWorker
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +93,6 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
     """
 
     _coordinator_actor: Any = EarlyStoppingCoordinatorActor
-    _rounds_go_on = False  # while their batches are trained
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.agent_loop_workers_class = ray.remote(max_concurrency=MAX_PENDING_CALLS)(AsyncDAPOAgentLoopWorker)
@@ -106,7 +103,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
         self._capacity: int | None = None
         self._deadline: float | None = None  # of what the trainer waits for; None = it has not begun to
-        self._progress: RoundProgress | None = None  # of the open round, since `_moved_at`
+        self._progress = ""  # of the open round, since `_moved_at`
         self._look_at = 0.0  # when servers are asked for a sign of life again
 
     @classmethod
@@ -152,15 +149,21 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         return self._capacity
 
     def open_round(self, spec: RoundSpec, groups: Sequence[PromptGroup]) -> None:
-        """Start a training round on all workers, without waiting."""
+        """Start a round on all workers, without waiting."""
+        assert not self._worker_refs, f"round {self._round_id} is still open"
+        self._round_id = spec.round_id
+        self._started = time.monotonic()
+        self._deadline = None
+        self._progress, self._moved_at, self._tell_at = "", self._started, self._started + QUIET_S
+        self._look_at = self._started + self._options.engine_timeout_s / 2
+        self._frozen = _frozen(groups)
         suspended = frozenset(one.loop for group in groups for one in group.suspensions())
-        order = RoundOrder(round_id=spec.round_id, validate=False, goes_on=self._rounds_go_on, suspended=suspended)
-        self._open(spec, groups, order)
+        self._get(self._coordinator.open_round.remote(spec, [ticket_of(group) for group in groups]))
+        self._worker_refs = [worker.run_round.remote(spec, suspended) for worker in self.agent_loop_workers]
 
     def add_groups(self, groups: Sequence[PromptGroup]) -> None:
         self._frozen |= _frozen(groups)
-        tickets = [ticket_of(group) for group in groups]
-        self._get(self._coordinator.add_groups.remote(self._round_id, tickets))
+        self.ask("add_groups", [ticket_of(group) for group in groups])
 
     def next_event(self) -> RoundEvent:
         """Wait for the coordinator.
@@ -198,7 +201,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
 
     def _tell_standstill(self, now_s: float) -> None:
         """What hangs is mostly a reward or a tool, and ends by a time limit: until then this is all that is told."""
-        progress: RoundProgress = self._get(self._coordinator.progress.remote(self._round_id))
+        progress: str = self.ask("progress")
         if progress != self._progress:
             self._progress, self._moved_at, self._tell_at = progress, now_s, now_s + QUIET_S
             return
@@ -210,13 +213,9 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
             f"{1 + self._options.reward.max_retries} times"
         )
 
-    def count_ended(self) -> EndedGroups:
-        """How the groups of the open round have ended so far."""
-        return self._get(self._coordinator.count_ended.remote(self._round_id))
-
-    def at_hand(self) -> AtHand:
-        """Groups of the open round that are valid or can still become so."""
-        return self._get(self._coordinator.at_hand.remote(self._round_id))
+    def ask(self, question: str, *about: Any) -> Any:
+        """What the coordinator answers about the open round; `question` is a method of it."""
+        return self._get(getattr(self._coordinator, question).remote(self._round_id, *about))
 
     def close_round(self) -> RoundRecord:
         """Collect all workers' reports after the stop.
@@ -226,7 +225,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         """
         workers = sum(self._get(self._worker_refs), WorkerReport())
         self._worker_refs = []
-        summary: RoundSummary = self._get(self._coordinator.close_round.remote(self._round_id))
+        summary: RoundSummary = self.ask("close_round")
         kept_lease_ids = [lease_id for group in workers.unfinished for lease_id in _leases(group)]
         kept_lease_ids += [lease_id for uid in summary.never_started for lease_id in self._frozen.get(uid, ())]
         self._get(self._balancer.all_returned.remote(kept_lease_ids))
@@ -259,10 +258,9 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         rows = prompt_rows(prompts)
         step = int(rows[0]["global_steps"])
         n = self.config.actor_rollout_ref.rollout.val_kwargs.n
-        round_id = f"validation-{step}-{uuid4().hex[:8]}"
-        self._open(
+        self.open_round(
             RoundSpec(
-                round_id=round_id,
+                round_id=f"validation-{step}-{uuid4().hex[:8]}",
                 stop_rule=None,
                 target_valid_groups=0,
                 carried_valid_groups=0,
@@ -270,20 +268,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 pool_size=self._options.round_size().pool_size(self.capacity) or self._options.lanes_hold,
             ),
             [make_group(row, n=n, step=step) for row in rows],
-            RoundOrder(round_id=round_id, validate=True),
         )
-
-    def _open(self, spec: RoundSpec, groups: Sequence[PromptGroup], order: RoundOrder) -> None:
-        assert not self._worker_refs, f"round {self._round_id} is still open"
-        self._round_id = spec.round_id
-        self._started = time.monotonic()
-        self._deadline = None
-        self._progress, self._moved_at, self._tell_at = None, self._started, self._started + QUIET_S
-        self._look_at = self._started + self._options.engine_timeout_s / 2
-        self._frozen = _frozen(groups)
-        tickets = [ticket_of(group) for group in groups]
-        self._get(self._coordinator.open_round.remote(spec, tickets))
-        self._worker_refs = [worker.run_round.remote(order) for worker in self.agent_loop_workers]
 
     def _get(self, refs: Any) -> Any:
         try:

@@ -13,8 +13,8 @@ import pickle
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from ..core.round_groups import WaitingGroup
 from ..core.trajectory import PromptGroup
-from .coordinator import Ticket
 from .pictures import has_pictures
 
 FETCH_TIMEOUT_S = 300.0  # of one group, some megabytes at most
@@ -30,17 +30,17 @@ def park(group: PromptGroup) -> None:
         group.park(ray.put(group))
 
 
-def ticket_of(group: PromptGroup) -> Ticket:
+def ticket_of(group: PromptGroup) -> WaitingGroup:
     """What a lane needs to run a group. Its tokens are parked with it, and pictures do not pass the coordinator."""
     park(group)
     place = group.parked
     if place is None and has_pictures(group.prompt.get("raw_prompt")):
         place = ray.put(group)
-    return Ticket(
+    return WaitingGroup(
         prompt_uid=group.uid,
         unfinished=len(group.unfinished),
         is_certain=group.is_certain,
-        content=pickle.dumps(group, protocol=5) if place is None else place,
+        content=pickle.dumps(group, protocol=5) if place is None else place,  # the group, or where it is
         ages=() if place is None else _ages(group),
         has_begun=group.has_started,
         oldest_version=min(group.versions(), default=None),
@@ -50,7 +50,7 @@ def ticket_of(group: PromptGroup) -> Ticket:
     )
 
 
-async def unpark(ticket: Ticket) -> PromptGroup:
+async def unpark(ticket: WaitingGroup) -> PromptGroup:
     """The group of a ticket with its tokens.
 
     Raises:

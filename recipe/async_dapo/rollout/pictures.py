@@ -26,6 +26,7 @@ from .stored_pixels import StoredPixels
 
 _FOR_POSITIONS = "mm_token_type_ids"  # verl's name; of a whole sequence, where the others are of its pictures
 
+PROMPTS_ONLY = "training sees the pictures of prompts only; have tools and agent loops answer with text"
 MEDIA = ("image", "video", "audio")  # kinds of a message's items beside text
 
 
@@ -63,8 +64,11 @@ async def media_of(messages: Any, *, processor: Any, dataset_cls: Any, data: Dic
     return await AgentLoopBase.process_multi_modal_info(loop, messages)
 
 
-def without_pictures(messages: Any) -> Any:
-    return _changed(messages, lambda item: {"type": item["type"]}) if has_pictures(messages) else messages
+def without_pictures(prompt: dict[str, Any]) -> dict[str, Any]:
+    """The same with the places of pictures alone."""
+    if not has_pictures(messages := prompt.get("raw_prompt")):
+        return prompt
+    return prompt | {"raw_prompt": _changed(messages, lambda item: {"type": item["type"]})}
 
 
 def _changed(messages: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -108,8 +112,7 @@ def check_seen(media: dict[str, Any] | None, messages: Any) -> None:
         raise ConfigError(
             AGENT_LOOP,
             "multi_modal_data",
-            f"has shown {what} to the policy for a prompt with {num_asked} pictures: training sees those of the prompt "
-            "only; return no other ones from tools or agent loops",
+            f"has shown {what} to the policy for a prompt with {num_asked} pictures: {PROMPTS_ONLY}",
         )
 
 
@@ -120,18 +123,15 @@ class PictureInputs:
     Attributes:
         pixels: verl's `multi_modal_inputs` of the prompt, without what depends on the response.
         positions: of a row, given its tokens [T].
-        messages: of the prompt, without its pictures.
     """
 
     pixels: dict[str, torch.Tensor]
     positions: Callable[[torch.Tensor], torch.Tensor]
-    messages: Any
     _first: str = ""
 
     @classmethod
     async def of(cls, group: PromptGroup, worker: AgentLoopWorker) -> Self:
         """Make the pixel values in a thread, as verl's worker makes them for each trajectory."""
-        messages = group.prompt["raw_prompt"]
         media = await media_of(
             opened(group.prompt)["raw_prompt"],
             processor=worker.processor,
@@ -148,7 +148,7 @@ class PictureInputs:
             return worker._compute_position_ids(ids_1T, torch.ones_like(ids_1T), dict(inputs)).squeeze(0)
 
         pixels = {name: value for name, value in inputs.items() if name != _FOR_POSITIONS}
-        return cls(pixels, positions, without_pictures(messages))
+        return cls(pixels, positions)
 
     def __call__(self, key: str, input_ids_T: torch.Tensor) -> dict[str, Any]:
         self._first = self._first or key
@@ -156,5 +156,4 @@ class PictureInputs:
             "position_ids": self.positions(input_ids_T),
             "multi_modal_inputs": StoredPixels(self._first) if self.pixels else {},
             PIXELS: self.pixels if key == self._first else {},
-            "raw_prompt": self.messages,
         }

@@ -16,6 +16,9 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from ..aio import LimitReached, within
 from ..calls import Policy, TrajectoryGivenUp, current_recorder, make_recorded
+from ..option_values import ConfigError
+from ..record.plain_values import AGENT_LOOP
+from .pictures import PROMPTS_ONLY
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +160,8 @@ class RecordedTool(BaseTool):
 
 
 def _plain(response: ToolResponse, reward: float, metrics: dict) -> list[Any]:
+    if response.image or response.video:
+        raise ConfigError(AGENT_LOOP, "tool", f"has answered with a picture or video: {PROMPTS_ONLY}")
     return [response.model_dump(exclude_none=True), reward, metrics]
 
 

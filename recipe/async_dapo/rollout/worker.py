@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from .. import store
 from ..aio import TurnBatch
 from ..config import AsyncDAPOConfig, ConfigError
 from ..core.outcome import Verdict
-from ..core.round import GroupEvent
+from ..core.round import GroupEvent, RoundSpec
+from ..core.round_groups import WaitingGroup
 from ..core.trajectory import PromptGroup, Trajectory
 from ..engines.client import AsyncDAPOLLMClient
 from ..logs import show_logs
@@ -24,10 +25,9 @@ from ..store import join_queue
 from ..verl_version import check_versions
 from .agent_loops import AgentLoopFactory, KeptLoops
 from .call_runner import CallRunner
-from .coordinator import Ticket
 from .group_rollout import GroupRollout, leaves
 from .parking import park, unpark
-from .pictures import PictureInputs, check_seen, opened
+from .pictures import PictureInputs, check_seen, opened, without_pictures
 from .reports import WorkerReport
 from .reward import RewardScorer, ScoringWorker
 from .tools import recorded_tools
@@ -35,16 +35,6 @@ from .tools import recorded_tools
 logger = logging.getLogger(__name__)
 
 TAKERS = 4  # Concurrent `take_group` calls per worker; hides the round trip to the coordinator.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundOrder:
-    """What a worker needs to know to take part in a round."""
-
-    round_id: str
-    validate: bool
-    goes_on: bool = False  # while its batches are trained
-    suspended: frozenset[str] | None = None  # agent loops that rest in their workers and are wanted; None = all
 
 
 class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
@@ -96,24 +86,27 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
             tools=ToolListWrap(recorded_tools(self.tools, timeout_s=self._options.calls.timeout_s)),
         )
 
-    async def run_round(self, order: RoundOrder) -> WorkerReport:
+    async def run_round(self, spec: RoundSpec, suspended: frozenset[str]) -> WorkerReport:
         """Run groups until the coordinator has no more, or stops the round.
+
+        Args:
+            suspended: agent loops that rest in their workers and are wanted; a validation leaves all alone.
 
         Raises:
             RuntimeError: when a part of the system died, or a reward failed for good under `reward.on_error=raise`.
             ConfigError: when the reward function does not return the metric that groups are filtered by.
         """
         unfinished: list[PromptGroup] = []
-        if order.suspended is not None:
-            await self._kept_loops.end_others(order.suspended)
+        if not spec.validates:
+            await self._kept_loops.end_others(suspended)
         scorer = RewardScorer(self._compute_score, options=self._options)
-        self._rollout = rollout = self._group_rollout(order, scorer)
+        self._rollout = rollout = self._group_rollout(spec, scorer)
         try:
             async with asyncio.TaskGroup() as tasks:
-                watcher = tasks.create_task(self._interrupt_on_stop(order, rollout), name="early-stop")
+                watcher = tasks.create_task(self._interrupt_on_stop(spec, rollout), name="early-stop")
                 async with asyncio.TaskGroup() as groups:
                     for i in range(self._options.lanes_per_worker or TAKERS):
-                        groups.create_task(self._lane(order, rollout, unfinished, groups), name=f"lane-{i}")
+                        groups.create_task(self._lane(spec, rollout, unfinished, groups), name=f"lane-{i}")
                 watcher.cancel()
         except BaseExceptionGroup as errors:
             error = next(leaves(errors))
@@ -128,33 +121,33 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         """Of a round that goes on, since this was asked last."""
         return WorkerReport() if self._rollout is None else self._rollout.take_report()
 
-    def _group_rollout(self, order: RoundOrder, scorer: RewardScorer) -> GroupRollout:
+    def _group_rollout(self, spec: RoundSpec, scorer: RewardScorer) -> GroupRollout:
         """What runs the groups of this round. It tells the coordinator what happens, in one call a turn of the loop."""
         report = self._coordinator.report_progress.remote
-        events = TurnBatch[tuple[str, GroupEvent]](lambda events: report(order.round_id, events))
+        events = TurnBatch[tuple[str, GroupEvent]](lambda events: report(spec.round_id, events))
         return GroupRollout(
-            self._loop_runner(order),
+            self._loop_runner(spec),
             scorer,
             calls=self._calls,
             kept=self._kept_loops,
             options=self._options,
-            validates=order.validate,
+            validates=spec.validates,
             tell=lambda uid, event: events.add((uid, event)),
             abandon=self.llm_client.abandon,
         )
 
     async def _lane(
-        self, order: RoundOrder, rollout: GroupRollout, unfinished: list[PromptGroup], groups: asyncio.TaskGroup
+        self, spec: RoundSpec, rollout: GroupRollout, unfinished: list[PromptGroup], groups: asyncio.TaskGroup
     ) -> None:
-        while (ticket := await self._coordinator.take_group.remote(order.round_id, self._worker)) is not None:
-            run = self._run_group(order, rollout, unfinished, ticket)
+        while (ticket := await self._coordinator.take_group.remote(spec.round_id, self._worker)) is not None:
+            run = self._run_group(spec, rollout, unfinished, ticket)
             if self._options.lanes_per_worker is None:
                 groups.create_task(run, name=f"group-{ticket.prompt_uid}")
             else:
                 await run
 
     async def _run_group(
-        self, order: RoundOrder, rollout: GroupRollout, unfinished: list[PromptGroup], ticket: Ticket
+        self, spec: RoundSpec, rollout: GroupRollout, unfinished: list[PromptGroup], ticket: WaitingGroup
     ) -> None:
         group = await unpark(ticket)
         outcome = await rollout.run(group)
@@ -165,29 +158,28 @@ class AsyncDAPOAgentLoopWorker(AgentLoopWorker):
         if outcome is None:
             return
         is_valid = outcome.verdict is Verdict.VALID
-        if is_valid and order.goes_on:  # it may be trained on as soon as it is reported
-            await self._store(order, group)
-        await self._coordinator.report_completion.remote(order.round_id, outcome)
-        if is_valid and not order.goes_on:  # the stop need not wait for it
-            await self._store(order, group)
+        if is_valid and spec.goes_on:  # it may be trained on as soon as it is reported
+            await self._store(spec, group)
+        await self._coordinator.report_completion.remote(spec.round_id, outcome)
+        if is_valid and not spec.goes_on:  # the stop need not wait for it
+            await self._store(spec, group)
 
-    async def _store(self, order: RoundOrder, group: PromptGroup) -> None:
-        partition_id = store.VAL if order.validate else store.TRAIN
-        if order.validate or self.processor is None:
-            await store.put_group(group, partition_id=partition_id)
-        else:
-            inputs_of = await PictureInputs.of(group, self)
-            await store.put_group(group, partition_id=partition_id, inputs_of=inputs_of)
+    async def _store(self, spec: RoundSpec, group: PromptGroup) -> None:
+        partition_id = store.VAL if spec.validates else store.TRAIN
+        is_of_text = spec.validates or self.processor is None  # nothing is computed of a validation
+        inputs_of = store.text_inputs if is_of_text else await PictureInputs.of(group, self)
+        rows = replace(group, prompt=without_pictures(group.prompt))
+        await store.put_group(rows, partition_id=partition_id, inputs_of=inputs_of)
 
-    async def _interrupt_on_stop(self, order: RoundOrder, rollout: GroupRollout) -> None:
-        await self._coordinator.wait_stopped.remote(order.round_id)
-        if not order.validate:
+    async def _interrupt_on_stop(self, spec: RoundSpec, rollout: GroupRollout) -> None:
+        await self._coordinator.wait_stopped.remote(spec.round_id)
+        if not spec.validates:
             rollout.running.interrupt()
 
-    def _loop_runner(self, order: RoundOrder):
+    def _loop_runner(self, spec: RoundSpec):
         """verl's agent loop, with this round's sampling parameters."""
         rollout = self.config.actor_rollout_ref.rollout
-        source = rollout.val_kwargs if order.validate else rollout
+        source = rollout.val_kwargs if spec.validates else rollout
         sampling_params = {
             "temperature": source.temperature,
             "top_p": source.top_p,

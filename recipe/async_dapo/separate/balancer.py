@@ -9,7 +9,6 @@ the others generate. Who is next is decided by `RollingUpdate`.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,8 +26,6 @@ from ..core.leases import MAX_PENDING_CALLS
 from ..core.staleness import EngineUpdate
 from ..engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats
 from .rolling_update import Phase, RollingUpdate
-
-logger = logging.getLogger(__name__)
 
 
 class RollingLoadBalancer(GlobalLoadBalancer):
@@ -50,21 +47,20 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._running: dict[str, asyncio.Task[None]] = {}  # updates
         self._generating: set[str] = set()  # told to since the last stop, and not stopped for an update
         self._closed_s: dict[str, float] = {}  # servers that take no requests -> since when, monotonic
-        self._failures: dict[str, str] = {}  # servers that could not be updated -> why
         self._ended: list[EngineUpdate] = []  # since this was asked last; monotonic
         self._changed = asyncio.Event()  # replaced whenever an engine has got weights or has left, and at a stop
 
     async def enroll(self, workers: dict[str, list[ActorHandle]]) -> None:
         """Servers, each with the workers that bring its weights; they get the newest before any request."""
         for server_id, beside in workers.items():
-            if server_id in self._handles:
+            if server_id in self._lives.alive:
                 self._workers[server_id] = beside
                 self._close(server_id)
                 self._begin_update(self._updates.join(server_id).replica_id)
 
     async def join(self, server_id: str, handle: ActorHandle, workers: list[ActorHandle]) -> None:
         """An engine that has started in mid-run."""
-        self._handles[server_id] = handle
+        self._lives.alive[server_id] = handle
         self._meter.note(self._table.total_inflight)
         self._table.add_servers([server_id], is_closed=True)
         await self.enroll({server_id: workers})
@@ -90,10 +86,6 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         """Server -> the policy version of its weights; -1 before it has any."""
         return {server_id: self._updates.version_of(server_id) for server_id in self._workers}
 
-    async def failure_of(self, server_id: str) -> str | None:
-        """Why a server was ended that could not be updated."""
-        return self._failures.get(server_id)
-
     async def report_growth_to(self, coordinator: ActorHandle) -> None:
         await super().report_growth_to(coordinator)
         self._tell_versions()
@@ -107,8 +99,8 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         while silent := self._serving() - (told & self._generating):
             told |= silent
             self._generating |= silent
-            loads |= await self._server_calls.tell_all("allow_generation", but=self._handles.keys() - silent)
-        self._deliver(self._balance.open({key: load for key, load in loads.items() if key in self._handles}))
+            loads |= await self._lives.tell_all("allow_generation", but=self._lives.alive.keys() - silent)
+        self._deliver(self._balance.open({key: load for key, load in loads.items() if key in self._lives.alive}))
         self._meter.reset(self._table.total_inflight)
         self._is_open = True
         self._move()
@@ -128,7 +120,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         Returns:
             What was counted, and the requests that the servers may have in flight together.
         """
-        self._loads = loads = await self._server_calls.tell_all("turn_over")
+        self._loads = loads = await self._lives.tell_all("turn_over")
         self._balance.close(loads)
         stats = await self.take_stats()
         self._deliver(self._balance.open(loads))
@@ -141,15 +133,14 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         behind = max((self._updates.newest_version - version for version in versions), default=0)
         return replace(await super().take_stats(), versions_behind=behind, updates=ended)
 
-    async def remove_servers(self, server_ids: list[str]) -> None:
-        await super().remove_servers(server_ids)
-        for server_id in server_ids:
-            self._updates.leave(server_id)
-            self._workers.pop(server_id, None)
-            self._closed_s.pop(server_id, None)
-            update = self._running.pop(server_id, None)
-            if update is not None and update is not asyncio.current_task():
-                update.cancel()  # its workers may hang
+    def _forget(self, server_id: str) -> None:
+        super()._forget(server_id)
+        self._updates.leave(server_id)
+        self._workers.pop(server_id, None)
+        self._closed_s.pop(server_id, None)
+        update = self._running.pop(server_id, None)
+        if update is not None and update is not asyncio.current_task():
+            update.cancel()  # its workers may hang
         self._note_update()
 
     def _take_back(self, returned: Returned) -> None:
@@ -162,7 +153,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
 
     def _serving(self) -> set[str]:
         """Servers that are not being updated."""
-        return {key for key in self._handles if self._updates.phase_of(key) is not Phase.UPDATING}
+        return {key for key in self._lives.alive if self._updates.phase_of(key) is not Phase.UPDATING}
 
     # ---- updates ----
 
@@ -186,16 +177,14 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         try:
             await self._bring_up_to_date(server_id)
         except (TimeoutError, RayError) as error:
-            self._failures[server_id] = failure = f"has not taken new weights: {_last_line_of(error)}"
-            logger.critical("server %s %s; it is ended", server_id, failure)
-            await self._server_calls.end(server_id)
+            self._lives.lose(server_id, f"has not taken new weights: {_last_line_of(error)}")
 
     async def _bring_up_to_date(self, server_id: str) -> None:
         """Bring an engine the newest weights, and those that have become so meanwhile."""
         is_behind = True
         while is_behind:
-            await self._server_calls.tell(server_id, "stop_generation", self._rolling["pause_mode"])
-            if server_id not in self._handles:
+            await self._lives.tell(server_id, "stop_generation", self._rolling["pause_mode"])
+            if server_id not in self._lives.alive:
                 return
             version, buckets = self._updates.take_newest(server_id), self._buckets
             async with asyncio.timeout(self._engine_timeout_s):
@@ -214,13 +203,13 @@ class RollingLoadBalancer(GlobalLoadBalancer):
 
     async def _let_go_on(self, server_id: str) -> None:
         """Unless generation has been stopped, for all; that may happen meanwhile, and end again."""
-        while self._is_open and server_id in self._handles and server_id not in self._generating:
+        while self._is_open and server_id in self._lives.alive and server_id not in self._generating:
             self._generating.add(server_id)
             knows = self._balance.controller.knows(server_id)
-            load = await self._server_calls.tell(server_id, "go_on" if knows else "allow_generation")
+            load = await self._lives.tell(server_id, "go_on" if knows else "allow_generation")
             if server_id not in self._generating:
-                await self._server_calls.tell(server_id, "stop_generation", self._pause_mode)
-            elif not knows and server_id in self._handles:
+                await self._lives.tell(server_id, "stop_generation", self._pause_mode)
+            elif not knows and server_id in self._lives.alive:
                 self._deliver(self._balance.join(server_id, load))
 
     def _note_update(self) -> None:

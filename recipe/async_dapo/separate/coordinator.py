@@ -28,10 +28,10 @@ class RollingCoordinator(EarlyStoppingCoordinator):
         current.wake_taker()
         return part
 
-    async def resize(self, spec: RollingSpec) -> None:
+    async def resize(self, round_id: str, spec: RollingSpec) -> None:
         """How much the open round may have under way from now on."""
-        self._get_rolling(spec.round_id).resize(spec)
-        self._get(spec.round_id).notify()
+        self._get_rolling(round_id).resize(spec)
+        self._get(round_id).notify()
 
     async def stop_round(self, round_id: str) -> None:
         """Stop a round that would go on."""

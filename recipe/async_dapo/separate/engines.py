@@ -10,14 +10,11 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError
 from ray.util import remove_placement_group
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils.device import get_resource_name
 from verl.workers.rollout.llm_server import LLMServerManager
 
-from ..config import AsyncDAPOConfig
 from ..engines.replica import AsyncDAPOReplica
 from ..training.engine_manager import EngineManager
 from .weights import WeightTaker
@@ -101,15 +98,10 @@ class Replacements:
 
 
 class SeparateEngines(EngineManager):
-    """A manager of engines that have GPUs of their own: it leaves weights for them, and has lost ones replaced.
+    """A manager of engines that have GPUs of their own: it leaves weights for them, and has lost ones replaced."""
 
-    Args:
-        manager: verl's, with the engines and `RollingLoadBalancer`, which brings them the weights.
-    """
-
-    def __init__(self, config: Any, actor_wg: Any, *, manager: LLMServerManager, options: AsyncDAPOConfig) -> None:
-        super().__init__(config, actor_wg, manager.get_replicas(), options=options)
-        self._balancer: ActorHandle = manager.global_load_balancer
+    def __init__(self, *args: Any, manager: LLMServerManager, **kwargs: Any) -> None:
+        super().__init__(*args, manager=manager, **kwargs)
         self._replacements = Replacements(manager)
         self._have_enrolled = False
 
@@ -123,7 +115,7 @@ class SeparateEngines(EngineManager):
             TimeoutError: when that has taken longer than `AsyncDAPOConfig.weight_update_timeout_s`.
         """
         assert global_steps is not None, "weights have a policy version"
-        self._remove_dead()
+        self._remove_lost()
         self._take_in_started()
         self._replacements.begin()
         self._ask(self._balancer.publish.remote(global_steps, self._leave_weights(global_steps)))
@@ -143,25 +135,16 @@ class SeparateEngines(EngineManager):
     def await_newest_weights(self) -> None:
         """Until each engine that is left has them."""
         self._ask(self._balancer.caught_up.remote(), timeout_s=2 * self._options.weight_update_timeout_s)
-        self._remove_dead()
+        self._remove_lost()
 
     def _take_in_started(self) -> None:
         if (replica := self._replacements.take_started()) is None:
             return
         self.replicas.append(replica)
-        self._watch(replica)
         self._ask(self._balancer.join.remote(replica.server_address, replica.server_handle, replica.workers))
+        self._watch(replica)
         logger.warning("%s has joined; engines: %d", replica, len(self.replicas))
 
-    def _remove(self, replica: AsyncDAPOReplica, failure: str) -> None:
-        self._ask(self._balancer.remove_servers.remote([replica.server_address]))
-        told: str | None = self._ask(self._balancer.failure_of.remote(replica.server_address))
-        super()._remove(replica, told or failure)
+    def _remove(self, replica: AsyncDAPOReplica) -> None:
+        super()._remove(replica)
         self._replacements.note_lost(replica)
-
-    def _ask(self, answer: ray.ObjectRef, timeout_s: float | None = None) -> Any:
-        limit_s = self._options.stop_timeout_s if timeout_s is None else timeout_s
-        try:
-            return ray.get(answer, timeout=limit_s)
-        except GetTimeoutError:
-            raise TimeoutError(f"the load balancer has not answered within {limit_s:g} s") from None

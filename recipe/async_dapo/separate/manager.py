@@ -6,18 +6,16 @@ from typing import Any
 from ..rollout.manager import AsyncDAPOAgentLoopManager
 from ..rollout.reports import RoundRecord, WorkerReport
 from .coordinator import RollingCoordinatorActor
-from .rolling_round import RollingSpec
 
 
 class RollingManager(AsyncDAPOAgentLoopManager):
     """A manager whose training rounds hand over a batch for each step, and stop when they are told to."""
 
     _coordinator_actor: Any = RollingCoordinatorActor
-    _rounds_go_on = True
 
     def hand_over(self) -> RoundRecord | None:
         """The next batch of a round that goes on, and all that has ended since the one before; None = wait again."""
-        summary = self._get(self._coordinator.hand_over.remote(self._round_id))
+        summary = self.ask("hand_over")
         if summary is None:
             return None
         reports = self._get([worker.take_report.remote() for worker in self.agent_loop_workers])
@@ -31,11 +29,3 @@ class RollingManager(AsyncDAPOAgentLoopManager):
             rollout_s=rollout_s,
             balancer=balancer,
         )
-
-    def resize(self, spec: RollingSpec) -> None:
-        """How much a round that goes on may have under way from now on."""
-        self._get(self._coordinator.resize.remote(spec))
-
-    def stop_round(self) -> None:
-        """Stop a round that would go on."""
-        self._get(self._coordinator.stop_round.remote(self._round_id))

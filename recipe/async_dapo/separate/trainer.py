@@ -16,17 +16,17 @@ from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from .. import store
-from ..config import RolloutStrategy, engine_gpus
+from ..config import AsyncDAPOConfig, RolloutStrategy, engine_gpus
 from ..logs import log_phase
 from ..rollout.coordinator import RoundEvent
 from ..rollout.reports import RoundRecord
+from ..training.engine_manager import EngineManager
 from ..training.replay_buffer import RoundReplayBuffer
 from ..training.run import Parts
 from ..training.trainer import AsyncDAPOTrainer
 from .balancer import RollingLoadBalancer
 from .engines import SeparateEngines, SeparateReplica
 from .manager import RollingManager
-from .options import rolling_update
 from .rolling_round import RollingSpec
 from .weights import SeparateActorRolloutRefWorker
 
@@ -61,7 +61,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
         """Stop the round, if one is open: what was interrupted comes back into the pool."""
         if not self._step:
             return
-        self.manager.stop_round()
+        self.manager.ask("stop_round")
         event = self.manager.next_event()
         assert event is RoundEvent.STOPPED, f"{event} after the stop"
         record = self.manager.close_round()
@@ -91,7 +91,7 @@ class RollingReplayBuffer(RoundReplayBuffer):
         self._step = step
         self._num_gen_batches, self._skipped = Fraction(0), 0
         self.manager.add_groups(self._top_up(step, goes_on=True))
-        self.manager.resize(self._spec(step))
+        self.manager.ask("resize", self._spec(step))
 
     def _with_what_was_before(self, record: RoundRecord) -> RoundRecord:
         return record if self._before is None else self._before + record
@@ -114,16 +114,16 @@ class SeparateTrainer(AsyncDAPOTrainer):
 
     _enable_hybrid_replicas = False  # verl's: no engine on the training GPUs
     _engines: SeparateEngines
-    _engines_class: type[SeparateEngines] = SeparateEngines
+    _engines_class = SeparateEngines
     _worker_class = SeparateActorRolloutRefWorker
 
     def _build_replay_buffer(self) -> RollingReplayBuffer:
         return RollingReplayBuffer(self.options, self._draw)
 
-    def _manage_engines(self, verls: CheckpointEngineManager) -> SeparateEngines:
+    def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
         log_phase("engines start on GPUs of their own")
         self.llm_server_manager = LLMServerManager.create(config=self.config)
-        return self._engines_class(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
+        return super()._manage_engines(verls)
 
     def _client_options(self) -> dict[str, bool]:
         is_consistent = self.options.rollout_strategy is RolloutStrategy.CONSISTENT
@@ -146,6 +146,19 @@ class SeparateTrainer(AsyncDAPOTrainer):
     def _get_n_gpus_for_throughput(self) -> int:
         gpus: int = super()._get_n_gpus_for_throughput() + engine_gpus(self.config)
         return gpus
+
+
+def rolling_update(options: AsyncDAPOConfig) -> dict[str, Any]:
+    """What `RollingLoadBalancer` needs beside `AsyncDAPOConfig.load_balancer`. An engine that is behind by more than
+    `max_staleness` takes no further requests, with `consistent` by half of that: what it has would grow too old.
+    """
+    drains = options.rollout_strategy is RolloutStrategy.CONSISTENT
+    most = options.max_staleness
+    return {
+        "drains": drains,
+        "max_lag": most // 2 if drains and most is not None else most,
+        "pause_mode": "hold" if options.keeps_kv else "abort",
+    }
 
 
 PARTS = Parts(

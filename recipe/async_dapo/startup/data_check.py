@@ -250,7 +250,7 @@ def _check_row(config: DictConfig, found: DataFiles, row: dict[str, Any], model_
 def _shown(row: dict[str, Any]) -> str:
     from ..rollout.pictures import without_pictures
 
-    return f"{without_pictures(row['raw_prompt'])[-1]['content']!r:.80}"
+    return f"{without_pictures(row)['raw_prompt'][-1]['content']!r:.80}"
 
 
 def _check_lengths(

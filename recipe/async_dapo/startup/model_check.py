@@ -26,8 +26,8 @@ _SPLITS = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 _QWEN3_5 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
 _RUN_ON = {"linear_attention", "conv", "mamba", "recurrent"}  # layers that take a row for one sequence
 
-# With these verl 0.9.1 and transformers 5.10 compute other log-probs than the model's, and say nothing, or end in their
-# workers. Facts are a `ModelSetup`.
+# With these verl 0.9.1's FSDP and transformers 5.10 compute other log-probs than the model's, and say nothing, or end
+# in their workers. Facts are a `ModelSetup`.
 # fmt: off
 WRONG_LOG_PROBS: tuple[Rule, ...] = (
     Rule(_SPLITS, lambda it: it.split_over > 1 and not it.packs,
@@ -88,10 +88,10 @@ def check_model(config: DictConfig) -> None:
     Raises:
         ConfigError: naming key, value and remedy.
     """
-    model = load_by_verl(config)
+    model, wrong = load_by_verl(config), WRONG_LOG_PROBS if config.model_engine == "dp" else ()
     check_each(
         [
-            partial(check_rules, WRONG_LOG_PROBS, model_setup(config, model), config),
+            partial(check_rules, wrong, model_setup(config, model), config),
             partial(_check_output_layer, config, model),
             partial(_check_context, config, model),
         ]

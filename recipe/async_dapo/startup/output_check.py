@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 NEWEST_FILE = "latest_checkpointed_iteration.txt"  # verl's name; holds a step
 MAX_NEWEST_BYTES = 32
-_RANKS = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")  # of FSDP
+_RANKS = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")  # of FSDP and VeOmni
 
 
 def check_output_folders(config: DictConfig) -> str:
@@ -88,9 +88,9 @@ def _checkpoint_bytes(config: DictConfig) -> float | None:
     size = model_size(model)
     if size is None:
         return None
-    wide = str(actor.fsdp_config.model_dtype) in ("fp32", "float32")
+    wide = OmegaConf.select(actor, "fsdp_config.model_dtype") in ("fp32", "float32")
     weights = size.parameters * (4 if wide else 2)
-    saved, has_lora = actor.checkpoint.save_contents, bool(model.lora_rank)
+    saved, has_lora = actor.checkpoint.save_contents, bool(model.lora_rank or model.lora.rank)
     return weights * (("model" in saved) + 2 * ("optimizer" in saved and not has_lora))
 
 
@@ -196,7 +196,9 @@ def _check_newest(config: DictConfig, root: Path) -> Path | None:
 
 
 def _check_ranks(config: DictConfig, folder: Path) -> None:
-    """Each of verl's ranks looks for files that are named after the number of ranks, when engines are up."""
+    """With FSDP and VeOmni each rank looks for files that are named after the number of ranks, when engines are up.
+    Megatron shares its files out anew.
+    """
     found = {int(of[1]) for file in (folder / "actor").glob("*.pt") if (of := _RANKS.match(file.name))}
     if found and found != {ranks := training_gpus(config)}:
         raise refused(

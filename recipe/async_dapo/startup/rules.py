@@ -41,7 +41,7 @@ from ..option_values import (
     check_rules,
     own_head_drafts,
 )
-from .verl_options import listed
+from .verl_options import MEGATRON_SIZES, VEOMNI_SIZE, listed
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _CORRECTION, _REWARD = "actor_rollout_ref.model.", "algorithm.rollout_correction.", "reward.reward_kwargs."
@@ -115,13 +115,26 @@ class Run:
     @property
     def split_over(self) -> dict[str, int]:
         """Ranks that share a sequence, by model [count]."""
-        keys = [f"{node}ulysses_sequence_parallel_size" for node in ("", "fsdp_config.", "fsdp.")]
+        ulysses = [f"{node}ulysses_sequence_parallel_size" for node in ("", "fsdp_config.", "fsdp.")]
+        keys = [*ulysses, VEOMNI_SIZE, MEGATRON_SIZES[-1]]
         return {model: max(self.get(prefix + key) or 1 for key in keys) for model, prefix in _MODELS.items()}
 
     @property
+    def held_by(self) -> dict[str, int]:
+        """Ranks that get the same trajectories: they share sequences, or Megatron's model [count], by model."""
+        return {
+            model: split * math.prod(self.get(_MODELS[model] + key) or 1 for key in MEGATRON_SIZES[:-1])
+            for model, split in self.split_over.items()
+        }
+
+    @property
     def ranks(self) -> dict[str, int]:
-        """Data-parallel ranks of FSDP, by model."""
-        return {model: max(1, training_gpus(self.config) // split) for model, split in self.split_over.items()}
+        """Data-parallel ranks, by model."""
+        return {model: max(1, self.training_gpus // held_by) for model, held_by in self.held_by.items()}
+
+    @property
+    def training_gpus(self) -> int:
+        return training_gpus(self.config)
 
     @property
     def multiple(self) -> dict[str, int]:
@@ -278,6 +291,15 @@ RULES: tuple[Rule, ...] = (
            f"{{it.split_over[{model}]}} sequence-parallel ranks; training would fail at the first long one")
       for model, key, dynamic in _LONGEST),
 
+    Rule(_ACTOR + MEGATRON_SIZES[0],
+         lambda it: it.model_engine == "megatron" and it.training_gpus % it.held_by["actor"],
+         "with pipeline and context parallelism Megatron holds the model once on {it.held_by[actor]} GPUs, which does "
+         "not divide the {it.training_gpus} of trainer.nnodes x trainer.n_gpus_per_node"),
+    *(Rule(_REF + name,
+           partial(lambda it, name: it.has["ref"] and it.get(_REF + name) != it.get(_ACTOR + name), name=name),
+           f"actor and reference share Megatron's groups of ranks; leave it out, it follows {_ACTOR}{name}")
+      for name in MEGATRON_SIZES),
+
     Rule("algorithm.use_pf_ppo", lambda it: it.algorithm.use_pf_ppo,
          "with adv_estimator=gae verl's V1 trainer gives trajectories the advantages of others, and else ignores it; "
          "set it to False"),
@@ -358,11 +380,21 @@ RULES: tuple[Rule, ...] = (
     Rule(_ROLLOUT + "enable_sleep_mode",
          lambda it: it.rollout.free_cache_engine and it.rollout.get("enable_sleep_mode") is False,
          "engines cannot sleep; set free_cache_engine=False too"),
-    Rule(_MODEL + "lora_rank", lambda it: it.options.is_separate and it.model.lora_rank and not it.model.lora.merge,
-         "with async_dapo.placement=separate engines get whole weights; set actor_rollout_ref.model.lora.merge=True"),
-    Rule(_MODEL + "lora.rank", lambda it: not it.model.lora_rank and it.model.lora.rank,
+    *(Rule(_MODEL + name,
+           partial(lambda it, name: it.options.is_separate and it.get(_MODEL + name) and not it.model.lora.merge,
+                   name=name),
+           "with async_dapo.placement=separate engines get whole weights; set actor_rollout_ref.model.lora.merge=True")
+      for name in ("lora_rank", "lora.rank")),
+    Rule(_MODEL + "lora_rank", lambda it: it.model_engine == "veomni" and it.model.lora_rank,
+         "verl's VeOmni engine does not bring adapters to the engines; set 0, or model_engine=dp"),
+    Rule(_MODEL + "lora_rank",
+         lambda it: it.model_engine == "megatron" and it.model.lora_rank and not it.model.lora.rank,
+         f"is FSDP's, Megatron trains all weights; set {_MODEL}lora.rank, or 0"),
+    Rule(_MODEL + "lora.rank",
+         lambda it: it.model_engine != "megatron" and not it.model.lora_rank and it.model.lora.rank,
          "is Megatron's: " + _FSDP_TRAINS),
-    Rule(_MODEL + "lora_adapter_path", lambda it: not it.model.lora_rank and it.model.lora_adapter_path,
+    Rule(_MODEL + "lora_adapter_path",
+         lambda it: it.model_engine != "megatron" and not it.model.lora_rank and it.model.lora_adapter_path,
          "is ignored: " + _FSDP_TRAINS),
 
     Rule(_VLLM + "speculative_config", lambda it: it.options.drafts and it.own_drafts, _PLACE),
@@ -380,7 +412,8 @@ RULES: tuple[Rule, ...] = (
          f"with {_ROLLOUT}load_format=dummy the model that drafts would keep random weights, as no weight update "
          "brings others; set {{load_format: auto}}"),
     Rule(_ROLLOUT + "load_format",
-         lambda it: not it.own_drafts and own_head_drafts(it.rollout) and it.rollout.load_format == "dummy",
+         lambda it: not it.own_drafts and own_head_drafts(it.rollout) and it.rollout.load_format == "dummy"
+         and it.model_engine == "dp",
          "with mtp.enable_rollout=True the model's own head drafts, and FSDP neither trains nor brings it: it would "
          "draft at random; set auto, which loads it from the checkpoint, or mtp.enable_rollout=False"),
     Rule(_VLLM + "logits_processors", lambda it: it.vllm.get("logits_processors")

@@ -21,6 +21,9 @@ _MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."
 _Rate = Annotated[float, Meta(ge=0, description="a number >= 0")]
 _TopK = Annotated[int, Meta(ge=-1, description="a whole number >= -1")]
 _SEQUENCE_PARALLEL = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
+# Ranks that hold a share of the model, or of a sequence, in Megatron and VeOmni.
+MEGATRON_SIZES = tuple(f"megatron.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
+VEOMNI_SIZE = "veomni.ulysses_parallel_size"
 
 _ABSENT = object()
 
@@ -73,6 +76,7 @@ NUMBERS: dict[str, Any] = {
     _ACTOR + "ppo_max_token_len_per_gpu": Count | None,
     _ACTOR + "optim.lr": _Rate,
     **{model + name: Count for model in (_ACTOR, _REF) for name in _SEQUENCE_PARALLEL},
+    **{model + name: Count for model in (_ACTOR, _REF, "critic.") for name in (*MEGATRON_SIZES, VEOMNI_SIZE)},
     "critic.ppo_epochs": Count,
     "critic.ppo_mini_batch_size": Count,
     "critic.ppo_infer_max_token_len_per_gpu": Count,
@@ -80,7 +84,8 @@ NUMBERS: dict[str, Any] = {
     _ROLLOUT + "engine_kwargs.vllm.stream_interval": Count | None,
 }
 
-TRAINING_ENGINES = ("fsdp2", "fsdp")
+# verl's training engines that this recipe knows -> the strategies of each; `dp` is FSDP.
+TRAINING_ENGINES = {"dp": ("fsdp2", "fsdp"), "megatron": ("megatron",), "veomni": ("veomni",)}
 _WHOLE_VOCABULARY = "log-probs are compared with the trainer's, of the whole vocabulary; validation has val_kwargs"
 # (key, accepted values, why another would be wrong). An option that is absent counts as None.
 FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -91,8 +96,16 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
         (None, {}),
         "a step of this recipe trains once on the whole batch; it has no options here",
     ),
-    ("model_engine", ("dp",), "of verl's training engines, FSDP alone is tested with this recipe"),
-    (_ACTOR + "strategy", TRAINING_ENGINES, "of verl's training engines, FSDP alone is tested with this recipe"),
+    ("model_engine", tuple(TRAINING_ENGINES), "the recipe knows no other of verl's training engines"),
+    (_ACTOR + "megatron.dynamic_context_parallel", (False, None), "the ranks that share a step would not be known"),
+    *(
+        (
+            f"{_ACTOR}{engine}.router_replay.mode",
+            ("disabled", "R2", None),
+            "expert routes of interrupted requests are not kept",
+        )
+        for engine in ("megatron", "veomni")
+    ),
     ("trainer.v1.sampler.custom_sampler.path", (None,), "the recipe brings its own sampler"),
     ("trainer.resume_mode", ("auto", "disable", "resume_path"), "there is no other mode"),
     (
@@ -203,7 +216,11 @@ def check_verl_options(config: DictConfig) -> None:
         ConfigError: naming key, value and remedy.
     """
     ignored = [(key, accepted, f"another value would be ignored; {instead}") for key, accepted, instead in IGNORED]
+    strategies = TRAINING_ENGINES.get(config.model_engine)
     required = [partial(_require, config, *row) for row in (*FIXED, *ignored)]
+    if strategies := TRAINING_ENGINES.get(config.model_engine):
+        only = f"model_engine={config.model_engine} has no other"
+        required.append(partial(_require, config, _ACTOR + "strategy", strategies, only))
     shadowed = [partial(_check_shadowed, config, *row) for row in SHADOWED]
     lengths = [partial(_check_length, config, part) for part in ("prompt", "response")]
     why = "verl's V1 trainer does not read `{}` any more; set its successor under `reward`"
@@ -228,7 +245,7 @@ def check_by_verl(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    if config.actor_rollout_ref.actor.strategy not in TRAINING_ENGINES:  # its options are not there
+    if config.actor_rollout_ref.actor.strategy not in TRAINING_ENGINES.get(config.model_engine, ()):
         return
     models = {"use_reference_policy": need_reference_policy(config), "use_critic": need_critic(config)}
     nodes = {key: OmegaConf.select(config, key) for key in ("algorithm", "actor_rollout_ref.rollout")}

@@ -272,7 +272,7 @@ class RoundReplayBuffer(ReplayBuffer):
                     self.history.observe(key, outcome.metrics, outcome.response_lens_tok)
 
     def _refill(self, step: int) -> None:
-        ended = self.manager.count_ended()
+        ended: EndedGroups = self.manager.ask("count_ended")
         if ended.is_hopeless(self._options.target_valid_groups):
             raise too_many_failures(ended, self._options)
         if ended.are_hardly_any(self._options.target_valid_groups):
@@ -280,7 +280,7 @@ class RoundReplayBuffer(ReplayBuffer):
         limit = self._options.filter.max_num_gen_batches
         if limit and self._num_gen_batches >= limit:
             raise too_many_batches(ended, self._options)
-        count = self._over_sampling.groups_to_draw(self.manager.at_hand())
+        count = self._over_sampling.groups_to_draw(self.manager.ask("at_hand"))
         self._add_prompts(count, step)
         self._num_gen_batches += Fraction(count, self._over_sampling.batch_unit)
         self.manager.add_groups(self.pool.dispatch())

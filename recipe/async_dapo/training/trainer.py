@@ -86,6 +86,7 @@ class AsyncDAPOTrainer(PPOTrainer):
     """One step: open a round, wait for its stop, train on exactly B valid groups, update the engines' weights."""
 
     checkpoint_manager: CheckpointEngineManager
+    _engines_class: type[EngineManager] = EngineManager
     _worker_class: type[AsyncDAPOActorRolloutRefWorker] = AsyncDAPOActorRolloutRefWorker
     _has_told_fields = False
     _has_judged_engines = False
@@ -135,7 +136,7 @@ class AsyncDAPOTrainer(PPOTrainer):
         )
 
     def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
-        return EngineManager(verls.config, verls.actor_wg, verls.replicas, options=self.options)
+        return self._engines_class(verls.config, verls.actor_wg, manager=self.llm_server_manager, options=self.options)
 
     @property
     def logger(self) -> Tracking:

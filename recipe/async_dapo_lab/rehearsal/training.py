@@ -24,6 +24,7 @@ from ...async_dapo import store
 from ...async_dapo.aio import await_all
 from ...async_dapo.separate.engines import SeparateEngines
 from ...async_dapo.separate.trainer import SeparateTrainer
+from ...async_dapo.training.engine_manager import EngineManager
 from ...async_dapo.training.tracking import CONSOLE, StepLines
 from ...async_dapo.training.trainer import AsyncDAPOTrainer
 from ..plan.costs import TrainingCost
@@ -253,11 +254,6 @@ class EmulatedSeparateEngines(SeparateEngines):
 
     def _watch(self, replica: Any) -> None: ...
 
-    def _remove_dead(self) -> None: ...
-
-    def _death_of(self, replica: Any, *, wait_s: float = 0.0) -> str | None:
-        return None
-
     def _leave_weights(self, version: int) -> list[ray.ObjectRef]:
         self.schedule.spend(self.transfer_s)
         return []
@@ -273,7 +269,7 @@ class RehearsedSeparate(EmulatedTraining, _RecipesLines, SeparateTrainer):
         super().__init__(config)
         self._training_cost = self._training_cost.at(gpus_of(config)[0] / self._scenario.num_gpus, parts=1)
 
-    def _manage_engines(self, verls: CheckpointEngineManager) -> SeparateEngines:
+    def _manage_engines(self, verls: CheckpointEngineManager) -> EngineManager:
         engines = super()._manage_engines(verls)
         assert isinstance(engines, EmulatedSeparateEngines)
         engines.schedule, engines.transfer_s = self._schedule, self._scenario.transfer_s

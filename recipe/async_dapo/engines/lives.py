@@ -1,0 +1,90 @@
+"""Which engines live. The load balancer holds the one list; trainer, clients and weight updates ask there."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+from ..aio import RECONNECT_S, await_all
+from ..core.concurrency import EngineLoad
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLives:
+    """The engines that live, by the addresses of their servers, and what became of those that are lost.
+
+    An engine is lost when a call finds one of its servers dead, be it only the call that waits for that, or when it has
+    not answered in time. It never comes back: one that starts in its place has another address.
+
+    Args:
+        engines: address -> vLLM server actor.
+        timeout_s: longest time an engine may take to answer [s].
+        on_lost: called with the address of each engine that is lost, once.
+
+    Attributes:
+        alive: as `engines`.
+        lost: address -> which engine it was, and what became of it.
+    """
+
+    def __init__(self, engines: Mapping[str, ActorHandle], *, timeout_s: float, on_lost: Callable[[str], None]) -> None:
+        self.alive = dict(engines)
+        self.lost: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        self._timeout_s = timeout_s
+        self._on_lost = on_lost
+        self._watches: list[asyncio.Task[Any]] = []
+
+    def watch(self, address: str, name: str, servers: Sequence[ActorHandle]) -> None:
+        """Notice when one of an engine's servers dies, one a node, also while nothing is asked of it."""
+        self._names[address] = name
+        for server in servers:
+            watching = self._call(address, server, "until_death")
+            self._watches.append(asyncio.create_task(watching, name=f"watch {address}"))
+
+    def lose(self, address: str, why: str) -> None:
+        """Strike an engine off the list, if it is there, and end it: its other requests may hang."""
+        if (server := self.alive.pop(address, None)) is not None:
+            ray.kill(server)
+            self.explain(address, why)
+            self._on_lost(address)
+
+    def explain(self, address: str, why: str) -> None:
+        """What became of a lost engine, or what is known better by now."""
+        self.lost[address] = f"{self._names.get(address, address)} {why}"
+        logger.critical("%s; engines left: %d", self.lost[address], len(self.alive))
+
+    async def tell_all(self, method: str, *args: Any, but: Collection[str] = ()) -> dict[str, EngineLoad]:
+        """Tell every engine, but some. Returns what those that still live then, and have something to say, say of
+        themselves."""
+        told = [address for address in self.alive if address not in but]
+        answers = zip(told, await await_all(self.tell(address, method, *args) for address in told), strict=True)
+        return {address: load for address, load in answers if load is not None and address in self.alive}
+
+    async def tell(self, address: str, method: str, *args: Any) -> EngineLoad | None:
+        """Tell an engine, again if it cannot be reached: all of these calls may arrive twice. Returns what it says of
+        itself; None if it says nothing or is lost."""
+        if (server := self.alive.get(address)) is None:
+            return None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._call(address, server, method, *args)
+        except TimeoutError:
+            self.lose(address, f"has not answered to {method} within async_dapo.engine_timeout_s={self._timeout_s}")
+            return None
+
+    async def _call(self, address: str, server: ActorHandle, method: str, *args: Any) -> EngineLoad | None:
+        while address in self.alive:
+            try:
+                return await getattr(server, method).remote(*args)
+            except ActorUnavailableError:  # only the connection broke
+                logger.warning("engine %s cannot be reached; %s is repeated", address, method)
+                await asyncio.sleep(RECONNECT_S)
+            except RayActorError as error:
+                first_line, *_ = str(error).splitlines()  # Ray goes on with every reason there could be
+                self.lose(address, f"died: {first_line}")
+        return None

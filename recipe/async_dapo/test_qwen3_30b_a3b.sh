@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Trains Qwen3-30B-A3B-Base, a mixture of experts, with DAPO and early-stopped rollouts; Megatron computes the updates.
+# Needs two or more nodes of 8 GPUs with 80 GB, and megatron-core and megatron-bridge on each. Nobody has run this script
+# on GPUs yet: its options pass the checks.
+#
+#   DATA_HOME=/shared/data CKPTS_DIR=/shared/checkpoints RAY_ADDRESS=10.0.0.1:6379 bash test_qwen3_30b_a3b.sh
+#
+# Prepare the data with prepare_dapo_data.sh first. Arguments are further Hydra overrides. The environment decides, as
+# for test_qwen3_8b.sh: DATA_HOME, MODEL_PATH [Qwen/Qwen3-30B-A3B-Base], CKPTS_DIR (400 GB a checkpoint), NNODES [2],
+# RAY_ADDRESS, REHEARSE.
+set -euo pipefail
+model=Qwen/Qwen3-30B-A3B-Base run=qwen3-30b-a3b-base least_nodes=2
+source "$(dirname -- "${BASH_SOURCE[0]}")/dapo_on_math.sh"
+
+overrides+=(
+  # Training: each GPU holds a quarter of the attention and an eighth of the experts, and updates a sixteenth of Adam's
+  # state; all of it is in host memory while engines generate. A micro batch packs two of the longest trajectories, and
+  # activations are computed again.
+  model_engine=megatron
+  actor_rollout_ref.model.use_remove_padding=True
+  actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4
+  actor_rollout_ref.actor.megatron.expert_model_parallel_size=8
+  actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1
+  actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full
+  actor_rollout_ref.actor.megatron.override_transformer_config.recompute_method=uniform
+  actor_rollout_ref.actor.megatron.override_transformer_config.recompute_num_layers=1
+  actor_rollout_ref.actor.megatron.param_offload=True
+  actor_rollout_ref.actor.megatron.optimizer_offload=True
+  actor_rollout_ref.actor.use_dynamic_bsz=True
+  actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$((2 * max_trajectory_tok))"
+  actor_rollout_ref.actor.entropy_from_logits_with_chunking=True
+
+  # Engines: 61 GB of weights over two GPUs; the KV cache is freed while the actor trains.
+  actor_rollout_ref.rollout.tensor_model_parallel_size=2
+  actor_rollout_ref.rollout.gpu_memory_utilization=0.75
+  actor_rollout_ref.rollout.free_cache_engine=True
+  actor_rollout_ref.rollout.max_model_len="$max_trajectory_tok"
+  actor_rollout_ref.rollout.max_num_seqs=256
+)
+start "$@"
