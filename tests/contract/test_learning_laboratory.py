@@ -29,6 +29,8 @@ from recipe.async_dapo_lab.plan.systems import System
 
 STEPS, BOUND = 6, 2
 
+pytestmark = pytest.mark.slow
+
 
 def _draw(rng: random.Random) -> Exercise:
     prompt = "".join(rng.choice("abcd") for _ in range(6))

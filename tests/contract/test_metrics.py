@@ -17,7 +17,9 @@ from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
 from recipe.async_dapo.core.concurrency import EngineLoad
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
+from recipe.async_dapo.core.round import RoundSummary
 from recipe.async_dapo.record import keys
+from recipe.async_dapo.rollout.reports import WorkerReport
 from recipe.async_dapo.training.importance_sampling import importance_metrics, importance_sums
 from recipe.async_dapo.training.metrics import METRICS, PREFIX, STALENESS_BUCKETS, _drafts, _load, _tokens
 from recipe.async_dapo.training.mixture import MixtureLogProbs
@@ -84,16 +86,12 @@ def test_every_token_that_is_not_trained_counts_as_discarded_or_filtered() -> No
             (Verdict.FAILED, 6),
         )
     ]
-    record: Any = SimpleNamespace(
-        versions=SimpleNamespace(tokens=Counter({0: 70, 3: 30})),
-        withheld_tok=30,
-        settlement=SimpleNamespace(discarded_tok=5),
-        dispatch=SimpleNamespace(retired_tok=4),
-        result=SimpleNamespace(workers=SimpleNamespace(diverged_tok=3), summary=SimpleNamespace(outcomes=outcomes)),
-    )
-    assert _tokens(record) == {
+    summary = RoundSummary(round_id="step-1", outcomes=tuple(outcomes), start_order=(), discarded_tok=9)
+    record: Any = SimpleNamespace(workers=WorkerReport(diverged_tok=3), summary=summary)
+    values = _tokens(record, trained_tok=70, withheld_tok=30)
+    assert {key: value for key, value in values.items() if key.startswith("tokens/")} == {
         "tokens/trained": 70,
-        "tokens/discarded": 5 + 4 + 30 + 3 + 7,
+        "tokens/discarded": 9 + 30 + 3 + 7,
         "tokens/filtered": 9,
         "tokens/waste_ratio": 49 / 119,
     }
@@ -107,9 +105,10 @@ def test_a_round_without_requests_left_no_place_empty(inflight_max: int, idle_ra
         lost_servers=0,
         inflight_max=inflight_max,
         busy_s=3.0 * inflight_max,
-        updates=None,
+        versions_behind=None,
+        updates=(),
     )
-    record: Any = SimpleNamespace(result=SimpleNamespace(balancer=balancer, rollout_s=4.0))
+    record: Any = SimpleNamespace(balancer=balancer, rollout_s=4.0)
     assert _load(record)["load_balancer/idle_ratio"] == idle_ratio
 
 

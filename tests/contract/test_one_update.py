@@ -180,6 +180,7 @@ def check_rank(rank: int, ranks: int, files: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_given_one_pass_when_a_step_is_trained_then_parameters_and_metrics_are_those_of_two(tmp_path, ranks):
     write_files(tmp_path)

@@ -71,7 +71,7 @@ def test_given_servers_that_never_stop_then_the_step_ends_with_an_error_at_the_t
     )
     for server in cluster.servers:
         server._hangs = True
-    with pytest.raises(EnginesUnavailable, match=r"is left: (engine \d was given up: .* stop_generation within .*){2}"):
+    with pytest.raises(EnginesUnavailable, match=r"left: (engine \d has not answered to stop_generation within .*){2}"):
         cluster.step()
     assert cluster.loop.time() < 60 + cluster.options.engine_timeout_s
 

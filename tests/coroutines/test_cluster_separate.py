@@ -20,6 +20,7 @@ TIMELINE_SEEDS = [pytest.param(seed, marks=() if seed in (3, 8, 13) else pytest.
 MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(31, 400)]
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_given_a_steady_run_then_batches_are_exact_engines_work_and_are_updated_one_at_a_time(start, strategy) -> None:
     """Lengths differ by ten times; a look that finds a place while requests wait fails the run. Over twelve draws of

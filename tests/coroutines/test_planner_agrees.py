@@ -23,7 +23,7 @@ from ..support.verl_cluster import COLOCATE, SEPARATE, SYNC, VerlCluster
 
 WARMUP = 3
 STEPS = 12  # counted
-LONGER = 40  # counted where chance makes 5 % over twelve: rounds sized by the last, or prompts answered anew
+LONGER = 40  # counted where chance makes 5 % over twelve: rounds sized by the last
 LONGEST = 160  # half of what is drawn is thrown away and answered anew, differently in both
 AGREEMENT = 0.05  # of the seconds of a rollout, or of a step of verl's
 SCENARIO = small_scenario(
@@ -152,4 +152,4 @@ def system(name: str, changes: dict[str, Any] | None = None) -> System:
 def steps(name: str) -> int:
     if name == "discard fifo":
         return WARMUP + LONGEST
-    return WARMUP + (LONGER if SYSTEMS[name]["rollout_strategy"] == "partial" else STEPS)
+    return WARMUP + (LONGER if name == "partial" else STEPS)

@@ -24,8 +24,8 @@ class WatchedTraining(TrainingRun):
 
     window = LengthBiasWindow(64)
 
-    def _simulate(self, dispatch) -> SimulatedRound:
-        simulated = super()._simulate(dispatch)
+    def _simulate(self, groups) -> SimulatedRound:
+        simulated = super()._simulate(groups)
         self.window.observe(simulated.summary.outcomes, simulated.unfinished)
         self.window.mark_trained(outcome.prompt_uid for outcome in simulated.summary.outcomes)
         return simulated

@@ -52,15 +52,15 @@ class WatchedLengths(TrainingRun):
         super()._store(group)
         self._levels[group.uid] = group.prompt[ANSWERS].level
 
-    def _measure(self, simulated, settlement, **values) -> StepMeasure:
-        levels = [self._levels[uid] for uid in settlement.trained_uids]
+    def _measure(self, simulated, **values) -> StepMeasure:
+        levels = [self._levels[uid] for uid in simulated.summary.trained_uids]
         self.trained += levels
         if self._step > WARMUP:
-            for uid in settlement.trained_uids:
+            for uid in simulated.summary.trained_uids:
                 tags = self._stored[uid]
                 self.trained_tok += sum(n for tag in tags for _, n in tag["segments"]) / len(tags)
             self.expected_tok += sum(self.mean_tok(levels))
-        return super()._measure(simulated, settlement, **values)
+        return super()._measure(simulated, **values)
 
     def mean_tok(self, levels: list[float]) -> np.ndarray:
         """Mean lengths of answers to prompts of these levels."""

@@ -17,7 +17,10 @@ from recipe.async_dapo_lab.report.write import write_report
 from ..support.recorded_runs import write_recipe_run, write_verl_run
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt-get install chromium)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt-get install chromium)"),
+]
 
 # Looks at the page as it was laid out, and says what it found; only this copy of the page has a script. The page is
 # shown in a frame, as windows have a least width.

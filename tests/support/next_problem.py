@@ -1,4 +1,4 @@
-"""The tool of `tool_agent`, in a file of its own: verl loads tools by path. Some of its calls take longer than a round,
+"""The tool of `tool_agent`, in a file of its own: verl loads tools by path. Some of its calls outlive their round,
 and some kill its server."""
 
 import asyncio

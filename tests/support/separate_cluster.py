@@ -17,9 +17,8 @@ from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 from recipe.async_dapo.separate.coordinator import RollingCoordinator
 from recipe.async_dapo.separate.engines import SeparateEngines
 from recipe.async_dapo.separate.manager import RollingManager
-from recipe.async_dapo.separate.options import rolling_update
 from recipe.async_dapo.separate.rolling_update import Phase
-from recipe.async_dapo.separate.trainer import RollingReplayBuffer
+from recipe.async_dapo.separate.trainer import RollingReplayBuffer, rolling_update
 
 from .fakes import FakeHandle, RemoteCall, ScriptedServer
 from .rolling_world import WeightTaker
@@ -145,7 +144,7 @@ class SeparateCluster(Cluster):
             out = [name for name in placed if self.balancer._updates.phase_of(name) is not Phase.SERVING]
             seen.most_out = max(seen.most_out, len(out))
             for name, server in placed.items():
-                assert not (table.num_queued and server.has_place), f"{name} has a place, and requests wait"
+                assert not (table.num_queued and server.has_capacity), f"{name} has a place, and requests wait"
                 if self._server_of(name).generates and self._server_of(name).running:
                     seen.busy[name] = seen.busy.get(name, 0) + 1
 

@@ -18,7 +18,7 @@ LEDGER = "till.jsonl"  # of every charge, a line
 DIARY = "loops.jsonl"  # of every interruption and every end of an agent loop
 PROCESSES = "processes.jsonl"  # that loops have started
 
-SLOW_S = 20.0  # longer than a round
+SLOW_S = 12.0  # so that some are under way whenever a round ends
 
 
 class ServerDied(RuntimeError):

@@ -9,8 +9,8 @@
 
 The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
 
-A group with frozen requests (`partial_stale_kv`) starts first and ignores the pool limit. Its requests hold server
-slots until it starts; making it wait for a slot could deadlock.
+A group with frozen requests (`partial_stale_kv`) starts first and ignores the pool limit. Its requests hold
+capacity of servers until it starts; making it wait for some could deadlock.
 
 A fresh group waits while those that have begun may already fill every step in which they can be trained: what is begun
 beyond that would become too stale, however soon it ended.
@@ -114,7 +114,7 @@ class Round:
         self._valid = spec.carried_valid_groups
         self._groups = RoundGroups(pool_size=spec.pool_size, most_unfinished=spec.most_unfinished)
         self._must_finish = set(spec.must_finish)
-        self._ended_trajectories = 0
+        self.ended_trajectories = 0  # generated to their end in this round, over all workers [count]
         self._start_order: list[str] = []
         self._outcomes: list[GroupOutcome] = []
         self.is_stopped = False  # never reverts
@@ -164,7 +164,7 @@ class Round:
         """States of the waiting groups that may start now."""
         if self.is_halted:
             return ()
-        if not self._groups.has_place:
+        if not self._groups.has_capacity:
             return (GroupState.FROZEN,)
         return WAITING if self._can_be_trained else (GroupState.FROZEN, GroupState.BEGUN)
 
@@ -181,11 +181,6 @@ class Round:
     def _num_begun(self) -> int:
         """Groups that run, or wait and have begun before."""
         return self._groups.num(GroupState.RUNNING, GroupState.BEGUN, GroupState.FROZEN)
-
-    @property
-    def ended_trajectories(self) -> int:
-        """Trajectories that have been generated to their end in this round, over all workers [count]."""
-        return self._ended_trajectories
 
     def add_groups(self, groups: Sequence[WaitingGroup]) -> None:
         """Add waiting groups, in order of start."""
@@ -205,7 +200,7 @@ class Round:
         """Record what has happened in a running group. Of another group nothing is recorded."""
         match event:
             case GroupEvent.GENERATED:
-                self._ended_trajectories += self._groups.end_trajectory(uid)
+                self.ended_trajectories += self._groups.end_trajectory(uid)
             case GroupEvent.CERTAIN:
                 self._groups.mark_certain(uid)
             case GroupEvent.WAITS:
@@ -213,8 +208,8 @@ class Round:
             case GroupEvent.GOES_ON:
                 self._groups.note_in_calls(uid, -1)
 
-    def add_places(self, count: int) -> None:
-        """Engines have room for so many more trajectories than when the round began."""
+    def add_capacity(self, count: int) -> None:
+        """Engines have the capacity for so many more trajectories than when the round began."""
         self._groups.grow(count)
 
     def report(self, outcome: GroupOutcome) -> None:
@@ -224,7 +219,7 @@ class Round:
             return
         unreported = self._groups.remove(outcome.prompt_uid)
         if outcome.verdict in JUDGED:
-            self._ended_trajectories += unreported
+            self.ended_trajectories += unreported
         self._must_finish.discard(outcome.prompt_uid)
         self._outcomes.append(outcome)
         self._valid += outcome.verdict is Verdict.VALID
@@ -240,7 +235,7 @@ class Round:
         """
         ended = len(self._outcomes)
         groups = ended + self.num_running + self.num_waiting
-        generated = f"{self._ended_trajectories} of {trajectories} answers are generated"
+        generated = f"{self.ended_trajectories} of {trajectories} answers are generated"
         return f"{generated}, {ended} of {groups} groups ended"
 
     def count_ended(self) -> EndedGroups:
@@ -267,7 +262,7 @@ class Round:
             start_order=tuple(self._start_order),
             never_started=self._groups.uids(*WAITING),
             taken_unreported=self._groups.uids(GroupState.RUNNING),
-            ended_trajectories=self._ended_trajectories,
+            ended_trajectories=self.ended_trajectories,
             waiting_for_calls_max=self._groups.in_calls_max,
         )
 

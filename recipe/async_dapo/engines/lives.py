@@ -74,8 +74,7 @@ class EngineLives:
             async with asyncio.timeout(self._timeout_s):
                 return await self._call(address, server, method, *args)
         except TimeoutError:
-            limit = f"async_dapo.engine_timeout_s={self._timeout_s}"
-            self.lose(address, f"was given up: it has not answered to {method} within {limit}")
+            self.lose(address, f"has not answered to {method} within async_dapo.engine_timeout_s={self._timeout_s}")
             return None
 
     async def _call(self, address: str, server: ActorHandle, method: str, *args: Any) -> EngineLoad | None:
@@ -86,5 +85,6 @@ class EngineLives:
                 logger.warning("engine %s cannot be reached; %s is repeated", address, method)
                 await asyncio.sleep(RECONNECT_S)
             except RayActorError as error:
-                self.lose(address, f"died: {str(error).split(chr(10), 1)[0]}")  # Ray goes on with all there could be
+                first_line, *_ = str(error).splitlines()  # Ray goes on with every reason there could be
+                self.lose(address, f"died: {first_line}")
         return None

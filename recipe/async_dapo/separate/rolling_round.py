@@ -100,18 +100,12 @@ class RollingRound(Round):
         assert taken is not None, "a batch is handed over when there is one"
         self._in_training = len(taken)
         self._valid -= len(taken)
-        part = RoundSummary(
-            round_id=self.round_id,
-            outcomes=tuple(self._outcomes),
-            start_order=tuple(self._start_order),
-            never_started=(),
-            taken_unreported=(),
-            ended_trajectories=self._ended_trajectories,
-            waiting_for_calls_max=self._groups.take_in_calls_max(),
-            handed_over=tuple(taken),
-            under_way=self.num_waiting + self.num_running,
+        under_way = self.num_waiting + self.num_running
+        part = replace(
+            self.close(), never_started=(), taken_unreported=(), handed_over=tuple(taken), under_way=under_way
         )
-        self._outcomes, self._start_order, self._ended_trajectories = [], [], 0
+        self._outcomes, self._start_order, self.ended_trajectories = [], [], 0
+        self._groups.forget_in_calls_max()
         return part
 
     def stop(self) -> None:

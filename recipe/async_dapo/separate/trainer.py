@@ -16,7 +16,7 @@ from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from .. import store
-from ..config import RolloutStrategy, engine_gpus
+from ..config import AsyncDAPOConfig, RolloutStrategy, engine_gpus
 from ..logs import log_phase
 from ..rollout.coordinator import RoundEvent
 from ..rollout.reports import RoundRecord
@@ -27,7 +27,6 @@ from ..training.trainer import AsyncDAPOTrainer
 from .balancer import RollingLoadBalancer
 from .engines import SeparateEngines, SeparateReplica
 from .manager import RollingManager
-from .options import rolling_update
 from .rolling_round import RollingSpec
 from .weights import SeparateActorRolloutRefWorker
 
@@ -147,6 +146,19 @@ class SeparateTrainer(AsyncDAPOTrainer):
     def _get_n_gpus_for_throughput(self) -> int:
         gpus: int = super()._get_n_gpus_for_throughput() + engine_gpus(self.config)
         return gpus
+
+
+def rolling_update(options: AsyncDAPOConfig) -> dict[str, Any]:
+    """What `RollingLoadBalancer` needs beside `AsyncDAPOConfig.load_balancer`. An engine that is behind by more than
+    `max_staleness` takes no further requests, with `consistent` by half of that: what it has would grow too old.
+    """
+    drains = options.rollout_strategy is RolloutStrategy.CONSISTENT
+    most = options.max_staleness
+    return {
+        "drains": drains,
+        "max_lag": most // 2 if drains and most is not None else most,
+        "pause_mode": "hold" if options.keeps_kv else "abort",
+    }
 
 
 PARTS = Parts(
