@@ -38,6 +38,7 @@ ORDER = (
     "ray/",
     "e2e/test_partial_rollout.py",
     "e2e/test_separate.py",
+    "e2e/test_models.py",
     "e2e/test_two_nodes.py",
     "e2e/test_faults.py",
     "e2e/test_quickstart.py",

@@ -1,18 +1,23 @@
 """What is made once a group of its pictures is what verl makes of each trajectory, and reaches verl's engines."""
 
 import asyncio
+import os
 from array import array
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from omegaconf import OmegaConf
 from tensordict import NonTensorStack
 from transfer_queue.utils.serial_utils import MsgpackDecoder, MsgpackEncoder
+from transformers import Qwen2_5_VLForConditionalGeneration
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.model import extract_multi_modal_inputs
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.config import HFModelConfig
 
 from recipe.async_dapo import store
@@ -20,10 +25,13 @@ from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory
 from recipe.async_dapo.rollout.packed_output import PackedOutput
 from recipe.async_dapo.rollout.pictures import PictureInputs, media_of, opened
 
+from ..support.composed_runs import compose_run, valid_overrides
 from ..support.tiny_models import TinyModel, picture, qwen2_5_vl, qwen3_5
+from .test_one_update import OVERRIDES, PADDED, Rank
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-RESPONSES = [range(20, 27), range(30, 33), range(40, 60)]
+RESPONSES = [range(20, 27), range(30, 33), range(40, 60), range(50, 55)]
+READ = ("prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask", "multi_modal_inputs")
 
 
 class Worker(AgentLoopWorker):
@@ -47,31 +55,37 @@ def shown(worker: Worker, messages: list[dict[str, Any]]) -> dict[str, Any]:
     return asyncio.run(media_of(opened_messages, **parts))
 
 
-@pytest.mark.parametrize("num_pictures", [0, 1, 2])
-def test_given_pictures_when_rows_are_stored_then_engines_read_what_verl_makes_of_each(
-    worker, num_pictures, monkeypatch
-):
-    items = [{"type": "image", "bytes": picture(number)} for number in range(num_pictures)]
-    messages = [{"role": "user", "content": [*items, {"type": "text", "text": "1+1="}]}]
-    media = shown(worker, messages)
+def rows_with(worker: Worker, messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The queue's rows of a group, by key."""
     text = worker.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    prompt_ids = array("i", worker.processor(text=[text], images=media.get("images"))["input_ids"][0])
+    prompt_ids = worker.processor(text=[text], images=shown(worker, messages).get("images"))["input_ids"][0]
     group = PromptGroup(uid="g", prompt={"raw_prompt": messages}, drawn_at_step=1, trajectories=[])
     rest = AgentLoopOutput(prompt_ids=[], response_ids=[], response_mask=[], metrics=AgentLoopMetrics())
     for session, ids in enumerate(RESPONSES):
         output = PackedOutput(
             rest=rest,
             stamps=((0, len(ids)),),
-            prompt_ids=prompt_ids,
+            prompt_ids=array("i", prompt_ids),
             response_ids=array("i", ids),
             response_mask=bytes([1] * len(ids)),
             response_logprobs=array("f", [0.0] * len(ids)),
         )
-        group.trajectories.append(Trajectory(session_id=session, outputs=[output]))
-        group.trajectories[-1].finished_stamps = output.stamps
-    rows = {key: one for key, one, _ in store.rows_of(group, asyncio.run(PictureInputs.of(group, worker)))}
+        group.trajectories.append(Trajectory(session_id=session, outputs=[output], finished_stamps=output.stamps))
+    return {key: one for key, one, _ in store.rows_of(group, asyncio.run(PictureInputs.of(group, worker)))}
 
-    seen, verls = SimpleNamespace(multi_modal_data=media, mm_processor_kwargs=None), []
+
+def messages_with(num_pictures: int) -> list[dict[str, Any]]:
+    items = [{"type": "image", "bytes": picture(number)} for number in range(num_pictures)]
+    return [{"role": "user", "content": [*items, {"type": "text", "text": "1+1="}]}]
+
+
+@pytest.mark.parametrize("num_pictures", [0, 1, 2])
+def test_given_pictures_when_rows_are_stored_then_engines_read_what_verl_makes_of_each(
+    worker, num_pictures, monkeypatch
+):
+    messages = messages_with(num_pictures)
+    rows = rows_with(worker, messages)
+    seen, verls = SimpleNamespace(multi_modal_data=shown(worker, messages), mm_processor_kwargs=None), []
     for fields in rows.values():
         ids_1T = fields["input_ids"].unsqueeze(0)
         verls.append(worker._compute_multi_modal_inputs(seen, fields["input_ids"]))
@@ -83,3 +97,40 @@ def test_given_pictures_when_rows_are_stored_then_engines_read_what_verl_makes_o
     ours, wanted = extract_multi_modal_inputs(received), extract_multi_modal_inputs(verls)
     assert ours.keys() == wanted.keys() and bool(ours) == bool(num_pictures)
     assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
+
+
+def log_probs_of_the_model(model_path: str, rows: dict[str, dict[str, Any]]) -> list[torch.Tensor]:
+    """As transformers computes them, positions included."""
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_path, attn_implementation="sdpa").eval()
+    pixels = {name: value for name, value in rows["g_0_0"][store.PIXELS].items() if name != "images_seqlens"}
+    found = []
+    for fields in rows.values():
+        ids_1T, length = fields["input_ids"].unsqueeze(0), len(fields["responses"])
+        kinds_1T = (ids_1T == model.config.image_token_id).int()
+        with torch.no_grad():
+            logits_TV = model(input_ids=ids_1T, mm_token_type_ids=kinds_1T, **pixels).logits[0, -length - 1 : -1]
+        found.append(logits_TV.log_softmax(-1).gather(1, fields["responses"].unsqueeze(1)).squeeze(1))
+    return found
+
+
+def check_rank(_: int, folder: str) -> None:
+    """In a process of its own: verl's FSDP engine on the rows of a group with two pictures."""
+    model_path = f"{folder}/model/model"
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "DIST_INIT_METHOD": f"file://{folder}/meeting"}
+    os.environ |= {"MASTER_ADDR": "unused", "MASTER_PORT": "0"}
+    torch.set_num_threads(1)
+    rows = rows_with(Worker(HFModelConfig(path=model_path)), messages_with(2))
+    store.read_pixels = lambda key: rows[key][store.PIXELS]
+    wanted = log_probs_of_the_model(model_path, rows)  # before verl changes its class
+    path = f"actor_rollout_ref.model.path={model_path}"
+    rank = Rank(compose_run([*valid_overrides(Path(folder)), *OVERRIDES, PADDED, path]))
+    data = list_of_dict_to_tensordict([{name: fields[name] for name in READ} for fields in rows.values()])
+    found, _ = rank.log_probs(data)
+    for found_T, wanted_T in zip(found.unbind(), wanted, strict=True):
+        torch.testing.assert_close(found_T, wanted_T, atol=1e-5, rtol=0)
+    dist.destroy_process_group()
+
+
+def test_given_pictures_when_verls_engine_computes_log_probs_then_they_are_the_models(tmp_path):
+    TinyModel(make=qwen2_5_vl, has_pictures=True).write(tmp_path / "model")
+    torch.multiprocessing.spawn(check_rank, args=(str(tmp_path),), nprocs=1)

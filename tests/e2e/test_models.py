@@ -58,7 +58,7 @@ def run(family, folder) -> Run:
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
         f"data.max_prompt_length={PROMPT_TOK}",
         f"actor_rollout_ref.rollout.max_model_len={PROMPT_TOK + assets.shape.max_response_tok}",
-        "async_dapo.max_tokens_per_round=24",  # so that many trajectories are resumed
+        "actor_rollout_ref.rollout.max_num_seqs=32",  # twice a batch: the stop leaves as many unfinished
         "async_dapo.max_staleness=3",
         f"reward.custom_reward_function.path={folder}/reward.py",
         f"trainer.save_freq={SAVED_STEP}",

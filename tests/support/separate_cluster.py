@@ -136,7 +136,7 @@ class SeparateCluster(Cluster):
             out = [name for name in placed if self.balancer._updates.phase_of(name) is not Phase.SERVING]
             seen.most_out = max(seen.most_out, len(out))
             for name, server in placed.items():
-                assert not (table.num_queued and server.has_place), f"{name} has a place, and requests wait"
+                assert not (table.num_queued and server.has_capacity), f"{name} has a place, and requests wait"
                 if self._server_of(name).generates and self._server_of(name).running:
                     seen.busy[name] = seen.busy.get(name, 0) + 1
 

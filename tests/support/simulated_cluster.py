@@ -226,7 +226,7 @@ class Cluster:
         manager.agent_loop_workers = self.worker_handles
         manager._options = self.options
         manager._balancer, manager._coordinator = self.balancer_handle, self.coordinator_handle
-        manager._round_id, manager._worker_refs, manager._frozen, manager._places = "", [], {}, None
+        manager._round_id, manager._worker_refs, manager._frozen, manager._capacity = "", [], {}, None
         self.ray.get(self.balancer_handle.report_growth_to.remote(self.coordinator_handle))
         for index, worker in enumerate(self.worker_handles):
             self.ray.get(worker.attach.remote(self.coordinator_handle, index, worker))

@@ -1,4 +1,11 @@
-"""Tokens by policy version: the bound on staleness, how stale a batch is, and which forward passes correct for it."""
+"""Tokens by policy version: the bound on staleness, how stale a batch is, and which forward passes correct for it.
+
+What keeps a trained token from being too old, in this order: a group starts only while it can be trained in time
+(`Round`; `Deadlines`, where engines have GPUs of their own), and only while so few trajectories are unfinished that the
+longest ends in time (`RoundSize`). A group that would be too stale in the next step is finished first, and one of which
+no token could be trained on any more is retired (`PromptPool`). Tokens that are too old all the same are masked out of
+the loss (`store.withhold`).
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
