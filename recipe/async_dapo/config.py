@@ -400,12 +400,12 @@ class AsyncDAPOConfig:
         )
 
     def round_spec(
-        self, kind: type[S], *, places: int, over_sampling: OverSampling, round_size: RoundSize, **of_round: Any
+        self, kind: type[S], *, capacity: int, over_sampling: OverSampling, round_size: RoundSize, **of_round: Any
     ) -> S:
         """A training round.
 
         Args:
-            places: requests that the engines have room for.
+            capacity: requests that the engines may have in flight.
             of_round: fields of the round that depend neither on options nor on what was learned.
         """
         return kind(
@@ -413,7 +413,7 @@ class AsyncDAPOConfig:
             target_valid_groups=self.target_valid_groups,
             drains=self.drains,
             draws_again=self.draws_again,
-            pool_size=round_size.pool_size(places),
+            pool_size=round_size.pool_size(capacity),
             most_unfinished=round_size.most_unfinished(over_sampling.valid_share),
             most_trainable=self.most_trainable,
             valid_share=over_sampling.valid_share,

@@ -101,7 +101,7 @@ def _in_flight(config: DictConfig, options: AsyncDAPOConfig, engines: int, room_
     balance.leases.add_servers([f"engine {i}" for i in range(engines)])
     balance.open({f"engine {i}": load for i in range(engines)})
     most = options.round_size().most_unfinished(1.0)
-    first = balance.places if most is None else min(balance.places, most)
+    first = balance.capacity if most is None else min(balance.capacity, most)
     return f"Requests in flight size themselves, {first:,} in the first round."
 
 

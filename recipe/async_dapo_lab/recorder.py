@@ -35,7 +35,7 @@ COLUMNS = ("prompt", "response", "about", "reward")  # of W&B's table
 LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
     "Speed": {
         "Seconds of a step and of its rollout": (keys.STEP_S, keys.ROLLOUT_S),
-        "Empty places in the engines": (keys.IDLE_RATIO,),
+        "Empty capacity of the engines": (keys.IDLE_RATIO,),
         "Tokens trained, filtered, thrown away": (
             keys.TOKENS_TRAINED,
             keys.TOKENS_FILTERED,

@@ -40,4 +40,4 @@ def test_the_pool_fills_it() -> None:
     balance = options.balance(most_per_server=SEQUENCES * RANKS + 15)
     balance.leases.add_servers(["a"])
     balance.open({"a": EngineLoad(kv_room_tok=100_000_000, max_num_seqs=SEQUENCES * RANKS)})
-    assert balance.places == SEQUENCES * RANKS > 999
+    assert balance.capacity == SEQUENCES * RANKS > 999

@@ -1,4 +1,4 @@
-"""The load balancer's decisions: places, expected lengths, and servers that size themselves."""
+"""The load balancer's decisions: capacity, expected lengths, and servers that size themselves."""
 
 import pytest
 
@@ -26,16 +26,16 @@ def balance(**options) -> Balance:
 def test_given_a_round_then_places_are_what_the_engines_have_room_for_and_reports_change_them_only_while_it_is_open():
     sizing = balance()
     sizing.open({"a": LOAD, "b": LOAD})
-    assert sizing.places == 2 * int(0.85 * 100_000 / 2_000)
-    for k in range(sizing.places):
+    assert sizing.capacity == 2 * int(0.85 * 100_000 / 2_000)
+    for k in range(sizing.capacity):
         sizing.request(f"lease-{k}", None, prompt_tok=100)
     assert sizing.request("waits", None, prompt_tok=100) == []
     sizing.release(Returned(lease_id="lease-0", server_id="a", response_tok=900, load=PREEMPTING))
-    assert sizing.steered == 1 and sizing.places < 84
+    assert sizing.steered == 1 and sizing.capacity < 84
     sizing.close({"a": LOAD, "b": LOAD})
-    places = sizing.places
+    capacity = sizing.capacity
     sizing.release(Returned(lease_id="lease-1", server_id="a", load=PREEMPTING))
-    assert sizing.places == places, "what comes back after the stop belongs to no round"
+    assert sizing.capacity == capacity, "what comes back after the stop belongs to no round"
 
 
 def test_given_a_fixed_pool_then_what_engines_report_changes_nothing():
@@ -44,7 +44,7 @@ def test_given_a_fixed_pool_then_what_engines_report_changes_nothing():
     fixed.request("lease", None, prompt_tok=100)
     fixed.release(Returned(lease_id="lease", server_id="a", load=PREEMPTING))
     fixed.close({"a": PREEMPTING})
-    assert fixed.places == 14
+    assert fixed.capacity == 14
 
 
 def test_given_lengths_seen_then_a_resumed_trajectory_counts_with_what_it_has_and_what_it_will_get():
@@ -65,10 +65,8 @@ def test_given_a_server_that_preempts_when_places_are_taken_then_no_other_server
     sizing.open({"a": LOAD, "b": LOAD})
     on_b = [grant for k in range(80) for grant in sizing.request(str(k), None) if grant.server_id == "b"]
     sized: list[str] = []
-    real = LeaseTable.set_places
-    monkeypatch.setattr(
-        LeaseTable, "set_places", lambda table, places, weights: sized.extend(places) or real(table, places, weights)
-    )
+    real = LeaseTable.set_capacities
+    monkeypatch.setattr(LeaseTable, "set_capacities", lambda table, new, by: sized.extend(new) or real(table, new, by))
     sizing.release(Returned(lease_id=on_b[0].lease_id, server_id="b", load=PREEMPTING))
     assert sized == ["b"] and sizing.steered == 1
     assert sizing.leases.capacity == sizing.controller.total < 84
@@ -83,9 +81,9 @@ def spread(balance: Balance, groups: int, n: int) -> list[list[str]]:
     return at
 
 
-def siblings_balance(keeps_siblings: bool, places: int = 64) -> Balance:
+def siblings_balance(keeps_siblings: bool, capacity: int = 64) -> Balance:
     balance = Balance(
-        max_per_server=places,
+        max_per_server=capacity,
         pool_size=None,
         sizes_itself=False,
         first_context_tok=1_000,
@@ -104,7 +102,7 @@ def test_given_drafts_when_groups_come_then_each_is_on_one_server_and_the_server
 
 
 def test_given_a_group_larger_than_an_eighth_of_a_server_when_it_comes_then_no_server_stays_empty_for_it():
-    (at,) = spread(siblings_balance(True, places=16), groups=1, n=8)
+    (at,) = spread(siblings_balance(True, capacity=16), groups=1, n=8)
     assert max(map(at.count, "abcd")) <= 3 and len(set(at)) >= 3
 
 

@@ -59,9 +59,9 @@ def rounds(controller: ConcurrencyController, servers: dict[str, ModelledServer]
         controller.open(
             {key: replace(LOAD, kv_room_tok=s.kv_room_tok, max_num_seqs=s.max_num_seqs) for key, s in servers.items()}
         )
-        places = controller.places
-        seen.append(places)
-        controller.end_round({key: server.after(places[key]) for key, server in servers.items()}, places)
+        capacities = controller.capacities
+        seen.append(capacities)
+        controller.end_round({key: server.after(capacities[key]) for key, server in servers.items()}, capacities)
     return seen
 
 
@@ -77,13 +77,13 @@ def test_given_any_server_and_first_guess_then_from_the_second_round_on_its_room
 ):
     server = ModelledServer(kv_room_tok=room, context_tok=context, max_num_seqs=max_num_seqs)
     controller = ConcurrencyController(first_context_tok=guess, most_per_server=most)
-    for number, places in enumerate(rounds(controller, {"a": server}, 12)):
+    for number, capacities in enumerate(rounds(controller, {"a": server}, 12)):
         fits = min(room / context, max_num_seqs, most)
-        assert 1 <= places["a"] <= max(1, most)
+        assert 1 <= capacities["a"] <= max(1, most)
         if number >= 1 or guess > context:
-            assert places["a"] <= max(1, fits), "passed the room"
+            assert capacities["a"] <= max(1, fits), "passed the room"
         if number >= 1:
-            assert places["a"] >= int(0.75 * fits), "left room empty"
+            assert capacities["a"] >= int(0.75 * fits), "left room empty"
 
 
 @given(context=st.floats(200, 3_000), growth=st.floats(1.0, 1.5))
@@ -93,10 +93,10 @@ def test_given_responses_that_grow_then_places_follow_and_preemptions_stay_rare(
     too_full = 0
     for _ in range(20):
         controller.open({"a": LOAD})
-        places = controller.places
-        load = server.after(places["a"])
+        capacities = controller.capacities
+        load = server.after(capacities["a"])
         too_full += load.preemptions * server.context_tok > TOO_MANY * load.generated_tok
-        controller.end_round({"a": load}, places)
+        controller.end_round({"a": load}, capacities)
         server.context_tok *= 1 + (growth - 1) / 20
     assert too_full <= 1
 
@@ -104,9 +104,9 @@ def test_given_responses_that_grow_then_places_follow_and_preemptions_stay_rare(
 def test_given_a_server_that_is_half_as_fast_then_it_gets_half_and_keeps_it():
     servers = {"a": ModelledServer(), "b": ModelledServer(), "slow": ModelledServer(speed=0.5), "d": ModelledServer()}
     controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
-    for places in rounds(controller, servers, 8)[2:]:
-        assert places["a"] == places["b"] == places["d"]
-        assert 0.4 <= places["slow"] / places["a"] <= 0.65
+    for capacities in rounds(controller, servers, 8)[2:]:
+        assert capacities["a"] == capacities["b"] == capacities["d"]
+        assert 0.4 <= capacities["slow"] / capacities["a"] <= 0.65
 
 
 def test_given_a_slow_server_that_recovers_then_it_gets_its_places_back():
@@ -114,8 +114,8 @@ def test_given_a_slow_server_that_recovers_then_it_gets_its_places_back():
     controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
     rounds(controller, servers, 3)
     servers["slow"].speed = 1.0
-    places = rounds(controller, servers, 4)[-1]
-    assert places["slow"] == places["a"]
+    capacities = rounds(controller, servers, 4)[-1]
+    assert capacities["slow"] == capacities["a"]
 
 
 def preempting(count: int, generated_tok: int = 10_000) -> EngineLoad:
@@ -125,39 +125,39 @@ def preempting(count: int, generated_tok: int = 10_000) -> EngineLoad:
 def test_given_preemptions_in_mid_round_then_places_are_taken_once_and_given_back_one_by_one():
     controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
     controller.open({"a": LOAD})
-    full = controller.places["a"]
+    full = controller.capacities["a"]
     assert controller.steer("a", preempting(full), inflight=full)
-    braked = controller.places["a"]
+    braked = controller.capacities["a"]
     assert braked == int(0.9 * full)
     assert not controller.steer("a", preempting(full), inflight=full), "cut again before it had come down"
     seen = []
     for k in range(full):
         controller.steer("a", preempting(full, 20_000 + 1_000 * k), inflight=braked)
-        seen.append(controller.places["a"])
+        seen.append(controller.capacities["a"])
     assert seen == sorted(seen) and braked < seen[-1] <= full
     controller.end_round({"a": LOAD}, {"a": full})
-    assert controller.places["a"] >= full
+    assert controller.capacities["a"] >= full
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 100_000), st.integers(0, 100)), max_size=50))
 def test_given_any_reports_then_a_server_keeps_a_place_and_never_gets_more_than_it_began_with(reports):
     controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
     controller.open({"a": LOAD})
-    first, preemptions, generated = controller.places["a"], 0, 0
+    first, preemptions, generated = controller.capacities["a"], 0, 0
     for more_preemptions, more_tok, inflight in reports:
         preemptions, generated = preemptions + more_preemptions, generated + more_tok
         controller.steer("a", preempting(preemptions, generated), inflight=min(inflight, first))
-        assert 1 <= controller.places["a"] <= first
+        assert 1 <= controller.capacities["a"] <= first
 
 
 def ends(controller: ConcurrencyController, count: int, **load: float) -> int:
     """Places after so many responses have ended on a full server that says this."""
     for _ in range(count):
-        controller.steer("a", replace(LOAD, **load), inflight=controller.places["a"], has_ended=True)
-    return controller.places["a"]
+        controller.steer("a", replace(LOAD, **load), inflight=controller.capacities["a"], has_ended=True)
+    return controller.capacities["a"]
 
 
-def test_given_a_first_guess_that_leaves_the_room_empty_then_each_response_that_ends_adds_a_place():
+def test_given_a_first_guess_that_leaves_the_room_empty_then_each_response_that_ends_adds_to_capacity():
     controller = ConcurrencyController(first_context_tok=10_000, most_per_server=999)
     controller.open({"a": LOAD})
     assert ends(controller, 20, kv_peak=0.1) == 8 + 20
@@ -165,7 +165,9 @@ def test_given_a_first_guess_that_leaves_the_room_empty_then_each_response_that_
     assert ends(controller, 20, kv_peak=0.1, preemptions=1) == 28, "it has preempted"
     controller.steer("a", LOAD, inflight=27, has_ended=True)
     controller.steer("a", LOAD, inflight=28, has_ended=False)
-    assert controller.places["a"] == controller.more_places + 8 == 28, "there are places to spare; a turn has ended"
+    assert controller.capacities["a"] == controller.added_capacity + 8 == 28, (
+        "it has capacity to spare; a turn has ended"
+    )
     assert ends(controller, 999) == LOAD.max_num_seqs
 
 
@@ -173,8 +175,8 @@ def test_given_a_round_that_has_measured_then_places_grow_from_round_to_round_al
     controller = ConcurrencyController(first_context_tok=10_000, most_per_server=999)
     rounds(controller, {"a": ModelledServer()}, 1)
     controller.open({"a": LOAD})
-    before = controller.places["a"]
-    assert ends(controller, 20) == before and not controller.more_places
+    before = controller.capacities["a"]
+    assert ends(controller, 20) == before and not controller.added_capacity
 
 
 @pytest.mark.parametrize("guess", [100, 10_000])
@@ -183,7 +185,7 @@ def test_given_a_validation_then_it_is_the_first_guess_and_the_first_round_count
     controller.open({"a": LOAD})
     ends(controller, 5)
     controller.learn_first({"a": ModelledServer(context_tok=2_000).after(10)})
-    assert controller.places["a"] == int(0.85 * 100_000 / 2_000) and "validation" in controller.reason
+    assert controller.capacities["a"] == int(0.85 * 100_000 / 2_000) and "validation" in controller.reason
     controller.learn_first({})
     controller.open({"a": LOAD})
     controller.end_round({"a": ModelledServer(context_tok=1_000).after(10)}, {"a": 10})
@@ -195,29 +197,29 @@ def test_given_a_validation_then_it_is_the_first_guess_and_the_first_round_count
 def test_given_rounds_that_preempt_too_much_then_less_of_the_room_is_filled_and_more_again_later():
     controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
     controller.open({"a": LOAD})
-    before = controller.places["a"]
+    before = controller.capacities["a"]
     controller.end_round({"a": preempting(100)}, {"a": before})
-    assert controller.places["a"] == int(0.9 * 0.85 * 100) and "less" in controller.reason
+    assert controller.capacities["a"] == int(0.9 * 0.85 * 100) and "less" in controller.reason
     for _ in range(10):
-        controller.end_round({"a": preempting(0)}, {"a": controller.places["a"]})
-    assert controller.places["a"] == int(MOST_SHARE * 100) > before
+        controller.end_round({"a": preempting(0)}, {"a": controller.capacities["a"]})
+    assert controller.capacities["a"] == int(MOST_SHARE * 100) > before
 
 
 def test_given_few_requests_then_nothing_is_concluded_from_them():
     controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
     controller.open({"a": LOAD})
-    before = controller.places
+    before = controller.capacities
     controller.end_round({"a": ModelledServer().after(3)}, {"a": 3})
-    assert controller.places == before
+    assert controller.capacities == before
     controller.end_round({}, {})
-    assert controller.places == before
+    assert controller.capacities == before
 
 
 def test_given_servers_that_join_and_leave_then_places_follow():
     controller = ConcurrencyController(first_context_tok=1_000, most_per_server=999)
     controller.open({"a": LOAD})
     controller.join("b", replace(LOAD, kv_room_tok=50_000))
-    assert controller.places == {"a": 85, "b": 42}
+    assert controller.capacities == {"a": 85, "b": 42}
     controller.leave("a")
     controller.leave("gone")
     assert controller.total == 42

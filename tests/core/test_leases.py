@@ -1,4 +1,4 @@
-"""Leases: capacity, no idle place while someone waits, FIFO, least load, and no leak in any order of calls."""
+"""Leases: capacity, none left while something is queued, FIFO, least load, and no leak in any order of calls."""
 
 from itertools import count
 
@@ -19,7 +19,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def open(self, capacity: int, pool_size: int | None, servers: int) -> None:
         self.capacity, self.pool_size = capacity, pool_size
         self.table = LeaseTable(max_inflight_per_server=capacity, pool_size=pool_size)
-        self.places: dict[str, int] = {}
+        self.capacities: dict[str, int] = {}
         self.weights: dict[str, float] = {}
         self.queued: list[tuple[str, str | None, int, int]] = []
         self.held: dict[str, tuple[str, int]] = {}
@@ -32,7 +32,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @property
     def inflight(self) -> dict[str, int]:
         servers = [server for server, _ in self.held.values()]
-        return {server: servers.count(server) for server in self.places}
+        return {server: servers.count(server) for server in self.capacities}
 
     def load(self, server: str) -> float:
         return sum(kv_tok for at, kv_tok in self.held.values() if at == server) / self.weights[server]
@@ -43,7 +43,7 @@ class LeaseMachine(RuleBasedStateMachine):
         for grant in grants:
             lease_id, sticky_key, prefix_tok, kv_tok = self.queued.pop(0)
             assert grant.lease_id == lease_id
-            loads = {at: self.load(at) for at, inflight in self.inflight.items() if inflight < self.places[at]}
+            loads = {at: self.load(at) for at, inflight in self.inflight.items() if inflight < self.capacities[at]}
             least, last = min(loads.values()), self.last_server.get(sticky_key) if sticky_key else None
             if last in loads and (loads[last] - least) * self.weights[last] <= max(prefix_tok, 1):
                 assert grant.server_id == last
@@ -62,12 +62,12 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(sizes=st.tuples(*[st.tuples(st.integers(1, 5), st.sampled_from([0.5, 1.0, 4.0]))] * 3))
     def size(self, sizes: tuple[tuple[int, float], ...]) -> None:
-        """A lease that is out stays, on a server with fewer places too."""
-        places = dict(zip(SERVERS, (places for places, _ in sizes), strict=True))
+        """A lease that is out stays, on a server with fewer capacities too."""
+        capacities = dict(zip(SERVERS, (capacities for capacities, _ in sizes), strict=True))
         weights = dict(zip(SERVERS, (weight for _, weight in sizes), strict=True))
-        for server in self.places:
-            self.places[server], self.weights[server] = min(places[server], self.capacity), weights[server]
-        self.expect(self.table.set_places(places, weights))
+        for server in self.capacities:
+            self.capacities[server], self.weights[server] = min(capacities[server], self.capacity), weights[server]
+        self.expect(self.table.set_capacities(capacities, weights))
 
     @rule()
     def release_before_request(self) -> None:
@@ -113,14 +113,14 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(server_ids=st.lists(st.sampled_from(SERVERS), unique=True))
     def add_servers(self, server_ids: list[str]) -> None:
-        for server in set(server_ids) - self.places.keys():
-            self.places[server], self.weights[server] = self.capacity, 1.0
+        for server in set(server_ids) - self.capacities.keys():
+            self.capacities[server], self.weights[server] = self.capacity, 1.0
         self.expect(self.table.add_servers(server_ids))
 
     @rule(server_ids=st.lists(st.sampled_from(SERVERS), unique=True))
     def remove_servers(self, server_ids: list[str]) -> None:
         for server in server_ids:
-            self.places.pop(server, None)
+            self.capacities.pop(server, None)
         lost = [lease_id for lease_id, (server, _) in self.held.items() if server in server_ids]
         for lease_id in lost:
             del self.held[lease_id]
@@ -145,7 +145,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert all(inflight <= self.capacity for inflight in self.table.inflight.values())
         assert self.pool_size is None or self.table.total_inflight <= self.pool_size
         assert self.table.num_queued == len(self.queued)
-        is_full = all(inflight >= self.places[server] for server, inflight in self.inflight.items())
+        is_full = all(inflight >= self.capacities[server] for server, inflight in self.inflight.items())
         assert not self.queued or is_full or len(self.held) == self.pool_size
 
     def teardown(self) -> None:

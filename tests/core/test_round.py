@@ -98,10 +98,10 @@ class RoundMachine(RuleBasedStateMachine):
             self.take_one(worker)
 
     def take_one(self, worker: int) -> None:
-        halted, free = self.round.is_halted, self.has_place
+        halted, free = self.round.is_halted, self.has_capacity
         uid = self.round.take(worker)
         assert (uid is not None) == (not halted and (bool(self.attached) or (free and bool(self.waiting))))
-        assert uid in self.attached or not self.attached or uid is None, "one that holds no places went first"
+        assert uid in self.attached or not self.attached or uid is None, "one that holds no capacity went first"
         if uid is not None:
             self.attached.discard(uid)
             self.waiting.remove(uid)
@@ -161,8 +161,8 @@ class RoundMachine(RuleBasedStateMachine):
         return sum(self.running.values())
 
     @property
-    def has_place(self) -> bool:
-        unfinished = self.inflight + sum(self.sizes[uid] for uid in self.attached)  # those hold their places already
+    def has_capacity(self) -> bool:
+        unfinished = self.inflight + sum(self.sizes[uid] for uid in self.attached)  # those hold theirs already
         return (self.pool_size is None or unfinished - self.in_calls.total() < self.pool_size) and (
             self.most is None or unfinished < self.most
         )
@@ -182,7 +182,7 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.round.wants_prompts == (
             self.name is not None and not self.round.is_halted and at_hand.expected_valid(1.0) < self.target
         )
-        may_start = bool(self.attached) or (self.has_place and bool(self.waiting))
+        may_start = bool(self.attached) or (self.has_capacity and bool(self.waiting))
         assert self.round.may_start == (may_start and not self.round.is_halted)
 
     @invariant()

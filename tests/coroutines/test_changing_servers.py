@@ -64,4 +64,4 @@ def test_given_a_server_that_leaves_then_places_and_work_follow_at_once(cluster)
     cluster.shares(2)
     cluster.balancer._lives.lose("server-3", "leaves")
     assert cluster.shares(2) == pytest.approx([4 / 3, 4 / 3, 4 / 3, 0.0], abs=0.15)
-    assert cluster.balancer._balance.places == 3 * SCENARIO.max_num_seqs
+    assert cluster.balancer._balance.capacity == 3 * SCENARIO.max_num_seqs

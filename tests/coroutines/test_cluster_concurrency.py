@@ -19,27 +19,27 @@ AUTO = {
 }
 
 
-def small_engines(cluster: Cluster, *, places: int, kv_peak: float = 0.9) -> None:
+def small_engines(cluster: Cluster, *, capacity: int, kv_peak: float = 0.9) -> None:
     """With room for so many requests of the length that is expected first."""
     for server in cluster.servers:
         server.kv_peak = kv_peak
-        server.kv_room_tok = int(places * cluster.options.first_context_tok / 0.85) + 1
+        server.kv_room_tok = int(capacity * cluster.options.first_context_tok / 0.85) + 1
 
 
 def test_given_engines_with_little_room_then_no_more_is_in_flight_than_they_have_room_for(start) -> None:
     cluster = start(options(**AUTO), task=Task(length_of=lambda prompt_ids: 40))
-    small_engines(cluster, places=5)
+    small_engines(cluster, capacity=5)
     cluster.step()
     figures = cluster.records[-1].balancer.concurrency
     assert cluster.specs[-1].pool_size == 10
     assert max(server.max_running for server in cluster.servers) <= 5
     assert figures["context_tok"] == 1, "what these engines report of each request"
-    assert figures["places"] == 2 * 256, "the sequences of an engine"
+    assert figures["capacity"] == 2 * 256, "the sequences of an engine"
 
 
 def test_given_engines_that_stay_empty_in_the_first_round_then_more_trajectories_run_before_it_ends(start) -> None:
     cluster = start(options(**AUTO), task=Task(length_of=lambda prompt_ids: 40))
-    small_engines(cluster, places=5, kv_peak=0.2)
+    small_engines(cluster, capacity=5, kv_peak=0.2)
     metrics = cluster.step()
     assert cluster.specs[-1].pool_size == 10, "the guess, as the round began"
     assert metrics["async_dapo/load_balancer/inflight/max"] > 12
@@ -47,7 +47,7 @@ def test_given_engines_that_stay_empty_in_the_first_round_then_more_trajectories
 
 def test_given_a_validation_before_training_then_the_first_round_is_sized_by_what_it_took(start) -> None:
     cluster = start(options(**AUTO), task=Task(length_of=lambda prompt_ids: 40))
-    small_engines(cluster, places=5)
+    small_engines(cluster, capacity=5)
     cluster.update_weights()
     cluster.validate(8)
     cluster.step()
@@ -71,7 +71,7 @@ def test_given_a_checkpoint_then_the_next_run_begins_with_what_was_learned(start
     learned = cluster.records[-1].balancer.concurrency
     again = resumed(start, cluster)
     again.buffer.open_round(again.step_number + 1)
-    assert again.manager.places == learned["places"]
+    assert again.manager.capacity == learned["capacity"]
     again.buffer.sample(again.step_number + 1, "train", 8)
 
 

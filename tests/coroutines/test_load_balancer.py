@@ -18,7 +18,7 @@ from ..support.simulation import at_each, now_s, settle
 
 
 class Operated:
-    """A load balancer with two places a server, whose users and operators do as chance has it."""
+    """A load balancer with a capacity of two a server, whose users and operators do as chance has it."""
 
     def __init__(self, random: Random, pause_mode: str) -> None:
         self.random = random

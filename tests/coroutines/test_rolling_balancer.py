@@ -217,13 +217,13 @@ async def test_given_a_batch_that_is_handed_over_in_mid_update_then_each_engine_
     first, _ = await it.balancer.turn_over()
     await asyncio.gather(*clients)
     await it.is_well(newest=1)
-    second, places = await it.balancer.turn_over()
+    second, capacity = await it.balancer.turn_over()
     generated = sum(load.generated_tok for stats in (first, second) for load in stats.loads.values())
     assert generated == sum(len(tokens) for server in it.servers.values() for tokens in server.generated.values())
-    assert places == 8
+    assert capacity == 8
 
 
-async def test_given_an_engine_that_is_removed_while_others_are_asked_then_it_has_no_places(monkeypatch) -> None:
+async def test_given_an_engine_that_is_removed_while_others_are_asked_then_it_has_no_capacity(monkeypatch) -> None:
     it = RollingWorld(monkeypatch, RolloutStrategy.PARTIAL, "ab")
     await it.begin()
     it.handles["b"]._latency_s = 2.0

@@ -10,12 +10,11 @@ STEPS, SAVED_STEP = 5, 3
 K3_NATS = 1e-9  # float32
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["adapter", "merged"])
-def run(request, assets, tmp_path_factory) -> Run:
+@pytest.fixture(scope="module")
+def run(assets, tmp_path_factory) -> Run:
     overrides = (
         "actor_rollout_ref.model.lora_rank=8",
-        f"actor_rollout_ref.model.lora.merge={request.param}",
-        "async_dapo.max_tokens_per_round=24",  # so that many trajectories are resumed
+        "async_dapo.max_tokens_per_round=24",  # so that many trajectories are interrupted
         f"async_dapo.max_staleness={STEPS}",
         "actor_rollout_ref.actor.optim.lr=1e-3",
         f"trainer.save_freq={SAVED_STEP}",
@@ -38,6 +37,3 @@ def test_given_an_adapter_when_it_trains_then_engines_sample_from_it_also_after_
     assert [record["step"] for record in run.inspections][-1] == STEPS and all(map(ledger_closes, run.steps))
     k3s = [step["async_dapo/importance/staleness_0/k3_kl"] for step in run.steps]
     assert max(map(abs, k3s)) < K3_NATS, k3s
-    older = [step.get("async_dapo/importance/staleness_1/k3_kl", 0.0) for step in run.steps]
-    assert max(older) > 10 * K3_NATS, "the adapter did not change"
-    assert max(run.metric("async_dapo/partial/resumed_groups")) > 0

@@ -149,7 +149,7 @@ class RollingWorld:
             out = [name for name in placed if self.phase(name) is not Phase.SERVING]
             self.most_out = max(self.most_out, len(out))
             for name, server in placed.items():
-                assert not (table.num_queued and server.has_place), f"{name} has a place, and requests wait"
+                assert not (table.num_queued and server.has_capacity), f"{name} has a place, and requests wait"
 
     async def is_well(self, newest: int) -> None:
         """Everything has ended, and all engines that are left serve under the newest weights."""

@@ -86,13 +86,8 @@ class SeparateCluster(Cluster):
     def sample(self) -> dict[str, float]:
         if not self.engines._have_enrolled:
             self.update_weights()  # as `on_init_end` does
-        self.step_number += 1
-        self.buffer.open_round(self.step_number)
-        batch, metrics = self.buffer.sample(self.step_number, store.TRAIN, self.options.target_valid_groups)
-        self.check(batch)
+        metrics = super().sample()
         self.withheld_tok += int(metrics["async_dapo/partial/withheld_tokens"])
-        for key in batch.keys:
-            del self.store.rows[store.TRAIN][key]
         return metrics
 
     def update_weights(self) -> None:
@@ -116,11 +111,8 @@ class SeparateCluster(Cluster):
     def join(self, **about: Any) -> str:
         """A new engine."""
         number = len(self.server_handles)
-        server = ScriptedServer(
-            self.task.length_of, prompt_len_tok=2, token_s=1.0, delivery_tok=self.options.delivery_tok, **about
-        )
-        handle = FakeHandle(server, latency_s=0.01)
-        self.servers.append(server)
+        self.servers.append(self._make_server(**about))
+        handle = FakeHandle(self.servers[-1], latency_s=0.01)
         self.server_handles.append(handle)
         name = f"server-{number}"
         workers = [self._make_taker(name, handle)]
@@ -144,7 +136,7 @@ class SeparateCluster(Cluster):
             out = [name for name in placed if self.balancer._updates.phase_of(name) is not Phase.SERVING]
             seen.most_out = max(seen.most_out, len(out))
             for name, server in placed.items():
-                assert not (table.num_queued and server.has_place), f"{name} has a place, and requests wait"
+                assert not (table.num_queued and server.has_capacity), f"{name} has a place, and requests wait"
                 if self._server_of(name).generates and self._server_of(name).running:
                     seen.busy[name] = seen.busy.get(name, 0) + 1
 
@@ -154,14 +146,7 @@ class SeparateCluster(Cluster):
     # ---- what must be true ----
 
     def check(self, batch: KVBatchMeta) -> None:
-        uids = list(dict.fromkeys(key.split("_")[0] for key in batch.keys))
-        assert len(uids) == self.options.target_valid_groups and uids == sorted(uids)
-        assert len(batch.keys) == len(uids) * self.options.rollout_n
-        assert not set(uids) & set(self.trained), "a group was trained twice"
-        self.trained += uids
-        for key in batch.keys:
-            self.check_trajectory(*self.store.rows[store.TRAIN][key])
-        self.buffer.pool.check_ledger()
+        self.check_batch(batch)
         most = self.options.max_loads_per_server or 999
         assert all(server.max_running <= most for server in self.servers)
 

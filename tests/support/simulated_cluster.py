@@ -127,19 +127,12 @@ class Cluster:
     # ---- what must be true after every rollout ----
 
     def check(self, batch: KVBatchMeta) -> None:
-        uids = list(dict.fromkeys(key.split("_")[0] for key in batch.keys))
-        assert len(uids) == self.options.target_valid_groups
-        assert uids == sorted(uids), "mini-batches in an order of age or completion"
-        assert not set(uids) & set(self.trained), "a group was trained twice"
-        self.trained += uids
+        uids = self.check_batch(batch)
         stored = {key.split("_")[0] for key in self.store.rows[store.TRAIN]}
         assert stored <= {*uids, *self.buffer.pool.carried_uids}, (
             "answers of a group that starts again are still stored"
         )
-        for key in batch.keys:
-            self.check_trajectory(*self.store.rows[store.TRAIN][key])
         self.check_engines()
-        self.buffer.pool.check_ledger()
         if left := self._own_tasks():
             self.run_for(self.options.engine_timeout_s)  # a server is asked for a sign of life, and again
             left = self._own_tasks()
@@ -149,6 +142,19 @@ class Cluster:
         for worker in self.workers:
             assert not worker.active
             assert self.options.lanes_per_worker is None or worker.max_active_groups <= self.options.lanes_per_worker
+
+    def check_batch(self, batch: KVBatchMeta) -> list[str]:
+        """Its groups."""
+        uids = list(dict.fromkeys(key.split("_")[0] for key in batch.keys))
+        assert len(uids) == self.options.target_valid_groups
+        assert len(batch.keys) == len(uids) * self.options.rollout_n
+        assert uids == sorted(uids), "mini-batches in an order of age or completion"
+        assert not set(uids) & set(self.trained), "a group was trained twice"
+        self.trained += uids
+        for key in batch.keys:
+            self.check_trajectory(*self.store.rows[store.TRAIN][key])
+        self.buffer.pool.check_ledger()
+        return uids
 
     def check_trajectory(self, fields: dict[str, Any], tag: dict[str, Any]) -> None:
         """The response is whole, however often it was interrupted, and every token has its log-prob and version."""
@@ -176,10 +182,11 @@ class Cluster:
     # ---- how it is put together ----
 
     def _make_servers(self, monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:
-        return [
-            ScriptedServer(self.task.length_of, prompt_len_tok=2, token_s=1.0, delivery_tok=self.options.delivery_tok)
-            for _ in range(count)
-        ]
+        return [self._make_server() for _ in range(count)]
+
+    def _make_server(self, **about: Any) -> ScriptedServer:
+        length_of, delivery_tok = self.task.length_of, self.options.delivery_tok
+        return ScriptedServer(length_of, prompt_len_tok=2, token_s=1.0, delivery_tok=delivery_tok, **about)
 
     def _make_balancer(self, named: dict[str, FakeHandle], router: dict[str, Any]) -> GlobalLoadBalancer:
         return GlobalLoadBalancer(named, router)
@@ -219,7 +226,7 @@ class Cluster:
         manager.agent_loop_workers = self.worker_handles
         manager._options = self.options
         manager._balancer, manager._coordinator = self.balancer_handle, self.coordinator_handle
-        manager._round_id, manager._worker_refs, manager._frozen, manager._places = "", [], {}, None
+        manager._round_id, manager._worker_refs, manager._frozen, manager._capacity = "", [], {}, None
         self.ray.get(self.balancer_handle.report_growth_to.remote(self.coordinator_handle))
         for index, worker in enumerate(self.worker_handles):
             self.ray.get(worker.attach.remote(self.coordinator_handle, index, worker))

@@ -58,10 +58,10 @@ class Balance:
     """Leases placed by expected KV cache, on servers sized by what their engines report.
 
     Args:
-        max_per_server: requests in flight on a server, whatever its engine has room for [count, >= 1].
+        max_per_server: requests in flight on a server, whatever the capacity of its engine [count, >= 1].
         pool_size: requests in flight on all servers together [count, >= 1]; None = no limit but the servers' own.
-            Groups start only while there is room; trajectories that come back from calls of tools wait for it here.
-        sizes_itself: whether servers get as many places as their engines have room for; else all have the maximum.
+            Groups start only while there is capacity; trajectories that come back from calls of tools wait for it here.
+        sizes_itself: whether servers get the capacity of their engines; else all have the maximum.
         first_context_tok: expected of a request before any has been seen [tokens].
         limit_tok: responses end there at the latest [tokens].
         keeps_siblings: whether a group's requests go to one server where its load allows: its engine drafts from them.
@@ -88,8 +88,8 @@ class Balance:
         self._grown = 0
 
     @property
-    def places(self) -> int:
-        """Requests that the servers have room for together [count]."""
+    def capacity(self) -> int:
+        """Requests that the servers may have in flight together [count]."""
         knows_engines = self._sizes_itself and self.controller.total > 0
         return self.controller.total if knows_engines else self.leases.capacity
 
@@ -137,7 +137,7 @@ class Balance:
         prompt_tok: int = 0,
         generated_tok: int = 0,
     ) -> list[Grant]:
-        """Ask for a place; see `LeaseTable.request`.
+        """Ask for a server; see `LeaseTable.request`.
 
         Args:
             group: whose answer is generated.
@@ -151,7 +151,7 @@ class Balance:
         return self.leases.request(lease_id, sticky_key, prefix_tok=context_tok, kv_tok=kv_tok, group=group)
 
     def release(self, returned: Returned) -> list[Grant]:
-        """Give a place back, and learn from what came with it."""
+        """Give a lease back, and learn from what came with it."""
         grants: list[Grant] = []
         if returned.response_tok is not None:
             self._lengths.add(returned.response_tok)
@@ -161,17 +161,17 @@ class Balance:
 
     def _steer(self, server_id: str, load: EngineLoad, *, has_ended: bool) -> list[Grant]:
         self._told[server_id] = load
-        inflight, before = self.leases.inflight_on(server_id), self.controller.more_places
+        inflight, before = self.leases.inflight_on(server_id), self.controller.added_capacity
         if not self.controller.steer(server_id, load, inflight=inflight, has_ended=has_ended):
             return []
         self.steered += 1
-        self._grown += self.controller.more_places - before
-        return self.leases.set_places({server_id: self.controller.places_of(server_id)}, {})
+        self._grown += self.controller.added_capacity - before
+        return self.leases.set_capacities({server_id: self.controller.capacity_of(server_id)}, {})
 
     def figures(self) -> dict[str, float]:
-        return self.controller.figures() | {"places": self.places, "steered": self.steered}
+        return self.controller.figures() | {"capacity": self.capacity, "steered": self.steered}
 
     def _apply(self) -> list[Grant]:
         if not self._sizes_itself:
             return []
-        return self.leases.set_places(self.controller.places, self.controller.weights)
+        return self.leases.set_capacities(self.controller.capacities, self.controller.weights)

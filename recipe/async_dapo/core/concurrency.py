@@ -1,11 +1,11 @@
 """How many requests each server may have in flight: its KV cache full, and hardly anything preempted.
 
-    places of a server = speed * min(sequences that it runs at once, share * KV room / context)
+    capacity of a server = speed * min(sequences that it runs at once, share * KV room / context)
 
 `context` is what a request takes of the KV cache on average [tokens]: a guess for the first round, from then on what
 rounds have measured. `share` of the room is filled: less by a tenth after a round that preempted too much, more by 3 %
 of the room after one that was full and did not. `speed` is a slow server's, compared with the others [0-1]. Within a
-round a server that preempts too much has places taken away, and gets them back one by one. Before anything is
+round a server that preempts too much loses capacity, and gets it back one by one. Before anything is
 measured, a server that is full and far from using its room gets one more for each response that ends.
 
 Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
@@ -171,14 +171,14 @@ class _Server:
     kv_room_tok: int
     max_num_seqs: int
     speed: float = 1.0
-    more: int = 0  # places than the guess allows
+    more: int = 0  # requests than the guess allows
     braked_to: int | None = None  # for the rest of the round
     seen: EngineLoad | None = None  # when it was braked last in this round
-    calm_releases: int = 0  # since it was braked, or given a place back
+    calm_releases: int = 0  # since it was braked, or given one back
 
 
 class ConcurrencyController:
-    """The places of all servers: learned from rounds, and steered within one.
+    """The capacity of all servers: learned from rounds, and steered within one.
 
     Args:
         first_context_tok: expected for a request before anything has been measured [tokens, >= 1].
@@ -195,21 +195,21 @@ class ConcurrencyController:
 
     @property
     def total(self) -> int:
-        return sum(self.places.values())
+        return sum(self.capacities.values())
 
     @property
-    def places(self) -> dict[str, int]:
+    def capacities(self) -> dict[str, int]:
         """Server -> requests it may have in flight [count, >= 1]."""
-        return {server_id: self.places_of(server_id) for server_id in self._servers}
+        return {server_id: self.capacity_of(server_id) for server_id in self._servers}
 
-    def places_of(self, server_id: str) -> int:
+    def capacity_of(self, server_id: str) -> int:
         server = self._servers[server_id]
         by_room = self._share * server.kv_room_tok / self._context_tok + server.more
-        places = max(1, min(self._most, int(server.speed * min(server.max_num_seqs, by_room))))
-        return places if server.braked_to is None else min(places, server.braked_to)
+        capacity = max(1, min(self._most, int(server.speed * min(server.max_num_seqs, by_room))))
+        return capacity if server.braked_to is None else min(capacity, server.braked_to)
 
     @property
-    def more_places(self) -> int:
+    def added_capacity(self) -> int:
         """Beyond those that the first guess allows [count]."""
         return sum(server.more for server in self._servers.values())
 
@@ -240,15 +240,15 @@ class ConcurrencyController:
         self._servers.pop(server_id, None)
 
     def steer(self, server_id: str, load: EngineLoad, *, inflight: int, has_ended: bool = False) -> bool:
-        """Take places from a server that preempts too much, and give one back for each tenth of its requests that have
-        ended since; called as a request ends. True if its places have changed.
+        """Take capacity from a server that preempts too much, and give one request of it back for each tenth of its
+        requests that have ended since; called as a request ends. True if its capacity has changed.
 
         Args:
             has_ended: with the request its response, on which the first guess is tried.
         """
         server = self._servers.get(server_id)
         if server is None or (server.braked_to is not None and inflight > server.braked_to):
-            return False  # it has not yet come down to its places
+            return False  # it has not yet come down to its capacity
         seen = server.seen or EngineLoad(kv_room_tok=0, max_num_seqs=0)
         preemptions = load.preemptions - seen.preemptions - BURST * inflight
         if self._context_tok * preemptions > TOO_MANY * (load.generated_tok - seen.generated_tok):
@@ -263,10 +263,10 @@ class ConcurrencyController:
         return True
 
     def _grow(self, server_id: str, load: EngineLoad, inflight: int) -> bool:
-        """One more place where the first guess leaves most of the room empty."""
-        places = self.places_of(server_id)
+        """One request more where the first guess leaves most of the room empty."""
+        capacity = self.capacity_of(server_id)
         is_empty = load.kv_peak < GROWS_BELOW and not load.preemptions
-        if self._is_measured or not is_empty or inflight < places or places >= min(self._most, load.max_num_seqs):
+        if self._is_measured or not is_empty or inflight < capacity or capacity >= min(self._most, load.max_num_seqs):
             return False
         self._servers[server_id].more += 1
         return True
@@ -299,7 +299,7 @@ class ConcurrencyController:
         elif recomputed > HARDLY_ANY * generated:
             self._reason = "as full as it should be"
         elif inflight < 0.9 * self.total:
-            self._reason = "places to spare"
+            self._reason = "capacity to spare"
         else:
             self._share = min(MOST_SHARE, self._share + GROWTH)
             self._reason = "full, none preempted: more of the room"

@@ -1,4 +1,4 @@
-"""Named leases on server slots: which request goes to which server, waiters in FIFO order.
+"""Named leases on servers: which request goes to which server, waiters in FIFO order.
 
 Pure state machine behind `GlobalLoadBalancer`: `LeaseTable` grants leases and `ServersByLoad` chooses the servers.
 Every call returns the leases that it granted; nothing here waits. Beside them: how many calls an actor takes at once,
@@ -14,7 +14,7 @@ from typing import TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-SIBLINGS_SHARE = 1 / 8  # of its places that a server may have more in use than others, to have a group together
+SIBLINGS_SHARE = 1 / 8  # of its capacity that a server may have more in use than others, to have a group together
 
 # Of the coordinator, the load balancer and agent loop workers: every lane may wait for a group, every request for a
 # server, every trajectory for a call of another worker, and no release and no round may queue behind them.
@@ -28,7 +28,7 @@ _CONTROL_CALLS, _LEAST_SERVER_CALLS = 16, 1000
 class Server:
     """What is on a server, in expected tokens of KV cache."""
 
-    places: int  # requests it may have in flight
+    capacity: int  # requests it may have in flight
     weight: float = 1.0  # how much it should hold, compared with the others
     kv_tok: float = 0.0
     last_used: int = 0
@@ -45,18 +45,18 @@ class Server:
         return self.kv_tok / self.weight
 
     @property
-    def has_place(self) -> bool:
-        return len(self.leases) < self.places and not self.is_closed
+    def has_capacity(self) -> bool:
+        return len(self.leases) < self.capacity and not self.is_closed
 
 
 class ServersByLoad:
     """The servers in order of load, in logarithmic time.
 
-    A request goes to the least loaded server with a place: the one whose KV cache will be least full for its size.
+    A request goes to the least loaded server with capacity: the one whose KV cache will be least full for its size.
     The server that caches the request's prefix is preferred if it holds at most as many tokens more as the prefix is
     long: recomputing the prefix costs about as much as sharing the memory bandwidth with those tokens. Otherwise the
     server of the group's last request, whose engine can draft from the answers of the siblings, is preferred if it is
-    fuller by at most an eighth of its places.
+    fuller by at most an eighth of its capacity.
     """
 
     def __init__(self) -> None:
@@ -83,13 +83,13 @@ class ServersByLoad:
             return None
         if self._is_near(last_id, best_id, max(request.prefix_tok, 1.0)):
             return last_id
-        room_tok = self.servers[best_id].places * request.kv_tok
+        room_tok = self.servers[best_id].capacity * request.kv_tok
         return siblings_id if self._is_near(siblings_id, best_id, SIBLINGS_SHARE * room_tok) else best_id
 
     def _is_near(self, server_id: str | None, best_id: str, fuller_tok: float) -> bool:
-        """Whether a server has a place, and is fuller than the best one by no more than that."""
+        """Whether a server has capacity, and is fuller than the best one by no more than that."""
         server = self.servers.get(server_id) if server_id is not None else None
-        if server is None or not server.has_place:
+        if server is None or not server.has_capacity:
             return False
         return (server.load - self.servers[best_id].load) * server.weight <= fuller_tok
 
@@ -110,19 +110,19 @@ class ServersByLoad:
         self.note(server_id)
 
     def note(self, server_id: str) -> None:
-        """Its load, weight or number of places has changed."""
+        """Its load, weight or capacity has changed."""
         server = self.servers[server_id]
-        if server.has_place:
+        if server.has_capacity:
             heapq.heappush(self._heap, (server.load, server.last_used, server_id))
         if len(self._heap) > 64 + 4 * len(self.servers):
-            self._heap = [(s.load, s.last_used, key) for key, s in self.servers.items() if s.has_place]
+            self._heap = [(s.load, s.last_used, key) for key, s in self.servers.items() if s.has_capacity]
             heapq.heapify(self._heap)
 
     def _least_loaded(self) -> str | None:
         while self._heap:
             load, last_used, server_id = self._heap[0]
             server = self.servers.get(server_id)
-            if server is not None and server.has_place and (server.load, server.last_used) == (load, last_used):
+            if server is not None and server.has_capacity and (server.load, server.last_used) == (load, last_used):
                 return server_id
             heapq.heappop(self._heap)
         return None
@@ -159,14 +159,14 @@ class _Request:
 
 
 class LeaseTable:
-    """At most `max_inflight_per_server` leases on a server, or what `set_places` says, and at most `pool_size` in all.
+    """At most `max_inflight_per_server` leases on a server, or what `set_capacities` says; at most `pool_size` in all.
 
     A lease is requested once and released once, in any order: a release that overtakes its request voids it. Releasing
     twice, or a lease that nobody holds, changes nothing.
 
     Args:
-        max_inflight_per_server: slots of a server [count, >= 1].
-        pool_size: slots of all servers together [count, >= 1]; None = no limit but the servers' own.
+        max_inflight_per_server: requests in flight on a server [count, >= 1].
+        pool_size: those on all servers together [count, >= 1]; None = no limit but the servers' own.
         remembered: how many overtaken releases and sticky keys are kept [count].
     """
 
@@ -182,8 +182,8 @@ class LeaseTable:
 
     @property
     def capacity(self) -> int:
-        slots = sum(server.places for server in self._by_load.servers.values())
-        return slots if self._pool_size is None else min(slots, self._pool_size)
+        capacity = sum(server.capacity for server in self._by_load.servers.values())
+        return capacity if self._pool_size is None else min(capacity, self._pool_size)
 
     @property
     def inflight(self) -> dict[str, int]:
@@ -224,7 +224,7 @@ class LeaseTable:
     def add_servers(self, server_ids: Iterable[str], *, is_closed: bool = False) -> list[Grant]:
         for server_id in server_ids:
             if server_id not in self._by_load.servers:
-                self._by_load.add(server_id, Server(places=self._max_per_server, is_closed=is_closed))
+                self._by_load.add(server_id, Server(capacity=self._max_per_server, is_closed=is_closed))
         return self._grant_queued()
 
     def remove_servers(self, server_ids: Iterable[str]) -> list[Grant]:
@@ -244,16 +244,16 @@ class LeaseTable:
         self._by_load.note(server_id)
         return self._grant_queued()
 
-    def set_places(self, places: Mapping[str, int], weights: Mapping[str, float]) -> list[Grant]:
-        """Size servers anew; a lease that is out stays, on a server with fewer places too.
+    def set_capacities(self, capacities: Mapping[str, int], weights: Mapping[str, float]) -> list[Grant]:
+        """Size servers anew; a lease that is out stays, on a server with less capacity too.
 
         Args:
-            places: server -> requests in flight, cut at `max_inflight_per_server` [count].
+            capacities: server -> requests in flight, cut at `max_inflight_per_server` [count].
             weights: server -> how much KV cache it should hold, compared with the others [> 0].
         """
-        for server_id, count in places.items():
+        for server_id, count in capacities.items():
             if (server := self._by_load.servers.get(server_id)) is not None:
-                server.places = max(1, min(count, self._max_per_server))
+                server.capacity = max(1, min(count, self._max_per_server))
                 server.weight = weights.get(server_id, server.weight)
                 self._by_load.note(server_id)
         return self._grant_queued()
@@ -267,7 +267,7 @@ class LeaseTable:
         kv_tok: float = 1.0,
         group: str | None = None,
     ) -> list[Grant]:
-        """Ask for a slot.
+        """Ask for a server.
 
         Args:
             sticky_key: prefers the server that the key used last, while that is not too full.

@@ -157,7 +157,7 @@ class LengthsEnded:
 
 @dataclass(slots=True, kw_only=True)
 class RoundSize:
-    """How many trajectories may generate at once, and how many may be unfinished: as many as engines have room for and
+    """How many trajectories may generate at once, and how many may be unfinished: as engines have capacity for and
     staleness allows, or as many as are named.
 
     By Little's law a trajectory stays in flight for (in flight) / (finished per round) rounds. One of twice the mean
@@ -194,13 +194,13 @@ class RoundSize:
         rounds = self.staleness.rounds_in_flight(self.mean_len_tok, self.longest_tok)
         return None if rounds is None else int(rounds * self.trajectories_per_batch / valid_share)
 
-    def pool_size(self, places: int) -> int | None:
+    def pool_size(self, capacity: int) -> int | None:
         """Trajectories that may generate at once; None = only lanes bound what runs.
 
         Args:
-            places: requests that the engines have room for.
+            capacity: requests that the engines may have in flight.
         """
-        return places if self.sizes_itself else self.named
+        return capacity if self.sizes_itself else self.named
 
     def most_unfinished(self, valid_share: float) -> int | None:
         """Trajectories that may be unfinished at once, those included that wait for calls and need no engine: they

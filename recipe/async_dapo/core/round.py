@@ -9,8 +9,8 @@
 
 The coordinator actor holds the current round and turns what changed into events; the simulator drives the same class.
 
-A group with frozen requests (`partial_stale_kv`) starts first and ignores the pool limit. Its requests hold server
-slots until it starts; making it wait for a slot could deadlock.
+A group with frozen requests (`partial_stale_kv`) starts first and ignores the pool limit. Its requests hold
+capacity of servers until it starts; making it wait for some could deadlock.
 
 A fresh group waits while those that have begun may already fill every step in which they can be trained: what is begun
 beyond that would become too stale, however soon it ended.
@@ -164,7 +164,7 @@ class Round:
         """States of the waiting groups that may start now."""
         if self.is_halted:
             return ()
-        if not self._groups.has_place:
+        if not self._groups.has_capacity:
             return (GroupState.FROZEN,)
         return WAITING if self._can_be_trained else (GroupState.FROZEN, GroupState.BEGUN)
 
@@ -208,8 +208,8 @@ class Round:
             case GroupEvent.GOES_ON:
                 self._groups.note_in_calls(uid, -1)
 
-    def add_places(self, count: int) -> None:
-        """Engines have room for so many more trajectories than when the round began."""
+    def add_capacity(self, count: int) -> None:
+        """Engines have the capacity for so many more trajectories than when the round began."""
         self._groups.grow(count)
 
     def report(self, outcome: GroupOutcome) -> None:

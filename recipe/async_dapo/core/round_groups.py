@@ -18,7 +18,7 @@ from typing import Any
 class GroupState(StrEnum):
     """Where a group of the open round is."""
 
-    FROZEN = "frozen"  # waits; its requests rest in their engines, and hold places there
+    FROZEN = "frozen"  # waits; its requests rest in their engines, and hold capacity there
     BEGUN = "begun"  # waits, with what it has generated in earlier rounds
     FRESH = "fresh"  # waits, and has generated nothing
     RUNNING = "running"  # a lane runs it, some of its trajectories may wait for calls of tools
@@ -79,8 +79,8 @@ class RoundGroups:
     def __init__(self, *, pool_size: int | None, most_unfinished: int | None) -> None:
         self._pool_size, self._most_unfinished = pool_size, most_unfinished
         self._entries: dict[str, _Entry] = {}  # waiting ones as added, running ones as started
-        self._lines: dict[_Line, deque[tuple[int, str]]] = {}  # (place in the order of all, uid)
-        self._places = count()
+        self._lines: dict[_Line, deque[tuple[int, str]]] = {}  # (position in the order of all, uid)
+        self._order = count()
         self._num: Counter[GroupState] = Counter()
         self._unfinished = self._in_calls = 0  # trajectories of frozen and running groups
         self.num_certain = 0
@@ -99,11 +99,11 @@ class RoundGroups:
         return tuple(uid for uid, entry in self._entries.items() if entry.state in states)
 
     @property
-    def has_place(self) -> bool:
-        """Whether another group may start, one that holds no places in engines yet."""
+    def has_capacity(self) -> bool:
+        """Whether another group may start, one that holds no capacity of engines yet."""
         generate = self._unfinished - self._in_calls
-        is_room = self._pool_size is None or generate < self._pool_size
-        return is_room and (self._most_unfinished is None or self._unfinished < self._most_unfinished)
+        is_open = self._pool_size is None or generate < self._pool_size
+        return is_open and (self._most_unfinished is None or self._unfinished < self._most_unfinished)
 
     def grow(self, count: int) -> None:
         """So many more trajectories may generate."""
@@ -125,7 +125,7 @@ class RoundGroups:
                 self._unfinished += group.unfinished
             is_bound = group.home is not None and (group.is_bound or state is GroupState.FROZEN)
             line = self._lines.setdefault(_Line(state, group.home, is_bound), deque())
-            line.append((next(self._places), group.prompt_uid))
+            line.append((next(self._order), group.prompt_uid))
 
     def next_for(self, worker: int, states: Collection[GroupState]) -> str | None:
         """The group of these waiting states that this worker starts next; None if it may take none of them."""
@@ -158,7 +158,7 @@ class RoundGroups:
         return True
 
     def note_in_calls(self, uid: str, change: int) -> None:
-        """Add to the number of a running group's trajectories that wait for calls: others may have their places."""
+        """Add to the number of a running group's trajectories that wait for calls: others may run in their stead."""
         if uid in self:
             self._entries[uid].in_calls += change
             self._in_calls += change
@@ -189,9 +189,9 @@ class RoundGroups:
         near = [line for line in lines if line.home in (None, worker)]
         far = [line for line in lines if not line.is_bound]
 
-        def place(line: _Line) -> tuple[int, bool, tuple[int, str]]:
+        def position(line: _Line) -> tuple[int, bool, tuple[int, str]]:
             # A worker has lanes for all groups that froze in it: if it begins with these, they start at once.
             is_anyones = line.state is GroupState.FROZEN and line.home is None
             return WAITING.index(line.state), is_anyones, self._lines[line][0]
 
-        return min(near or far, key=place, default=None)
+        return min(near or far, key=position, default=None)

@@ -1,4 +1,4 @@
-"""One request to one engine: lease a slot, send, record what comes back, give the slot back."""
+"""One request to one engine: lease a server, send, record what comes back, give the lease back."""
 
 import asyncio
 import logging

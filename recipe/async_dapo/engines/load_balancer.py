@@ -1,4 +1,4 @@
-"""Global load balancer: an actor that leases slots on vLLM servers, and stops and re-opens them all.
+"""Global load balancer: an actor that leases vLLM servers to requests, and stops and re-opens them all.
 
 verl creates it through `rollout.router_config_path`.
 """
@@ -68,7 +68,7 @@ class _InflightMeter:
 
 class GlobalLoadBalancer:
     """Requests go where the least KV cache is expected to be used; FIFO waiters; named leases, idempotent release. No
-    server has more than `max_loads_per_server`, or than it has room for: see `Balance`.
+    server has more than `max_loads_per_server`, or than its engine has capacity for: see `Balance`.
 
     A queued request is voided by `stop`: its `lease` returns None, and the caller gives its trajectory back.
 
@@ -95,7 +95,7 @@ class GlobalLoadBalancer:
     async def lease(
         self, request_id: str, lease_id: str, prompt_tok: int = 0, generated_tok: int = 0, group: str | None = None
     ) -> str | None:
-        """Lease a slot under `lease_id`, waiting for one if need be; requests with the same id go to the same server,
+        """Lease a server under `lease_id`, waiting for one if need be; requests with the same id go to the same server,
         while that is not too full.
 
         Args:
@@ -181,22 +181,22 @@ class GlobalLoadBalancer:
             concurrency_state: of a checkpoint, to go on with.
 
         Returns:
-            Requests that the servers have room for together [count].
+            Requests that the servers may have in flight together [count].
         """
         if concurrency_state is not None:
             self._balance.controller.restore(concurrency_state)
         self._deliver(self._balance.open(await self._lives.tell_all("allow_generation")))
         self._meter.reset(self._table.total_inflight)
         self._is_open = True
-        return self._balance.places
+        return self._balance.capacity
 
     async def learn_first(self) -> int:
-        """A validation has ended. Returns the requests that the servers have room for together [count]."""
+        """A validation has ended. Returns the requests that the servers may have in flight together [count]."""
         self._deliver(self._balance.learn_first())
-        return self._balance.places
+        return self._balance.capacity
 
     async def report_growth_to(self, coordinator: ActorHandle) -> None:
-        """It starts more trajectories when servers turn out to have room for more in mid-round."""
+        """It starts more trajectories when servers turn out to have capacity for more in mid-round."""
         self._coordinator = coordinator
 
     async def watch(self, server_id: str, name: str, servers: Sequence[ActorHandle]) -> None:
@@ -276,7 +276,7 @@ class GlobalLoadBalancer:
         self._meter.note(self._table.total_inflight)
         self._deliver(self._balance.release(returned))
         if (growth := self._balance.take_growth()) and self._coordinator is not None:
-            self._coordinator.add_places.remote(growth)
+            self._coordinator.add_capacity.remote(growth)
         self._note_release()
 
     def _note_release(self) -> None:

@@ -57,7 +57,7 @@ class _OpenRound:
             if taker in self._takers:
                 self._takers.remove(taker)
             else:
-                self.wake_taker()  # it was woken: the place is another's now
+                self.wake_taker()  # it was woken in vain: another may start a group now
             raise
 
     def wake_taker(self) -> None:
@@ -148,8 +148,8 @@ class EarlyStoppingCoordinator:
 
     async def report_progress(self, round_id: str, events: Sequence[tuple[str, GroupEvent]]) -> None:
         """Note what happens in running groups (uid, event), over all data-parallel groups (the AggregatorActor of the
-        partial rollout workflow). With a pool size, the place of a trajectory that has been generated, or waits for a
-        call, is free for the next group.
+        partial rollout workflow). With a pool size, the next group may start once a trajectory has been generated, or
+        waits for a call.
         """
         current = self._find(round_id)
         if current is not None:
@@ -158,10 +158,10 @@ class EarlyStoppingCoordinator:
             self._tell_progress(current)
             current.wake_taker()
 
-    async def add_places(self, count: int) -> None:
-        """The load balancer: engines have room for so many more trajectories than when the round began."""
+    async def add_capacity(self, count: int) -> None:
+        """The load balancer: engines have the capacity for so many more trajectories than when the round began."""
         if self._round is not None:
-            self._round.state.add_places(count)
+            self._round.state.add_capacity(count)
             self._round.wake_taker()
 
     async def at_hand(self, round_id: str) -> AtHand:

@@ -101,7 +101,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         self._round_id = ""
         self._worker_refs: list[ObjectRef] = []
         self._frozen: dict[str, list[str]] = {}  # uid -> leases of its requests that stayed in their engines
-        self._places: int | None = None
+        self._capacity: int | None = None
         self._deadline: float | None = None  # of what the trainer waits for; None = it has not begun to
         self._progress = ""  # of the open round, since `_moved_at`
         self._look_at = 0.0  # when servers are asked for a sign of life again
@@ -141,12 +141,12 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         return {"coordinator": self._coordinator, "load balancer": self._balancer} | self.named_workers | rewards
 
     @property
-    def places(self) -> int:
-        """Requests that the engines have room for together [count]."""
-        if self._places is None:
+    def capacity(self) -> int:
+        """Requests that the engines may have in flight together [count]."""
+        if self._capacity is None:
             self.open_engines()
-        assert self._places is not None
-        return self._places
+        assert self._capacity is not None
+        return self._capacity
 
     def open_round(self, spec: RoundSpec, groups: Sequence[PromptGroup]) -> None:
         """Start a round on all workers, without waiting."""
@@ -247,11 +247,11 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
         Args:
             concurrency_state: of a checkpoint, to go on with.
         """
-        self._places = self._get(self._balancer.open.remote(concurrency_state))
+        self._capacity = self._get(self._balancer.open.remote(concurrency_state))
 
     def learn_from_validation(self) -> None:
         """Before anything is known of training, engines are sized by what a validation took."""
-        self._places = self._get(self._balancer.learn_first.remote())
+        self._capacity = self._get(self._balancer.learn_first.remote())
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """verl's entry for validation: run all prompts to their end on the same workers, without early stop."""
@@ -265,7 +265,7 @@ class AsyncDAPOAgentLoopManager(AgentLoopManager):
                 target_valid_groups=0,
                 carried_valid_groups=0,
                 drains=True,
-                pool_size=self._options.round_size().pool_size(self.places) or self._options.lanes_hold,
+                pool_size=self._options.round_size().pool_size(self.capacity) or self._options.lanes_hold,
             ),
             [make_group(row, n=n, step=step) for row in rows],
         )

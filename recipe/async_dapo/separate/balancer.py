@@ -104,7 +104,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._meter.reset(self._table.total_inflight)
         self._is_open = True
         self._move()
-        return self._balance.places
+        return self._balance.capacity
 
     async def stop(self) -> float:
         self._is_open = False
@@ -118,13 +118,13 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         """A step's batch has been handed over: learn from it, and count anew, while engines go on.
 
         Returns:
-            What was counted, and the requests that the servers have room for together.
+            What was counted, and the requests that the servers may have in flight together.
         """
         self._loads = loads = await self._lives.tell_all("turn_over")
         self._balance.close(loads)
         stats = await self.take_stats()
         self._deliver(self._balance.open(loads))
-        return stats, self._balance.places
+        return stats, self._balance.capacity
 
     async def take_stats(self) -> LoadBalancerStats:
         to_epoch_s = time.time() - time.monotonic()

@@ -19,7 +19,7 @@ class RollingManager(AsyncDAPOAgentLoopManager):
         if summary is None:
             return None
         reports = self._get([worker.take_report.remote() for worker in self.agent_loop_workers])
-        balancer, self._places = self._get(self._balancer.turn_over.remote())
+        balancer, self._capacity = self._get(self._balancer.turn_over.remote())
         rollout_s = time.monotonic() - self._started
         self._started += rollout_s
         self._deadline = None

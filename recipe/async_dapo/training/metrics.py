@@ -46,7 +46,7 @@ METRICS: dict[str, str] = {
     "calls/lost_loops": "agent loops with replayable = False that were gone: their groups are retired [count]",
     "calls/failed": "calls of tools that raised or took longer than async_dapo.calls.timeout_s [count]",
     "calls/failed_ratio": "share of them, of all calls of tools that were answered [0-1]",
-    "calls/waiting_max": "most trajectories that waited for calls at once, without a place [trajectories]",
+    "calls/waiting_max": "most trajectories that waited for calls at once, and so held no engine [trajectories]",
     "turns/mean": "turns of the model in a trajectory, of those that ended [count]",
     "turns/tokens/mean": "tokens of a turn [tokens]",
     "turns/calls_s": "time that a trajectory spent in calls of tools, over all its steps, of those that ended [s]",
@@ -55,7 +55,7 @@ METRICS: dict[str, str] = {
     "load_balancer/lost_servers": "servers that died, or were ended because they did not answer, since the start of "
     "the run [servers]",
     "load_balancer/inflight/max": "most requests in flight at once [requests]",
-    "load_balancer/idle_ratio": "share of request places left empty over the round, of the most in flight at once "
+    "load_balancer/idle_ratio": "share of capacity left empty over the round, of the most requests in flight at once "
     "[0-1]",
     # With placement=separate only.
     "load_balancer/versions_behind": "policy versions that the oldest weights in an engine are behind the trainer's, "

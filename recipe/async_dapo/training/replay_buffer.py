@@ -130,7 +130,7 @@ class RoundReplayBuffer(ReplayBuffer):
     def open_round(self, step: int) -> None:
         """Top the pool up to the over-sampling target and start the step's round."""
         self._num_gen_batches, self._skipped = Fraction(0), 0
-        if not self._has_opened:  # the engines say what they have room for
+        if not self._has_opened:  # the engines say what capacity they have
             self.manager.open_engines(self._concurrency_state)
             self._has_opened = True
         groups = self._top_up(step)
@@ -165,7 +165,7 @@ class RoundReplayBuffer(ReplayBuffer):
     def _make_spec(self, kind: type[S], **of_round: Any) -> S:
         return self._options.round_spec(
             kind,
-            places=self.manager.places,
+            capacity=self.manager.capacity,
             over_sampling=self._over_sampling,
             round_size=self._round_size,
             **of_round,
@@ -253,7 +253,7 @@ class RoundReplayBuffer(ReplayBuffer):
             )
 
     def free_engines(self) -> None:
-        """Take what is frozen in the engines out of them: validation needs their places."""
+        """Take what is frozen in the engines out of them: validation needs their capacity."""
         self.manager.abandon(self.pool.detach())
 
     def _learn(self, record: RoundRecord, versions: VersionShares) -> None:

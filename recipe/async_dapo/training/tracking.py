@@ -123,7 +123,7 @@ def log_concurrency(
         limits["rollout_pool_size"] = options.fixed_pool_size
     elif (bound := size.staleness_bound(over_sampling.valid_share)) is not None:
         limits["max_staleness"] = bound
-    limits["engines"] = int(balancer.concurrency["places"])
+    limits["engines"] = int(balancer.concurrency["capacity"])
     held_by = "max_partial_share" if over_sampling.holds_less else "over_sampling_batch_size"
     limits[held_by] = over_sampling.groups_to_hold * options.rollout_n
     least, figures = min(limits, key=limits.__getitem__), balancer.concurrency

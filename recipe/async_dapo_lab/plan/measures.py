@@ -69,7 +69,7 @@ class StepMeasure:
 
     @property
     def idle_ratio(self) -> float:
-        """As `async_dapo/load_balancer/idle_ratio`: empty places, of those used at the round's peak [0-1]."""
+        """As `async_dapo/load_balancer/idle_ratio`: empty capacity, of what was used at the round's peak [0-1]."""
         return max(0.0, 1 - self.lease_s / self.inflight_max_s) if self.inflight_max_s else 0.0
 
     @property

@@ -33,10 +33,10 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 MEANINGS = """\
 tok/s/GPU: tokens in the loss over the whole step. speed-up: of it, over the first row. of bound: seconds that the
 needed tokens take at the engines' best throughput, plus training, over the row's; with drafts: the same where all
-engines draft. log-probs: share of a step that recomputes them, which `bypass` saves. idle: empty engine places, of
-those used at the peak. preempted, re-prefilled: context tokens computed again in a step. waste: tokens thrown away, or
-too stale for the loss, of these and those in the loss. off-policy: share of tokens in the loss. staleness: of these,
-mean/max in versions. length bias: mean trained over mean natural length. Steps are those of the steady state;
+engines draft. log-probs: share of a step that recomputes them, which `bypass` saves. idle: empty capacity,
+of what was used at the peak. preempted, re-prefilled: context tokens computed again in a step. waste: tokens thrown
+away, or too stale for the loss, of these and those in the loss. off-policy: share of tokens in the loss. staleness: of
+these, mean/max in versions. length bias: mean trained over mean natural length. Steps are those of the steady state;
 differences under 2 % are noise."""
 
 

@@ -128,7 +128,7 @@ class TrainingRun:
         """As `RoundReplayBuffer.open_round`."""
         return self.options.round_spec(
             RoundSpec,
-            places=self._fleet.balance.places,
+            capacity=self._fleet.balance.capacity,
             over_sampling=self._over_sampling,
             round_size=self._round_size,
             round_id=f"step-{self._step}",

@@ -57,8 +57,8 @@ def simulate(
     run = start(scenario, candidate.system)
     batch = scenario.train_batch_size * scenario.rollout_n
     if warmup is None:
-        places = min(natural_concurrency(scenario), scenario.num_servers * scenario.max_num_seqs)
-        warmup = _steps_to_steady_state(run, candidate, batch, scenario.mean_len_tok, places)
+        capacity = min(natural_concurrency(scenario), scenario.num_servers * scenario.max_num_seqs)
+        warmup = _steps_to_steady_state(run, candidate, batch, scenario.mean_len_tok, capacity)
     held_tok = 0
     for _ in range(warmup):
         held_tok = run.step().buffered_tok
@@ -81,7 +81,7 @@ def start(scenario: Scenario, system: System) -> TrainingRun | SeparateRun:
 
 
 def _steps_to_steady_state(
-    run: TrainingRun | SeparateRun, candidate: Candidate, batch: int, mean_len_tok: float, places: int
+    run: TrainingRun | SeparateRun, candidate: Candidate, batch: int, mean_len_tok: float, capacity: int
 ) -> int:
     """Steps until as many trajectories end in a step as begin, of every length; 0 for a system that keeps nothing.
 
@@ -91,7 +91,7 @@ def _steps_to_steady_state(
     the limit on staleness has it finished.
 
     Args:
-        places: trajectories that the engines run at once.
+        capacity: trajectories that the engines run at once.
     """
     habits = candidate.system.habits
     if habits.drops_surplus and (run.options.drains or habits.drops_interrupted):
@@ -99,7 +99,7 @@ def _steps_to_steady_state(
     held = run.options.over_sampling().groups_to_hold * run.options.rollout_n
     in_flight = min(candidate.concurrency or run.first_pool_size, held)
     rounds = in_flight / batch
-    longest = min(in_flight, places) / batch * run.options.max_response_length / mean_len_tok
+    longest = min(in_flight, capacity) / batch * run.options.max_response_length / mean_len_tok
     if run.options.max_staleness is not None:
         longest = min(longest, run.options.max_staleness + 1)
     least = 1 if candidate.concurrency else STEPS_TO_CONVERGE

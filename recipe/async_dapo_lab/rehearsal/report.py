@@ -27,7 +27,7 @@ STALENESS = "training/off_policy/trajectory_staleness_worst/mean"
 VERL_DISCARDS = ("training/filter_groups/discarded_surplus_samples", "training/off_policy/evicted_samples")
 # Below the table in the terminal.
 LEGEND = """\
-idle: empty engine places, of those used at the rollout's peak. tok/s/GPU: trained tokens.
+idle: empty capacity, of what was used at the rollout's peak. tok/s/GPU: trained tokens.
 of bound: the bound over the step's seconds; a single step passes 1 if its answers are short, or begun in steps before.
 waste: thrown-away tokens over these plus trained ones. off-policy: share of trained tokens from older versions.
 staleness: of a trajectory's oldest token, mean [versions]. bias: trained over natural mean length."""
@@ -103,7 +103,7 @@ class Step:
 
     Attributes:
         step_s: from the end of the step before, or of the validation after it, to its own end.
-        idle: empty engine places, of those used at the rollout's peak [0-1].
+        idle: empty capacity, of what was used at the rollout's peak [0-1].
         waste: thrown-away over thrown-away plus trained, in tokens, for verl's modes in groups [0-1].
         off_policy: share of trained tokens from older versions; None where they are not counted.
         staleness: of a trajectory's oldest token, mean over trajectories [versions].

@@ -55,7 +55,7 @@ class Timeline:
         )
 
     def idle_between(self, began_s: float, ended_s: float) -> float:
-        """Empty places in the engines, of those used at the peak [0-1]."""
+        """Empty capacity of the engines, of what was used at the peak [0-1]."""
         inside = (self.time_s >= began_s) & (self.time_s <= ended_s)
         held = self.held[inside].sum(axis=1)
         return float(1 - held.mean() / held.max()) if held.size and held.max() else 0.0

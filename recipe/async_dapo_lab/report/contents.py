@@ -27,7 +27,7 @@ def comparison(runs: Sequence[Run]) -> Iterator[Chart]:
     note = "each run in its colour"
     for name, title, unit, key in (
         ("seconds", "Seconds of a step", "s", keys.STEP_S),
-        ("idle", "Empty places in the engines", "share", keys.IDLE_RATIO),
+        ("idle", "Empty capacity of the engines", "share", keys.IDLE_RATIO),
         ("waste", "Thrown-away tokens", "share", keys.WASTE_RATIO),
         ("off-policy", "Off-policy tokens", "share", keys.OFF_POLICY),
         ("reward", "Reward in the batch", "mean", keys.REWARD),
@@ -46,7 +46,7 @@ def _speed(run: Run) -> Iterator[Chart]:
             parts.setdefault(name, []).append((step, spent_s))
     used = {name: points for name, points in parts.items() if any(spent_s for _, spent_s in points)}
     yield _chart("step", "Where a step's time goes", "s", used.items(), "the bars add up to the step", is_stacked=True)
-    idle = "Empty places in the engines"
+    idle = "Empty capacity of the engines"
     yield _one(run, "idle", idle, "share", keys.IDLE_RATIO, "of the most requests at once", marks=(0.5,))
     tokens = {
         "trained": keys.TOKENS_TRAINED,
