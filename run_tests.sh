@@ -16,7 +16,7 @@ ruff format --check .
 mypy
 PYTHONPATH=. lint-imports
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
-shellcheck "${scripts[@]}"
+shellcheck --external-sources "${scripts[@]}"
 bash docs/build.sh
 
 # What may run beside what: `ORDER` in tests/conftest.py, and the locks in tests/e2e/conftest.py.

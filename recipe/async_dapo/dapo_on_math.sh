@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # DAPO on math, the part that does not depend on the model: the scripts test_*.sh beside this file source it. They set
 # `model`, `run` and `least_nodes` first, add to `overrides`, and end with `start "$@"`.
+set -euo pipefail
 name=$(basename -- "$0" .sh)
 : "${DATA_HOME:?set DATA_HOME to the folder that prepare_dapo_data.sh has filled, for example DATA_HOME=\$HOME/data}"
 model_path=${MODEL_PATH:-$model}
@@ -29,6 +30,7 @@ cd -- "$(dirname -- "$parent_dir")"
 
 max_prompt_tok=1024
 max_response_tok=8192
+# shellcheck disable=SC2034 # the scripts use it
 max_trajectory_tok=$((max_prompt_tok + max_response_tok))
 
 overrides=(
@@ -87,7 +89,7 @@ overrides=(
   trainer.test_freq=5
   trainer.save_freq=10
   trainer.max_actor_ckpt_to_keep=3
-  trainer.default_local_dir="$ckpts_dir/$run"
+  trainer.default_local_dir="$ckpts_dir/${run:?}"
   trainer.project_name=async_dapo
   trainer.experiment_name="$run"
 )

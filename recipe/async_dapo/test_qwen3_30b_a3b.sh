@@ -10,6 +10,7 @@
 # RAY_ADDRESS, REHEARSE.
 set -euo pipefail
 model=Qwen/Qwen3-30B-A3B-Base run=qwen3-30b-a3b-base least_nodes=2
+# shellcheck source-path=SCRIPTDIR
 source "$(dirname -- "${BASH_SOURCE[0]}")/dapo_on_math.sh"
 
 overrides+=(

@@ -15,6 +15,7 @@
 #   REHEARSE     1 = rehearse this run on this machine, without GPUs and weights (docs/plan_check_rehearse.md) [0]
 set -euo pipefail
 model=Qwen/Qwen3-8B-Base run=qwen3-8b-base least_nodes=1
+# shellcheck source-path=SCRIPTDIR
 source "$(dirname -- "${BASH_SOURCE[0]}")/dapo_on_math.sh"
 
 overrides+=(
