@@ -110,7 +110,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/agents.md": {name: partial(example, name) for name in AGENTS},
     "docs/selection.md": {"measured": evidence.selection_in_words},
     "docs/evidence/side_by_side.md": {"side by side": evidence.side_by_side_table},
-    "docs/evidence/grid.md": {"defaults": evidence.grid},
+    "docs/evidence/grid.md": {"defaults": evidence.grid, "grids": table(defaults.grids_table)},
     "docs/evidence/rehearsal.md": {
         "papers": evidence.against_papers,
         "engine bound": evidence.engines,

@@ -46,12 +46,12 @@ def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
     ]
     alike = verl_colocate_async(groups=setting.groups)
     alike = replace(alike, name=COLOCATE_ALIKE, habits=replace(alike.habits, always_scores=False))
-    stale_kv = ours(STALE_KV, rollout_strategy="partial_stale_kv")
-    beside = ("baseline", baseline(alike)) if setting.grid else ("default", stale_kv)
+    beside = [] if setting.grid else [("default", ours(STALE_KV, rollout_strategy="partial_stale_kv"))]
+    beside += [("baseline", baseline(alike))] if scenario.updates == 1 else []
     return [
         *(("baseline", one) for one in baselines(scenario)),
         ("default", ours(DEFAULT)),
-        beside,
+        *beside,
         *(("tuned", one) for one in tuned if one.concurrency is not None),
     ]
 

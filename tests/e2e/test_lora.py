@@ -2,6 +2,8 @@
 
 import pytest
 
+from recipe.async_dapo.record.keys import FRESH_K3_KL, K3_KL
+
 from ..support.harness import Run, ledger_closes, train
 
 pytestmark = pytest.mark.nightly
@@ -35,5 +37,7 @@ def run(assets, tmp_path_factory) -> Run:
 
 def test_given_an_adapter_when_it_trains_then_engines_sample_from_it_also_after_a_resume(run):
     assert [record["step"] for record in run.inspections][-1] == STEPS and all(map(ledger_closes, run.steps))
-    k3s = [step["async_dapo/importance/staleness_0/k3_kl"] for step in run.steps]
-    assert max(map(abs, k3s)) < K3_NATS, k3s
+    k3s = [step[FRESH_K3_KL] for step in run.steps if FRESH_K3_KL in step]  # a step may train on older tokens alone
+    assert k3s and max(map(abs, k3s)) < K3_NATS, k3s
+    assert max(run.metric("async_dapo/partial/resumed_groups")) > 0
+    assert max(run.metric(K3_KL)) > 100 * K3_NATS, "the adapter has not changed"

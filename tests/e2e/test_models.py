@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from recipe.async_dapo.record.checkpoint_folder import read_pool
+from recipe.async_dapo.record.keys import FRESH_K3_KL
 
 from ..support.harness import Run, ledger_closes, train
 from ..support.tiny_models import TinyModel, picture, qwen2_5_vl, qwen3_5, qwen3_moe, qwen3_vl
@@ -74,8 +75,8 @@ def run(family, folder) -> Run:
 
 def test_given_a_family_when_it_trains_then_new_tokens_agree_and_resumed_ones_are_trained(family, run):
     assert len(run.steps) == STEPS and all(map(ledger_closes, run.steps))
-    k3s = [step["async_dapo/importance/staleness_0/k3_kl"] for step in run.steps]
-    assert max(map(abs, k3s)) < family[2], k3s
+    k3s = [step[FRESH_K3_KL] for step in run.steps if FRESH_K3_KL in step]  # a step may train on older tokens alone
+    assert k3s and max(map(abs, k3s)) < family[2], k3s
     assert max(run.metric("async_dapo/partial/resumed_groups")) > 0
     assert max(run.metric("async_dapo/partial/off_policy_token_ratio")) > 0
 
