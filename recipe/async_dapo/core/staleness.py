@@ -1,10 +1,10 @@
 """Tokens by policy version: the bound on staleness, how stale a batch is, and which forward passes correct for it.
 
-What keeps a trained token from being too old, in this order: a group starts only while it can be trained in time
-(`Round`; `Deadlines`, where engines have GPUs of their own), and only while so few trajectories are unfinished that the
-longest ends in time (`RoundSize`). A group that would be too stale in the next step is finished first, and one of which
-no token could be trained on any more is retired (`PromptPool`). Tokens that are too old all the same are masked out of
-the loss (`store.withhold`).
+What keeps a trained token from being too old: a group of which no token could be trained on any more is retired before
+a round, and one that would be too stale in the next step is finished first (`PromptPool`). A group starts only while it
+can be trained in time (`Round`; `Deadlines`, where engines have GPUs of their own), and only while so few trajectories
+are unfinished that the longest ends in time (`RoundSize`). Tokens that are too old all the same are masked out of the
+loss (`store.withhold`).
 """
 
 from collections import Counter
@@ -45,12 +45,12 @@ class StalenessLimit:
         """The oldest policy version whose tokens may be trained on in this step."""
         return 0 if self.max_staleness is None else step - 1 - self.max_staleness
 
-    def must_finish(self, oldest_version: int | None, step: int) -> bool:
+    def must_finish(self, version: int | None, step: int) -> bool:
         """Whether tokens of this version can be trained on in this step, but no longer in the next."""
-        return oldest_version is not None and oldest_version < self.oldest_trainable(step + 1)
+        return version is not None and version < self.oldest_trainable(step + 1)
 
-    def is_too_stale(self, oldest_version: int | None, step: int) -> bool:
-        return oldest_version is not None and oldest_version < self.oldest_trainable(step)
+    def is_too_stale(self, version: int | None, step: int) -> bool:
+        return version is not None and version < self.oldest_trainable(step)
 
 
 class VersionTag(TypedDict):
