@@ -218,7 +218,7 @@ class BoundedServerAdapter(ServerAdapter):
             raise _EngineLost(f"is dead: {error}") from error
 
     def _give_up(self, error: Exception) -> None:
-        """The load balancer learns of it from the death of the servers; the trainer ends what is left of their processes."""
+        """The load balancer learns of it from the death of the servers; the trainer ends their processes."""
         self._is_lost = True
         logger.critical("engine %d is given up, and gets no more weights: %s", self.replica_rank, error)
         for server in self._servers:
