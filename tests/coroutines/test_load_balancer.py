@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.support.router import router_options
 from recipe.async_dapo.engines import server as server_module
+from recipe.async_dapo.engines.lives import EngineLives
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.engines.server_actor import ServerActor
 
@@ -237,3 +238,11 @@ async def test_given_an_agent_loop_that_generates_twice_in_parallel_under_one_id
     assert_whole(calls[0].result())
     assert calls[1].result().token_ids == [token_at([8], k) for k in range(LENGTH_TOK)]
     await it.is_quiet()
+
+
+def test_given_an_engine_at_the_address_of_a_lost_one_when_it_joins_then_it_lives_and_the_lost_one_still_counts():
+    lives = EngineLives({}, timeout_s=1.0, on_lost=lambda address: None)
+    lives.explain("10.0.0.1:5", "died: killed")
+    lives.join("10.0.0.1:5", FakeHandle(None))
+    assert list(lives.alive) == ["10.0.0.1:5"] and "10.0.0.1:5" not in lives.lost
+    assert list(lives.lost.values()) == ["10.0.0.1:5 died: killed"]

@@ -68,7 +68,9 @@ def test_given_pictures_when_a_group_is_made_then_it_keeps_the_bytes_of_each_and
 
 
 def test_given_a_picture_by_path_when_a_group_is_made_then_it_keeps_the_path():
-    group = make_group(row({"image": "/data/1.png"}), n=2, step=1)
+    notes = [{"content": ["no item", "of a message"]}]  # a column of another kind
+    group = make_group(row({"image": "/data/1.png"}) | {"notes": notes}, n=2, step=1)
+    assert group.prompt["notes"] == notes
     assert opened(group.prompt) == group.prompt
     assert without_pictures(group.prompt)["raw_prompt"][1]["content"] == [{"type": "image"}, {"type": "text"}]
     assert group.prompt["raw_prompt"][1]["content"][0] == {"type": "image", "image": "/data/1.png"}

@@ -29,7 +29,7 @@ class InsatiableManager:
 
     def abandon(self, attachments: Sequence[object]) -> None: ...
 
-    places = 64
+    capacity = 64
 
     def open_engines(self, concurrency_state: object = None) -> None: ...
 

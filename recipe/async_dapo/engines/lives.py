@@ -19,7 +19,7 @@ class EngineLives:
     """The engines that live, by the addresses of their servers, and what became of those that are lost.
 
     An engine is lost when a call finds one of its servers dead, be it only the call that waits for that, or when it has
-    not answered in time. It never comes back: one that starts in its place has another address.
+    not answered in time. It never comes back: one that starts in its place is another.
 
     Args:
         engines: address -> vLLM server actor.
@@ -45,6 +45,12 @@ class EngineLives:
         for server in servers:
             watching = self._call(address, server, "until_death")
             self._watches.append(asyncio.create_task(watching, name=f"watch {address}"))
+
+    def join(self, address: str, server: ActorHandle) -> None:
+        """An engine that has started in mid-run; its address may be that of a lost one."""
+        if (fate := self.lost.pop(address, None)) is not None:
+            self.lost[f"{address}, the {len(self.lost) + 1}. that was lost"] = fate
+        self.alive[address] = server
 
     def lose(self, address: str, why: str) -> None:
         """Strike an engine off the list, if it is there, and end it: its other requests may hang."""

@@ -34,7 +34,12 @@ def items_of(messages: Any) -> Iterator[dict[str, Any]]:
     """The items of a prompt's messages that are not plain text; none of what is no list of messages."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
-        yield from (item for item in content if item.get("type") in MEDIA) if isinstance(content, list) else ()
+        yield from (item for item in content if kind_of(item) in MEDIA) if isinstance(content, list) else ()
+
+
+def kind_of(item: Any) -> str | None:
+    """Of an item of a message's content; None of one that is no item, as in a column of another kind."""
+    return item.get("type") if isinstance(item, dict) else None
 
 
 def has_pictures(messages: Any) -> bool:
@@ -75,7 +80,7 @@ def _changed(messages: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) 
     def changed_content(content: Any) -> Any:
         if not isinstance(content, list):
             return content
-        return [change(item) if item.get("type") == "image" else item for item in content]
+        return [change(item) if kind_of(item) == "image" else item for item in content]
 
     return [message | {"content": changed_content(message["content"])} for message in messages]
 

@@ -60,7 +60,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
 
     async def join(self, server_id: str, handle: ActorHandle, workers: list[ActorHandle]) -> None:
         """An engine that has started in mid-run."""
-        self._lives.alive[server_id] = handle
+        self._lives.join(server_id, handle)
         self._meter.note(self._table.total_inflight)
         self._table.add_servers([server_id], is_closed=True)
         await self.enroll({server_id: workers})

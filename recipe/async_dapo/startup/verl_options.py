@@ -216,7 +216,6 @@ def check_verl_options(config: DictConfig) -> None:
         ConfigError: naming key, value and remedy.
     """
     ignored = [(key, accepted, f"another value would be ignored; {instead}") for key, accepted, instead in IGNORED]
-    strategies = TRAINING_ENGINES.get(config.model_engine)
     required = [partial(_require, config, *row) for row in (*FIXED, *ignored)]
     if strategies := TRAINING_ENGINES.get(config.model_engine):
         only = f"model_engine={config.model_engine} has no other"

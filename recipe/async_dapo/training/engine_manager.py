@@ -84,7 +84,7 @@ class EngineManager(CheckpointEngineManager):
         try:
             yield
         except RolloutError:
-            with suppress(RayError):  # the load balancer may be what died, or hangs
+            with suppress(RayError, TimeoutError):  # the load balancer may be what died, or an engine's node hangs
                 ray.get(self._balancer.lost_engines.remote(), timeout=QUICK_ANSWER_S)
                 self._remove_lost()
             raise
