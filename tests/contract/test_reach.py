@@ -14,13 +14,14 @@ cat > notes.txt <<< "of a shell that finds no program"
 ray start --head
 MORE=(actor_rollout_ref.rollout.n=$((n / 2)))
 python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' \
-    data.train_files="['$HOME/a.parquet', '$HOME/b.parquet']" "${MORE[@]}" "$@" 2>&1 | tee log.txt
+    data.train_files="['$HOME/a.parquet', '$PWD/b.parquet', '$(pwd)/c.parquet', '/root/d.parquet']" \
+    "${MORE[@]}" "$@" 2>&1 | tee log.txt
 """
 
 
 def test_a_script_is_expanded_by_a_shell_that_runs_no_program(tmp_path):
     (tmp_path / "run.sh").write_text(SCRIPT)
-    files = "data.train_files=['/home/a.parquet', '/home/b.parquet']"
+    files = f"data.train_files={[f'/home/{name}.parquet' for name in 'abcd']}"
     assert [*options_of(tmp_path / "run.sh")] == ["model_engine=megatron", files, "actor_rollout_ref.rollout.n=4"]
     assert [file.name for file in tmp_path.iterdir()] == ["run.sh"]
 
