@@ -30,7 +30,6 @@ cd -- "$(dirname -- "$parent_dir")"
 
 max_prompt_tok=1024
 max_response_tok=8192
-# shellcheck disable=SC2034 # the scripts use it
 max_trajectory_tok=$((max_prompt_tok + max_response_tok))
 
 overrides=(
@@ -72,6 +71,18 @@ overrides=(
   actor_rollout_ref.actor.optim.clip_grad=1.0
 
   actor_rollout_ref.model.path="$model_path"
+
+  # Training memory: a micro batch packs two of the longest trajectories; entropy is computed in chunks, for the 152k words
+  # of the head.
+  actor_rollout_ref.model.use_remove_padding=True
+  actor_rollout_ref.actor.use_dynamic_bsz=True
+  actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$((2 * max_trajectory_tok))"
+  actor_rollout_ref.actor.entropy_from_logits_with_chunking=True
+
+  # Engines: all of the KV cache is freed while the actor trains.
+  actor_rollout_ref.rollout.free_cache_engine=True
+  actor_rollout_ref.rollout.max_model_len="$max_trajectory_tok"
+  actor_rollout_ref.rollout.max_num_seqs=256
 
   # Sampling.
   actor_rollout_ref.rollout.temperature=1.0

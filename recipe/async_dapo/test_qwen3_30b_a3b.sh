@@ -15,10 +15,8 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/dapo_on_math.sh"
 
 overrides+=(
   # Training: each GPU holds a quarter of the attention and an eighth of the experts, and updates a sixteenth of Adam's
-  # state; all of it is in host memory while engines generate. A micro batch packs two of the longest trajectories, and
-  # activations are computed again.
+  # state; all of it is in host memory while engines generate. Activations are computed again.
   model_engine=megatron
-  actor_rollout_ref.model.use_remove_padding=True
   actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4
   actor_rollout_ref.actor.megatron.expert_model_parallel_size=8
   actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1
@@ -27,15 +25,9 @@ overrides+=(
   actor_rollout_ref.actor.megatron.override_transformer_config.recompute_num_layers=1
   actor_rollout_ref.actor.megatron.param_offload=True
   actor_rollout_ref.actor.megatron.optimizer_offload=True
-  actor_rollout_ref.actor.use_dynamic_bsz=True
-  actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$((2 * max_trajectory_tok))"
-  actor_rollout_ref.actor.entropy_from_logits_with_chunking=True
 
-  # Engines: 61 GB of weights over two GPUs; the KV cache is freed while the actor trains.
+  # Engines: 61 GB of weights over two GPUs.
   actor_rollout_ref.rollout.tensor_model_parallel_size=2
   actor_rollout_ref.rollout.gpu_memory_utilization=0.75
-  actor_rollout_ref.rollout.free_cache_engine=True
-  actor_rollout_ref.rollout.max_model_len="$max_trajectory_tok"
-  actor_rollout_ref.rollout.max_num_seqs=256
 )
 start "$@"

@@ -19,23 +19,14 @@ model=Qwen/Qwen3-8B-Base run=qwen3-8b-base least_nodes=1
 source "$(dirname -- "${BASH_SOURCE[0]}")/dapo_on_math.sh"
 
 overrides+=(
-  # Training memory: fp32 weights and Adam state are 98 GB over all GPUs, in host memory while engines generate. A
-  # micro batch packs two of the longest trajectories; entropy is computed in chunks, for the 152k words of the head.
-  actor_rollout_ref.model.use_remove_padding=True
+  # Training memory: fp32 weights and Adam state are 98 GB over all GPUs, in host memory while engines generate.
   actor_rollout_ref.model.enable_gradient_checkpointing=True
   actor_rollout_ref.actor.strategy=fsdp2
   actor_rollout_ref.actor.fsdp_config.param_offload=True
   actor_rollout_ref.actor.fsdp_config.optimizer_offload=True
-  actor_rollout_ref.actor.use_dynamic_bsz=True
-  actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$((2 * max_trajectory_tok))"
-  actor_rollout_ref.actor.entropy_from_logits_with_chunking=True
 
-  # Engines: one per GPU, as 16 GB of weights leave room for about 290k tokens of KV cache; all of it is freed while the
-  # actor trains.
+  # Engines: one per GPU, as 16 GB of weights leave room for about 290k tokens of KV cache.
   actor_rollout_ref.rollout.tensor_model_parallel_size=1
   actor_rollout_ref.rollout.gpu_memory_utilization=0.8
-  actor_rollout_ref.rollout.free_cache_engine=True
-  actor_rollout_ref.rollout.max_model_len="$max_trajectory_tok"
-  actor_rollout_ref.rollout.max_num_seqs=256
 )
 start "$@"
