@@ -10,10 +10,10 @@ import pandas as pd
 from benchmarks.control_plane import summary as control_plane
 from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
-from benchmarks.drafts import grid as drafts
+from benchmarks.drafts import summary as drafts
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
-from benchmarks.frontier import draw as frontiers
+from benchmarks.frontier import summary as frontiers
 from benchmarks.plan import summary as plan
 from benchmarks.selection import summary as selection
 from benchmarks.separate import summary as separate
@@ -394,7 +394,7 @@ def drafts_table() -> pd.DataFrame:
 
 
 def frontier_of_all() -> pd.DataFrame:
-    table = frontiers.committed_table()
+    table = frontiers.table()
     titles = {"Simulated: off-policy share at most": "Off-policy share at most"}
     for whose, said in ((frontiers.OURS, "Over the best"), (frontiers.DRAFTING, "With drafts")):
         titles |= {f"{whose}, over the best baseline": said, f"{whose}, worst": f"{said}, worst"}
@@ -408,7 +408,7 @@ def draft_targets() -> pd.DataFrame:
         for _, row in drafts.summary().dropna(subset="Target").iterrows()
         for measured in [row["Over colocate_async"]]
     ]
-    table = frontiers.committed_table()
+    table = frontiers.table()
     for whose, target in frontiers.TARGETS.items():
         ratios = table.set_index("Simulated: off-policy share at most")[f"{whose}, over the best baseline"]
         rows.append((f"Frontier, {whose}, at the worst share ({ratios.idxmax():g})", target, ratios.max()))
@@ -442,10 +442,8 @@ def selection_in_words() -> str:
 
 
 def strategies_measured() -> pd.DataFrame:
-    table = strategies.strategies_table(strategies.read_runs())
-    table["Task"] = table["Task"].str.partition(",")[0]
-    table = table[table["Seeds"] > 1]
-    return table[STRATEGIES]
+    table = strategies.strategies_table()
+    return table.loc[table["Seeds"] > 1, STRATEGIES]
 
 
 def actors() -> pd.DataFrame:

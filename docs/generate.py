@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.defaults import draw as defaults
-from benchmarks.drafts import grid as drafts
+from benchmarks.drafts import summary as drafts
 from benchmarks.reach import summary as reach
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
