@@ -17,7 +17,6 @@ from recipe.async_dapo_lab.plan.systems import (
     recipe,
     verl_sync,
 )
-from recipe.async_dapo_lab.plan.workload import ValidShare
 
 R1_AND_BASE = LogNormalLengths(median_tok=4000, sigma=0.9, correlation=0.5)  # assumed
 QWEN3_THINKING = LogNormalLengths(median_tok=9000, sigma=0.75, correlation=0.5)  # the same; cut at each limit
@@ -54,7 +53,7 @@ def copris_setting(
         rollout_n=8,
         max_response_length=limit_tok,
         lengths=lengths,
-        pass_rates=ValidShare(1.0),
+        valid_share=1.0,
     )
 
 
@@ -71,7 +70,7 @@ def april_setting() -> Scenario:
         rollout_n=8,
         max_response_length=16384,
         lengths=QWEN3_THINKING,
-        pass_rates=ValidShare(1.0),
+        valid_share=1.0,
     )
 
 
@@ -86,7 +85,7 @@ def async_dapo_setting() -> Scenario:
         rollout_n=16,
         max_response_length=16384,
         lengths=R1_AND_BASE,
-        pass_rates=ValidShare(0.6),
+        valid_share=0.6,
     )
 
 
@@ -101,7 +100,7 @@ def mimo_setting() -> Scenario:
         rollout_n=16,
         max_response_length=32768,
         lengths=QWEN3_THINKING,
-        pass_rates=ValidShare(0.5),
+        valid_share=0.5,
     )
 
 
