@@ -249,8 +249,7 @@ def engines() -> str:
 def speedups() -> str:
     """How far a rehearsed ratio to verl sync's step moves with the speed-up."""
     table = engine_bound.speedups_table(engine_bound.read_all())
-    changes = table["Changed"].str.rstrip("%").astype(float).abs()
-    valid = table["Valid"] == "yes"
+    changes, valid = 100 * table["Changed"].abs(), table["Valid"].astype(bool)
     return (
         f"Speed-ups of {table['Speed-up'].min():g} to {table['Speed-up'].max():g} move the ratios by "
         f"{changes[valid].max():.0f} %, invalid runs by {changes[~valid].max():.0f} %.\n"
