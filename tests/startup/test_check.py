@@ -39,13 +39,6 @@ def test_given_a_good_run_when_checked_then_every_check_has_a_line_and_the_run_i
     assert re.search(r"Everything is in order \(\d+\.\d s\)\.$", words)
 
 
-def test_given_two_mistakes_when_checked_then_both_have_a_line(files, capsys):
-    assert main([*valid_overrides(files), "trainer.logger=wandbb", "data.train_files=none.parquet"]) == 1
-    bad = [line for line in lines(capsys) if line.startswith("BAD ")]
-    assert [line[5:27].strip() for line in bad] == ["options together", "data"]
-    assert "did you mean wandb?" in bad[0] and "data.train_files=none.parquet: cannot be read" in bad[1]
-
-
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor."
 
 
@@ -134,8 +127,10 @@ def test_given_vllms_cpu_build_when_checked_twice_then_verl_finds_it_and_the_loo
 
 def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files, capsys):
     assert main([*valid_overrides(files), "trainer.loger=x"]) == 1
-    message = "no such option; did you mean trainer.logger? (+trainer.loger=... would add it)"
-    assert lines(capsys) == [f"BAD  overrides              trainer.loger=x: {message}"]
+    [line] = lines(capsys)
+    assert line.startswith(
+        "BAD  overrides              trainer.loger=x: Hydra says: Could not override 'trainer.loger'."
+    )
 
 
 def test_given_an_accelerator_that_is_not_known_when_checked_then_the_known_ones_are_named(files, capsys):

@@ -1,5 +1,6 @@
 """What once ended a run after minutes, in a worker or a server, is refused before Ray starts."""
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -16,24 +17,25 @@ from ..support.composed_runs import refusal, rows, valid_overrides, write_parque
 ROLLOUT = "actor_rollout_ref.rollout."
 
 
-def test_an_agent_loop_that_cannot_be_imported_is_refused_with_the_reason(run, tmp_path, monkeypatch):
+TARGET = f"{ROLLOUT}agent.agent_loop_config_path, `_target_` of mine="
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- {name: mine, _target_: loops_of_mine.Mine}", f"{TARGET}loops_of_mine.Mine: .* 'package_that_is_not_there'"),
+        ("- {name: mine, _target_: no_such_module.Mine}", f"{TARGET}no_such_module.Mine: .*no_such_module"),
+        ("- {name: mine, _target_: pathlib.Path}", f"{TARGET}pathlib.Path: has no method `run`"),
+        ("name: mine", ".*must hold a list of entries with `name` and `_target_`"),
+        ("- [", ".*a class: ParserError: "),
+    ],
+)
+def test_an_agent_loop_that_cannot_be_imported_is_refused_with_the_reason(run, tmp_path, monkeypatch, text, said):
     (tmp_path / "loops_of_mine.py").write_text("import package_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
-    file = tmp_path / "loops.yaml"
-    overrides = (f"{ROLLOUT}agent.agent_loop_config_path={file}", f"{ROLLOUT}agent.default_agent_loop=mine")
-    for target, reason in (
-        ("loops_of_mine.Mine", "No module named 'package_that_is_not_there'"),
-        ("no_such_module.Mine", "no_such_module"),
-        ("pathlib.Path", "has no method `run`"),
-    ):
-        file.write_text(f"- name: mine\n  _target_: {target}\n")
-        message = refusal(run, *overrides)
-        assert message.startswith(f"{ROLLOUT}agent.agent_loop_config_path, `_target_` of mine={target}: ")
-        assert reason in message
-    file.write_text("name: mine\n")
-    assert "must hold a list of entries with `name` and `_target_`" in refusal(run, *overrides)
-    file.write_text("- [\n")
-    assert "a class: ParserError: " in refusal(run, *overrides)
+    (file := tmp_path / "loops.yaml").write_text(text)
+    agent = f"{ROLLOUT}agent."
+    assert re.match(said, refusal(run, f"{agent}agent_loop_config_path={file}", f"{agent}default_agent_loop=mine"))
 
 
 def test_an_agent_loop_of_a_module_that_ray_ships_is_found_where_it_is(run, tmp_path):
@@ -115,9 +117,9 @@ def test_a_disk_without_room_for_the_first_checkpoint_is_refused(run, tmp_path, 
     assert "3 at a time" in output_check.check_output_folders(config)
 
 
-def test_of_a_model_that_the_planner_does_not_know_only_the_disk_is_told(run, tmp_path, monkeypatch):
+def test_of_a_model_that_is_not_known_only_the_disk_is_told(run, tmp_path, monkeypatch):
     config = run(*SAVES, f"trainer.default_local_dir={tmp_path}")
-    config.actor_rollout_ref.model.path = "someone/unknown"
+    config.actor_rollout_ref.model.path = "/no/such/model"
     assert output_check.check_output_folders(config).startswith("checkpoints go to the disk mounted at /")
     assert output_check.check_output_folders(run()) == ""  # none are written
 
