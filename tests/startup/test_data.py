@@ -115,7 +115,10 @@ PLAIN_LOOP = [one | {"agent_name": "single_turn_agent"} for one in rows(16)]
         ({"array.json": json.dumps(rows(8))}, None),
         ({"array.json": json.dumps(rows(7))}, FEW),
         ({"a.parquet": ""}, "cannot be read: "),
-        *(({name: ""}, "lacks the columns ['prompt', 'data_source', 'reward_model']") for name in ("a.jsonl", "a.json")),
+        *(
+            ({name: ""}, "lacks the columns ['prompt', 'data_source', 'reward_model']")
+            for name in ("a.jsonl", "a.json")
+        ),
         *(({name: "PAR1 and no more"}, "cannot be read: ") for name in ("a.parquet", "a.jsonl", "a.json")),
         (
             {"text.parquet": with_truth("2"), "number.parquet": with_truth(2)},
@@ -255,22 +258,22 @@ def test_given_a_prompt_over_the_limit_when_checked_then_limit_length_and_prompt
     )
 
 
-def test_given_overlong_prompts_that_verl_leaves_out_when_too_few_remain_then_they_are_counted(run, tmp_path):
-    content = [*rows(7), *rows(9, prompt="x" * (LONGEST_PROMPT + 1))]
-    path = write_parquet(tmp_path / "train.parquet", content)
-    assert refusal(run, f"data.train_files={path}") == (
-        "data.max_prompt_length=32: verl keeps only 7 of the 16 prompts in data.train_files, fewer than one batch; "
-        "others are longer than data.max_prompt_length=32, up to 33 tokens; set it to 33 at least"
-    )
-
-
-def test_given_a_limit_that_hardly_a_prompt_keeps_then_the_one_that_a_batch_keeps_is_named(run, tmp_path):
-    letters = [20, 1, 7, 5, 3, 6, 2, 9, 8, 4, 10, 11, 12, 13, 14, 15]
+@pytest.mark.parametrize(
+    ("letters", "limit_tok", "kept", "longest_tok", "least_tok"),
+    [
+        ([3] * 7 + [LONGEST_PROMPT + 1] * 9, 32, 7, 33, 33),
+        ([20, 1, 7, 5, 3, 6, 2, 9, 8, 4, 10, 11, 12, 13, 14, 15], 4, 0, 28, 16),  # the eighth shortest has 8 + 8
+    ],
+)
+def test_given_a_limit_that_too_few_prompts_keep_then_the_one_that_a_batch_keeps_is_named(
+    run, tmp_path, letters, limit_tok, kept, longest_tok, least_tok
+):
     path = write_parquet(tmp_path / "train.parquet", [row(k, prompt="x" * count) for k, count in enumerate(letters)])
-    template_tok = 32 - LONGEST_PROMPT
-    message = refusal(run, f"data.train_files={path}", "data.max_prompt_length=4")
-    assert "=4: verl keeps only 0 of the 16 prompts in data.train_files, fewer than one batch; others are" in message
-    assert message.endswith(f"set it to {template_tok + 8} at least")  # the batch is of 8
+    limit = f"data.max_prompt_length={limit_tok}"
+    assert refusal(run, f"data.train_files={path}", limit) == (
+        f"{limit}: verl keeps only {kept} of the 16 prompts in data.train_files, fewer than one batch; "
+        f"others are longer than {limit}, up to {longest_tok} tokens; set it to {least_tok} at least"
+    )
 
 
 def test_given_more_long_prompts_than_are_sampled_then_that_is_told(run, tmp_path, monkeypatch):

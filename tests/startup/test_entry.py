@@ -74,12 +74,7 @@ def test_given_another_verl_when_started_then_the_process_ends_with_the_remedy(f
 
 
 @pytest.mark.parametrize(
-    ("entry", "flag"),
-    [
-        ("async_dapo.main_async_dapo", "--help"),
-        ("async_dapo_lab.train", "--help"),
-        ("async_dapo_lab.rehearse", "-h"),
-    ],
+    ("entry", "flag"), [("async_dapo.main_async_dapo", "--help"), ("async_dapo_lab.rehearse", "-h")]
 )
 def test_asked_for_help_it_says_how_it_is_used_and_where_the_options_are(tmp_path, entry, flag):
     done = start(tmp_path, flag, entry=entry)

@@ -9,10 +9,8 @@ import pytest
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.startup import output_check
 from recipe.async_dapo.startup.agent_loop_check import check_agent_loop
-from recipe.async_dapo.startup.overrides import compose_overrides
-from recipe.async_dapo.startup.preflight import findings
 
-from ..support.composed_runs import refusal, rows, valid_overrides, write_parquet
+from ..support.composed_runs import refusal, rows, write_parquet
 
 ROLLOUT = "actor_rollout_ref.rollout."
 
@@ -130,11 +128,6 @@ def test_loggers_files_are_looked_at_where_the_environment_puts_them(run, tmp_pa
     assert refusal(run).startswith(f"TENSORBOARD_DIR={tmp_path}/file/board: ")
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", f"{tmp_path}/file/metrics.jsonl")
     assert refusal(run, "trainer.logger=file").startswith(f"VERL_FILE_LOGGER_PATH={tmp_path}/file/metrics.jsonl: ")
-
-
-def test_without_readable_options_no_other_check_runs(files):
-    found = list(findings(compose_overrides([*valid_overrides(files), "async_dapo.stop_rule=x"])))
-    assert [finding.name for finding in found] == ["versions", "async_dapo options"]
 
 
 @pytest.mark.parametrize("name", ["nowhere.Recorder", "Recorder"])
