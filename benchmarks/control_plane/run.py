@@ -7,8 +7,7 @@ again, until 16,384 have been given back. Coordinator and replay buffer: as many
 groups of 16, come to their end; the coordinator is told, round after round until 16,384 have ended, the replay buffer
 looks at verl's TransferQueue every 2 s. CPU seconds are those of the actors, with all their threads, after a first
 wave or round. The servers are names for one idle actor: nothing is generated. Writes `control_plane.csv`, and goes on
-where it ends; `python -m benchmarks.control_plane.table FOLDER` prints the table. The project's own rows are in
-`assets/control_plane`.
+where it ends. The project's own rows are in `assets/control_plane`.
 """
 
 import argparse

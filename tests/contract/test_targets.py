@@ -89,7 +89,7 @@ def measured() -> dict[str, float]:
     for tail, share in bound.groupby("Tail")["Of the bound"].max().items():
         found[f"Share of the bound, tail {tail}"] = share
 
-    table = strategies.strategies_table(strategies.read_runs()).set_index(["Steps", "Strategy, stop rule"])
+    table = strategies.strategies_table().set_index(["Steps", "Strategy, stop rule"])
     rollout_s, length = table["Rollout, mean [s]"], table["Length trained / dispatched"]
     found["Rollout of `partial`"] = rollout_s[30, "partial"] / rollout_s[30, "discard, drain, B prompts at a time"]
     found["Length trained over dispatched, `partial`, quick"] = length[60, "partial"]

@@ -118,7 +118,7 @@ class Inputs:
     drafts_accepted_ratio: Annotated[float, "share of the drafted tokens that are accepted [0-1]"] = 0.4
     strategies: Annotated[list[RolloutStrategy] | None, "async_dapo.rollout_strategy values to try; null = all"] = None
     stop_rules: Annotated[list[StopRuleName] | None, "async_dapo.stop_rule values to try; null = all"] = None
-    concurrency: Annotated[list[int] | None, "trajectories in flight to try [count]; null = around the KV room"] = None
+    concurrency: Annotated[list[int] | None, "fixed pool sizes to try, too [trajectories]"] = None
     max_length_bias: Annotated[float, "largest |trained / natural mean length - 1| to recommend"] = 0.03
     max_off_policy: Annotated[float, "largest share of off-policy tokens to recommend [0-1]"] = 1.0
     steps: Annotated[int | None, "steps to average over [count]; null = as many as the batch size needs"] = None
