@@ -25,7 +25,6 @@ from .systems import (
     verl_separate_async,
     verl_sync,
 )
-from .workload import ANSWERS
 
 SAMPLE = 4096  # prompts
 
@@ -66,7 +65,7 @@ class Bound:
 
 def bound_of(scenario: Scenario) -> Bound:
     """Of engines that do not draft."""
-    groups = [group.prompt[ANSWERS] for group in scenario.workload().draw(SAMPLE, step=0)]
+    groups = scenario.workload().answers(SAMPLE)
     lens_tok = np.array([group.response_lens_tok for group in groups], dtype=float)
     is_valid = np.array([min(group.metrics) < max(group.metrics) for group in groups])
     valid_tok = lens_tok[is_valid] if is_valid.any() else lens_tok
@@ -227,8 +226,8 @@ def pool_options(scenario: Scenario, pool_size: int) -> dict[str, int]:
 
 def natural_concurrency(scenario: Scenario) -> int:
     """Trajectories in flight that fill the KV cache, at the mean context of a running one."""
-    answers = scenario.workload().draw(512, step=0)
-    lens_tok = np.array([one.prompt[ANSWERS].response_lens_tok for one in answers], dtype=float)
+    answers = scenario.workload().answers(512)
+    lens_tok = np.array([one.response_lens_tok for one in answers], dtype=float)
     cost = scenario.step_cost()
     context_tok = _mean_context_tok(lens_tok, scenario.prompt_len_tok) + cost.request_kv_tok
     return max(1, int(scenario.num_servers * cost.kv_room_tok / context_tok))

@@ -20,7 +20,7 @@ from .costs import ServerConstants
 from .hardware import ACCELERATORS, DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
 from .lengths import LengthModel, LogNormalLengths, load_lengths
 from .scenario import Scenario
-from .workload import ANSWERS, BLOCK
+from .workload import BLOCK
 
 MOST_CUT = 0.9  # of responses, that may be as long as the limit [0-1]
 LEAST_VALID_SHARE = 0.005  # of groups, that is worth simulating [0-1]
@@ -212,8 +212,8 @@ class Inputs:
     def _check_lengths(self, scenario: Scenario) -> None:
         """Lengths that are nearly all cut, or of no tokens, are a slip of a unit."""
         key, value = ("lengths", self.lengths) if self.lengths else ("length_median_tok", self.length_median_tok)
-        answers = [group.prompt[ANSWERS].response_lens_tok for group in scenario.workload().draw(BLOCK, step=0)]
-        lens_tok = [length for group in answers for length in group]
+        sample = scenario.workload().answers(BLOCK)
+        lens_tok = [length for answers in sample for length in answers.response_lens_tok]
         cut = sum(length >= self.max_response_length for length in lens_tok) / len(lens_tok)
         if cut > MOST_CUT:
             raise ConfigError(
@@ -228,7 +228,7 @@ class Inputs:
     def _check_valid_groups(self, scenario: Scenario) -> None:
         """Systems that draw until they have a batch would draw for ever. A single answer is never filtered."""
         workload = scenario.workload()
-        workload.draw(BLOCK, step=0)
+        workload.answers(BLOCK)
         if self.rollout_n > 1 and workload.num_valid < LEAST_VALID_SHARE * BLOCK:
             raise ConfigError(
                 "valid_share",
