@@ -10,10 +10,10 @@ import pandas as pd
 from benchmarks.control_plane import summary as control_plane
 from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
-from benchmarks.drafts import grid as drafts
+from benchmarks.drafts import summary as drafts
 from benchmarks.engine_bound import summary as engine_bound
 from benchmarks.faults import summary as faults
-from benchmarks.frontier import draw as frontiers
+from benchmarks.frontier import summary as frontiers
 from benchmarks.plan import summary as plan
 from benchmarks.selection import summary as selection
 from benchmarks.separate import summary as separate
@@ -45,7 +45,6 @@ TWO_H200 = "2 servers, B=16, n=8, 16K"
 ONE_H100 = "1 H100, B=32, n=8, 4K"
 DEFAULTS, DRAFTED = "partial, defaults", "partial, drafts"
 SEPARATE_PARTIAL = "separate, partial"  # of `side_by_side`
-SEPARATE_ROWS = ("separate", "consistent", "at separate_async's share", "at colocate_async's share")
 REFERENCE_ROWS = (
     "verl sync",
     "verl colocate_async",
@@ -62,8 +61,7 @@ REFERENCE_ROWS = (
 
 def separate_table() -> pd.DataFrame:
     """Engines on GPUs of their own over other systems: a step, and the shares of older tokens."""
-    rows = separate.summary()
-    return rows[rows["Simulated: separate"].isin(SEPARATE_ROWS)].drop(columns=["Best", "Worst"])
+    return separate.summary()
 
 
 def grid() -> str:
@@ -107,7 +105,7 @@ def separate_measured() -> str:
 
 def separate_rehearsed() -> str:
     """Rehearsals over the planner's step, with their own verdict on whether they may be believed."""
-    rows = separate.read_rehearsed()
+    rows = pd.read_csv(separate.FOLDER / "rehearsed.csv")
     said = "; ".join(
         f"`{row.strategy}` takes {row.ratio:.3f} of the planned step, off-policy {row.off_policy:.2f}, and "
         + ("may be believed" if row.is_valid else f"ran late ({row.trainer_late_share:.1%}): not to be believed")
@@ -251,8 +249,7 @@ def engines() -> str:
 def speedups() -> str:
     """How far a rehearsed ratio to verl sync's step moves with the speed-up."""
     table = engine_bound.speedups_table(engine_bound.read_all())
-    changes = table["Changed"].str.rstrip("%").astype(float).abs()
-    valid = table["Valid"] == "yes"
+    changes, valid = 100 * table["Changed"].abs(), table["Valid"].astype(bool)
     return (
         f"Speed-ups of {table['Speed-up'].min():g} to {table['Speed-up'].max():g} move the ratios by "
         f"{changes[valid].max():.0f} %, invalid runs by {changes[~valid].max():.0f} %.\n"
@@ -320,24 +317,10 @@ def _ends(cells: pd.DataFrame) -> str:
 _WORDS = {"continued": "goes on", "ended": "ends"}
 
 
-def soak() -> str:
-    [one] = faults.soak_table(faults.read_soak()).to_dict("records")
-    return (
-        f"Over {one['Until the last kill [min]']} minutes {one['Kills']} kills at random moments of emulated engines: "
-        f"{one['Ended, and started again']} times the run ended, after {one['Longest until the end [s]']} s at the "
-        f"latest, and was started again at once; {one['Hung']} hung, {one['Prompts lost']} prompts lost, "
-        f"{one['Trained twice']} trained twice, {one['Left behind']} left-overs. "
-        f"{one['Starts that failed']} starts failed.\n"
-    )
-
-
 def corrections_exact() -> pd.DataFrame:
-    """Error under `partial`: a row a correction by token, a column a drift between versions."""
+    """Corrections by token."""
     table = corrections.exact_table()
-    wide = table.pivot(index="Correction", columns="KL", values="Error, partial")
-    wide.columns = [f"KL {kl:.3g}" for kl in wide.columns]
-    by_token = [name for name in table["Correction"].unique() if "by sequence" not in name]
-    return wide.loc[by_token].reset_index()
+    return table[~table["Correction"].str.contains("by sequence")]
 
 
 def corrections_learned() -> str:
@@ -394,7 +377,7 @@ def drafts_table() -> pd.DataFrame:
 
 
 def frontier_of_all() -> pd.DataFrame:
-    table = frontiers.committed_table()
+    table = frontiers.table()
     titles = {"Simulated: off-policy share at most": "Off-policy share at most"}
     for whose, said in ((frontiers.OURS, "Over the best"), (frontiers.DRAFTING, "With drafts")):
         titles |= {f"{whose}, over the best baseline": said, f"{whose}, worst": f"{said}, worst"}
@@ -408,7 +391,7 @@ def draft_targets() -> pd.DataFrame:
         for _, row in drafts.summary().dropna(subset="Target").iterrows()
         for measured in [row["Over colocate_async"]]
     ]
-    table = frontiers.committed_table()
+    table = frontiers.table()
     for whose, target in frontiers.TARGETS.items():
         ratios = table.set_index("Simulated: off-policy share at most")[f"{whose}, over the best baseline"]
         rows.append((f"Frontier, {whose}, at the worst share ({ratios.idxmax():g})", target, ratios.max()))
@@ -442,10 +425,8 @@ def selection_in_words() -> str:
 
 
 def strategies_measured() -> pd.DataFrame:
-    table = strategies.strategies_table(strategies.read_runs())
-    table["Task"] = table["Task"].str.partition(",")[0]
-    table = table[table["Seeds"] > 1]
-    return table[STRATEGIES]
+    table = strategies.strategies_table()
+    return table.loc[table["Seeds"] > 1, STRATEGIES]
 
 
 def actors() -> pd.DataFrame:

@@ -1,9 +1,7 @@
 """The bound without idle time: tokens per second of the same engines, kept full, with the machine to themselves.
 
-python -m benchmarks.full_engines --tails 8 25 2 --engines 1 --repetitions 3
-
 Model, prompts, engine options and requests in flight are those of `side_by_side`; whenever a request ends the next one
-starts. Tokens are counted in a window that begins when every place has been filled for a while. Writes `bound.csv`;
+starts. Tokens are counted in a window that begins when every place has been filled for a while.
 `side_by_side` puts each of its runs between two such measurements.
 """
 
@@ -15,13 +13,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import ROOT, STREAM_INTERVAL, TAILS
 from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
@@ -53,84 +48,57 @@ def chat_prompts(assets: Assets) -> list[list[int]]:
     return [tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in rows]
 
 
-class FullEngine:
-    """One of the engines, in this process: whenever a request ends the next one starts.
-
-    Args:
-        temperature: of the sampling.
-        arguments: of vLLM, beside or in place of those that a training run gives.
-    """
-
-    def __init__(self, assets: Assets, *, engines: int, temperature: float = 1.0, **arguments: object) -> None:
-        from verl.plugin.platform import get_platform
-
-        os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        given = {"model": str(assets.model), "stream_interval": STREAM_INTERVAL}
-        every = given | engine_options(assets, engines=engines) | arguments
-        self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**every))
-        self._places, self._most_tok = REQUESTS_IN_FLIGHT // engines, assets.shape.max_response_tok
-        self._temperature = temperature
-        self._tok = 0
-
-    @asynccontextmanager
-    async def filled(self, requests: Iterable[tuple[str, list[int]]]) -> AsyncIterator[None]:
-        """All places are, for a while already.
-
-        Args:
-            requests: without an end, name and prompt of each.
-        """
-        waiting = iter(requests)
-        async with asyncio.TaskGroup() as tasks:
-            places = [tasks.create_task(self._keep_filled(waiting)) for _ in range(self._places)]
-            await asyncio.sleep(RAMP_UP_S)
-            yield
-            for place in places:
-                place.cancel()
-        self.engine.shutdown()
-
-    async def _keep_filled(self, waiting: Iterator[tuple[str, list[int]]]) -> None:
-        from vllm import SamplingParams
-        from vllm.inputs import TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            temperature=self._temperature,
-            max_tokens=self._most_tok,
-            logprobs=0,
-            output_kind=RequestOutputKind.DELTA,
-            detokenize=False,  # this and the next: the lightest front end, which is this recipe's
-            flat_logprobs=True,
-        )
-        for name, prompt_ids in waiting:
-            async for output in self.engine.generate(TokensPrompt(prompt_token_ids=prompt_ids), params, name):
-                self._tok += len(output.outputs[0].token_ids)
-
-    async def tok_per_s(self, window_s: float) -> float:
-        """Counted from now on."""
-        before_tok, began = self._tok, time.monotonic()
-        await asyncio.sleep(window_s)
-        return (self._tok - before_tok) / (time.monotonic() - began)
-
-
 async def full_engine(assets: Assets, *, engines: int) -> float:
-    """Tokens per second of one of the engines, in this process."""
-    prompts, full = chat_prompts(assets), FullEngine(assets, engines=engines)
-    async with full.filled((f"request-{number}", prompts[number % len(prompts)]) for number in itertools.count()):
+    """Tokens per second of one of the engines, in this process: whenever a request ends the next one starts."""
+    from verl.plugin.platform import get_platform
+
+    os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    options = {"stream_interval": STREAM_INTERVAL, **engine_options(assets, engines=engines)}
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(assets.model), **options))
+    params = SamplingParams(
+        temperature=1.0,
+        max_tokens=assets.shape.max_response_tok,
+        logprobs=0,
+        output_kind=RequestOutputKind.DELTA,
+        detokenize=False,  # this and the next: the lightest front end, which is this recipe's
+        flat_logprobs=True,
+    )
+    prompts, numbers, generated_tok = chat_prompts(assets), itertools.count(), 0
+
+    async def keep_filled() -> None:
+        nonlocal generated_tok
+        for number in numbers:
+            prompt = TokensPrompt(prompt_token_ids=prompts[number % len(prompts)])
+            async for output in engine.generate(prompt, params, f"request-{number}"):
+                generated_tok += len(output.outputs[0].token_ids)
+
+    async with asyncio.TaskGroup() as tasks:
+        places = [tasks.create_task(keep_filled()) for _ in range(REQUESTS_IN_FLIGHT // engines)]
+        await asyncio.sleep(RAMP_UP_S)
         print(READY, flush=True)
         await asyncio.to_thread(sys.stdin.readline)  # until all engines are
-        return await full.tok_per_s(WINDOW_S)
+        before_tok, began = generated_tok, time.monotonic()
+        await asyncio.sleep(WINDOW_S)
+        tok_per_s = (generated_tok - before_tok) / (time.monotonic() - began)
+        for place in places:
+            place.cancel()
+    engine.shutdown()
+    return tok_per_s
 
 
 def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> int:
     """Tokens per second of all engines together, each in a process of its own, at the same time."""
-    command = [sys.executable, "-m", "benchmarks.full_engines", "--one-of", str(engines), "--tails", str(tail)]
+    command = [sys.executable, "-m", "benchmarks.full_engines", "--engines", str(engines), "--tail", str(tail)]
     environment = run_environment(os.environ, code_path=ROOT, output=folder, ray_folder=folder)
     processes = [
         subprocess.Popen(
-            [*command, "--runs", str(folder)],
+            [*command, "--folder", str(folder)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -150,24 +118,11 @@ def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> int
 
 
 def main() -> None:
+    """One of the engines that `measure_all` starts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tails", type=int, nargs="+", choices=TAILS, default=list(TAILS))
-    parser.add_argument("--engines", type=int, nargs="+", default=[1])
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("outputs", "full_engines"))
-    parser.add_argument("--runs", type=Path, default=Path("outputs", "full_engines"), help="folder of model and data")
-    parser.add_argument("--one-of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--engines", type=int, required=True, help="that run at the same time")
+    parser.add_argument("--tail", type=int, choices=TAILS, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="of model and data")
     options = parser.parse_args()
-    folder = options.runs.absolute()
-    if options.one_of:
-        assets = prepare_assets(folder, seed=0, shape=TAILS[options.tails[0]])
-        print(json.dumps({"tok_per_s": asyncio.run(full_engine(assets, engines=options.one_of))}))
-        return
-    bounds = RunsFile(options.output / "bound.csv")
-    for repetition in range(options.repetitions):
-        for tail in options.tails:
-            assets = prepare_assets(folder, seed=0, shape=TAILS[tail])
-            for engines in options.engines:
-                cell = {"tail": tail, "engines": engines, "repetition": repetition}
-                if not bounds.has(**cell):
-                    bounds.add(cell | {"tok_per_s": measure_all(assets, tail=tail, engines=engines, folder=folder)})
+    assets = prepare_assets(options.folder, seed=0, shape=TAILS[options.tail])
+    print(json.dumps({"tok_per_s": asyncio.run(full_engine(assets, engines=options.engines))}))

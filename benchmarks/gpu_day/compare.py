@@ -2,9 +2,9 @@
 
 python -m benchmarks.gpu_day.compare "partial" --output outputs/gpu_day/results
 
-B=32, n=8, at most 4,096 tokens an answer; the reward is a hash of the answer, so that nearly every group is valid. The
+B=32, n=8, at most 2,048 tokens an answer; the reward is a hash of the answer, so that nearly every group is valid. The
 row is added to `runs.csv`. `--model experts` takes a tiny mixture of experts; `--device cpu` the quick start's model
-and task, to try the command.
+and sizes, to try the command.
 """
 
 import argparse
@@ -32,9 +32,19 @@ from recipe.async_dapo_lab.quickstart.supervision import RayFolder, exit_on_sign
 from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
 
 PROMPTS, RESPONSES = 32, 8
-PROMPT_TOK, RESPONSE_TOK = 128, 4096
+PROMPT_TOK, RESPONSE_TOK = 128, 2048
+KV_CACHE_BYTES = 20_000_000_000  # of each engine, so that two systems can start up side by side
 WITHOUT_VALIDATION = ("trainer.val_before_train=False", "trainer.test_freq=-1")
 FIRST_STEPS = 2  # the engine's and the trainer's first calls are slow, and `partial` has no unfinished answers yet
+
+
+def task_overrides() -> Iterator[str]:
+    """Answers of drawn lengths, which no reward function can tell apart."""
+    rollout = "actor_rollout_ref.rollout"
+    yield f"reward.custom_reward_function.path={quoted(Path(reward.__file__))}"
+    yield f"{rollout}.agent.default_agent_loop=drawn_lengths"
+    yield f"{rollout}.agent.agent_loop_config_path={quoted(Path(__file__).with_name('agent_loops.yaml'))}"
+    yield f"{rollout}.name=vllm"
 
 
 def gpu_overrides(system: str) -> Iterator[str]:
@@ -46,22 +56,24 @@ def gpu_overrides(system: str) -> Iterator[str]:
     yield f"data.max_prompt_length={PROMPT_TOK}"
     yield f"data.max_response_length={RESPONSE_TOK}"
     yield f"{rollout}.max_model_len={PROMPT_TOK + RESPONSE_TOK + 64}"  # and drafts
-    yield f"reward.custom_reward_function.path={quoted(Path(reward.__file__))}"
-    yield f"{rollout}.agent.default_agent_loop=drawn_lengths"
-    yield f"{rollout}.agent.agent_loop_config_path={quoted(Path(__file__).with_name('agent_loops.yaml'))}"
     yield f"{rollout}.agent.num_workers=4"
     yield "actor_rollout_ref.model.use_remove_padding=True"
     yield "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
     yield f"{actor}.strategy=fsdp2"
+    yield f"{actor}.use_torch_compile=False"
+    yield f"{actor}.fsdp_config.use_torch_compile=False"
     yield f"{actor}.use_dynamic_bsz=True"
-    yield f"{actor}.ppo_max_token_len_per_gpu={4 * (PROMPT_TOK + RESPONSE_TOK)}"
+    # Attention without flash attention computes all pairs of a micro-batch's tokens: a small one costs less.
+    yield f"{actor}.ppo_max_token_len_per_gpu={2 * (PROMPT_TOK + RESPONSE_TOK)}"
     yield f"{actor}.optim.lr=1e-6"
     yield f"{rollout}.log_prob_use_dynamic_bsz=True"
-    yield f"{rollout}.log_prob_max_token_len_per_gpu={8 * (PROMPT_TOK + RESPONSE_TOK)}"
+    yield f"{rollout}.log_prob_max_token_len_per_gpu={2 * (PROMPT_TOK + RESPONSE_TOK)}"
     yield f"{rollout}.tensor_model_parallel_size=1"
-    yield f"{rollout}.gpu_memory_utilization=0.4"
+    yield f"{rollout}.gpu_memory_utilization=0.3"
+    yield f"++{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes={KV_CACHE_BYTES}"
+    yield f"++{rollout}.engine_kwargs.vllm.distributed_executor_backend=uni"  # one process less to start
     yield f"{rollout}.free_cache_engine={system != 'partial_stale_kv'}"
-    yield f"{rollout}.max_num_seqs=512"
+    yield f"{rollout}.max_num_seqs=384"
     # Graphs without torch.compile, which alone would take a minute of a run.
     yield f"++{rollout}.engine_kwargs.vllm.compilation_config={{mode:0,cudagraph_mode:FULL_DECODE_ONLY}}"
 
@@ -141,7 +153,7 @@ def main() -> None:
         if not is_cpu:
             del environment["VERL_PLATFORM"]
         ended = run_supervised(
-            [sys.executable, "-m", module, *machine, *own, *WITHOUT_VALIDATION],
+            [sys.executable, "-m", module, *machine, *task_overrides(), *own, *WITHOUT_VALIDATION],
             environment=environment,
             log=folder / "train.log",
             timeout_s=options.timeout_s,

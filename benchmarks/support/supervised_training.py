@@ -73,17 +73,9 @@ class RunLoad:
             cpu_s += ended.engines_cpu_s - began.engines_cpu_s
         return 1.0 - cpu_s / wall_s / self.engines
 
-    def step_engines_cpu_s(self, steps: Iterable[int]) -> list[float]:
-        """CPU seconds of the engines in each of the given steps."""
-        return [self._at_step[step].engines_cpu_s - self._at_step[step - 1].engines_cpu_s for step in steps]
-
     def step_cpu_s(self, steps: Iterable[int]) -> list[float]:
         """CPU seconds of all processes in each of the given steps."""
-        return [self.cpu_s_until(step) - self.cpu_s_until(step - 1) for step in steps]
-
-    def cpu_s_until(self, step: int) -> float:
-        """CPU seconds of all processes since the validation before training."""
-        return self._at_step[step].cpu_s - self._at_step[0].cpu_s
+        return [self._at_step[step].cpu_s - self._at_step[step - 1].cpu_s for step in steps]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,7 @@ def test_given_trajectories_that_wait_for_tools_then_others_take_their_places_as
         ({"max_staleness": 0}, 256, "24 by max_staleness (max_staleness 24, engines 512, "),
         ({"max_partial_share": 0.01}, 256, "27 by max_partial_share (engines 512, max_partial_share 27; "),
         ({"rollout_pool_size": 7}, 256, "7 by rollout_pool_size (rollout_pool_size 7, engines 7, "),
-        ({"rollout_pool_size": None}, 256, "12 by lanes (lanes 12, engines "),
+        ({"rollout_pool_size": None}, 256, "12 by max_concurrent_prompts (max_concurrent_prompts 12, engines "),
     ],
 )
 def test_given_rounds_then_a_line_for_each_says_what_limits_the_next_one(

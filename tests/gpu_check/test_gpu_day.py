@@ -23,7 +23,7 @@ from recipe.async_dapo_lab.plan.costs import ServerConstants, step_cost
 from recipe.async_dapo_lab.plan.hardware import find_accelerator, shape_of
 from recipe.async_dapo_lab.quickstart.overrides import RunSettings, run_overrides
 
-from ..support import hanging
+from ..support import hanging, turn_taker
 
 UNPACK = Path(pack.__file__).with_name("unpack.sh")
 IMAGE_HEADER = struct.Struct("<HHIQ12xI32x")  # kind, version, its own size, the image's size, architecture
@@ -104,23 +104,32 @@ def lines(output: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_given_a_part_that_hangs_when_run_then_it_ends_at_its_limit_and_the_next_ones_run(tmp_path, monkeypatch):
-    hangs = run.Part(name="hangs", limit_s=0.25, module=hanging.__name__, arguments=(), brings={})
-    fails = replace(hangs, name="fails", limit_s=60.0, module="ensurepip", brings={"none.json": "none.json"})
-    monkeypatch.setattr(run, "PARTS", (hangs, fails, replace(hangs, name="late")))
-    monkeypatch.setattr(run, "ENDING_S", 0.5)
-    monkeypatch.setattr(run, "COMPARE", fails.module)
+def test_given_a_check_that_hangs_when_a_wave_runs_then_it_is_ended_and_the_systems_train_one_after_the_other(
+    tmp_path, monkeypatch
+):
+    hangs = run.Part(name="hangs", module=hanging.__name__, arguments=())
+    fails = replace(hangs, name="fails", module="ensurepip", brings={"none.json": "none.json"})
+    systems = tuple(run.Part(name=name, module=turn_taker.__name__, arguments=()) for name in ("first", "second"))
+    wave = run.Wave(limit_s=60.0, parts=(*systems, fails, hangs))
+    monkeypatch.setattr(run, "WAVES", (wave, replace(wave, limit_s=2.0, parts=(hangs,)), wave))
+    for name, value in (("COMPARE", turn_taker.__name__), ("START_S", 5.0), ("ENDING_S", 1.0)):
+        monkeypatch.setattr(run, name, value)
     results = tmp_path / "results"
-    monkeypatch.setattr(sys, "argv", ["run", "--output", str(results), "--device", "cpu", "--minutes", "1"])
+    options = ["--device", "cpu", "--minutes", "1", "--waves", "1", "2"]
+    monkeypatch.setattr(sys, "argv", ["run", "--output", str(results), *options])
+    monkeypatch.setattr(run, "SLOWER", {"cpu": 1.0})
     monkeypatch.chdir(run.ROOT)
     run.main()
-    about, first, second, third = lines(results)
-    assert [file.name for file in results.iterdir()] == ["parts.jsonl"]  # what parts leave beside results is elsewhere
+    about, *parts = lines(results)
     assert about["part"] == "about" and "commit" in about
-    assert "not done after 1 s" in str(first["ended"]) and first["last_lines"] == []
-    assert second["ended"] != "well"
-    assert "--work" in str(second["last_lines"])  # the folder where its logs are looked for
-    assert "not done after 1 s" in str(third["ended"])
+    assert [file.name for file in results.iterdir()] == ["parts.jsonl"]  # what parts leave beside results is elsewhere
+    failed, hung, first, second, late = parts
+    assert [part["part"] for part in parts] == ["fails", "hangs", "first", "second", "hangs"]
+    assert "not done after" in str(hung["ended"]) and "not done after" in str(late["ended"])
+    assert failed["ended"] != "well" and "--timeout-s" in str(failed["last_lines"])
+    assert first["ended"] == second["ended"] == "well"
+    had = [(tmp_path / "work" / name / "turn.had").read_text().split() for name in ("first", "second")]
+    assert float(had[0][1]) <= float(had[1][0])
 
 
 def write_speeds(file: Path, constants: ServerConstants) -> None:
@@ -168,5 +177,5 @@ def test_given_a_row_of_this_recipe_when_its_options_are_checked_then_nothing_is
     assets = compare.prepare(tmp_path, device="cuda", model=model)
     settings = RunSettings(assets=assets, output=tmp_path, ray_folder=tmp_path, steps=6, seed=0)
     _, *own = SYSTEMS[system].entry(1)
-    machine = (*run_overrides(settings), *compare.gpu_overrides(system))
+    machine = (*run_overrides(settings), *compare.gpu_overrides(system), *compare.task_overrides())
     assert check([*machine, *own, *compare.WITHOUT_VALIDATION]) == 0, capsys.readouterr().out

@@ -4,7 +4,6 @@ verl creates it through `rollout.router_config_path`.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ from ..core.staleness import EngineUpdate
 from ..core.summed import Summed
 from ..core.trajectory import Attachment
 from .lives import EngineLives
-
-logger = logging.getLogger(__name__)
 
 _NO_SERVERS = "No available servers in load balancer"  # verl's words
 

@@ -15,7 +15,7 @@ from .verdicts import Results, Verdict, failed, first_failure, skipped
 MODULE = f"{__package__}.engine_process"
 REPORT = "this must not happen on any hardware: do not train, and report it with the folder of the output"
 
-CONTEXTS_TOK = (512, 2048, 8192, 16_384)
+CONTEXTS_TOK = (512, 4096, 16_384)
 
 Facts = dict[str, Any]
 
@@ -46,7 +46,7 @@ class EngineSettings:
     response_tok: int = 256
     max_model_len: int = 2048
     max_num_seqs: int = 256
-    batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)  # of the cells whose speed is measured
+    batches: tuple[int, ...] = (1, 8, 24, 128)  # of the cells whose speed is measured
     contexts_tok: tuple[int, ...] = CONTEXTS_TOK
     times: int = 1  # that each cell is measured: the least counts, as other work only adds
     load_format: str = "auto"

@@ -25,6 +25,7 @@ from verl.plugin.platform import get_platform
 from .engine import EngineSettings, Facts, Section
 
 os.environ.update(get_platform().rollout_env_vars())  # as verl does before it starts an engine
+os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # verl's platform has asked CUDA, which no fork outlives
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import RequestOutput

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -238,13 +239,17 @@ def overrides(case: Case, assets: Assets, model: Path, *, device: str, folder: P
 
 
 def _gpu_overrides(case: Case) -> Iterator[str]:
-    """The reference script's way of training, on a small model: flash attention, dynamic batches, remove padding."""
+    """The reference script's way of training, on a small model: dynamic batches, remove padding, flash attention where
+    it is installed.
+    """
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     longest_tok = _MAX_PROMPT_TOK + _MAX_RESPONSE_TOK
     yield f"data.max_prompt_length={_MAX_PROMPT_TOK}"
     yield f"data.max_response_length={_MAX_RESPONSE_TOK}"
     yield f"reward.custom_reward_function.path={quoted(Path(reward.__file__))}"
     yield "actor_rollout_ref.model.use_remove_padding=True"
+    if find_spec("flash_attn") is None:
+        yield "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
     yield f"{actor}.use_dynamic_bsz=True"
     yield f"{actor}.ppo_max_token_len_per_gpu={8 * longest_tok}"
     yield f"{actor}.optim.lr=1e-5"

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.stop_latency`"""
-
-from .run import main
-
-main()

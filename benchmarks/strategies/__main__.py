@@ -1,5 +1,0 @@
-"""`python -m benchmarks.strategies`"""
-
-from .run import main
-
-main()
