@@ -105,7 +105,7 @@ def separate_measured() -> str:
 
 def separate_rehearsed() -> str:
     """Rehearsals over the planner's step, with their own verdict on whether they may be believed."""
-    rows = separate.read_rehearsed()
+    rows = pd.read_csv(separate.FOLDER / "rehearsed.csv")
     said = "; ".join(
         f"`{row.strategy}` takes {row.ratio:.3f} of the planned step, off-policy {row.off_policy:.2f}, and "
         + ("may be believed" if row.is_valid else f"ran late ({row.trainer_late_share:.1%}): not to be believed")
@@ -249,8 +249,7 @@ def engines() -> str:
 def speedups() -> str:
     """How far a rehearsed ratio to verl sync's step moves with the speed-up."""
     table = engine_bound.speedups_table(engine_bound.read_all())
-    changes = table["Changed"].str.rstrip("%").astype(float).abs()
-    valid = table["Valid"] == "yes"
+    changes, valid = 100 * table["Changed"].abs(), table["Valid"].astype(bool)
     return (
         f"Speed-ups of {table['Speed-up'].min():g} to {table['Speed-up'].max():g} move the ratios by "
         f"{changes[valid].max():.0f} %, invalid runs by {changes[~valid].max():.0f} %.\n"

@@ -65,10 +65,6 @@ def table(make: Callable[[], pd.DataFrame]) -> Callable[[], str]:
     return lambda: markdown(make())
 
 
-def table_of(runs: Callable[[], pd.DataFrame], make: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[], str]:
-    return lambda: markdown(make(runs()))
-
-
 EXAMPLES = {
     "data_set/make_data.py": "python",
     "reward/reward.py": "python",

@@ -43,8 +43,6 @@ TRAJECTORIES = 16_384  # measured in each row, but for the replay buffer's
 LOOKS = 10
 LONGEST_S = 600.0  # for the last releases to arrive; a moment is usual
 STEP_S, POLL_S = 60.0, 2.0  # of the replay buffer's row: a step's length is assumed, the poll is verl's
-
-
 LOAD = EngineLoad(kv_room_tok=600_000, max_num_seqs=256)
 
 

@@ -45,20 +45,16 @@ def engine_bound_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def speedups_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Does the compression of time matter? A system's step over verl sync's at each speed-up, and what that ratio is
-    over the one at the smallest speed-up; settings and systems that were run at several."""
+    """Does the compression of time matter? A system's step over verl sync's at each speed-up, and by how much that
+    differs from the same at the smallest speed-up; settings and systems that were run at several."""
     keys = ["setting", "system"]
-    runs = runs[runs.groupby(keys)["speedup"].transform("nunique") > 1]
-    groups = runs.groupby([*keys, "speedup"], sort=False)
-    frame = groups["step_s"].median().reset_index()
-    frame["Valid"] = ["yes" if all_valid else "no" for all_valid in groups["is_valid"].all()]
-    sync = frame[frame["system"] == SYNC].rename(columns={"step_s": "sync_s"})
-    frame = frame.merge(sync[["setting", "speedup", "sync_s"]], on=["setting", "speedup"])
-    frame["ratio"] = frame["step_s"] / frame.pop("sync_s")
-    slowest = frame.sort_values("speedup").drop_duplicates(keys).rename(columns={"ratio": "slowest"})
-    frame = frame.merge(slowest[[*keys, "slowest"]], on=keys)
-    frame["Changed"] = _as_error(frame["ratio"] / frame.pop("slowest"))
-    return frame.rename(columns={"speedup": "Speed-up"})
+    runs = runs[runs.groupby(keys)["speedup"].transform("nunique") > 1].sort_values("speedup")
+    groups = runs.groupby(["setting", "speedup", "system"])
+    steps_s, is_valid = groups["step_s"].median().unstack(), groups["is_valid"].all()
+    ratios = steps_s.div(steps_s[SYNC], axis="index").stack()
+    slowest = ratios.groupby(keys).transform("first")
+    table = pd.DataFrame({"Changed": ratios / slowest - 1, "Valid": is_valid}).dropna()
+    return table.reset_index().rename(columns={"speedup": "Speed-up"})
 
 
 def _as_error(ratio: pd.Series) -> pd.Series:

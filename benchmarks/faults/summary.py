@@ -47,13 +47,9 @@ def soak() -> str:
 
 def totals(runs: pd.DataFrame) -> str:
     right = sum(not faults_of(row) for _, row in runs.iterrows())
-    ended = runs[runs["outcome"] == "ended"]
-    hung, lost, twice = (
-        (runs["outcome"] == "hung").sum(),
-        runs["lost"].astype(int).sum(),
-        runs["twice"].astype(int).sum(),
-    )
+    went_on, ended, hung = ((runs["outcome"] == outcome).sum() for outcome in ("continued", "ended", "hung"))
+    lost, twice = (runs[kind].astype(int).sum() for kind in ("lost", "twice"))
     return (
-        f"{len(runs)} cells: {(runs['outcome'] == 'continued').sum()} went on, {len(ended)} ended, {hung} hung; "
+        f"{len(runs)} cells: {went_on} went on, {ended} ended, {hung} hung; "
         f"{lost} prompts lost, {twice} trained twice; {right} cells are as they should be.\n"
     )

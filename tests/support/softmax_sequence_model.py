@@ -27,10 +27,6 @@ class SequenceModel:
     num_prefixes: int
     vocab_size: int
 
-    @property
-    def length_X(self) -> Tensor:
-        return self.mask_XT.sum(-1)
-
     def token_log_probs(self, logits_PV: Tensor) -> Tensor:
         """[X, T] nats; NaN outside the mask, so that code that reads padding is found out."""
         log_pi_PV = torch.log_softmax(logits_PV, dim=-1)

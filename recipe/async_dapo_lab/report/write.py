@@ -11,7 +11,6 @@ from ...async_dapo.logs import log_phase
 from ...async_dapo.record.run_files import STEPS_FILE
 from ..run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE, TIMELINE_FILE
 from .charts import INK, NARROW, SERIES, WIDE, Drawing, draw
-from .headline import estimate
 from .page import Section, page
 from .recorded import as_html, trace
 from .responses import read_responses
@@ -89,13 +88,11 @@ def write_report(folders: Sequence[Path], output: Path | None = None) -> Path:
     """
     path = output or folders[0] / REPORT_FILE
     runs = [Run.load(folder) for folder in folders]
-    is_measured = any(not run.is_ours for run in runs)
     sections = [
         Section(
             run=run,
             engines=_engines(run, f"engines{index}"),
             responses=as_html(read_responses(run.folder / RESPONSES_FILE)),
-            estimate=None if is_measured else estimate(run),
         )
         for index, run in enumerate(runs)
     ]
