@@ -120,7 +120,7 @@ def test_given_retired_groups_then_their_prompts_and_no_others_are_answered_anew
     assert answered == retired
 
 
-@pytest.mark.parametrize("pool_size", [256, "auto"])
+@pytest.mark.parametrize("pool_size", [pytest.param(256, marks=pytest.mark.slow), "auto"])
 def test_given_many_more_prompts_than_a_step_trains_when_none_may_be_kept_then_each_has_its_turn(pool_size):
     options = {"rollout_strategy": "partial", "max_staleness": 0, "over_sampling_batch_size": 128}
     run = TrainingRun(small_scenario(), recipe("many", rollout_pool_size=pool_size, **options))
@@ -132,12 +132,14 @@ def test_given_many_more_prompts_than_a_step_trains_when_none_may_be_kept_then_e
     assert max(drawn) - min(drawn) < 3 * 128, "some wait while others that came much later are trained"
 
 
+@pytest.mark.slow
 def test_given_discard_and_drain_then_trained_lengths_are_natural():
     scenario = small_scenario(train_batch_size=64, num_servers=8)
     natural = natural_len_tok(scenario)
     assert mean_step(scenario, verl_sync(groups=64)).trained_len_tok == pytest.approx(natural, rel=0.04)
 
 
+@pytest.mark.slow
 def test_given_completion_order_and_forgotten_prompts_then_training_prefers_short_answers():
     scenario = small_scenario(train_batch_size=32, num_servers=8)
     natural = natural_len_tok(scenario)
