@@ -36,17 +36,10 @@ class WatchedLengths(TrainingRun):
         super().__init__(scenario, system)
         self.lengths = scenario.lengths
         self.limit_tok = scenario.max_response_length
-        self.drawn: list[float] = []  # levels of valid groups
         self.trained: list[float] = []
         self.trained_tok = 0.0  # of the steps after the warm-up: sum of the groups' mean lengths
         self.expected_tok = 0.0  # what their prompts are answered with on average
         self._levels: dict[str, float] = {}
-
-    def _fetch(self, count: int) -> list[PromptGroup]:
-        groups = super()._fetch(count)
-        answers = [group.prompt[ANSWERS] for group in groups]
-        self.drawn += [one.level for one in answers if min(one.metrics) < max(one.metrics)]
-        return groups
 
     def _store(self, group: PromptGroup) -> None:
         super()._store(group)
@@ -77,7 +70,9 @@ class WatchedLengths(TrainingRun):
     @property
     def prompts_ratio(self) -> float:
         """Lengths that trained prompts have on average over those of all prompts drawn."""
-        return float(self.mean_tok(self.trained).mean() / self.mean_tok(self.drawn).mean())
+        drawn = self._scenario.workload().answers(self._workload._drawn)
+        valid = [one.level for one in drawn if min(one.metrics) < max(one.metrics)]
+        return float(self.mean_tok(self.trained).mean() / self.mean_tok(valid).mean())
 
 
 def ratios(*, seeds: int, sigma: float, valid_share: float = 0.6, **options) -> tuple[float, float]:
