@@ -45,7 +45,6 @@ TWO_H200 = "2 servers, B=16, n=8, 16K"
 ONE_H100 = "1 H100, B=32, n=8, 4K"
 DEFAULTS, DRAFTED = "partial, defaults", "partial, drafts"
 SEPARATE_PARTIAL = "separate, partial"  # of `side_by_side`
-SEPARATE_ROWS = ("separate", "consistent", "at separate_async's share", "at colocate_async's share")
 REFERENCE_ROWS = (
     "verl sync",
     "verl colocate_async",
@@ -62,8 +61,7 @@ REFERENCE_ROWS = (
 
 def separate_table() -> pd.DataFrame:
     """Engines on GPUs of their own over other systems: a step, and the shares of older tokens."""
-    rows = separate.summary()
-    return rows[rows["Simulated: separate"].isin(SEPARATE_ROWS)].drop(columns=["Best", "Worst"])
+    return separate.summary()
 
 
 def grid() -> str:
@@ -251,8 +249,7 @@ def engines() -> str:
 def speedups() -> str:
     """How far a rehearsed ratio to verl sync's step moves with the speed-up."""
     table = engine_bound.speedups_table(engine_bound.read_all())
-    changes = table["Changed"].str.rstrip("%").astype(float).abs()
-    valid = table["Valid"] == "yes"
+    changes, valid = 100 * table["Changed"].abs(), table["Valid"].astype(bool)
     return (
         f"Speed-ups of {table['Speed-up'].min():g} to {table['Speed-up'].max():g} move the ratios by "
         f"{changes[valid].max():.0f} %, invalid runs by {changes[~valid].max():.0f} %.\n"
@@ -320,24 +317,10 @@ def _ends(cells: pd.DataFrame) -> str:
 _WORDS = {"continued": "goes on", "ended": "ends"}
 
 
-def soak() -> str:
-    [one] = faults.soak_table(faults.read_soak()).to_dict("records")
-    return (
-        f"Over {one['Until the last kill [min]']} minutes {one['Kills']} kills at random moments of emulated engines: "
-        f"{one['Ended, and started again']} times the run ended, after {one['Longest until the end [s]']} s at the "
-        f"latest, and was started again at once; {one['Hung']} hung, {one['Prompts lost']} prompts lost, "
-        f"{one['Trained twice']} trained twice, {one['Left behind']} left-overs. "
-        f"{one['Starts that failed']} starts failed.\n"
-    )
-
-
 def corrections_exact() -> pd.DataFrame:
-    """Error under `partial`: a row a correction by token, a column a drift between versions."""
+    """Corrections by token."""
     table = corrections.exact_table()
-    wide = table.pivot(index="Correction", columns="KL", values="Error, partial")
-    wide.columns = [f"KL {kl:.3g}" for kl in wide.columns]
-    by_token = [name for name in table["Correction"].unique() if "by sequence" not in name]
-    return wide.loc[by_token].reset_index()
+    return table[~table["Correction"].str.contains("by sequence")]
 
 
 def corrections_learned() -> str:

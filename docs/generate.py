@@ -9,6 +9,7 @@ import pandas as pd
 
 from benchmarks.defaults import draw as defaults
 from benchmarks.drafts import summary as drafts
+from benchmarks.faults import summary as faults
 from benchmarks.reach import summary as reach
 from benchmarks.side_by_side import summary as side_by_side
 from benchmarks.support.tables import markdown
@@ -64,10 +65,6 @@ def table(make: Callable[[], pd.DataFrame]) -> Callable[[], str]:
     return lambda: markdown(make())
 
 
-def table_of(runs: Callable[[], pd.DataFrame], make: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[], str]:
-    return lambda: markdown(make(runs()))
-
-
 EXAMPLES = {
     "data_set/make_data.py": "python",
     "reward/reward.py": "python",
@@ -116,7 +113,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "engine bound": evidence.engines,
         "speed-ups": evidence.speedups,
     },
-    "docs/evidence/faults.md": {"fault matrix": evidence.struck, "soak": evidence.soak},
+    "docs/evidence/faults.md": {"fault matrix": evidence.struck, "soak": faults.soak},
     "docs/evidence/learning.md": {
         "learned": evidence.corrections_learned,
         "exact": table(evidence.corrections_exact),

@@ -7,8 +7,7 @@ again, until 16,384 have been given back. Coordinator and replay buffer: as many
 groups of 16, come to their end; the coordinator is told, round after round until 16,384 have ended, the replay buffer
 looks at verl's TransferQueue every 2 s. CPU seconds are those of the actors, with all their threads, after a first
 wave or round. The servers are names for one idle actor: nothing is generated. Writes `control_plane.csv`, and goes on
-where it ends; `python -m benchmarks.control_plane.table FOLDER` prints the table. The project's own rows are in
-`assets/control_plane`.
+where it ends. The project's own rows are in `assets/control_plane`.
 """
 
 import argparse
@@ -44,8 +43,6 @@ TRAJECTORIES = 16_384  # measured in each row, but for the replay buffer's
 LOOKS = 10
 LONGEST_S = 600.0  # for the last releases to arrive; a moment is usual
 STEP_S, POLL_S = 60.0, 2.0  # of the replay buffer's row: a step's length is assumed, the poll is verl's
-
-
 LOAD = EngineLoad(kv_room_tok=600_000, max_num_seqs=256)
 
 

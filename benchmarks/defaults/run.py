@@ -9,6 +9,7 @@ below the cap.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import log2
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,15 @@ from typing import Any
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo.config import ConfigError, RolloutStrategy
 from recipe.async_dapo.core.stop_rules import StopRuleName
-from recipe.async_dapo_lab.plan.candidates import Candidate, baseline, baselines, default_concurrency, recipe_candidates
+from recipe.async_dapo_lab.plan.candidates import (
+    VLLM_CALL_LIMIT,
+    Candidate,
+    baseline,
+    baselines,
+    natural_concurrency,
+    recipe_candidates,
+)
+from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.sweep import simulate
 from recipe.async_dapo_lab.plan.systems import recipe, verl_colocate_async
 
@@ -32,7 +41,7 @@ CAPS = tuple(percent / 100 for percent in range(10, 100, 5))  # tried for an equ
 def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
     """(kind, system) of a setting, but for the one that needs another's result."""
     scenario = setting.scenario()
-    pools = default_concurrency(scenario)
+    pools = pool_sizes(scenario)
     tuned = [
         *recipe_candidates(
             scenario,
@@ -54,6 +63,22 @@ def candidates(setting: Setting) -> list[tuple[str, Candidate]]:
         *beside,
         *(("tuned", one) for one in tuned if one.concurrency is not None),
     ]
+
+
+def pool_sizes(scenario: Scenario) -> list[int]:
+    """Pool sizes worth trying: around what fills the KV cache, no more than the servers accept; where that is more than
+    a batch, also one and two batches, which are fresher."""
+    natural = natural_concurrency(scenario)
+    most = scenario.num_servers * min(scenario.max_num_seqs, VLLM_CALL_LIMIT - 1)
+    batch = scenario.train_batch_size * scenario.rollout_n
+    sizes = [0.5 * natural, natural, *(size for size in (batch, 2 * batch) if size < min(most, natural))]
+    return sorted({max(1, min(most, _rounded(size))) for size in sizes})
+
+
+def _rounded(count: float) -> int:
+    """To two significant binary digits, so that numbers look chosen."""
+    step = max(1, 2 ** (int(log2(max(count, 1))) - 2))
+    return round(count / step) * step
 
 
 def ours(name: str, **options: Any) -> Candidate:

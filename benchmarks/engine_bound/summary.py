@@ -15,20 +15,6 @@ SPEEDUPS = {  # by setting, those that two cores should follow
     "32 servers, B=64, n=16, 16K": 3,
     "8 servers, B=128, n=8, 8K, short tail": 5,
 }
-MEASURES = {
-    "step_s": "Step [s]",
-    "bound_share": "Of the bound",
-    "rollout_s": "Rollout [s]",
-    "tok_per_s_per_gpu": "Tokens/s/GPU",
-    "idle": "Idle",
-    "waste": "Waste",
-    "off_policy": "Off-policy",
-    "planned_off_policy": "Off-policy, planned",
-    "staleness": "Staleness",
-    "length_bias": "Length bias",
-    "planned_step_s": "Planned [s]",
-    "planned_spread": "Planned, spread",
-}
 
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
@@ -47,35 +33,28 @@ def read_all(folder: Path = FOLDER) -> pd.DataFrame:
 
 def engine_bound_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Medians over the runs of a system, its step over that of verl's asynchronous mode in the same setting, and by how
-    much it is longer than planned: the whole step, and a trained token's share of it."""
+    much it is longer than planned."""
     groups = runs.groupby(["setting", "system"], sort=False)
-    frame = groups[[*MEASURES, "planned_length_bias"]].median().reset_index()
-    base_s = frame["setting"].map(frame[frame["system"] == BASE].set_index("setting")["step_s"])
-    frame.insert(2, "Runs", groups.size().to_numpy())
-    frame.insert(4, "Of verl async", frame["step_s"] / base_s)
-    over = frame["step_s"] / frame["planned_step_s"]
-    frame["Over planned"] = _as_error(over)
-    frame["Over planned, per token"] = _as_error(over * frame.pop("planned_length_bias") / frame["length_bias"])
-    frame["Valid"] = ["yes" if all_valid else "no" for all_valid in groups["is_valid"].all()]
-    return frame.rename(columns={"setting": "Setting", "system": "System"} | MEASURES)
+    frame = groups[["step_s", "planned_step_s", "off_policy"]].median().reset_index()
+    frame["Of verl async"] = frame["step_s"] / frame["setting"].map(
+        frame[frame["system"] == BASE].set_index("setting")["step_s"]
+    )
+    frame["Over planned"] = _as_error(frame["step_s"] / frame["planned_step_s"])
+    titles = {"setting": "Setting", "system": "System", "step_s": "Step [s]", "off_policy": "Off-policy"}
+    return frame.rename(columns=titles)
 
 
 def speedups_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Does the compression of time matter? A system's step over verl sync's at each speed-up, and what that ratio is
-    over the one at the smallest speed-up; settings and systems that were run at several."""
+    """Does the compression of time matter? A system's step over verl sync's at each speed-up, and by how much that
+    differs from the same at the smallest speed-up; settings and systems that were run at several."""
     keys = ["setting", "system"]
-    runs = runs[runs.groupby(keys)["speedup"].transform("nunique") > 1]
-    groups = runs.groupby([*keys, "speedup"], sort=False)
-    frame = groups["step_s"].median().reset_index()
-    frame["Valid"] = ["yes" if all_valid else "no" for all_valid in groups["is_valid"].all()]
-    sync = frame[frame["system"] == SYNC].rename(columns={"step_s": "sync_s"})
-    frame = frame.merge(sync[["setting", "speedup", "sync_s"]], on=["setting", "speedup"])
-    frame["ratio"] = frame["step_s"] / frame.pop("sync_s")
-    slowest = frame.sort_values("speedup").drop_duplicates(keys).rename(columns={"ratio": "slowest"})
-    frame = frame.merge(slowest[[*keys, "slowest"]], on=keys)
-    frame["Changed"] = _as_error(frame["ratio"] / frame.pop("slowest"))
-    titles = {"setting": "Setting", "system": "System", "speedup": "Speed-up", "ratio": "Of verl sync"}
-    return frame.rename(columns=titles | MEASURES)
+    runs = runs[runs.groupby(keys)["speedup"].transform("nunique") > 1].sort_values("speedup")
+    groups = runs.groupby(["setting", "speedup", "system"])
+    steps_s, is_valid = groups["step_s"].median().unstack(), groups["is_valid"].all()
+    ratios = steps_s.div(steps_s[SYNC], axis="index").stack()
+    slowest = ratios.groupby(keys).transform("first")
+    table = pd.DataFrame({"Changed": ratios / slowest - 1, "Valid": is_valid}).dropna()
+    return table.reset_index().rename(columns={"speedup": "Speed-up"})
 
 
 def _as_error(ratio: pd.Series) -> pd.Series:

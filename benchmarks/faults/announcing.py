@@ -24,8 +24,7 @@ from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab.rehearsal.training import RehearsedAsyncDAPO
 
 from .audit import Note
-from .cells import Moment, Stack
-from .variables import LIFE, NOTES, SOCKET
+from .cells import LIFE, NOTES, SOCKET, Moment, Stack
 
 _LOOK_S = 0.02
 

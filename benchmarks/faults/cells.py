@@ -8,6 +8,8 @@ from enum import StrEnum
 KILL, STOP = "SIGKILL", "SIGSTOP"
 CUT, CUT_FOR_A_WHILE = "cut", "cut for 10 s"
 STOP_S = 30.0  # a stopped process goes on after that
+# Environment variables by which a life tells its processes where to announce and to note.
+SOCKET, NOTES, LIFE, STACK = "FAULTS_SOCKET", "FAULTS_NOTES", "FAULTS_LIFE", "FAULTS_STACK"
 
 
 class Stack(StrEnum):

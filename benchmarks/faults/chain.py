@@ -34,7 +34,6 @@ class Chain:
         command: makes the overrides, given the folder that all lives share.
         folder: for logs and checkpoints.
         add: takes a complete row.
-        before: called before each strike is prepared; may let time pass.
         life: what runs the command: on one Ray node, or on two.
     """
 
@@ -46,11 +45,10 @@ class Chain:
         *,
         seed: int,
         add: Callable[[Mapping[str, Any]], None],
-        before: Callable[[Life], None] = lambda life: None,
         life: type[Life] = Life,
     ) -> None:
         self._stack, self._command, self._folder, self._seed, self._add = stack, command, folder, seed, add
-        self._before, self._kind = before, life
+        self._kind = life
         self._notes = folder / "notes.jsonl"
         self._unresumed: list[Row] = []
         self._known = Audit(steps=0, trained=0, lost=0, twice=0)
@@ -85,7 +83,6 @@ class Chain:
                 return
             if not left or life.has_passed(left[0].when):
                 return
-            self._before(life)
             cell = left.popleft()
             life.arm(cell, cell.delay_s(self._seed))
             row = self._await_outcome(life, cell)

@@ -21,8 +21,7 @@ from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.run_metrics import RunMetrics
 from recipe.async_dapo_lab.quickstart.supervision import TrainingProcess
 
-from .cells import KILL, Cell, Moment
-from .variables import LIFE, NOTES, SOCKET, STACK
+from .cells import KILL, LIFE, NOTES, SOCKET, STACK, Cell, Moment
 from .victims import find, title_of
 
 ROOT = Path(__file__).resolve().parents[2]

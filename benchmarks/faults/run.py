@@ -2,7 +2,6 @@
 
 python -m benchmarks.faults
 python -m benchmarks.faults --only emulated --limit 6
-python -m benchmarks.faults --soak 60
 
 A run is struck, ends with the cause named or goes on, is started again, and is struck again; every prompt is accounted
 for over all of it. A row is written as soon as the run has finished a step after its strike; the command goes on where
@@ -20,8 +19,6 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from benchmarks.support.runs_file import RunsFile
 from recipe.async_dapo_lab.quickstart.supervision import exit_on_signals
 
@@ -29,7 +26,6 @@ from .cells import MATRIX, Cell, Stack
 from .chain import Chain
 from .commands import command_of
 from .life import Life
-from .soak import soak
 from .two_nodes import TwoNodeLife, may_cut
 
 AT_A_TIME = 3  # stacks
@@ -38,19 +34,17 @@ AT_A_TIME = 3  # stacks
 def play(stack: Stack, cells: list[Cell], runs: Path, logs: Path, *, seed: int) -> None:
     """Those cells that have no row yet."""
     exit_on_signals()
-    lock = FileLock(logs / "runs.lock")
-    with lock:
-        left = [cell for cell in cells if not RunsFile(runs).has(**cell.name, seed=seed)]
+    file = RunsFile(runs)
+    left = [cell for cell in cells if not file.has(**cell.name, seed=seed)]
     if left:
         own = Path(tempfile.mkdtemp(prefix=f"{stack}-", dir=logs))
         kind = TwoNodeLife if stack.has_two_nodes else Life
-        Chain(stack, command_of(stack, logs), own, seed=seed, add=partial(_add, runs, lock, seed), life=kind).play(left)
+        Chain(stack, command_of(stack, logs), own, seed=seed, add=partial(_add, file, seed), life=kind).play(left)
         shutil.rmtree(own / "checkpoints", ignore_errors=True)
 
 
-def _add(runs: Path, lock: FileLock, seed: int, row: Mapping[str, Any]) -> None:
-    with lock:  # the other stacks write, too
-        RunsFile(runs).add({"seed": seed, **row})
+def _add(file: RunsFile, seed: int, row: Mapping[str, Any]) -> None:
+    file.add({"seed": seed, **row})
     print(dict(row), flush=True)
 
 
@@ -59,8 +53,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=Stack, choices=list(Stack), help="one stack; default: all")
     parser.add_argument("--limit", type=int, help="so many cells of each stack; default: all")
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="a random schedule of kills instead")
-    parser.add_argument("--kills", type=int, default=20, help="of the soak")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("outputs", "faults"))
     parser.add_argument("--logs", type=Path, default=Path("outputs", "faults"), help="folder of the runs' logs")
@@ -68,9 +60,6 @@ def main() -> None:
     output, logs = options.output.absolute(), options.logs.absolute()
     for folder in (output, logs):
         folder.mkdir(parents=True, exist_ok=True)
-    if options.soak:
-        soak(output, logs, minutes=options.soak, kills=options.kills, seed=options.seed)
-        return
     stacks = [options.only] if options.only else [stack for stack in Stack if not stack.has_two_nodes or may_cut()]
     if len(stacks) < len(Stack) and not options.only:
         print("No namespaces here, which need root: the cells of two nodes are left out.")

@@ -8,8 +8,7 @@ import hydra
 import ray
 from omegaconf import DictConfig, open_dict
 
-from benchmarks.faults.cells import Stack
-from benchmarks.faults.variables import STACK
+from benchmarks.faults.cells import STACK, Stack
 from recipe.async_dapo.garbage import collect_cycles_rarely
 from recipe.async_dapo.main_async_dapo import explained
 from recipe.async_dapo.startup.preflight import check_all

@@ -32,57 +32,24 @@ def faults_of(row: pd.Series) -> list[str]:
     return wrong + [f"{kind} left {row[kind]}" for kind in LEFT if row[kind] not in ("", 0, "0")]
 
 
-def read_soak(folder: Path = FOLDER) -> pd.DataFrame:
-    return pd.read_csv(folder / "soak.csv", keep_default_na=False, dtype={"resumed_s": str})
-
-
-def soak_table(soak: pd.DataFrame) -> pd.DataFrame:
-    """A row a soak."""
-    rows = []
-    for _, kills in soak.groupby(["seed", "minutes"]):
-        ended = kills[kills["outcome"] == "ended"]
-        rows.append(
-            {
-                "Until the last kill [min]": round(kills["at_s"].max() / 60),
-                "Kills": (kills["outcome"] != "not struck").sum(),
-                "Starts that failed": (kills["outcome"] == "not struck").sum(),
-                "Ended, and started again": (ended["resumed_s"] != "never").sum(),
-                "Went on": (kills["outcome"] == "continued").sum(),
-                "Hung": (kills["outcome"] == "hung").sum(),
-                "Longest until the end [s]": f"{ended['seconds'].max():.0f}",
-                "Steps trained": kills["steps"].max(),
-                "Prompts lost": kills["lost"].sum(),
-                "Trained twice": kills["twice"].sum(),
-                "Left behind": sum(int(count) for kind in LEFT for count in ended[kind]),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def growth_table(folder: Path = FOLDER) -> pd.DataFrame:
-    growth = pd.read_csv(folder / "soak_growth.csv")
-    return growth.rename(
-        columns={
-            "part": "Part",
-            "processes": "Processes",
-            "seconds": "Watched [s]",
-            "mb": "Memory [MB]",
-            "mb_per_minute": "Growth [MB/min]",
-            "descriptors": "Descriptors",
-            "descriptors_per_minute": "Growth [1/min]",
-        }
+def soak() -> str:
+    """What became of the kills of `soak.csv`, a closed study (benchmarks/README.md)."""
+    rows = pd.read_csv(FOLDER / "soak.csv", keep_default_na=False)
+    kills, ended = rows[rows["outcome"] != "not struck"], rows[rows["outcome"] == "ended"]
+    return (
+        f"Over {rows['at_s'].max() / 60:.0f} minutes {len(kills)} kills at random moments of emulated engines: "
+        f"{(ended['resumed_s'] != 'never').sum()} times the run ended, after {ended['seconds'].max():.0f} s at the "
+        f"latest, and was started again at once; {(rows['outcome'] == 'hung').sum()} hung, {rows['lost'].sum()} "
+        f"prompts lost, {rows['twice'].sum()} trained twice, {ended[LEFT].astype(int).to_numpy().sum()} left-overs. "
+        f"{len(rows) - len(kills)} starts failed.\n"
     )
 
 
 def totals(runs: pd.DataFrame) -> str:
     right = sum(not faults_of(row) for _, row in runs.iterrows())
-    ended = runs[runs["outcome"] == "ended"]
-    hung, lost, twice = (
-        (runs["outcome"] == "hung").sum(),
-        runs["lost"].astype(int).sum(),
-        runs["twice"].astype(int).sum(),
-    )
+    went_on, ended, hung = ((runs["outcome"] == outcome).sum() for outcome in ("continued", "ended", "hung"))
+    lost, twice = (runs[kind].astype(int).sum() for kind in ("lost", "twice"))
     return (
-        f"{len(runs)} cells: {(runs['outcome'] == 'continued').sum()} went on, {len(ended)} ended, {hung} hung; "
+        f"{len(runs)} cells: {went_on} went on, {ended} ended, {hung} hung; "
         f"{lost} prompts lost, {twice} trained twice; {right} cells are as they should be.\n"
     )

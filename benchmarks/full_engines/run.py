@@ -1,9 +1,7 @@
 """The bound without idle time: tokens per second of the same engines, kept full, with the machine to themselves.
 
-python -m benchmarks.full_engines --tails 8 25 2 --engines 1 --repetitions 3
-
 Model, prompts, engine options and requests in flight are those of `side_by_side`; whenever a request ends the next one
-starts. Tokens are counted in a window that begins when every place has been filled for a while. Writes `bound.csv`;
+starts. Tokens are counted in a window that begins when every place has been filled for a while.
 `side_by_side` puts each of its runs between two such measurements.
 """
 
@@ -19,7 +17,6 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from benchmarks.support.runs_file import RunsFile
 from benchmarks.support.supervised_training import ROOT, STREAM_INTERVAL, TAILS
 from recipe.async_dapo_lab.quickstart.activation import run_environment
 from recipe.async_dapo_lab.quickstart.model_and_data import Assets, prepare_assets
@@ -97,11 +94,11 @@ async def full_engine(assets: Assets, *, engines: int) -> float:
 
 def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> int:
     """Tokens per second of all engines together, each in a process of its own, at the same time."""
-    command = [sys.executable, "-m", "benchmarks.full_engines", "--one-of", str(engines), "--tails", str(tail)]
+    command = [sys.executable, "-m", "benchmarks.full_engines", "--engines", str(engines), "--tail", str(tail)]
     environment = run_environment(os.environ, code_path=ROOT, output=folder, ray_folder=folder)
     processes = [
         subprocess.Popen(
-            [*command, "--runs", str(folder)],
+            [*command, "--folder", str(folder)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -121,24 +118,11 @@ def measure_all(assets: Assets, *, tail: int, engines: int, folder: Path) -> int
 
 
 def main() -> None:
+    """One of the engines that `measure_all` starts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tails", type=int, nargs="+", choices=TAILS, default=list(TAILS))
-    parser.add_argument("--engines", type=int, nargs="+", default=[1])
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("outputs", "full_engines"))
-    parser.add_argument("--runs", type=Path, default=Path("outputs", "full_engines"), help="folder of model and data")
-    parser.add_argument("--one-of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--engines", type=int, required=True, help="that run at the same time")
+    parser.add_argument("--tail", type=int, choices=TAILS, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="of model and data")
     options = parser.parse_args()
-    folder = options.runs.absolute()
-    if options.one_of:
-        assets = prepare_assets(folder, seed=0, shape=TAILS[options.tails[0]])
-        print(json.dumps({"tok_per_s": asyncio.run(full_engine(assets, engines=options.one_of))}))
-        return
-    bounds = RunsFile(options.output / "bound.csv")
-    for repetition in range(options.repetitions):
-        for tail in options.tails:
-            assets = prepare_assets(folder, seed=0, shape=TAILS[tail])
-            for engines in options.engines:
-                cell = {"tail": tail, "engines": engines, "repetition": repetition}
-                if not bounds.has(**cell):
-                    bounds.add(cell | {"tok_per_s": measure_all(assets, tail=tail, engines=engines, folder=folder)})
+    assets = prepare_assets(options.folder, seed=0, shape=TAILS[options.tail])
+    print(json.dumps({"tok_per_s": asyncio.run(full_engine(assets, engines=options.engines))}))

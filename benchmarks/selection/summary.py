@@ -11,7 +11,6 @@ JOB = ["task", "prompts", "steps"]
 MEASURES = {
     "tok_per_group_start": "tokens a trained group, first steps",
     "tok_per_group": "tokens a trained group",
-    "midway_tok": "tokens to midway",
     "midway_cpu_s": "CPU seconds to midway",
     "accuracy_after": "accuracy after",
     "filtered_per_trained_last_third": "filtered a trained group, last third",
@@ -19,18 +18,16 @@ MEASURES = {
 
 
 def read_runs(folder: Path = FOLDER) -> pd.DataFrame:
-    """A row a run; `midway_tok` and `midway_cpu_s` are the tokens and the CPU seconds of all processes until halfway
-    between the first and last accuracies of runs without."""
+    """A row a run; `midway_cpu_s` are the CPU seconds of all processes until halfway between the first and last
+    accuracies of runs without."""
     runs = pd.read_csv(folder / "runs.csv")
     known = runs[runs["validations"].notna()]
     midways = known[known["row"] == "without"].groupby(JOB)["validations"].agg(learning_curve.midway)
     runs = runs.join(midways.rename("midway"), on=JOB)
-    for cost, column in (("midway_tok", "validations"), ("midway_cpu_s", "validations_cpu")):
-        curves = zip(runs["midway"], runs[column], strict=True)
-        runs[cost] = [
-            None if pd.isna(curve) or pd.isna(target) else learning_curve.cost_to(target, curve)
-            for target, curve in curves
-        ]
+    runs["midway_cpu_s"] = [
+        None if pd.isna(curve) or pd.isna(target) else learning_curve.cost_to(target, curve)
+        for target, curve in zip(runs["midway"], runs["validations_cpu"], strict=True)
+    ]
     return runs
 
 
@@ -39,11 +36,11 @@ def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
     missing where not all of them reached it."""
     groups = runs.groupby([*JOB, "row"], sort=False)
     means = groups[list(MEASURES)].mean()
-    for column in ("midway_tok", "midway_cpu_s"):
-        means[column] = means[column].where(groups[column].count() == groups["validations"].count())
+    all_reached = groups["midway_cpu_s"].count() == groups["validations"].count()
+    means["midway_cpu_s"] = means["midway_cpu_s"].where(all_reached)
     means = means.reset_index()
     without = means[means["row"] == "without"]
-    for column in ("tok_per_group_start", "tok_per_group", "midway_tok", "midway_cpu_s"):
+    for column in ("tok_per_group_start", "tok_per_group", "midway_cpu_s"):
         reference = means[JOB].merge(without[[*JOB, column]], how="left", on=JOB)[column]
         means[f"{MEASURES[column]}, over without"] = means[column] / reference
     return means.round(3).rename(columns=MEASURES)

@@ -13,8 +13,9 @@ from .config import CONFIG_FOLDER, CONFIG_NAME, ConfigError
 from .garbage import collect_cycles_rarely
 from .logs import last_line, log_phase, note_start, show_logs
 from .startup.output_check import how_to_go_on
-from .startup.overrides import check_before_hydra, show_usage
+from .startup.overrides import show_usage
 from .startup.preflight import check_all
+from .verl_version import check_versions
 
 MODULE = f"{__package__}.main_async_dapo"
 
@@ -24,7 +25,7 @@ def main(module: str = MODULE) -> None:
     show_usage(sys.argv[1:], module=module, about="Trains.")
     collect_cycles_rarely()
     with explained():
-        check_before_hydra(sys.argv[1:])
+        check_versions()  # before Hydra reads verl's own configuration
     _run()
 
 

@@ -13,9 +13,8 @@ from ..async_dapo import check
 from ..async_dapo.config import AsyncDAPOConfig, ConfigError, gpus_per_engine, num_engines
 from ..async_dapo.core.concurrency import EngineLoad
 from ..async_dapo.core.leases import server_calls
-from ..async_dapo.startup.hardware import Gpu
+from ..async_dapo.core.trainer_memory import Gpu
 from ..async_dapo.startup.memory_check import gpu_here
-from ..async_dapo.startup.model_check import local_folder
 from .plan.costs import ServerConstants, kv_room_tok
 from .plan.hardware import load_model
 from .rehearsal.options import WITH_REHEARSAL, assumed_gpu
@@ -107,9 +106,11 @@ def _in_flight(config: DictConfig, options: AsyncDAPOConfig, engines: int, room_
 
 def _kv_room_tok(config: DictConfig, gpu: Gpu) -> int | None:
     """Of an engine; None: not known before it runs, as the planner does not know the model."""
+    from verl.utils.fs import copy_to_local
+
     try:
         return kv_room_tok(
-            load_model(local_folder(config.actor_rollout_ref.model)),
+            load_model(copy_to_local(config.actor_rollout_ref.model.path)),
             gpu,
             ServerConstants(),
             tensor_parallel_size=gpus_per_engine(config),

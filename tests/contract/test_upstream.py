@@ -33,7 +33,7 @@ from recipe.async_dapo.core.leases import server_calls
 from recipe.async_dapo.engines import replica
 from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo.engines.server_actor import METHODS, ServerActor
-from recipe.async_dapo.startup.engine_arguments import OVERRIDDEN, vllm_arguments
+from recipe.async_dapo.startup.verl_options import OVERRIDDEN, vllm_arguments
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo.verl_version import REQUIRED_VERL_FILE
 from recipe.async_dapo_lab.rehearsal.host_actor import HostActor

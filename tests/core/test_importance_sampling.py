@@ -7,16 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.corrections.softmax_sequence_model import (
-    assert_exact,
-    balance_weights,
-    exact_moments,
-    make_world,
-    prefix_weights,
-    scheduled_log_probs,
-    trajectory_probs,
-    uniform_weights,
-)
 from recipe.async_dapo.training import importance_sampling
 from recipe.async_dapo.training.importance_sampling import (
     importance_metrics,
@@ -26,6 +16,17 @@ from recipe.async_dapo.training.importance_sampling import (
     ratio_sums,
 )
 from recipe.async_dapo.training.metrics import PREFIX
+
+from ..support.softmax_sequence_model import (
+    assert_exact,
+    balance_weights,
+    exact_moments,
+    make_world,
+    prefix_weights,
+    scheduled_log_probs,
+    trajectory_probs,
+    uniform_weights,
+)
 
 torch.set_num_threads(1)  # of small tensors
 NAN, INF = math.nan, math.inf

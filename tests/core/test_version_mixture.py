@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 
-from benchmarks.corrections.softmax_sequence_model import (
+from recipe.async_dapo.core.staleness import plan_mixtures
+from recipe.async_dapo.training.mixture import group_mixture, group_schedules, members_by_group, segments_of
+
+from ..support.softmax_sequence_model import (
     assert_exact,
     balance_weights,
     exact_moments,
@@ -18,8 +21,6 @@ from benchmarks.corrections.softmax_sequence_model import (
     scheduled_log_probs,
     trajectory_probs,
 )
-from recipe.async_dapo.core.staleness import plan_mixtures
-from recipe.async_dapo.training.mixture import group_mixture, group_schedules, members_by_group, segments_of
 
 torch.set_num_threads(1)  # of small tensors
 derandomized = settings(max_examples=min(60, settings.default.max_examples), deadline=None, derandomize=True)

@@ -1,12 +1,14 @@
 """Sizes and speeds of real models on real accelerators, and what does not fit."""
 
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo_lab.plan.costs import ServerConstants
 from recipe.async_dapo_lab.plan.hardware import BYTES_PER_VALUE, find_accelerator, load_model, shape_of
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 from recipe.async_dapo_lab.plan.inputs import Inputs
+from recipe.async_dapo_lab.plan.model_size import size_of
 
 from ..support.plan_settings import small_scenario
 
@@ -105,3 +107,29 @@ def test_given_a_kv_cache_of_half_the_bytes_then_twice_as_many_tokens_fit_and_ar
     assert half.per_kv_token_s == pytest.approx(usual.per_kv_token_s / 2)
     with pytest.raises(ConfigError, match="kv_cache_dtype=int3: must be one of auto, fp8"):
         Inputs.load(None, {"kv_cache_dtype": "int3"}).scenario()
+
+
+WINDOW = {"sliding_window": 4096}
+LISTED = {"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12}
+CONVOLUTIONS = {"layer_types": ["conv", "conv", "full_attention", "conv"] * 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "config"),
+    [
+        ("qwen2", 28, {"sliding_window": 131_072, "use_sliding_window": False, "max_window_layers": 28}),
+        ("qwen3", 36, {"sliding_window": None, "max_window_layers": 36}),
+        ("qwen3_next", 48, {"full_attention_interval": 4}),
+        ("gpt_oss", 24, LISTED),
+        ("gemma2", 42, WINDOW),
+        ("gemma3_text", 62, WINDOW),
+        ("cohere2", 32, WINDOW | {"sliding_window_pattern": 4}),
+        ("lfm2", 16, CONVOLUTIONS),
+    ],
+)
+def test_a_config_json_says_of_layers_what_transformers_reads_in_it(kind, layers, config):
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100}
+    config = shape | config | {"num_hidden_layers": layers, "num_experts_per_tok": 1, "model_type": kind}
+    size, kinds = size_of(config, name=kind), CONFIG_MAPPING[kind](**config).layer_types
+    assert size.full_layers == kinds.count("full_attention")
+    assert size.window_layers == kinds.count("sliding_attention")

@@ -89,7 +89,7 @@ def test_a_run_with_drafts_says_what_its_engines_accepted(folder):
 
 def test_a_plan_from_a_run_says_what_it_would_change(folder, capsys):
     arguments = ["--from-run", str(folder), "--jobs", "1", "--strategies", "partial", "--max-length-bias", "1"]
-    assert main([*arguments, "--steps", "2", "--warmup", "1", "--no-baselines"]) == 0
+    assert main([*arguments, "--steps", "2", "--warmup", "1"]) == 0
     printed = capsys.readouterr().out
     assert "B=8, n=4, responses up to 2048 tokens" in printed
     assert f"In {folder} it would change: async_dapo.rollout_strategy: discard -> partial" in printed

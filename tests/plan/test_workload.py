@@ -13,7 +13,7 @@ LENGTHS = LogNormalLengths(median_tok=1000, sigma=0.8, correlation=0.5)
 
 
 def lens_of(workload: Workload, groups: int) -> np.ndarray:
-    return np.array([group.prompt[ANSWERS].response_lens_tok for group in workload.draw(groups, step=1)])
+    return np.array([answers.response_lens_tok for answers in workload.answers(groups)])
 
 
 HALF_VALID = ValidShare(0.5)

@@ -14,7 +14,6 @@ import psutil
 from benchmarks.faults.audit import Note, audit
 from benchmarks.faults.cells import STOP, Cell, Moment, Stack
 from benchmarks.faults.chain import Chain
-from benchmarks.faults.growth import Growth
 from benchmarks.faults.life import LeftOver, Strike, still_there
 
 
@@ -56,23 +55,6 @@ def test_given_further_epochs_then_a_prompt_may_be_trained_as_often_as_it_was_dr
         held = at_hand[4:]
         notes.append(note(step, drawn, at_hand[:2], ended=at_hand[2:4], held=held))
     assert (audit(notes).lost, audit(notes).twice) == (0, 0)
-
-
-def test_given_processes_that_grow_then_the_slope_of_the_longest_life_is_told_without_its_start() -> None:
-    growth = Growth()
-    for s in range(0, 121, 5):
-        imports_mb = 500.0 * (s < 20)
-        growth.samples.append({"part": "driver", "pid": 1, "s": float(s), "mb": imports_mb + s / 60, "descriptors": 7})
-    for s in range(0, 101, 5):  # a shorter life, that grows faster
-        growth.samples.append({"part": "driver", "pid": 2, "s": float(s), "mb": s / 6, "descriptors": 7})
-    [row] = growth.table().to_dict("records")
-    assert (row["part"], row["processes"], row["mb_per_minute"], row["descriptors_per_minute"]) == (
-        "driver",
-        2,
-        1.0,
-        0.0,
-    )
-    assert Growth().table().empty
 
 
 CELL = Cell(stack=Stack.EMULATED, who="driver", when=Moment.SAVE)

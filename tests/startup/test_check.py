@@ -39,13 +39,6 @@ def test_given_a_good_run_when_checked_then_every_check_has_a_line_and_the_run_i
     assert re.search(r"Everything is in order \(\d+\.\d s\)\.$", words)
 
 
-def test_given_two_mistakes_when_checked_then_both_have_a_line(files, capsys):
-    assert main([*valid_overrides(files), "trainer.logger=wandbb", "data.train_files=none.parquet"]) == 1
-    bad = [line for line in lines(capsys) if line.startswith("BAD ")]
-    assert [line[5:27].strip() for line in bad] == ["options together", "data"]
-    assert "did you mean wandb?" in bad[0] and "data.train_files=none.parquet: cannot be read" in bad[1]
-
-
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor."
 
 
@@ -80,8 +73,9 @@ def test_given_several_mistakes_of_each_kind_when_checked_then_each_has_a_line(r
 
 def test_given_several_wrong_numbers_when_checked_then_each_has_a_line_and_no_check_reckons_with_them(run):
     wrong = ("data.train_batch_size=no", "trainer.test_freq=abc", f"{ACTOR}ppo_epochs=0", f"{ROLLOUT}max_num_seqs=0")
-    errors = [str(found.error) for found in findings(run(*wrong)) if found.error is not None]
-    assert sorted(error.partition(":")[0] for error in errors) == sorted(wrong)
+    found = list(findings(run(*wrong)))
+    assert {finding.name for finding in found} == {"versions", "async_dapo options"}
+    assert sorted(str(one.error).partition(":")[0] for one in found if one.error is not None) == sorted(wrong)
 
 
 def test_several_errors_read_as_the_first_and_arrive_whole_from_another_process():
@@ -134,8 +128,10 @@ def test_given_vllms_cpu_build_when_checked_twice_then_verl_finds_it_and_the_loo
 
 def test_given_a_key_that_does_not_exist_when_checked_then_nothing_else_is(files, capsys):
     assert main([*valid_overrides(files), "trainer.loger=x"]) == 1
-    message = "no such option; did you mean trainer.logger? (+trainer.loger=... would add it)"
-    assert lines(capsys) == [f"BAD  overrides              trainer.loger=x: {message}"]
+    [line] = lines(capsys)
+    assert line.startswith(
+        "BAD  overrides              trainer.loger=x: Hydra says: Could not override 'trainer.loger'."
+    )
 
 
 def test_given_an_accelerator_that_is_not_known_when_checked_then_the_known_ones_are_named(files, capsys):

@@ -194,19 +194,6 @@ def test_given_a_frame_longer_than_the_file_when_read_then_nothing_is_allocated(
         list(read_pool(folder))
 
 
-def test_given_a_save_that_ends_midway_when_it_overwrites_a_checkpoint_then_that_one_is_not_complete(tmp_path):
-    folder = write_checkpoint(tmp_path, 4)
-
-    def full_disk():
-        yield b"a"
-        raise OSError("no space left on device")
-
-    with pytest.raises(OSError, match="no space left"):
-        write_checkpoint(tmp_path, 4, frames=full_disk())
-    with pytest.raises(DamagedCheckpoint, match="was not written to its end"):
-        list(read_pool(folder))
-
-
 @pytest.mark.parametrize("interruptions", [0, 1, 2])
 def test_given_a_step_that_another_run_has_saved_then_its_files_go_once_all_of_this_one_s_are_there(
     tmp_path, interruptions
@@ -223,7 +210,9 @@ def test_given_a_step_that_another_run_has_saved_then_its_files_go_once_all_of_t
     for _ in range(interruptions):
         with pytest.raises(OSError, match="no space left"):
             write_checkpoint(tmp_path, 4, frames=frames(True))
-        with pytest.raises(DamagedCheckpoint, match=r"what was there before is in .*global_step_4\.before"):
+        with pytest.raises(
+            DamagedCheckpoint, match=r"to its end.* what was there before is in .*global_step_4\.before"
+        ):
             verify(tmp_path / "global_step_4")
     verify(folder := write_checkpoint(tmp_path, 4, frames=frames(False)))
     assert not (folder / of_two_ranks).exists() and list(tmp_path.glob("global_step_*")) == [folder]

@@ -87,13 +87,61 @@ MISSING = "cannot be read: [Errno 2] "
         ("data.val_files=[/no/val.json]", f"data.val_files=/no/val.json: {MISSING}"),
         ("data.train_files=null", f"data.train_files=None: {MISSING}"),
         ("data.train_files=/etc/passwd", "data.train_files=/etc/passwd: cannot be read: "),
+        ("data.train_max_samples=7", "data.train_files={files}/train.parquet: has 7 prompts, fewer than one batch"),
         ("data.train_max_samples=9", "data.seed=None: verl chooses data.train_max_samples=9 prompts at every start"),
         ("data.val_max_samples=1", "data.seed=None: verl chooses data.val_max_samples=1 prompts at every start"),
     ],
 )
-def test_what_names_no_data_is_refused(run, override, message):
-    assert refusal(run, override).startswith(message)
+def test_what_names_no_data_is_refused(run, files, override, message):
+    assert refusal(run, override).startswith(message.format(files=files))
     check_all(run("data.train_max_samples=9", "data.val_max_samples=1", "data.seed=1"))
+
+
+def with_truth(truth: object) -> list[dict]:
+    return [one | {"reward_model": {"ground_truth": truth}} for one in rows(16)]
+
+
+FEW = "has 7 prompts, fewer than one batch; lower data.train_batch_size=8 or add data"
+PLAIN_LOOP = [one | {"agent_name": "single_turn_agent"} for one in rows(16)]
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({"a.parquet": rows(4), "b.parquet": rows(4)}, None),
+        ({"a.parquet": rows(4), "b.parquet": rows(3)}, FEW),
+        *(({name: rows(8)}, None) for name in ("a.jsonl", "a.json")),
+        *(({name: rows(7)}, FEW) for name in ("a.parquet", "a.jsonl", "a.json")),
+        ({"array.json": json.dumps(rows(8))}, None),
+        ({"array.json": json.dumps(rows(7))}, FEW),
+        ({"a.parquet": ""}, "cannot be read: "),
+        *(
+            ({name: ""}, "lacks the columns ['prompt', 'data_source', 'reward_model']")
+            for name in ("a.jsonl", "a.json")
+        ),
+        *(({name: "PAR1 and no more"}, "cannot be read: ") for name in ("a.parquet", "a.jsonl", "a.json")),
+        (
+            {"text.parquet": with_truth("2"), "number.parquet": with_truth(2)},
+            "verl's data set fails: ValueError: The features can't be aligned because the key ground_truth",
+        ),
+        (
+            {"a.parquet": PLAIN_LOOP, "b.parquet": rows(16)},
+            "has a row with agent_name=None: '0+1='; name one in every row of every file, or in none",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else str(value)[:20],
+)
+def test_files_are_read_as_verl_reads_them_and_their_prompts_are_counted_together(run, tmp_path, contents, message):
+    for name, content in contents.items():
+        if isinstance(content, str):
+            (tmp_path / name).write_text(content)
+        else:
+            (write_parquet if name.endswith(".parquet") else write_lines)(tmp_path / name, content)
+    named = f"data.train_files=[{','.join(f'{tmp_path}/{name}' for name in contents)}]"
+    if message is None:
+        check_all(run(named))
+    else:
+        assert message in refusal(run, named)
 
 
 @pytest.mark.parametrize("key", ["train_files", "val_files"])
@@ -101,41 +149,6 @@ def test_given_a_file_without_rows_when_checked_then_it_has_no_prompts(run, file
     path = tmp_path / "empty.parquet"
     pq.write_table(pq.read_table(files / "train.parquet").slice(0, 0), path)
     assert refusal(run, f"data.{key}={path}").startswith(f"data.{key}={path}: has 0 prompts, fewer than one ")
-
-
-@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.json"])
-def test_given_an_empty_or_a_truncated_file_when_checked_then_it_is_refused(run, files, tmp_path, name):
-    path = tmp_path / name
-    path.touch()
-    assert refusal(run, f"data.train_files={path}").startswith(f"data.train_files={path}: ")
-    path.write_bytes((files / "train.parquet").read_bytes()[:-100])
-    assert f"data.train_files={path}: cannot be read: " in refusal(run, f"data.train_files={path}")
-
-
-def test_given_fewer_prompts_than_a_batch_when_checked_then_both_numbers_are_named(run, tmp_path):
-    path = write_parquet(tmp_path / "train.parquet", rows(7))
-    assert refusal(run, f"data.train_files={path}") == (
-        f"data.train_files={path}: has 7 prompts, fewer than one batch; lower data.train_batch_size=8 or add data"
-    )
-    assert "has 7 prompts, fewer than one batch" in refusal(run, "data.train_max_samples=7")
-
-
-def test_given_several_files_when_checked_then_their_prompts_are_counted_together(run, tmp_path):
-    paths = [write_parquet(tmp_path / f"{i}.parquet", rows(count)) for i, count in enumerate((4, 4, 3))]
-    check_all(run(f"data.train_files=[{paths[0]},{paths[1]}]"))
-    assert "has 7 prompts, fewer than one batch" in refusal(run, f"data.train_files=[{paths[0]},{paths[2]}]")
-
-
-@pytest.mark.parametrize("name", ["train.jsonl", "train.json", "an array.json"])
-def test_given_json_when_checked_then_it_is_read_as_verl_does(run, tmp_path, name):
-    def write(count: int) -> str:
-        if name == "an array.json":
-            (tmp_path / "train.json").write_text(json.dumps(rows(count)))
-            return f"data.train_files={tmp_path}/train.json"
-        return f"data.train_files={write_lines(tmp_path / name, rows(count))}"
-
-    check_all(run(write(8)))
-    assert "has 7 prompts, fewer than one batch" in refusal(run, write(7))
 
 
 CUSTOM = """
@@ -182,25 +195,6 @@ def test_given_a_custom_dataset_when_checked_then_its_own_rows_are_looked_at(run
     [found] = check(run(*overrides("row['level'] = 'hard'")))
     assert found["level"] == "hard" and found["raw_prompt"] == row(0)["prompt"]
     assert message in refusal(run, *overrides(change))
-
-
-def test_given_files_that_verl_cannot_join_when_checked_then_column_and_files_are_named(run, tmp_path):
-    paths = [
-        write_parquet(
-            tmp_path / f"{name}.parquet", [one | {"reward_model": {"ground_truth": truth}} for one in rows(16)]
-        )
-        for name, truth in (("text", "2"), ("number", 2))
-    ]
-    message = refusal(run, f"data.train_files=[{paths[0]},{paths[1]}]")
-    assert "verl's data set fails: ValueError: The features can't be aligned because the key ground_truth" in message
-
-
-def test_given_a_loop_in_one_of_two_files_when_checked_then_a_row_without_is_shown(run, tmp_path):
-    named = [one | {"agent_name": "single_turn_agent"} for one in rows(16)]
-    paths = [write_parquet(tmp_path / "a.parquet", named), write_parquet(tmp_path / "b.parquet", rows(16))]
-    assert "has a row with agent_name=None: '0+1='; name one in every row" in refusal(
-        run, f"data.train_files=[{paths[0]},{paths[1]}]"
-    )
 
 
 def test_given_tools_when_checked_then_their_schemas_are_part_of_every_prompt_that_offers_them(run, tmp_path):
@@ -264,22 +258,22 @@ def test_given_a_prompt_over_the_limit_when_checked_then_limit_length_and_prompt
     )
 
 
-def test_given_overlong_prompts_that_verl_leaves_out_when_too_few_remain_then_they_are_counted(run, tmp_path):
-    content = [*rows(7), *rows(9, prompt="x" * (LONGEST_PROMPT + 1))]
-    path = write_parquet(tmp_path / "train.parquet", content)
-    assert refusal(run, f"data.train_files={path}") == (
-        "data.max_prompt_length=32: verl keeps only 7 of the 16 prompts in data.train_files, fewer than one batch; "
-        "others are longer than data.max_prompt_length=32, up to 33 tokens; set it to 33 at least"
-    )
-
-
-def test_given_a_limit_that_hardly_a_prompt_keeps_then_the_one_that_a_batch_keeps_is_named(run, tmp_path):
-    letters = [20, 1, 7, 5, 3, 6, 2, 9, 8, 4, 10, 11, 12, 13, 14, 15]
+@pytest.mark.parametrize(
+    ("letters", "limit_tok", "kept", "longest_tok", "least_tok"),
+    [
+        ([3] * 7 + [LONGEST_PROMPT + 1] * 9, 32, 7, 33, 33),
+        ([20, 1, 7, 5, 3, 6, 2, 9, 8, 4, 10, 11, 12, 13, 14, 15], 4, 0, 28, 16),  # the eighth shortest has 8 + 8
+    ],
+)
+def test_given_a_limit_that_too_few_prompts_keep_then_the_one_that_a_batch_keeps_is_named(
+    run, tmp_path, letters, limit_tok, kept, longest_tok, least_tok
+):
     path = write_parquet(tmp_path / "train.parquet", [row(k, prompt="x" * count) for k, count in enumerate(letters)])
-    template_tok = 32 - LONGEST_PROMPT
-    message = refusal(run, f"data.train_files={path}", "data.max_prompt_length=4")
-    assert "=4: verl keeps only 0 of the 16 prompts in data.train_files, fewer than one batch; others are" in message
-    assert message.endswith(f"set it to {template_tok + 8} at least")  # the batch is of 8
+    limit = f"data.max_prompt_length={limit_tok}"
+    assert refusal(run, f"data.train_files={path}", limit) == (
+        f"{limit}: verl keeps only {kept} of the 16 prompts in data.train_files, fewer than one batch; "
+        f"others are longer than {limit}, up to {longest_tok} tokens; set it to {least_tok} at least"
+    )
 
 
 def test_given_more_long_prompts_than_are_sampled_then_that_is_told(run, tmp_path, monkeypatch):

@@ -54,12 +54,6 @@ def assert_refused(done: subprocess.CompletedProcess[str], folder: Path, message
     assert not (folder / "ray").exists(), "Ray was started"
 
 
-def test_given_a_key_that_does_not_exist_when_started_then_the_process_ends_with_what_was_meant(files, tmp_path):
-    done = start(tmp_path, *valid_overrides(files), "async_dapo.stop_rules=fifo", entry="async_dapo_lab.train")
-    meant = "no such option; did you mean async_dapo.stop_rule? (+async_dapo.stop_rules=... would add it)"
-    assert_refused(done, tmp_path, f"async_dapo.stop_rules=fifo: {meant}")
-
-
 @pytest.mark.slow
 def test_given_a_missing_model_when_started_or_rehearsed_then_the_message_is_the_same(files, tmp_path):
     overrides = [*valid_overrides(files), "actor_rollout_ref.model.path=/no/such/model"]
@@ -80,12 +74,7 @@ def test_given_another_verl_when_started_then_the_process_ends_with_the_remedy(f
 
 
 @pytest.mark.parametrize(
-    ("entry", "flag"),
-    [
-        ("async_dapo.main_async_dapo", "--help"),
-        ("async_dapo_lab.train", "--help"),
-        ("async_dapo_lab.rehearse", "-h"),
-    ],
+    ("entry", "flag"), [("async_dapo.main_async_dapo", "--help"), ("async_dapo_lab.rehearse", "-h")]
 )
 def test_asked_for_help_it_says_how_it_is_used_and_where_the_options_are(tmp_path, entry, flag):
     done = start(tmp_path, flag, entry=entry)

@@ -1,12 +1,13 @@
 """Trainer and engines that do not fit on the same GPUs are named before a cluster starts."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo.startup.hardware import Gpu
+from recipe.async_dapo.core.trainer_memory import Gpu
 from recipe.async_dapo.startup.memory_check import check_memory
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 
@@ -16,9 +17,12 @@ FULL = "actor_rollout_ref.rollout.gpu_memory_utilization=0.85"
 
 
 @pytest.fixture(scope="module")
-def qwen3_8b(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("qwen3-8b")
-    (folder / "config.json").write_text(json.dumps(PRESETS["qwen3-8b"]))
+def qwen3_8b(files, tmp_path_factory):
+    """A folder with the tokenizer of the valid run's model, and no weights."""
+    folder = shutil.copytree(files / "model", tmp_path_factory.mktemp("qwen3-8b") / "model")
+    tiny = json.loads((folder / "config.json").read_text())
+    del tiny["layer_types"]
+    (folder / "config.json").write_text(json.dumps(tiny | PRESETS["qwen3-8b"]))
     return folder
 
 
@@ -49,7 +53,7 @@ ON_HOST = ("actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.fs
     [
         ([FULL, *STALE_KV, *OFFLOADED], ["take 16.4 GB", "16.4 GB stay", "set at most 0.79"]),
         ([FULL], ["12.3 GB stay", *OFFLOADED]),  # an optimizer that stays while engines generate
-        (ALONE, ["gradients and optimizer take 131.0 GB, a micro", "use more GPUs, or actor"]),
+        (ALONE, ["gradients and optimizer take 131.1 GB, a micro", "use more GPUs, or actor"]),
     ],
 )
 def test_given_a_trainer_that_certainly_does_not_fit_when_checked_then_it_is_refused(

@@ -8,36 +8,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from recipe.async_dapo.startup.hardware import size_of
 from recipe.async_dapo.startup.model_check import WRONG_LOG_PROBS
 from recipe.async_dapo.startup.preflight import check_all
 
 from ..support.composed_runs import SOUND_SETUP, refusal
-
-WINDOW = {"sliding_window": 4096}
-LISTED = {"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12}
-CONVOLUTIONS = {"layer_types": ["conv", "conv", "full_attention", "conv"] * 4}
-
-
-@pytest.mark.parametrize(
-    ("kind", "layers", "config"),
-    [
-        ("qwen2", 28, {"sliding_window": 131_072, "use_sliding_window": False, "max_window_layers": 28}),
-        ("qwen3", 36, {"sliding_window": None, "max_window_layers": 36}),
-        ("qwen3_next", 48, {"full_attention_interval": 4}),
-        ("gpt_oss", 24, LISTED),
-        ("gemma2", 42, WINDOW),
-        ("gemma3_text", 62, WINDOW),
-        ("cohere2", 32, WINDOW | {"sliding_window_pattern": 4}),
-        ("lfm2", 16, CONVOLUTIONS),
-    ],
-)
-def test_a_config_json_says_of_layers_what_transformers_reads_in_it(kind, layers, config):
-    shape = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100}
-    config = shape | config | {"num_hidden_layers": layers, "num_experts_per_tok": 1, "model_type": kind}
-    size, kinds = size_of(config, name=kind), CONFIG_MAPPING[kind](**config).layer_types
-    assert size.full_layers == kinds.count("full_attention")
-    assert size.window_layers == kinds.count("sliding_attention")
 
 
 @pytest.fixture

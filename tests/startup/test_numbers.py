@@ -1,4 +1,4 @@
-"""Each value of the recipe's options and of verl's numbers means what it should, or is refused before Ray starts."""
+"""Values of the recipe's options and of verl's numbers are taken, or refused before Ray starts, as a table says."""
 
 import re
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -15,105 +15,72 @@ from recipe.async_dapo.startup.verl_options import NUMBERS
 from ..support.composed_runs import ComposeRun, of_options
 
 VALUES = ("-1", "0", "null", "0.5", "some", "nan")
-# What an option means with each value; x = refused, as nan is everywhere.
-TABLE = """
-option                                                             -1      0         null        0.5      some
-trainer.total_epochs                                               x       x         x           x        x
-trainer.total_training_steps                                       x       x         by_epochs   x        x
-trainer.save_freq                                                  never   never     x           x        x
-trainer.test_freq                                                  never   never     x           x        x
-trainer.critic_warmup                                              none    none      x           x        x
-trainer.max_actor_ckpt_to_keep                                     all     all       all         x        x
-trainer.max_critic_ckpt_to_keep                                    unused  unused    unused      x        x
-trainer.nnodes                                                     x       x         x           x        x
-trainer.n_gpus_per_node                                            x       x         x           x        x
-data.train_batch_size                                              x       x         x           x        x
-data.max_prompt_length                                             x       x         x           x        x
-data.max_response_length                                           x       x         x           x        x
-data.train_max_samples                                             all     all       x           x        x
-data.val_max_samples                                               all     all       x           x        x
-data.val_batch_size                                                x       at_once   at_once     x        x
-data.seed                                                          x       seed      none        x        x
-algorithm.filter_groups.max_num_gen_batches                        no_limit no_limit  x           x        x
-reward.num_workers                                                 x       x         x           x        x
-reward.reward_kwargs.max_resp_len                                  unused  unused    unused      x        x
-reward.reward_kwargs.overlong_buffer_cfg.len                       x       x         x           x        x
-reward.reward_kwargs.overlong_buffer_cfg.penalty_factor            x       x         x           smaller  x
-transfer_queue.backend.SimpleStorage.total_storage_size            x       x         unlimited   x        x
-transfer_queue.backend.SimpleStorage.num_data_storage_units        x       x         x           x        x
-ray_kwargs.ray_init.num_cpus                                       x       x         all         x        x
-actor_rollout_ref.model.lora_rank                                  x       off       x           x        x
-actor_rollout_ref.model.lora.rank                                  x       off       x           x        x
-actor_rollout_ref.rollout.n                                        x       x         x           x        x
-actor_rollout_ref.rollout.agent.num_workers                        x       x         x           x        x
-actor_rollout_ref.rollout.temperature                              x       x         x           softer   x
-actor_rollout_ref.rollout.val_kwargs.temperature                   x       greedy    x           softer   x
-actor_rollout_ref.rollout.val_kwargs.top_p                         x       x         x           share_of x
-actor_rollout_ref.rollout.val_kwargs.top_k                         all     all       x           x        x
-actor_rollout_ref.rollout.val_kwargs.n                             x       x         x           x        x
-actor_rollout_ref.rollout.nnodes                                   x       shared    x           x        x
-actor_rollout_ref.rollout.n_gpus_per_node                          x       x         x           x        x
-actor_rollout_ref.rollout.tensor_model_parallel_size               x       x         x           x        x
-actor_rollout_ref.rollout.data_parallel_size                       x       x         x           x        x
-actor_rollout_ref.rollout.pipeline_model_parallel_size             x       x         x           x        x
-actor_rollout_ref.rollout.max_num_seqs                             x       x         x           x        x
-actor_rollout_ref.rollout.max_num_batched_tokens                   x       x         x           x        x
-actor_rollout_ref.rollout.max_model_len                            x       x         the_model   x        x
-actor_rollout_ref.rollout.gpu_memory_utilization                   x       x         x           share_of x
-actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu        x       x         x           x        x
-actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu           x       x         unused      x        x
-actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu            x       x         unused      x        x
-actor_rollout_ref.ref.log_prob_max_token_len_per_gpu               x       x         unused      x        x
-actor_rollout_ref.ref.ulysses_sequence_parallel_size               x       x         x           x        x
-actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size   x       x         x           x        x
-actor_rollout_ref.actor.ppo_epochs                                 x       x         x           x        x
-actor_rollout_ref.actor.ppo_mini_batch_size                        x       x         x           x        x
-actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu               x       x         x           x        x
-actor_rollout_ref.actor.ppo_max_token_len_per_gpu                  x       x         unused      x        x
-actor_rollout_ref.actor.optim.lr                                   x       still     x           rate     x
-actor_rollout_ref.actor.ulysses_sequence_parallel_size             x       x         x           x        x
-actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size x       x         x           x        x
-critic.ppo_epochs                                                  x       x         x           x        x
-critic.ppo_mini_batch_size                                         x       x         x           x        x
-critic.ppo_infer_max_token_len_per_gpu                             x       x         x           x        x
-critic.fsdp.ulysses_sequence_parallel_size                         x       x         x           x        x
-actor_rollout_ref.actor.megatron.tensor_model_parallel_size        x       x         x           x        x
-actor_rollout_ref.actor.megatron.pipeline_model_parallel_size      x       x         x           x        x
-actor_rollout_ref.actor.megatron.context_parallel_size             x       x         x           x        x
-actor_rollout_ref.actor.veomni.ulysses_parallel_size               x       x         x           x        x
-actor_rollout_ref.ref.megatron.tensor_model_parallel_size          x       x         x           x        x
-actor_rollout_ref.ref.megatron.pipeline_model_parallel_size        x       x         x           x        x
-actor_rollout_ref.ref.megatron.context_parallel_size               x       x         x           x        x
-actor_rollout_ref.ref.veomni.ulysses_parallel_size                 x       x         x           x        x
-critic.megatron.tensor_model_parallel_size                         x       x         x           x        x
-critic.megatron.pipeline_model_parallel_size                       x       x         x           x        x
-critic.megatron.context_parallel_size                              x       x         x           x        x
-critic.veomni.ulysses_parallel_size                                x       x         x           x        x
-async_dapo.placement                                               x       x         x           x        x
-async_dapo.max_concurrent_prompts                                  x       x         x           x        x
-async_dapo.max_loads_per_server                                    x       x         the_servers x        x
-async_dapo.over_sampling_batch_size                                x       x         x           x        x
-async_dapo.rollout_strategy                                        x       x         x           x        x
-async_dapo.stop_rule                                               x       x         by_strategy x        x
-async_dapo.max_staleness                                           x       on_policy no_limit    x        x
-async_dapo.max_partial_share                                       x       none      no_cap      half     x
-async_dapo.rollout_pool_size                                       x       x         lanes       x        x
-async_dapo.max_tokens_per_round                                    x       x         off         x        x
-async_dapo.importance_sampling                                     x       x         decoupled   x        x
-async_dapo.reward.timeout_s                                        x       x         x           seconds  x
-async_dapo.reward.processes                                        x       threads   the_cores   x        x
-async_dapo.reward.on_error                                         x       x         x           x        x
-async_dapo.calls.timeout_s                                         x       x         x           seconds  x
-async_dapo.selection.by                                            x       x         x           x        x
-async_dapo.selection.history_file                                  x       x         none        x        a_file
-async_dapo.round_timeout_s                                         x       x         x           seconds  x
-async_dapo.engine_timeout_s                                        x       x         x           seconds  x
-async_dapo.drafts                                                  x       x         none        x        x
-async_dapo.report_dir                                              x       x         none        x        a_folder
-async_dapo.recorder                                                x       x         none        x        a_class
-actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval       x       x         vllms       x        x
-"""
-ROWS = {key: [*cells, "x"] for key, *cells in map(str.split, TABLE.strip().splitlines()[1:])}
+# o = each of these options takes the value, x = it is refused by name, as nan is everywhere.
+TABLE = {
+    "x x x x x": """
+        trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node data.train_batch_size data.max_prompt_length
+        data.max_response_length reward.num_workers reward.reward_kwargs.overlong_buffer_cfg.len
+        transfer_queue.backend.SimpleStorage.num_data_storage_units actor_rollout_ref.rollout.n
+        actor_rollout_ref.rollout.agent.num_workers actor_rollout_ref.rollout.val_kwargs.n
+        actor_rollout_ref.rollout.n_gpus_per_node actor_rollout_ref.rollout.tensor_model_parallel_size
+        actor_rollout_ref.rollout.data_parallel_size actor_rollout_ref.rollout.pipeline_model_parallel_size
+        actor_rollout_ref.rollout.max_num_seqs actor_rollout_ref.rollout.max_num_batched_tokens
+        actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu
+        actor_rollout_ref.ref.ulysses_sequence_parallel_size
+        actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size actor_rollout_ref.actor.ppo_epochs
+        actor_rollout_ref.actor.ppo_mini_batch_size actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+        actor_rollout_ref.actor.ulysses_sequence_parallel_size
+        actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size critic.ppo_epochs critic.ppo_mini_batch_size
+        critic.ppo_infer_max_token_len_per_gpu critic.fsdp.ulysses_sequence_parallel_size
+        actor_rollout_ref.actor.megatron.tensor_model_parallel_size
+        actor_rollout_ref.actor.megatron.pipeline_model_parallel_size
+        actor_rollout_ref.actor.megatron.context_parallel_size actor_rollout_ref.actor.veomni.ulysses_parallel_size
+        actor_rollout_ref.ref.megatron.tensor_model_parallel_size
+        actor_rollout_ref.ref.megatron.pipeline_model_parallel_size
+        actor_rollout_ref.ref.megatron.context_parallel_size actor_rollout_ref.ref.veomni.ulysses_parallel_size
+        critic.megatron.tensor_model_parallel_size critic.megatron.pipeline_model_parallel_size
+        critic.megatron.context_parallel_size critic.veomni.ulysses_parallel_size async_dapo.placement
+        async_dapo.max_concurrent_prompts async_dapo.over_sampling_batch_size async_dapo.rollout_strategy
+        async_dapo.reward.on_error async_dapo.selection.by
+    """,
+    "x x o x x": """
+        trainer.total_training_steps transfer_queue.backend.SimpleStorage.total_storage_size
+        ray_kwargs.ray_init.num_cpus actor_rollout_ref.rollout.max_model_len
+        actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu
+        actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu actor_rollout_ref.ref.log_prob_max_token_len_per_gpu
+        actor_rollout_ref.actor.ppo_max_token_len_per_gpu async_dapo.max_loads_per_server async_dapo.stop_rule
+        async_dapo.rollout_pool_size async_dapo.max_tokens_per_round async_dapo.importance_sampling async_dapo.drafts
+        actor_rollout_ref.rollout.engine_kwargs.vllm.stream_interval
+    """,
+    "o o x x x": """
+        trainer.save_freq trainer.test_freq trainer.critic_warmup data.train_max_samples data.val_max_samples
+        algorithm.filter_groups.max_num_gen_batches actor_rollout_ref.rollout.val_kwargs.top_k
+    """,
+    "o o o x x": """
+        trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep reward.reward_kwargs.max_resp_len
+    """,
+    "x o o x x": """
+        data.val_batch_size data.seed async_dapo.max_staleness async_dapo.reward.processes
+    """,
+    "x x x o x": """
+        reward.reward_kwargs.overlong_buffer_cfg.penalty_factor actor_rollout_ref.rollout.temperature
+        actor_rollout_ref.rollout.val_kwargs.top_p actor_rollout_ref.rollout.gpu_memory_utilization
+        async_dapo.reward.timeout_s async_dapo.calls.timeout_s async_dapo.round_timeout_s async_dapo.engine_timeout_s
+    """,
+    "x o x x x": """
+        actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora.rank actor_rollout_ref.rollout.nnodes
+    """,
+    "x o x o x": """
+        actor_rollout_ref.rollout.val_kwargs.temperature actor_rollout_ref.actor.optim.lr
+    """,
+    "x o o o x": """
+        async_dapo.max_partial_share
+    """,
+    "x x o x o": """
+        async_dapo.selection.history_file async_dapo.report_dir async_dapo.recorder
+    """,
+}
+ROWS = {key: [*cells.split(), "x"] for cells, keys in TABLE.items() for key in keys.split()}
 
 
 def with_value(run: ComposeRun, key: str, value: str) -> DictConfig:
@@ -124,7 +91,7 @@ def with_value(run: ComposeRun, key: str, value: str) -> DictConfig:
 
 
 @pytest.mark.parametrize("key", ROWS)
-def test_every_value_of_an_option_means_what_the_table_says_or_is_refused(run, key):
+def test_a_value_is_taken_or_refused_by_name_as_the_table_says(run, key):
     for value, cell in zip(VALUES, ROWS[key], strict=True):
         errors = of_options(with_value(run, key, value))
         if cell == "x":

@@ -105,11 +105,6 @@ def test_given_a_bad_option_then_it_is_refused_by_name(stand_in_run, override, m
         check()
 
 
-def test_given_an_option_that_does_not_exist_then_the_one_most_like_it_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"rehearsal\.speedups=3: no such option; did you mean rehearsal\.speedup\?"):
-        compose_overrides(["rehearsal.speedups=3"], WITH_REHEARSAL)
-
-
 def test_given_a_search_path_of_the_users_own_then_a_rehearsal_finds_its_options_and_the_users(tmp_path) -> None:
     folder = tmp_path / "habits"
     folder.mkdir()

@@ -54,7 +54,7 @@ def mean_step(scenario: Scenario, system: System, *, steps: int = 12, warmup: in
 def natural_len_tok(scenario: Scenario) -> float:
     """Mean response length of the data set's valid groups [tokens]."""
     workload = scenario.workload()
-    workload.draw(8192, step=1)
+    workload.answers(8192)
     return workload.mean_drawn_tok
 
 

@@ -15,6 +15,17 @@ LAYER_BYTES = 34  # of a hidden value within the layer that is computed again (K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU, and how much it holds."""
+
+    name: str
+    memory_gb: float  # 1e9 bytes
+
+
+ASSUMED_GPU = Gpu(name="h200 (assumed: no GPU here)", memory_gb=141)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerMemory:
     """A model under FSDP: bytes on each GPU.
 

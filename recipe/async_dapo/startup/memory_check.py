@@ -4,10 +4,9 @@ import torch
 from omegaconf import DictConfig
 
 from ..config import training_gpus
-from ..core.trainer_memory import TrainerMemory
+from ..core.trainer_memory import ASSUMED_GPU, Gpu, TrainerMemory
 from ..option_values import ConfigError, Placement
-from .hardware import ASSUMED_GPU, Gpu, ModelSize
-from .model_check import model_size
+from .model_check import count_parameters, load_by_verl
 
 _ROLLOUT = "actor_rollout_ref.rollout."
 _FSDP = "actor_rollout_ref.actor.fsdp_config."
@@ -33,12 +32,11 @@ def check_memory(config: DictConfig, assumed_gpu: Gpu = ASSUMED_GPU) -> str:
     is_separate = config.async_dapo.placement == Placement.SEPARATE
     if is_separate or config.trainer.device == "cpu" or actor.strategy not in ("fsdp", "fsdp2"):
         return ""
-    model = model_size(config.actor_rollout_ref.model)
-    if model is None:
+    if (parameters := count_parameters(config)) is None:
         return ""
     here = gpu_here()
     gpu = here or assumed_gpu
-    memory_bytes, trainer = 1e9 * gpu.memory_gb, trainer_of(config, model)
+    memory_bytes, trainer = 1e9 * gpu.memory_gb, trainer_of(config, parameters)
     asked, keeps_kv = rollout.gpu_memory_utilization, not rollout.free_cache_engine
     certain = trainer.engine_share(memory_bytes, keeps_kv=keeps_kv, with_activations=False)
     likely = trainer.engine_share(memory_bytes, keeps_kv=keeps_kv)
@@ -73,17 +71,18 @@ def gpu_here() -> Gpu | None:
     return Gpu(name=found.name, memory_gb=found.total_memory / 1e9)
 
 
-def trainer_of(config: DictConfig, model: ModelSize) -> TrainerMemory:
+def trainer_of(config: DictConfig, parameters: int) -> TrainerMemory:
     """The actor alone: a critic comes on top."""
     actor, options = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     fsdp = actor.fsdp_config
     longest_tok = config.data.max_prompt_length + config.data.max_response_length
+    model = load_by_verl(config).hf_config.get_text_config()
     return TrainerMemory(
-        parameters=model.parameters,
+        parameters=parameters,
         shards=fsdp.fsdp_size if fsdp.fsdp_size > 0 else training_gpus(config),
-        layers=model.layers,
-        hidden=model.hidden,
-        vocabulary=model.vocabulary,
+        layers=model.num_hidden_layers,
+        hidden=model.hidden_size,
+        vocabulary=model.vocab_size,
         micro_batch_tok=(
             actor.ppo_max_token_len_per_gpu
             if actor.use_dynamic_bsz

@@ -2,6 +2,7 @@
 holds the longest response that they allow.
 """
 
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,8 @@ from omegaconf import DictConfig
 from safetensors import safe_open
 
 from ..config import model_setup
-from ..option_values import ConfigError, Rule, check_each, check_rules, refused
+from ..option_values import Rule, check_each, check_rules, refused
 from .agent_loop_check import shipped_modules
-from .hardware import ModelSize, find_config, size_of
 
 _MODEL = "actor_rollout_ref.model."
 _TIED = ("lm_head.weight", "embed_tokens.weight")
@@ -50,24 +50,6 @@ WRONG_LOG_PROBS: tuple[Rule, ...] = (
 # fmt: on
 
 
-def local_folder(model: DictConfig) -> str:
-    """The folder, or the hub's name, of what a `model` node names; fetched first if it is remote."""
-    from verl.utils.fs import copy_to_local
-
-    return copy_to_local(model.path)
-
-
-def model_size(model: DictConfig) -> ModelSize | None:
-    """Of the model that a `model` node names; None for one whose size is not known, and for one that is missing, which
-    `check_model` tells.
-    """
-    try:
-        config, name = find_config(local_folder(model))
-        return size_of(config, name=name)
-    except (ConfigError, FileNotFoundError):
-        return None
-
-
 def load_by_verl(config: DictConfig) -> Any:
     """The `HFModelConfig` that verl makes once a cluster has started: the model's configuration, and its tokenizer.
 
@@ -80,6 +62,22 @@ def load_by_verl(config: DictConfig) -> Any:
     except HydraException as error:
         why = " ".join(f"{type(error.__cause__).__name__}: {error.__cause__}".split())
         raise refused(config, _MODEL + "path", f"verl cannot load it: {why}; correct path or options") from error
+
+
+def count_parameters(config: DictConfig) -> int | None:
+    """The parameters of the model that verl would train, built without its weights. None for a model that cannot be
+    built so, or not loaded, which `check_model` tells.
+    """
+    from verl.utils.model import get_hf_auto_model_class
+
+    options = {"attn_implementation": "eager", "trust_remote_code": config.actor_rollout_ref.model.trust_remote_code}
+    try:
+        hf_config = deepcopy(load_by_verl(config).hf_config)
+        with torch.device("meta"):
+            model = get_hf_auto_model_class(hf_config).from_config(hf_config, **options)
+    except Exception:  # of the model's own code, or of a model that is not known here
+        return None
+    return sum(each.numel() for each in model.parameters())
 
 
 def check_model(config: DictConfig) -> None:

@@ -25,7 +25,7 @@ from ..record.checkpoint_folder import (
     verify,
 )
 from ..record.run_files import metrics_file
-from .model_check import model_size
+from .model_check import count_parameters
 from .verl_options import listed
 
 logger = logging.getLogger(__name__)
@@ -85,11 +85,10 @@ def _check_room(config: DictConfig) -> str:
 def _checkpoint_bytes(config: DictConfig) -> float | None:
     """Of the actor's weights and Adam's two moments, whichever are saved; None for a model that is not known."""
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    size = model_size(model)
-    if size is None:
+    if (parameters := count_parameters(config)) is None:
         return None
     wide = OmegaConf.select(actor, "fsdp_config.model_dtype") in ("fp32", "float32")
-    weights = size.parameters * (4 if wide else 2)
+    weights = parameters * (4 if wide else 2)
     saved, has_lora = actor.checkpoint.save_contents, bool(model.lora_rank or model.lora.rank)
     return weights * (("model" in saved) + 2 * ("optimizer" in saved and not has_lora))
 

@@ -10,10 +10,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ..config import AsyncDAPOConfig
+from ..core.trainer_memory import ASSUMED_GPU, Gpu
 from ..option_values import ConfigError, ConfigErrors, check_each
 from ..verl_version import check_versions
 from .agent_loop_check import first_line
-from .hardware import ASSUMED_GPU, Gpu
 from .verl_options import check_numbers
 
 logger = logging.getLogger(__name__)
@@ -88,16 +88,18 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
     from .data_check import check_data, check_history
-    from .engine_arguments import check_engine_arguments, warn_of_stale_pool
     from .memory_check import check_memory
     from .model_check import check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward
-    from .rules import check_options
-    from .verl_options import check_by_verl, check_verl_options
+    from .rules import check_options, stale_pool
+    from .verl_options import check_by_verl, check_engine_arguments, check_verl_options
 
-    warn_of_stale_pool(options)
     rows: list[dict[str, Any]] = []  # one of each data source, to try the reward function on
+
+    def together() -> str:
+        said, warning = check_options(config, options), stale_pool(options)
+        return WARNING + warning if warning else said
 
     def data() -> str:
         found, left_out = check_data(config, options)
@@ -110,7 +112,7 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
 
     return {
         "verl's options": partial(check_verl_options, config),
-        "options together": partial(check_options, config, options),
+        "options together": together,
         "vLLM's arguments": partial(check_engine_arguments, config),
         "verl's own checks": partial(check_by_verl, config),
         "output folders": partial(check_output_folders, config),

@@ -59,6 +59,8 @@ _NODES = {
     "reward_model": "reward.reward_model",
 }
 
+_GPUS = {"training_gpus": training_gpus, "engine_gpus": engine_gpus, "gpus_per_engine": gpus_per_engine}
+
 # They need a field that the V1 trainer never computes, and fail after the first rollout.
 UNSUPPORTED_ESTIMATORS = ("remax", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
 KL_LOSSES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+")
@@ -95,6 +97,8 @@ class Run:
         return cls(config=config, options=options, own_drafts=SpeculativeConfig.of(rollout.engine_kwargs.vllm))
 
     def __getattr__(self, name: str) -> Any:
+        if name in _GPUS:
+            return _GPUS[name](self.config)
         return self.get(_NODES.get(name, name))
 
     def get(self, key: str) -> Any:
@@ -133,10 +137,6 @@ class Run:
         return {model: max(1, self.training_gpus // held_by) for model, held_by in self.held_by.items()}
 
     @property
-    def training_gpus(self) -> int:
-        return training_gpus(self.config)
-
-    @property
     def multiple(self) -> dict[str, int]:
         """Prompts of which a mini batch is a multiple, by model."""
         return {model: ranks // math.gcd(ranks, self.options.rollout_n) for model, ranks in self.ranks.items()}
@@ -163,14 +163,6 @@ class Run:
     def server_calls(self) -> int:
         """Concurrent calls of a vLLM server actor."""
         return server_calls(self.rollout.max_num_seqs * self.rollout.data_parallel_size)
-
-    @property
-    def engine_gpus(self) -> int:
-        return engine_gpus(self.config)
-
-    @property
-    def gpus_per_engine(self) -> int:
-        return gpus_per_engine(self.config)
 
     @property
     def drafts_by(self) -> str | None:
@@ -262,11 +254,10 @@ RULES: tuple[Rule, ...] = (
          lambda it: it.has["critic"] and it.trainer.max_critic_ckpt_to_keep is not None
          and checkpoints_to_keep(it.config, "critic") != checkpoints_to_keep(it.config),
          "is ignored: a checkpoint stays or goes as a whole, by trainer.max_actor_ckpt_to_keep; leave it out"),
-    Rule("trainer.resume_from_path", lambda it: it.trainer.resume_from_path and it.trainer.resume_mode != "resume_path",
-         "is ignored with trainer.resume_mode={it.trainer.resume_mode}; set trainer.resume_mode=resume_path"),
     Rule("trainer.resume_from_path",
-         lambda it: not it.trainer.resume_from_path and it.trainer.resume_mode == "resume_path",
-         "set it to a checkpoint folder, or resume_mode=auto"),
+         lambda it: bool(it.trainer.resume_from_path) is not (it.trainer.resume_mode == "resume_path"),
+         "is a checkpoint folder with trainer.resume_mode=resume_path, and ignored with another; it is "
+         "{it.trainer.resume_mode}"),
     Rule("trainer.logger", lambda it: it.missing_packages,
          "needs {it.missing_packages}, which is not installed; install or drop it"),
     *(Rule(f"{_MODELS[model]}checkpoint.{contents}", partial(_lacks_parts, model=model, contents=contents),
@@ -364,11 +355,9 @@ RULES: tuple[Rule, ...] = (
     Rule("async_dapo.max_loads_per_server", lambda it: (it.options.max_loads_per_server or 0) >= it.server_calls,
          "must be below {it.server_calls}, the concurrent calls of a vLLM server actor: weight updates and the stop "
          "would wait behind generation; lower it or raise actor_rollout_ref.rollout.max_num_seqs"),
-    Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate and it.rollout.nnodes < 1,
-         "must be >= 1: async_dapo.placement=separate runs engines there"),
-    Rule(_ROLLOUT + "nnodes", lambda it: not it.options.is_separate and it.rollout.nnodes,
-         "with async_dapo.placement=colocated engines share the trainer's GPUs; set async_dapo.placement=separate, or "
-         "0"),
+    Rule(_ROLLOUT + "nnodes", lambda it: it.options.is_separate is not bool(it.rollout.nnodes),
+         "must be >= 1 with async_dapo.placement=separate, where engines run there, and 0 with colocated, where they "
+         "share the trainer's GPUs; it is {it.options.placement}"),
     *(Rule(_ROLLOUT + "tensor_model_parallel_size",
            partial(lambda it, own: it.options.is_separate is own and it.engine_gpus % it.gpus_per_engine, own=own),
            "an engine takes {it.gpus_per_engine} GPUs, which does not divide the {it.engine_gpus} of "
@@ -435,12 +424,9 @@ RULES: tuple[Rule, ...] = (
          "is the recipe's own: it brings the weights; leave it out"),
 
     Rule("reward.reward_model.enable_resource_pool",
-         lambda it: it.reward_model.enable and not it.reward_model.enable_resource_pool,
-         "a reward model on the trainer's GPUs scores only after the rollout, so groups cannot be judged inline; set "
-         "it to True or use a rule-based reward"),
-    Rule("reward.reward_model.enable_resource_pool",
-         lambda it: it.reward_model.enable_resource_pool and not it.reward_model.enable,
-         "would reserve GPUs for nothing: reward.reward_model.enable=False; set both or neither"),
+         lambda it: it.reward_model.enable is not it.reward_model.enable_resource_pool,
+         "must equal reward.reward_model.enable={it.reward_model.enable}: a reward model on the trainer's GPUs scores "
+         "after the rollout, so groups cannot be judged inline, and without one GPUs would be reserved for nothing"),
     Rule("reward.reward_model.rollout.free_cache_engine",
          lambda it: it.reward_model.enable and it.reward_model.rollout.free_cache_engine,
          "verl would put the reward model's engines to sleep at start-up, and wakes them only for rewards after the "
@@ -517,3 +503,15 @@ def _check_threshold(run: Run, key: str, parse: Callable[[Run, Any], Any], wante
         parse(run, value := run.get(key))
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(key, value, f"verl says: {str(error).rstrip('.')}; set {wanted}") from error
+
+
+def stale_pool(options: AsyncDAPOConfig) -> str:
+    """What to say of a pool of a fixed size, which is the user's, where `auto` would hold less; else nothing."""
+    bound = options.round_size().staleness_bound(1.0) if options.most_trainable is not None else None
+    if bound is None or options.fixed_pool_size is None or options.fixed_pool_size <= bound:
+        return ""
+    return (
+        f"async_dapo.rollout_pool_size={options.fixed_pool_size}: with responses of half their limit, more than "
+        f"{bound} trajectories in flight pass async_dapo.max_staleness={options.max_staleness} before they are "
+        "trained, and tokens are masked or thrown away; set auto, or raise async_dapo.max_staleness"
+    )

@@ -1,22 +1,36 @@
 """verl's options: numbers and their ranges, those that this recipe decides, those that verl 0.9.1's V1 trainer would
-silently ignore, and what verl itself refuses.
+silently ignore, what verl itself refuses, and what `engine_kwargs.vllm` hands to vLLM behind verl's own options.
 
 Every row of `IGNORED` was checked against the installed wheel: nothing on the V1 path reads the option. Several of them
 act in verl's older trainer, so scripts still carry them.
 """
 
+import ast
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 from hydra.errors import HydraException
 from msgspec import Meta
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..option_values import ConfigError, Count, NotNegative, Positive, SomeShare, check_each, number, refused
+from ..option_values import (
+    ConfigError,
+    Count,
+    NotNegative,
+    Positive,
+    SomeShare,
+    check_each,
+    did_you_mean,
+    number,
+    refused,
+)
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.ref."
 _MODEL, _KWARGS = "actor_rollout_ref.model.", "reward.reward_kwargs."
+_VLLM = _ROLLOUT + "engine_kwargs.vllm."
 
 _Rate = Annotated[float, Meta(ge=0, description="a number >= 0")]
 _TopK = Annotated[int, Meta(ge=-1, description="a whole number >= -1")]
@@ -29,90 +43,55 @@ _ABSENT = object()
 
 # Numbers that this recipe takes from verl's options, with the values that verl has a meaning for. Some of these are no
 # positive numbers: a frequency <= 0 is "never", a number of checkpoints or samples <= 0 is "all".
+_OF_KIND: tuple[tuple[Any, str], ...] = (
+    (Count, f"""
+        trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node reward.num_workers {_KWARGS}overlong_buffer_cfg.len
+        transfer_queue.backend.SimpleStorage.num_data_storage_units
+        {_ROLLOUT}val_kwargs.n {_ROLLOUT}n_gpus_per_node {_ROLLOUT}tensor_model_parallel_size
+        {_ROLLOUT}data_parallel_size {_ROLLOUT}pipeline_model_parallel_size {_ROLLOUT}max_num_seqs
+        {_ROLLOUT}max_num_batched_tokens {_ACTOR}ppo_epochs {_ACTOR}ppo_mini_batch_size
+        critic.ppo_epochs critic.ppo_mini_batch_size critic.ppo_infer_max_token_len_per_gpu
+        critic.fsdp.ulysses_sequence_parallel_size"""),
+    (Count | None, f"""
+        trainer.total_training_steps transfer_queue.backend.SimpleStorage.total_storage_size
+        ray_kwargs.ray_init.num_cpus {_ROLLOUT}max_model_len {_VLLM}stream_interval
+        {_ROLLOUT}log_prob_micro_batch_size_per_gpu {_ROLLOUT}log_prob_max_token_len_per_gpu
+        {_REF}log_prob_micro_batch_size_per_gpu {_REF}log_prob_max_token_len_per_gpu
+        {_ACTOR}ppo_micro_batch_size_per_gpu {_ACTOR}ppo_max_token_len_per_gpu"""),
+    (int, "trainer.save_freq trainer.test_freq trainer.critic_warmup data.train_max_samples data.val_max_samples"),
+    (int | None, f"trainer.max_actor_ckpt_to_keep trainer.max_critic_ckpt_to_keep {_KWARGS}max_resp_len"),
+    (NotNegative, f"{_MODEL}lora_rank {_MODEL}lora.rank {_ROLLOUT}nnodes"),
+    (NotNegative | None, "data.val_batch_size data.seed"),
+    (Positive, f"{_KWARGS}overlong_buffer_cfg.penalty_factor {_ROLLOUT}temperature"),
+    (_Rate, f"{_ROLLOUT}val_kwargs.temperature {_ACTOR}optim.lr"),
+    (SomeShare, f"{_ROLLOUT}val_kwargs.top_p {_ROLLOUT}gpu_memory_utilization"),
+    (_TopK, f"{_ROLLOUT}val_kwargs.top_k"),
+)  # fmt: skip
 NUMBERS: dict[str, Any] = {
-    "trainer.total_epochs": Count,
-    "trainer.total_training_steps": Count | None,
-    "trainer.save_freq": int,
-    "trainer.test_freq": int,
-    "trainer.critic_warmup": int,
-    "trainer.max_actor_ckpt_to_keep": int | None,
-    "trainer.max_critic_ckpt_to_keep": int | None,
-    "trainer.nnodes": Count,
-    "trainer.n_gpus_per_node": Count,
-    "data.train_max_samples": int,
-    "data.val_max_samples": int,
-    "data.val_batch_size": NotNegative | None,
-    "data.seed": NotNegative | None,
-    "reward.num_workers": Count,
-    _KWARGS + "max_resp_len": int | None,
-    _KWARGS + "overlong_buffer_cfg.len": Count,
-    _KWARGS + "overlong_buffer_cfg.penalty_factor": Positive,
-    "transfer_queue.backend.SimpleStorage.total_storage_size": Count | None,
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units": Count,
-    "ray_kwargs.ray_init.num_cpus": Count | None,
-    _MODEL + "lora_rank": NotNegative,
-    _MODEL + "lora.rank": NotNegative,
-    _ROLLOUT + "temperature": Positive,
-    _ROLLOUT + "val_kwargs.temperature": _Rate,
-    _ROLLOUT + "val_kwargs.top_p": SomeShare,
-    _ROLLOUT + "val_kwargs.top_k": _TopK,
-    _ROLLOUT + "val_kwargs.n": Count,
-    _ROLLOUT + "nnodes": NotNegative,
-    _ROLLOUT + "n_gpus_per_node": Count,
-    _ROLLOUT + "tensor_model_parallel_size": Count,
-    _ROLLOUT + "data_parallel_size": Count,
-    _ROLLOUT + "pipeline_model_parallel_size": Count,
-    _ROLLOUT + "max_num_seqs": Count,
-    _ROLLOUT + "max_num_batched_tokens": Count,
-    _ROLLOUT + "max_model_len": Count | None,
-    _ROLLOUT + "gpu_memory_utilization": SomeShare,
-    _ROLLOUT + "log_prob_micro_batch_size_per_gpu": Count | None,
-    _ROLLOUT + "log_prob_max_token_len_per_gpu": Count | None,
-    _REF + "log_prob_micro_batch_size_per_gpu": Count | None,
-    _REF + "log_prob_max_token_len_per_gpu": Count | None,
-    _ACTOR + "ppo_epochs": Count,
-    _ACTOR + "ppo_mini_batch_size": Count,
-    _ACTOR + "ppo_micro_batch_size_per_gpu": Count | None,
-    _ACTOR + "ppo_max_token_len_per_gpu": Count | None,
-    _ACTOR + "optim.lr": _Rate,
+    **{key: kind for kind, keys in _OF_KIND for key in keys.split()},
     **{model + name: Count for model in (_ACTOR, _REF) for name in _SEQUENCE_PARALLEL},
     **{model + name: Count for model in (_ACTOR, _REF, "critic.") for name in (*MEGATRON_SIZES, VEOMNI_SIZE)},
-    "critic.ppo_epochs": Count,
-    "critic.ppo_mini_batch_size": Count,
-    "critic.ppo_infer_max_token_len_per_gpu": Count,
-    "critic.fsdp.ulysses_sequence_parallel_size": Count,
-    _ROLLOUT + "engine_kwargs.vllm.stream_interval": Count | None,
 }
 
 # verl's training engines that this recipe knows -> the strategies of each; `dp` is FSDP.
 TRAINING_ENGINES = {"dp": ("fsdp2", "fsdp"), "megatron": ("megatron",), "veomni": ("veomni",)}
+_EXPERTS = "expert routes of interrupted requests are not kept"
 _WHOLE_VOCABULARY = "log-probs are compared with the trainer's, of the whole vocabulary; validation has val_kwargs"
+# fmt: off
 # (key, accepted values, why another would be wrong). An option that is absent counts as None.
 FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("trainer.use_v1", (True,), "the recipe is a plugin of verl's V1 trainer"),
     ("trainer.v1.trainer_mode", ("async_dapo",), "it selects this recipe's trainer"),
-    (
-        "trainer.v1.async_dapo",
-        (None, {}),
-        "a step of this recipe trains once on the whole batch; it has no options here",
-    ),
+    ("trainer.v1.async_dapo", (None, {}),
+     "a step of this recipe trains once on the whole batch; it has no options here"),
     ("model_engine", tuple(TRAINING_ENGINES), "the recipe knows no other of verl's training engines"),
     (_ACTOR + "megatron.dynamic_context_parallel", (False, None), "the ranks that share a step would not be known"),
-    *(
-        (
-            f"{_ACTOR}{engine}.router_replay.mode",
-            ("disabled", "R2", None),
-            "expert routes of interrupted requests are not kept",
-        )
-        for engine in ("megatron", "veomni")
-    ),
+    (_ACTOR + "megatron.router_replay.mode", ("disabled", "R2", None), _EXPERTS),
+    (_ACTOR + "veomni.router_replay.mode", ("disabled", "R2", None), _EXPERTS),
     ("trainer.v1.sampler.custom_sampler.path", (None,), "the recipe brings its own sampler"),
     ("trainer.resume_mode", ("auto", "disable", "resume_path"), "there is no other mode"),
-    (
-        "trainer.remove_previous_ckpt_in_save",
-        (None, False),
-        "verl would delete the model before the next checkpoint is complete; use trainer.max_actor_ckpt_to_keep=1",
-    ),
+    ("trainer.remove_previous_ckpt_in_save", (None, False),
+     "verl would delete the model before the next checkpoint is complete; use trainer.max_actor_ckpt_to_keep=1"),
     ("actor_rollout_ref.hybrid_engine", (True,), "async_dapo.placement decides"),
     (_ROLLOUT + "name", ("vllm",), "stopping an engine at once is implemented for vLLM"),
     (_ROLLOUT + "calculate_log_probs", (True,), "behaviour log-probs are the engine's own"),
@@ -121,22 +100,17 @@ FIXED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ROLLOUT + "agent.agent_loop_manager_class", (None,), "the recipe brings its own manager"),
     (_ROLLOUT + "disaggregation.enabled", (False,), "prefill servers cannot be stopped early"),
     (_ROLLOUT + "full_determinism", (False,), "what is interrupted depends on timing"),
-    (_ROLLOUT + "enable_rollout_routing_replay", (False,), "expert routes of interrupted requests are not kept"),
+    (_ROLLOUT + "enable_rollout_routing_replay", (False,), _EXPERTS),
     ("distillation.enabled", (False, None), "teacher log-probs are not computed inline"),
     (_ROLLOUT + "top_p", (1.0,), _WHOLE_VOCABULARY),
     (_ROLLOUT + "top_k", (-1, 0), _WHOLE_VOCABULARY),
-    (
-        "trainer.default_hdfs_dir",
-        (None,),
-        "verl copies the model there, but neither prompts nor buffer, and never resumes from it; set "
-        "trainer.default_local_dir to a shared folder",
-    ),
-    (
-        _ACTOR + "checkpoint.async_save",
-        (False,),
-        "the end of a save would not be known, and so when the checkpoint before can go",
-    ),
+    ("trainer.default_hdfs_dir", (None,),
+     "verl copies the model there, but neither prompts nor buffer, and never resumes from it; set "
+     "trainer.default_local_dir to a shared folder"),
+    (_ACTOR + "checkpoint.async_save", (False,),
+     "the end of a save would not be known, and so when the checkpoint before can go"),
 )
+# fmt: on
 
 # (key, accepted values, what to set instead): read by nothing on the way from this recipe through the V1 trainer.
 IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -172,7 +146,7 @@ IGNORED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ROLLOUT + "checkpoint_engine.backend", ("naive",), "the recipe brings the weights to the engines itself"),
     (_ROLLOUT + "checkpoint_manager_class", (None,), "leave it out"),
     (_ROLLOUT + "trace.backend", (None,), "the V1 trainer does not trace rollouts"),
-    (_ROLLOUT + "moe_load_balance_metrics_interval", (0,), "expert routes of interrupted requests are not kept"),
+    (_ROLLOUT + "moe_load_balance_metrics_interval", (0,), _EXPERTS),
     (_ROLLOUT + "multi_turn.num_repeat_rollouts", (None,), "use actor_rollout_ref.rollout.n"),
 )
 
@@ -183,6 +157,17 @@ SHADOWED: tuple[tuple[str, str], ...] = (
     (_ACTOR + "use_torch_compile", _ACTOR + "fsdp_config.use_torch_compile"),
     (_ROLLOUT + "log_prob_use_dynamic_bsz", _ACTOR + "use_dynamic_bsz"),
 )
+
+# vLLM's name -> the option of `rollout` from which verl, and this recipe's checks, take it.
+_SAME_NAME = """
+    data_parallel_size disable_log_stats dtype enable_chunked_prefill enable_prefix_caching enable_sleep_mode
+    enforce_eager gpu_memory_utilization load_format logprobs_mode max_model_len max_num_batched_tokens max_num_seqs
+    scheduling_policy seed
+"""
+OVERRIDDEN = {name: name for name in _SAME_NAME.split()} | {
+    "tensor_parallel_size": "tensor_model_parallel_size",
+    "pipeline_parallel_size": "pipeline_model_parallel_size",
+}
 
 # verl moved these to `reward.*`; its V1 trainer does not copy them there.
 MOVED_TO_REWARD = ("custom_reward_function", "reward_model", "sandbox_fusion")
@@ -261,6 +246,57 @@ def _in_verls_words(name: str, check: Callable[[], object]) -> None:
         check()
     except (ValueError, AssertionError, ArithmeticError, HydraException) as error:
         raise ConfigError("verl", name, f"verl refuses these options: {' '.join(str(error).split())}") from error
+
+
+def check_engine_arguments(config: DictConfig) -> None:
+    """Refuse an argument that vLLM does not have, or that contradicts an option of verl's.
+
+    Raises:
+        ConfigError: naming key, value and remedy.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    given = rollout.engine_kwargs.vllm.items()
+    check_each([partial(_check_argument, rollout, str(key), value) for key, value in given if value is not None])
+
+
+def _check_argument(rollout: DictConfig, key: str, value: Any) -> None:
+    name = key.replace("-", "_")
+    option = OVERRIDDEN.get(name)
+    if option is not None and value != rollout.get(option):
+        raise ConfigError(
+            _VLLM + key,
+            value,
+            f"would take the place of {_ROLLOUT}{option}={rollout.get(option)} in vLLM alone, behind every check; "
+            f"set {_ROLLOUT}{option} instead",
+        )
+    known = vllm_arguments()
+    if known and name not in known:
+        hint = did_you_mean(name, known) or "; see `vllm serve --help`"
+        raise ConfigError(_VLLM + key, value, f"vLLM has no such argument{hint}")
+
+
+@cache
+def vllm_arguments() -> frozenset[str]:
+    """Arguments of `vllm serve`, read from the installed source: to import vLLM takes longer than all checks.
+
+    Empty where the source is not found.
+    """
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    folder, names = Path(spec.origin).parent, set()
+    for file in ("engine/arg_utils.py", "entrypoints/openai/cli_args.py"):
+        source = folder / file
+        if not source.is_file():
+            return frozenset()
+        for node in ast.parse(source.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith(("EngineArgs", "FrontendArgs")):
+                names |= {
+                    line.target.id
+                    for line in node.body
+                    if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+                }
+    return frozenset(names)
 
 
 def _check_shadowed(config: DictConfig, key: str, read: str) -> None:

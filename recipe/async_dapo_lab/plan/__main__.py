@@ -13,11 +13,11 @@ from rich.progress import Progress
 
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.option_values import ConfigError, RolloutStrategy
-from .candidates import Candidate, baselines, default_concurrency, fitting, natural_concurrency, recipe_candidates
+from .candidates import Candidate, baselines, fitting, natural_concurrency, recipe_candidates
 from .from_run import RecordedRun
 from .inputs import Inputs
 from .lengths import cut_below
-from .recommend import at_equal_share, recommend, worth_trying
+from .recommend import at_equal_share, recommend
 from .report import as_json, describe, in_words, table
 from .scenario import Scenario
 from .sweep import Row, sweep
@@ -52,11 +52,11 @@ def _run(options: argparse.Namespace) -> None:
         scenario,
         strategies=_strategies(inputs),
         stop_rules=inputs.stop_rules or list(StopRuleName),
-        concurrency=default_concurrency(scenario) if inputs.concurrency is None else inputs.concurrency,
+        concurrency=inputs.concurrency or [],
     )
     if not candidates:
         raise ConfigError("stop_rules", "drain", "only goes with strategies=discard; add either")
-    fit = fitting(scenario, ([] if options.no_baselines else baselines(scenario)) + candidates)
+    fit = fitting(scenario, baselines(scenario) + candidates)
     for note in fit.notes:
         _say(note)
     rows = _simulated(fit.candidates, scenario, inputs, jobs=options.jobs)
@@ -67,8 +67,8 @@ def _run(options: argparse.Namespace) -> None:
         kv_room=natural_concurrency(scenario),
         trainer_overrides=fit.overrides,
     )
-    _say(f"\n{table(rows, advice, top=None if options.all else options.top)}")
-    _say(f"\n{in_words(advice, inputs, rows, scenario)}")
+    _say(f"\n{table(rows, advice, everything=options.all)}")
+    _say(f"\n{in_words(advice, inputs, rows)}")
     if recorded is not None and advice.to_paste is not None:
         changes = recorded.changes(advice.to_paste.overrides) or ["nothing"]
         _say(f"\nIn {options.from_run} it would change: {'; '.join(changes)}")
@@ -85,14 +85,11 @@ def _strategies(inputs: Inputs) -> list[RolloutStrategy]:
     return [one for one in RolloutStrategy if one is not stale_kv]
 
 
-def _simulated(candidates: Sequence[Candidate], scenario: Scenario, inputs: Inputs, *, jobs: int) -> list[Row]:
-    """Rows in the order of the candidates, then what is compared on equal terms. Pool sizes are tried where they may
-    win, or all that were asked for."""
-    later = [] if inputs.concurrency is not None else [one for one in candidates if one.concurrency is not None]
-    began = [one for one in candidates if one not in later]
+def _simulated(candidates: list[Candidate], scenario: Scenario, inputs: Inputs, *, jobs: int) -> list[Row]:
+    """Rows in the order of the candidates, then what is compared on equal terms."""
     simulate = partial(sweep, scenario, steps=inputs.steps, warmup=inputs.warmup, jobs=jobs)
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task("simulating", total=len(began))
+        task = bar.add_task("simulating", total=len(candidates))
         began_s = time.perf_counter()
 
         def told() -> None:
@@ -102,22 +99,18 @@ def _simulated(candidates: Sequence[Candidate], scenario: Scenario, inputs: Inpu
                 done, total = bar.tasks[0].completed, bar.tasks[0].total or 0
                 _say(f"simulated {done:.0f} of {total:.0f}, {time.perf_counter() - began_s:.0f} s", to=stderr)
 
-        rows = simulate(began, on_row=told)
+        rows = simulate(candidates, on_row=told)
         equal = at_equal_share(rows)
-        later = worth_trying(later, rows) + equal
-        bar.update(task, total=len(began) + len(later))
-        rows += simulate(later, on_row=told, first=rows[0])
-    place = {id(one): number for number, one in enumerate([*candidates, *equal])}
-    return sorted(rows, key=lambda row: place[id(row.candidate)])
+        bar.update(task, total=len(candidates) + len(equal))
+        return rows + simulate(equal, on_row=told, first=rows[0])
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
     path = options.json
     if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
         raise ConfigError("json", path, "must be a file in a folder that exists")
-    for key in ("jobs", "top"):
-        if getattr(options, key) < 1:
-            raise ConfigError(key, getattr(options, key), "must be >= 1")
+    if options.jobs < 1:
+        raise ConfigError("jobs", options.jobs, "must be >= 1")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,9 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="COUNT", help="processes (default: all cores)"
     )
-    parser.add_argument("--top", type=int, default=6, metavar="ROWS", help="show the fastest rows only (default: 6)")
-    parser.add_argument("--all", action="store_true", help="show all rows")
-    parser.add_argument("--no-baselines", action="store_true", help="only this recipe's own options")
+    parser.add_argument("--all", action="store_true", help="show slow rows, too")
     group = parser.add_argument_group("inputs, in the YAML file under the same names")
     for name, (default, about) in Inputs.described().items():
         words = f"{about} (default: {'null' if default is None else default})"

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.core.trainer_memory import TrainerMemory
-from ...async_dapo.option_values import ConfigError, Drafts, ImportanceSampling, RolloutStrategy
+from ...async_dapo.option_values import ConfigError, Drafts, RolloutStrategy
 from .costs import StepCost
 from .scenario import Scenario
 from .systems import (
@@ -25,17 +25,10 @@ from .systems import (
     verl_separate_async,
     verl_sync,
 )
-from .workload import ANSWERS, KnownPassRates
+from .workload import KnownPassRates
 
 SAMPLE = 4096  # prompts
 
-# Corrections beside the default one, as rows of their own. `bypass` saves the pass that recomputes old log-probs;
-# `mixture` adds one for each older version of a group that mixes versions.
-CORRECTIONS = {
-    RolloutStrategy.PARTIAL: (ImportanceSampling.BYPASS, ImportanceSampling.MIXTURE),
-    RolloutStrategy.PARTIAL_STALE_KV: (ImportanceSampling.BYPASS,),
-    RolloutStrategy.CONSISTENT: (ImportanceSampling.MIXTURE,),
-}
 SPLITS = (0.8, 0.9, 1.0)  # servers whose GPUs train, over those that would be done when the others are
 DRAFTS, COLOCATE_WITH_DRAFTS = "async_dapo.drafts", "colocate_async with these drafts"  # which verl has not
 CAP = "async_dapo.max_partial_share"
@@ -71,12 +64,9 @@ class Bound:
         return self.rollout_s + self.log_prob_s + self.train_s + self.update_s
 
 
-def bound_of(scenario: Scenario, *, drafts: bool = False) -> Bound:
-    """
-    Args:
-        drafts: of engines that draft.
-    """
-    groups = [group.prompt[ANSWERS] for group in scenario.workload().draw(SAMPLE, step=0)]
+def bound_of(scenario: Scenario) -> Bound:
+    """Of engines that do not draft."""
+    groups = scenario.workload().answers(SAMPLE)
     lens_tok = np.array([group.response_lens_tok for group in groups], dtype=float)
     is_valid = np.array([min(group.metrics) < max(group.metrics) for group in groups])
     valid_tok = lens_tok[is_valid] if is_valid.any() else lens_tok
@@ -85,7 +75,7 @@ def bound_of(scenario: Scenario, *, drafts: bool = False) -> Bound:
     sums = batch * whole.mean(), batch * (whole**2).mean()
     cost = scenario.training_cost()
     per_server = best_tokens_per_s(
-        scenario.step_cost(drafts=drafts),
+        scenario.step_cost(),
         lens_tok.ravel(),
         prompt_len_tok=scenario.prompt_len_tok,
         max_num_seqs=scenario.max_num_seqs,
@@ -128,14 +118,13 @@ class Candidate:
     stop_rule: str
     concurrency: int | None = None  # trajectories in flight; None = as the system decides
     is_baseline: bool = False
-    changes_loss: bool = False  # not what is recommended for being faster
-    changes_data: bool = False  # which prompts are trained how often; neither is this
+    changes_data: bool = False  # which prompts are trained how often: not recommended for being faster
     is_plain: bool = False  # without drafts, where others have them
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is this recipe, with its own loss and data."""
-        return not (self.is_baseline or self.changes_loss or self.changes_data)
+        """Whether it is this recipe, with its own data."""
+        return not (self.is_baseline or self.changes_data)
 
     @property
     def is_default(self) -> bool:
@@ -204,11 +193,6 @@ def recipe_candidates(
             row = partial(_row, strategy, rule)
             rows.append(row("auto", {}))
             rows += [row(str(size), pool_options(scenario, size), concurrency=size) for size in concurrency]
-            if rule is StopRuleName.FIRST_COMPLETED:
-                rows += [
-                    row(f"auto, {one}", {"importance_sampling": one.value}, changes_loss=True)
-                    for one in CORRECTIONS.get(strategy, ())
-                ]
             rows += [
                 row(f"auto, {name}", options, changes_data=True) for name, options in data_choices(scenario).items()
             ]
@@ -258,20 +242,10 @@ def pool_options(scenario: Scenario, pool_size: int) -> dict[str, int]:
     }
 
 
-def default_concurrency(scenario: Scenario) -> list[int]:
-    """Pool sizes worth trying: around what fills the KV cache, no more than the servers accept; where that is more than
-    a batch, also one and two batches, which are fresher."""
-    natural = natural_concurrency(scenario)
-    most = scenario.num_servers * min(scenario.max_num_seqs, VLLM_CALL_LIMIT - 1)
-    batch = scenario.train_batch_size * scenario.rollout_n
-    sizes = [0.5 * natural, natural, *(size for size in (batch, 2 * batch) if size < min(most, natural))]
-    return sorted({max(1, min(most, _rounded(size))) for size in sizes})
-
-
 def natural_concurrency(scenario: Scenario) -> int:
     """Trajectories in flight that fill the KV cache, at the mean context of a running one."""
-    answers = scenario.workload().draw(512, step=0)
-    lens_tok = np.array([one.prompt[ANSWERS].response_lens_tok for one in answers], dtype=float)
+    answers = scenario.workload().answers(512)
+    lens_tok = np.array([one.response_lens_tok for one in answers], dtype=float)
     cost = scenario.step_cost()
     context_tok = _mean_context_tok(lens_tok, scenario.prompt_len_tok) + cost.request_kv_tok
     return max(1, int(scenario.num_servers * cost.kv_room_tok / context_tok))
@@ -280,12 +254,6 @@ def natural_concurrency(scenario: Scenario) -> int:
 def _over_sampling(scenario: Scenario, pool_size: int) -> int:
     """Groups to hold so that the pool stays full until B are valid. Those that never start cost nothing."""
     return 2 * scenario.train_batch_size + -(-2 * pool_size // scenario.rollout_n)
-
-
-def _rounded(count: float) -> int:
-    """To two significant binary digits, so that numbers look chosen."""
-    step = max(1, 2 ** (int(np.log2(max(count, 1))) - 2))
-    return round(count / step) * step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields, replace
 from math import ceil
 
+from ...async_dapo.core.trainer_memory import Gpu
 from ...async_dapo.option_values import ConfigError
-from ...async_dapo.startup.hardware import Gpu
 from .hardware import Accelerator, ModelShape
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...async_dapo.core.trainer_memory import Gpu
 from ...async_dapo.option_values import ConfigError, did_you_mean
-from ...async_dapo.startup.hardware import Gpu, ModelSize, find_config, size_of
+from .model_size import ModelSize, find_config, size_of
 
 # Fields of the models' published config.json that decide their size.
 _FIELDS = (

@@ -21,7 +21,7 @@ from .costs import ServerConstants
 from .hardware import ACCELERATORS, DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
 from .lengths import LengthModel, LogNormalLengths, load_lengths
 from .scenario import Scenario
-from .workload import ANSWERS, BLOCK, BetaPassRates, PassRates, ValidShare, load_pass_rates
+from .workload import BLOCK, BetaPassRates, PassRates, ValidShare, load_pass_rates
 
 CHOICES_OF = {"accelerator": tuple(ACCELERATORS), "kv_cache_dtype": ("auto", "fp8")}
 MOST_CUT = 0.9  # of responses, that may be as long as the limit [0-1]
@@ -118,7 +118,7 @@ class Inputs:
     drafts_accepted_ratio: Annotated[float, "share of the drafted tokens that are accepted [0-1]"] = 0.4
     strategies: Annotated[list[RolloutStrategy] | None, "async_dapo.rollout_strategy values to try; null = all"] = None
     stop_rules: Annotated[list[StopRuleName] | None, "async_dapo.stop_rule values to try; null = all"] = None
-    concurrency: Annotated[list[int] | None, "trajectories in flight to try [count]; null = around the KV room"] = None
+    concurrency: Annotated[list[int] | None, "fixed pool sizes to try, too [trajectories]"] = None
     max_length_bias: Annotated[float, "largest |trained / natural mean length - 1| to recommend"] = 0.03
     max_off_policy: Annotated[float, "largest share of off-policy tokens to recommend [0-1]"] = 1.0
     steps: Annotated[int | None, "steps to average over [count]; null = as many as the batch size needs"] = None
@@ -235,8 +235,8 @@ class Inputs:
     def _check_lengths(self, scenario: Scenario) -> None:
         """Lengths that are nearly all cut, or of no tokens, are a slip of a unit."""
         key, value = ("lengths", self.lengths) if self.lengths else ("length_median_tok", self.length_median_tok)
-        answers = [group.prompt[ANSWERS].response_lens_tok for group in scenario.workload().draw(BLOCK, step=0)]
-        lens_tok = [length for group in answers for length in group]
+        sample = scenario.workload().answers(BLOCK)
+        lens_tok = [length for answers in sample for length in answers.response_lens_tok]
         cut = sum(length >= self.max_response_length for length in lens_tok) / len(lens_tok)
         if cut > MOST_CUT:
             raise ConfigError(
@@ -251,7 +251,7 @@ class Inputs:
     def _check_valid_groups(self, scenario: Scenario) -> None:
         """Systems that draw until they have a batch would draw for ever. A single answer is never filtered."""
         workload = scenario.workload()
-        workload.draw(BLOCK, step=0)
+        workload.answers(BLOCK)
         if self.rollout_n > 1 and workload.num_valid < LEAST_VALID_SHARE * BLOCK:
             key = next((one for one in ("history_file", "pass_rate_beta") if getattr(self, one)), "valid_share")
             raise ConfigError(

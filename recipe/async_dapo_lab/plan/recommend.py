@@ -10,17 +10,13 @@ from dataclasses import dataclass, replace
 from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from ...async_dapo.option_values import RolloutStrategy
 from .candidates import CAP, Candidate
-from .scenario import Scenario
 from .sweep import Row
 from .systems import VERL, VERL_COLOCATE_ASYNC
 
 NOISE = 0.02  # of a step's seconds: the difference of a few simulated steps under another seed
-POOL_GAIN = 0.05  # of speed, that a fixed pool may bring over one that sizes itself
 EQUAL = 0.02  # of tokens: off-policy shares that differ by no more are equal
 FRESH_SHARE = 0.2  # off-policy, where verl colocate_async is not there to compare with
 CAP_ABOVE = 0.1  # the share that a cap leads to, in most settings of docs/evidence/grid.md by more
-
-SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)  # off-policy, that may be wished for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,27 +37,6 @@ class Limits:
         off_policy = f"off-policy <= {self.off_policy:.2g}" if self.off_policy < 1 else ""
         staleness = "" if self.staleness is None else f"mean staleness <= {self.staleness:g}"
         return f"with {', '.join(filter(None, (off_policy, staleness)))}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AtShare:
-    """The fastest row of this recipe within an off-policy share, and the fastest of verl's modes, if there are any."""
-
-    share: float
-    ours: Row | None
-    verls: Row | None
-
-    def __str__(self) -> str:
-        verls = "none of verl's modes" if self.verls is None else f"verl's fastest is {_speed(self.verls)}"
-        if self.ours is None:
-            return f"off-policy <= {self.share:g}: no row of this recipe; {verls}"
-        if self.verls is not None and self.verls.speed_up >= (1 - NOISE) * self.ours.speed_up:
-            return f"off-policy <= {self.share:g}: {_speed(self.verls)} is as good as {_speed(self.ours)}"
-        return f"off-policy <= {self.share:g}: {_speed(self.ours)}; {verls}"
-
-
-def _speed(row: Row) -> str:
-    return f"`{row.candidate.system.name}` ({row.speed_up:.2f}x)"
 
 
 FRESH, BALANCED, FASTEST = "fresh", "balanced", "fastest"
@@ -105,14 +80,12 @@ class Advice:
         name_to_paste: of the choice; None where there is none, or verl's own mode is as good.
         verls_own: that mode's row.
         compared: with verl colocate_async, at its off-policy share.
-        by_share: the frontier of speed and fresh tokens.
     """
 
     choices: dict[str, Recommendation]
     name_to_paste: str | None = None
     verls_own: Row | None = None
     compared: str = ""
-    by_share: tuple[AtShare, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -152,8 +125,9 @@ def recommend(
     for name, limits in _limits_of(rows).items():
         if within := [row for row in allowed if limits.allow(row)]:
             best = _best(within)
-            reason = _reason(best, within, limits, kv_room)
-            choices[name] = Recommendation(row=best, reason=reason, trainer_overrides=trainer_overrides)
+            choices[name] = Recommendation(
+                row=best, reason=_reason(best, limits, kv_room), trainer_overrides=trainer_overrides
+            )
     named = [name for name in (BALANCED, FRESH, FASTEST) if name in choices]
     rivals = {name: _as_good(choices[name].row, rows) for name in named}
     pasted = next((name for name in named if rivals[name] is None), None)
@@ -162,44 +136,8 @@ def recommend(
         name_to_paste=pasted,
         verls_own=rivals[named[0]] if named and pasted is None else None,
         compared=_compared_with_verl(rows, choices.get(FRESH)),
-        by_share=_by_share(rows, allowed),
     )
     return replace(advice, warnings=tuple(_warnings(rows, advice)))
-
-
-def _by_share(rows: Sequence[Row], allowed: Sequence[Row]) -> tuple[AtShare, ...]:
-    """Where verl's modes are simulated. A larger share that changes nothing is left out."""
-    modes = _verls_modes(rows)
-    points: list[AtShare] = []
-    for share in SHARES if modes else ():
-        ours, verls = (
-            max((row for row in some if row.mean.off_policy_ratio <= share), key=lambda row: row.speed_up, default=None)
-            for some in (allowed, modes)
-        )
-        if not points or (points[-1].ours, points[-1].verls) != (ours, verls):
-            points.append(AtShare(share=share, ours=ours, verls=verls))
-    return tuple(points)
-
-
-def worth_trying(pools: Sequence[Candidate], rows: Sequence[Row]) -> list[Candidate]:
-    """Of fixed pool sizes those that may be recommended, judged by the rows whose pools size themselves.
-
-    The largest size may be faster than its strategy and stop rule with a pool that sizes itself, by `POOL_GAIN`: it is
-    tried where that would be the fastest. Smaller ones are fresher, and slower: they are tried where a pool that sizes
-    itself is less fresh than the freshest choice.
-    """
-    limits = _limits_of(rows)
-    usual = [row for row in rows if row.candidate.is_usual]
-    fastest = max((row.speed_up for row in usual), default=0.0)
-    largest = max((one.concurrency or 0 for one in pools), default=0)
-    tried = []
-    for row in usual:
-        own = [
-            one for one in pools if (one.strategy, one.stop_rule) == (row.candidate.strategy, row.candidate.stop_rule)
-        ]
-        may_win = row.speed_up >= (1 - POOL_GAIN) * fastest
-        tried += [one for one in own if (may_win if one.concurrency == largest else not limits[FRESH].allow(row))]
-    return [one for one in pools if one in tried]
 
 
 def at_equal_share(rows: Sequence[Row]) -> list[Candidate]:
@@ -261,33 +199,10 @@ def _best(rows: Sequence[Row]) -> Row:
     )
 
 
-def _reason(best: Row, within: Sequence[Row], limits: Limits, kv_room: int) -> str:
-    """Why this row, and not the next one."""
-    parts = [f"the fastest {limits}"]
-    others = [row for row in within if row.candidate.strategy != best.candidate.strategy]
-    if others:
-        parts[0] += f": {_compared(best, max(others, key=lambda row: row.speed_up))}"
-    else:
-        parts[0] += "; no other strategy is"
-    if faster := [row for row in within if row.speed_up > best.speed_up]:
-        why = "is the default" if best.candidate.is_default else "is fresher"
-        if _keeps_kv(faster[0]) > _keeps_kv(best):
-            why = "frees the KV cache while the trainer runs"
-        parts.append(f"{len(faster)} more within the noise of {NOISE:.0%}, of which this one {why}")
+def _reason(best: Row, limits: Limits, kv_room: int) -> str:
     size = best.candidate.concurrency
     pool = "the pool sizes itself" if size is None else f"pool {size:,}"
-    parts.append(f"{pool}: the KV caches hold {kv_room:,} at the mean context")
-    return "; ".join(parts)
-
-
-def _compared(best: Row, other: Row) -> str:
-    gain = best.speed_up / other.speed_up - 1
-    name = other.candidate.system.name
-    if abs(gain) <= NOISE:
-        wasted = f", but wastes {other.mean.waste_ratio:.0%}" if other.mean.waste_ratio > NOISE else ""
-        return f"`{name}` is as fast{wasted}"
-    wasted = f", which wastes {other.mean.waste_ratio:.0%} of its tokens" if other.mean.waste_ratio > NOISE else ""
-    return f"{gain:+.0%} over `{name}`{wasted}"
+    return f"the fastest {limits}, within {NOISE:.0%}; {pool}: the KV caches hold {kv_room:,} at the mean context"
 
 
 def _warnings(rows: Sequence[Row], advice: Advice) -> list[str]:
@@ -335,19 +250,6 @@ def _keeps_kv(row: Row) -> bool:
     return row.candidate.strategy == RolloutStrategy.PARTIAL_STALE_KV
 
 
-def drafts_advice(rows: Sequence[Row], scenario: Scenario) -> str | None:
-    """What drafts would save; None where no row shows it."""
-    drafting = _default_of(rows)
-    plain = next((row for row in rows if row.candidate.is_plain), None)
-    if drafting is None or plain is None:
-        return None
-    return (
-        f"With drafts of which a request has {scenario.drafts_accepted:.2g} tokens accepted in a step, "
-        f"`{drafting.candidate.system.name}` takes {drafting.mean.step_s / plain.mean.step_s:.2f} of its step without. "
-        "See docs/drafts.md."
-    )
-
-
 def history_advice(rows: Sequence[Row], chosen: Row) -> str | None:
     """What prompts chosen by history would save; None where no row shows it."""
     alike = [row for row in rows if _is_alike(row.candidate, chosen.candidate)]
@@ -367,4 +269,4 @@ def history_advice(rows: Sequence[Row], chosen: Row) -> str | None:
 def _is_alike(candidate: Candidate, chosen: Candidate) -> bool:
     """Whether they differ in their pool and their data at most; the first one's pool sizes itself."""
     is_alike = (candidate.strategy, candidate.stop_rule) == (chosen.strategy, chosen.stop_rule)
-    return is_alike and candidate.concurrency is None and not candidate.is_baseline and not candidate.changes_loss
+    return is_alike and candidate.concurrency is None and not candidate.is_baseline

@@ -7,10 +7,12 @@ from typing import Any
 
 from .candidates import COLOCATE_WITH_DRAFTS
 from .inputs import Inputs
-from .recommend import Advice, drafts_advice, history_advice
+from .recommend import Advice, history_advice
 from .scenario import Scenario
 from .sweep import Row
 from .systems import VERL, VERL_COLOCATE_ASYNC
+
+TOP = 6  # of the fastest rows
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "system": lambda row: row.candidate.system.name,
@@ -19,7 +21,6 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "tok/s/GPU": lambda row: f"{row.mean.tokens_per_s_per_gpu:.0f}",
     "speed-up": lambda row: f"{row.speed_up:.2f}",
     "of bound": lambda row: f"{row.bound_share:.2f}",
-    "with drafts": lambda row: "" if row.drafts_bound_share is None else f"{row.drafts_bound_share:.2f}",
     "log-probs": lambda row: f"{row.mean.log_prob_s / row.mean.step_s:.2f}",
     "idle": lambda row: f"{row.mean.idle_ratio:.2f}",
     "preempted": lambda row: _short(row.mean.recomputed_tok),
@@ -32,12 +33,11 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 MEANINGS = """\
 tok/s/GPU: tokens in the loss over the whole step. speed-up: of it, over the first row. of bound: seconds that the
-needed tokens take at the engines' best throughput, plus training, over the row's; with drafts: the same where all
-engines draft. log-probs: share of a step that recomputes them, which `bypass` saves. idle: empty capacity,
-of what was used at the peak. preempted, re-prefilled: context tokens computed again in a step. waste: tokens thrown
-away, or too stale for the loss, of these and those in the loss. off-policy: share of tokens in the loss. staleness: of
-these, mean/max in versions. length bias: mean trained over mean natural length. Steps are those of the steady state;
-differences under 2 % are noise."""
+needed tokens take at the engines' best throughput without drafts, plus training, over the row's. log-probs: share of a
+step that recomputes them, which `bypass` saves. idle: empty capacity, of what was used at the peak. preempted,
+re-prefilled: context tokens computed again in a step. waste: tokens thrown away, or too stale for the loss, of these
+and those in the loss. off-policy: share of tokens in the loss. staleness: of these, mean/max in versions. length bias:
+mean trained over mean natural length. Steps are those of the steady state; differences under 2 % are noise."""
 
 
 def describe(scenario: Scenario) -> str:
@@ -53,12 +53,10 @@ def describe(scenario: Scenario) -> str:
     )
 
 
-def shown(rows: Sequence[Row], advice: Advice, top: int | None) -> list[Row]:
+def shown(rows: Sequence[Row], advice: Advice) -> list[Row]:
     """The first row, verl colocate_async with and without drafts, this recipe's default too, the recommended ones, the
-    `top` fastest, and all that are faster than the one to paste; None = all. In the order of `rows`."""
-    if top is None:
-        return list(rows)
-    fastest = sorted(rows, key=lambda row: -row.speed_up)[:top]
+    `TOP` fastest, and all that are faster than the one to paste. In the order of `rows`."""
+    fastest = sorted(rows, key=lambda row: -row.speed_up)[:TOP]
     kept = {id(row) for row in (rows[0], *fastest, *(choice.row for choice in advice.choices.values()))}
     named = (VERL_COLOCATE_ASYNC, COLOCATE_WITH_DRAFTS)
     kept |= {
@@ -71,17 +69,14 @@ def shown(rows: Sequence[Row], advice: Advice, top: int | None) -> list[Row]:
     return [row for row in rows if id(row) in kept]
 
 
-def table(rows: Sequence[Row], advice: Advice, *, top: int | None = None) -> str:
+def table(rows: Sequence[Row], advice: Advice, *, everything: bool) -> str:
     """Rows, with the choice that each one is; the one to paste has a star."""
-    visible = shown(rows, advice, top)
-    columns = dict(COLUMNS)
-    if all(row.drafts_bound_s is None for row in rows):
-        del columns["with drafts"]
-    cells = [list(columns), *([column(row) for column in columns.values()] for row in visible)]
+    visible = list(rows) if everything else shown(rows, advice)
+    cells = [list(COLUMNS), *([column(row) for column in COLUMNS.values()] for row in visible)]
     choices = ["", *(" ".join(advice.names_of(row)) for row in visible)]
     pasted = None if advice.to_paste is None else advice.to_paste.row
     marks = [" ", *("*" if row is pasted else " " for row in visible)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
     lines = []
     for mark, line, choice in zip(marks, cells, choices, strict=True):
         rest = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
@@ -91,7 +86,7 @@ def table(rows: Sequence[Row], advice: Advice, *, top: int | None = None) -> str
     return "\n".join([*lines, *more, "", MEANINGS])
 
 
-def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row], scenario: Scenario) -> str:
+def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row]) -> str:
     """The choices with their reasons, what to be wary of, and the one to paste."""
     if not advice.choices:
         return (
@@ -106,8 +101,6 @@ def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row], scenario: Scen
             f"({choice.row.speed_up:.2f}x), off-policy {mean.off_policy_ratio:.2f}, staleness "
             f"{mean.staleness_mean:.2f}/{mean.staleness_max}, waste {mean.waste_ratio:.2f}\n          {choice.reason}"
         )
-    lines += map(str, advice.by_share)
-    lines += filter(None, [drafts_advice(rows, scenario)])
     lines += [f"warning: {warning}" for warning in advice.warnings]
     if advice.to_paste is None:
         assert advice.verls_own is not None
@@ -143,7 +136,6 @@ def as_json(inputs: Inputs, scenario: Scenario, rows: Sequence[Row], advice: Adv
             "recommended": None if advice.name_to_paste is None else choices[advice.name_to_paste],
             "stay_with": None if advice.verls_own is None else advice.verls_own.candidate.system.name,
             "compared": advice.compared,
-            "by_share": list(map(str, advice.by_share)),
             "warnings": advice.warnings,
         },
         indent=2,
@@ -157,7 +149,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "tokens_per_s_per_gpu", "rollout_tokens_per_s_per_gpu", "idle_ratio", "server_idle_ratio", "waste_ratio",
         "off_policy_ratio", "staleness_mean", "trained_len_tok", "prefill_ratio",
     )  # fmt: skip
-    of_row = ("speed_up", "bound_s", "bound_share", "drafts_bound_share", "length_bias")
+    of_row = ("speed_up", "bound_s", "bound_share", "length_bias")
     return {
         "system": candidate.system.name,
         **{name: getattr(candidate, name) for name in ("is_baseline", "strategy", "stop_rule", "concurrency")},

@@ -8,7 +8,7 @@ from .calibration import MeasuredCosts
 from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cost, step_cost
 from .hardware import Accelerator, ModelShape
 from .lengths import LengthModel
-from .workload import ANSWERS, PassRates, ToolCalls, Workload
+from .workload import PassRates, ToolCalls, Workload
 
 MEAN_OF = 512  # groups
 
@@ -146,8 +146,8 @@ class Scenario:
     @property
     def mean_len_tok(self) -> float:
         """Of all responses, valid or not; from a sample of its own [tokens]."""
-        sample = self.workload().draw(MEAN_OF, step=0)
-        lens_tok = [length for group in sample for length in group.prompt[ANSWERS].response_lens_tok]
+        sample = self.workload().answers(MEAN_OF)
+        lens_tok = [length for answers in sample for length in answers.response_lens_tok]
         return sum(lens_tok) / len(lens_tok)
 
     def workload(self) -> Workload:

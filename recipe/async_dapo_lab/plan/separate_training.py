@@ -83,7 +83,7 @@ class SeparateRun:
         for _ in range(self._habits.parts):
             groups, thrown_tok = self._sample(self._part)
             tags = version_tags(groups)
-            seconds = self._trainer.seconds(tags, [], step=self._step)
+            seconds = self._trainer.seconds(tags, [])
             self._clock.run_until(self._clock.now_s + sum(seconds))
             batch += tags
             log_prob_s, train_s, wasted_tok = log_prob_s + seconds[0], train_s + seconds[1], wasted_tok + thrown_tok

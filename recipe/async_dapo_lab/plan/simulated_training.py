@@ -159,7 +159,7 @@ class TrainingRun:
         outcomes = simulated.summary.outcomes
         ended = observe_round(self._over_sampling, self._round_size, outcomes, partial_share=versions.partial_share)
         buffered_tok = [one.generated_tok for group in self.pool.buffered for one in group.trajectories]
-        log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok, step=self._step)
+        log_prob_s, train_s = self._trainer.seconds(batch, buffered_tok)
         rollout_s = simulated.rollout_s + self._scenario.constants.stop_s
         self._since_stop_s = log_prob_s + train_s + self._scenario.weight_update_s
         return StepMeasure(

@@ -28,18 +28,12 @@ class Row:
     mean: StepMeasure
     natural_len_tok: float  # mean response length of the valid groups among the prompts it drew
     bound_s: float  # the fastest step that the GPUs allow, without drafts
-    drafts_bound_s: float | None = None  # with drafts, where their acceptance is known
     speed_up: float = 1.0  # tokens in the loss per second, over the first row's
 
     @property
     def bound_share(self) -> float:
         """Of the bound's speed, reached; one that drafts or prefers short answers may pass 1."""
         return self.bound_s / self.mean.step_s
-
-    @property
-    def drafts_bound_share(self) -> float | None:
-        """The same of the bound with drafts."""
-        return None if self.drafts_bound_s is None else self.drafts_bound_s / self.mean.step_s
 
     @property
     def length_bias(self) -> float:
@@ -125,14 +119,12 @@ def sweep(
     results = _simulate_all(run, candidates, jobs, on_row)
     reference = (results[0][0] if first is None else first.mean).tokens_per_s_per_gpu
     bound_s = bound_of(scenario).step_s
-    drafts_bound_s = None if scenario.drafts_accepted is None else bound_of(scenario, drafts=True).step_s
     return [
         Row(
             candidate=candidate,
             mean=mean,
             natural_len_tok=natural_len_tok,
             bound_s=bound_s,
-            drafts_bound_s=drafts_bound_s,
             speed_up=mean.tokens_per_s_per_gpu / reference,
         )
         for candidate, (mean, natural_len_tok) in zip(candidates, results, strict=True)

@@ -1,17 +1,16 @@
 """What is simulated: this recipe under some options, and other systems as settings of the same machinery."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config import CONFIG_FOLDER, CONFIG_NAME, AsyncDAPOConfig, ImportanceSampling
-from ...async_dapo.core.staleness import StalenessLimit, VersionTag, plan_mixtures
+from ...async_dapo.core.staleness import VersionTag
 from .costs import TrainingCost
 from .scenario import Scenario
 
@@ -234,23 +233,19 @@ class TrainerPasses:
         self._prompt_tok, self._cost = scenario.prompt_len_tok, cost or scenario.training_cost()
         servers = habits.trainer_servers or scenario.num_servers
         self._ranks, self._updates = servers * scenario.tensor_parallel_size, max(1, scenario.updates // habits.parts)
-        self._habits, self._correction, self._n = habits, options.importance_sampling, options.rollout_n
-        self._staleness = StalenessLimit(max_staleness=options.max_staleness)
+        self._habits = habits
         needs_pass = habits.always_scores or scenario.why_two_passes(options.importance_sampling) is not None
         self._scores_batch = needs_pass and options.importance_sampling is not ImportanceSampling.BYPASS
 
-    def seconds(self, batch: Sequence[VersionTag], buffered_tok: Sequence[int], *, step: int) -> tuple[float, float]:
+    def seconds(self, batch: Sequence[VersionTag], buffered_tok: Sequence[int]) -> tuple[float, float]:
         """Seconds to compute log-probs, and to train.
 
         Args:
-            batch: a group's trajectories next to each other.
             buffered_tok: lengths of the trajectories that are kept.
         """
         batch_tok = [sum(num_tok for _, num_tok in tag["segments"]) for tag in batch]
         scored = list(batch_tok) if self._scores_batch else []
         scored += [n for n in buffered_tok if n] if self._habits.scores_buffer else []
-        if self._correction is ImportanceSampling.MIXTURE:
-            scored += [batch_tok[row] for row in self._scored_again(batch, step)]
         return self._cost.log_prob_s(*self._sums(scored)), self._cost.train_s(*self._sums(batch_tok)) * self._wait(
             batch_tok
         )
@@ -260,16 +255,6 @@ class TrainerPasses:
             return 1.0
         work = [self._cost.log_prob_s(tokens, tokens**2) for tokens in map(self._prompt_tok.__add__, batch_tok)]
         return waiting_at_updates(work, ranks=self._ranks, updates=self._updates)
-
-    def _scored_again(self, batch: Sequence[VersionTag], step: int) -> Iterator[int]:
-        """Trajectories that older versions of the weights score for the balance heuristic, as often as they do.
-
-        The copies of the weights are not counted.
-        """
-        groups = [range(first, first + self._n) for first in range(0, len(batch), self._n)]
-        at_hand = range(self._staleness.oldest_trainable(step), step)
-        plan = plan_mixtures([tag["segments"] for tag in batch], groups, at_hand)
-        return chain.from_iterable(plan.passes_before(step - 1).values())
 
     def _sums(self, lens_tok: Sequence[int]) -> tuple[float, float]:
         """Sum of the sequences' lengths, prompt included, and of their squares."""

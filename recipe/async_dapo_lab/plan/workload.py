@@ -106,7 +106,20 @@ class Workload:
 
     def draw(self, count: int, step: int) -> list[PromptGroup]:
         """Fresh groups of the next prompts."""
-        groups = []
+        return [
+            PromptGroup(
+                uid=f"prompt-{answers.number}",
+                key=f"prompt-{answers.number}",
+                prompt={ANSWERS: answers},
+                drawn_at_step=step,
+                trajectories=[Trajectory(session_id=i) for i in range(self._n)],
+            )
+            for answers in self.answers(count)
+        ]
+
+    def answers(self, count: int) -> list[Answers]:
+        """Of the next prompts. A sample needs no groups, which take most of the time."""
+        drawn = []
         for _ in range(count):
             if self._drawn % BLOCK == 0:
                 self._block = self._draw_block(self._drawn // BLOCK)
@@ -115,16 +128,8 @@ class Workload:
             if min(answers.metrics) < max(answers.metrics):
                 self.num_valid += 1
                 self._valid_tok += sum(answers.response_lens_tok) / self._n
-            groups.append(
-                PromptGroup(
-                    uid=f"prompt-{answers.number}",
-                    key=f"prompt-{answers.number}",
-                    prompt={ANSWERS: answers},
-                    drawn_at_step=step,
-                    trajectories=[Trajectory(session_id=i) for i in range(self._n)],
-                )
-            )
-        return groups
+            drawn.append(answers)
+        return drawn
 
     def answer_anew(self, answers: Answers) -> None:
         """Give a restarted prompt other answers, as long on average."""

@@ -12,6 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from ...async_dapo.config import training_gpus, updates_of
+from ...async_dapo.core.trainer_memory import Gpu
 from ...async_dapo.option_values import (
     ConfigError,
     Count,
@@ -22,7 +23,6 @@ from ...async_dapo.option_values import (
     SpeculativeConfig,
     parse_options,
 )
-from ...async_dapo.startup.hardware import Gpu
 from ..plan.costs import StepCost
 from ..plan.hardware import DEFAULT_ACCELERATOR, find_accelerator
 from ..plan.inputs import Inputs

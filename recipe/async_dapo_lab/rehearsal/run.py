@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from ...async_dapo.config import CONFIG_FOLDER, CONFIG_NAME
 from ...async_dapo.garbage import collect_cycles_rarely
 from ...async_dapo.main_async_dapo import explained
-from ...async_dapo.startup.overrides import check_before_hydra
+from ...async_dapo.verl_version import check_versions
 from .emulation import check_as_training, check_rehearsable, emulate, use_stand_in
 from .options import RECIPE_MODE, WITH_REHEARSAL, RehearsalOptions, have_own_gpus
 
@@ -21,7 +21,7 @@ LAB_DIR = Path(__file__).resolve().parents[1]
 def main() -> None:
     collect_cycles_rarely()
     with explained():
-        check_before_hydra(sys.argv[1:], WITH_REHEARSAL)
+        check_versions()
     sys.argv[1:1] = WITH_REHEARSAL
     _run()
 

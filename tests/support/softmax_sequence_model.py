@@ -27,10 +27,6 @@ class SequenceModel:
     num_prefixes: int
     vocab_size: int
 
-    @property
-    def length_X(self) -> Tensor:
-        return self.mask_XT.sum(-1)
-
     def token_log_probs(self, logits_PV: Tensor) -> Tensor:
         """[X, T] nats; NaN outside the mask, so that code that reads padding is found out."""
         log_pi_PV = torch.log_softmax(logits_PV, dim=-1)
@@ -83,7 +79,6 @@ class World:
     """Behaviour policies of versions 0..J-1, the target policy (version J) and rewards in {0, 1}."""
 
     model: SequenceModel
-    logits_JPV: Tensor  # of all versions, the target's last
     log_pi_JXT: Tensor
     log_p_XT: Tensor
     p_X: Tensor
@@ -110,7 +105,6 @@ def make_world(*, seed: int, drift: float, versions: int = 3, max_length: int = 
     rewards = [float(source.random() < 0.4) for _ in model.token_XT]
     return World(
         model=model,
-        logits_JPV=steps.cumsum(0),
         log_pi_JXT=log_pi[:versions],
         log_p_XT=log_pi[versions],
         p_X=trajectory_probs(model, log_pi[versions]),

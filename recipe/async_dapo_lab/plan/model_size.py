@@ -1,4 +1,4 @@
-"""What decides how much memory a run takes: a GPU's own, and a model's sizes by its config.json."""
+"""A model's sizes by its config.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,19 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..option_values import ConfigError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU, and how much it holds."""
-
-    name: str
-    memory_gb: float  # 1e9 bytes
-
-
-ASSUMED_GPU = Gpu(name="h200 (assumed: no GPU here)", memory_gb=141)
-
+from ...async_dapo.option_values import ConfigError
 
 # Kinds of layers without a KV cache, and with one of a window, by transformers' names. All others hold every token.
 _NO_CACHE = ("linear_attention", "conv", "mamba", "moe")
