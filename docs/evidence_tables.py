@@ -105,7 +105,7 @@ def separate_measured() -> str:
 
 def separate_rehearsed() -> str:
     """Rehearsals over the planner's step, with their own verdict on whether they may be believed."""
-    rows = separate.read_rehearsed()
+    rows = pd.read_csv(separate.FOLDER / "rehearsed.csv")
     said = "; ".join(
         f"`{row.strategy}` takes {row.ratio:.3f} of the planned step, off-policy {row.off_policy:.2f}, and "
         + ("may be believed" if row.is_valid else f"ran late ({row.trainer_late_share:.1%}): not to be believed")

@@ -22,7 +22,7 @@ from recipe.async_dapo_lab.plan.round_simulation import SimulatedRound
 from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import System
-from recipe.async_dapo_lab.plan.workload import ANSWERS, Answers, ValidShare, Workload
+from recipe.async_dapo_lab.plan.workload import ANSWERS, Answers, Workload
 
 from .model import TinyTransformer, sample
 from .tasks import END, Exercise, Task, to_text, to_tokens
@@ -55,7 +55,7 @@ class _Exercises(Workload):
 
     def __init__(self, scenario: Scenario, task: Task, seed: int) -> None:
         n, limit_tok = scenario.rollout_n, scenario.max_response_length
-        super().__init__(scenario.lengths, scenario.pass_rates, n=n, limit_tok=limit_tok, seed=seed)
+        super().__init__(scenario.lengths, scenario.valid_share, n=n, limit_tok=limit_tok, seed=seed)
         self._task, self._rng, self._group_size = task, random.Random(f"{task.name}-{seed}"), n
         self._numbers = count(1)
 
@@ -69,8 +69,6 @@ class _Exercises(Workload):
             level=0.0,
             response_lens_tok=[0] * n,
             metrics=[0.0] * n,
-            earlier_metrics=[],
-            earlier_lens_tok=[],
             exercise=exercise,
             prompt=to_tokens(exercise.prompt),
             tokens=[[] for _ in range(n)],
@@ -95,7 +93,7 @@ def scenario(task: Task, *, batch: int, n: int, places: int) -> Scenario:
         max_response_length=task.limit_tok,
         prompt_len_tok=task.prompt_tok,
         lengths=LogNormalLengths(median_tok=1.0, sigma=0.0, correlation=0.0),
-        pass_rates=ValidShare(1.0),
+        valid_share=1.0,
     )
 
 

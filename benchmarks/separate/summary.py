@@ -36,11 +36,6 @@ def read() -> pd.DataFrame:
     return both.set_index(["system", "setting"])[["per_batch_s", "off_policy"]]
 
 
-def read_rehearsed() -> pd.DataFrame:
-    """A row a strategy, and whether its rehearsal may be believed."""
-    return pd.read_csv(FOLDER / "rehearsed.csv")
-
-
 def summary() -> pd.DataFrame:
     """A row a comparison: the geometric mean over settings that have both."""
     rows, lines = read(), []

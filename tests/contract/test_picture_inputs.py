@@ -131,6 +131,7 @@ def check_rank(_: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_given_pictures_when_verls_engine_computes_log_probs_then_they_are_the_models(tmp_path):
     TinyModel(make=qwen2_5_vl, has_pictures=True).write(tmp_path / "model")
     torch.multiprocessing.spawn(check_rank, args=(str(tmp_path),), nprocs=1)

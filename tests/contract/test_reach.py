@@ -1,6 +1,7 @@
 """How many of verl's scripts the recipe takes: what a script's options are, and what becomes of them."""
 
 import pandas as pd
+import pytest
 
 from benchmarks.reach.__main__ import verdict
 from benchmarks.reach.scripts import options_of
@@ -26,6 +27,7 @@ def test_a_script_is_expanded_by_a_shell_that_runs_no_program(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["run.sh"]
 
 
+@pytest.mark.slow
 def test_what_verl_does_not_read_is_told_apart_from_what_the_recipe_refuses():
     fits = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.logger=console"]
     fits += ["actor_rollout_ref.actor.use_dynamic_bsz=True", "trainer.n_gpus_per_node=1", "data.max_prompt_length=8"]

@@ -5,7 +5,6 @@ import pytest
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import recipe
-from recipe.async_dapo_lab.plan.workload import ValidShare
 from recipe.async_dapo_lab.rehearsal.servers import ModelMeter
 
 from ..support.emulated_cluster import EmulatedCluster
@@ -21,7 +20,7 @@ SCENARIO = small_scenario(
     prompt_len_tok=2,
     max_response_length=900,
     lengths=LogNormalLengths(median_tok=250, sigma=0.5, correlation=0.5),
-    pass_rates=ValidShare(0.6),
+    valid_share=0.6,
 )
 SYSTEM = recipe("defaults")
 

@@ -59,20 +59,6 @@ def test_given_drain_and_discard_without_filter_then_each_step_trains_on_the_nex
         assert set(cluster.trained) == {f"group-{k}" for k in range(step * batch)}
 
 
-@pytest.mark.parametrize("pool_size", [3, Auto.AUTO])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_given_frozen_requests_in_every_place_then_their_groups_start_and_nobody_waits_for_ever(start, pool_size, seed):
-    """The oldest groups were in a tool call at the stop, and hold no place."""
-    opts = options(
-        rollout_strategy=RolloutStrategy.PARTIAL_STALE_KV,
-        stop_rule=StopRuleName.FIRST_COMPLETED,
-        rollout_pool_size=pool_size,
-    )
-    cluster = start(opts, task=replace(random_task(seed), tool_s=3.0), num_servers=1)
-    for _ in range(6):
-        assert cluster.step()["async_dapo/round/rollout_s"] < 300
-
-
 @pytest.mark.slow
 def test_given_a_long_tail_when_tokens_may_be_one_version_old_then_none_is_masked(start) -> None:
     """Groups that begin while older ones have to be finished must find room in a later step."""
@@ -192,14 +178,6 @@ def test_given_no_latency_then_the_engines_are_idle_at_the_very_moment_of_the_la
     cluster = start(options(rollout_strategy=strategy, stop_rule=StopRuleName.FIRST_COMPLETED), latency_s=0.0)
     for _ in range(4):
         assert cluster.step()["async_dapo/early_stop/stop_latency_s"] == 0.0
-
-
-def test_given_one_lane_when_a_group_runs_then_the_next_starts_only_when_it_has_ended_and_in_order(start) -> None:
-    cluster = start(options(num_workers=1, max_concurrent_prompts=1))
-    cluster.step()
-    (worker,) = cluster.workers
-    assert worker.max_active_groups == 1
-    assert worker.started == [f"group-{k}" for k in range(len(worker.started))]
 
 
 def test_given_more_answers_a_prompt_than_in_training_when_validated_then_no_more_requests_are_held(start) -> None:

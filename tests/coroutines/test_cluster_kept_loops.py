@@ -25,15 +25,32 @@ def opts(strategy: RolloutStrategy, *, most: int, workers: int = 1, **changes):
     )
 
 
-@KEEPING
+PARTIAL, STALE_KV = RolloutStrategy.PARTIAL, RolloutStrategy.PARTIAL_STALE_KV
+LIMITED = {"max_tokens_per_round": 10, "max_concurrent_prompts": 4}  # loops rest while the round goes on
+
+SEEN = ("calls/kept_loops", "calls/lost_loops", "partial/resumed_groups", "partial/diverged_tokens")
+
+
 @pytest.mark.parametrize("seed", range(2))
-def test_given_room_for_all_when_rounds_stop_then_every_loop_is_begun_once(start, strategy, seed: int) -> None:
-    cluster = start(opts(strategy, most=64), task=replace(random_task(seed), tool_s=3.0, keeps_state=True))
+@pytest.mark.parametrize(
+    ("strategy", "changes", "about"),
+    [
+        *((strategy, {}, {"keeps_state": True}) for strategy in (PARTIAL, STALE_KV)),
+        *((strategy, {"workers": 3}, {"replayable": False}) for strategy in (PARTIAL, STALE_KV)),
+        (PARTIAL, LIMITED, {"keeps_state": True}),
+    ],
+)
+def test_given_room_for_all_when_rounds_stop_then_every_loop_is_begun_once(
+    start, strategy, changes: dict[str, int], about: dict[str, bool], seed: int
+) -> None:
+    """One that cannot run again goes on in its worker, however idle others are."""
+    cluster = start(opts(strategy, most=64, **changes), task=replace(random_task(seed), tool_s=3.0, **about))
     metrics = cluster.steps(8)
-    [worker] = cluster.workers
-    assert len(worker.loops_begun) == len(set(worker.loops_begun)) > len(cluster.trained)
-    assert sum(step["async_dapo/calls/kept_loops"] for step in metrics) > 0
-    assert sum(step["async_dapo/partial/diverged_tokens"] for step in metrics) == 0
+    begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
+    assert len(begun) == len(set(begun)) > len(cluster.trained)
+    totals = {name: sum(step[f"async_dapo/{name}"] for step in metrics) for name in SEEN}
+    assert totals["calls/kept_loops"] > 0 and totals["partial/resumed_groups"] > 0
+    assert totals["partial/diverged_tokens"] == totals["calls/lost_loops"] == 0
 
 
 @KEEPING
@@ -45,16 +62,6 @@ def test_given_no_room_for_some_when_rounds_stop_then_those_run_again(start, str
     begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
     assert len(begun) > len(set(begun))
     assert max(step["async_dapo/calls/kept_loops"] for step in metrics) <= 2 * most
-
-
-def test_given_a_limit_of_tokens_a_round_then_loops_rest_while_the_round_goes_on(start) -> None:
-    changes = {"max_tokens_per_round": 10, "max_concurrent_prompts": 4}
-    task = replace(random_task(1), tool_s=3.0, keeps_state=True)
-    cluster = start(opts(RolloutStrategy.PARTIAL, most=64, **changes), task=task)
-    metrics = cluster.steps(8)
-    [worker] = cluster.workers
-    assert len(worker.loops_begun) == len(set(worker.loops_begun))
-    assert sum(step["async_dapo/partial/resumed_groups"] for step in metrics) > 0
 
 
 @KEEPING
@@ -81,20 +88,6 @@ def test_given_groups_that_become_too_stale_then_their_loops_end(start, strategy
     [worker] = cluster.workers
     waiting = {one.loop for group in cluster.buffer.pool.buffered for one in group.suspensions()}
     assert set(worker._kept_loops._resting) == waiting
-
-
-@KEEPING
-@pytest.mark.parametrize("seed", range(2))
-def test_given_loops_that_cannot_run_again_and_room_for_all_then_each_goes_on_in_its_worker_however_idle_others_are(
-    start, strategy, seed: int
-) -> None:
-    task = replace(random_task(seed), tool_s=3.0, replayable=False)
-    cluster = start(opts(strategy, most=64, workers=3), task=task)
-    metrics = cluster.steps(8)
-    begun = [loop for worker in cluster.workers for loop in worker.loops_begun]
-    assert len(begun) == len(set(begun))
-    assert sum(step["async_dapo/partial/resumed_groups"] for step in metrics) > 0
-    assert sum(step["async_dapo/calls/lost_loops"] for step in metrics) == 0
 
 
 @KEEPING

@@ -10,7 +10,7 @@ from recipe.async_dapo.engines.server import AsyncDAPOServer
 from recipe.async_dapo_lab.plan.costs import StepCost
 from recipe.async_dapo_lab.plan.engine import Engine
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
-from recipe.async_dapo_lab.plan.workload import ToolCalls, ValidShare
+from recipe.async_dapo_lab.plan.workload import ToolCalls
 from recipe.async_dapo_lab.rehearsal.answers import AnswerBook, Vocabulary
 from recipe.async_dapo_lab.rehearsal.engine import LOG_PROB, EmulatedEngine
 from recipe.async_dapo_lab.rehearsal.options import CompressedClock
@@ -38,7 +38,7 @@ def emulated(
         kv_room_tok=kv_room_tok,
     )
     lengths = LogNormalLengths(median_tok=LENGTH_TOK, sigma=0.0, correlation=0.0)
-    book = AnswerBook(lengths, ValidShare(1.0), WORDS, limit_tok=100, n=8, seed=0)
+    book = AnswerBook(lengths, 1.0, WORDS, limit_tok=100, n=8, seed=0)
     clock = CompressedClock(SPEEDUP, origin_s=0.0, real_s=asyncio.get_running_loop().time)
     tools = ToolCalls(count=tool_calls, median_s=0.0, sigma=0.0, seed=0)
     return EmulatedEngine(Engine(cost, max_num_seqs=max_num_seqs), book, clock, tools)

@@ -14,15 +14,14 @@ from benchmarks.support.router import router_options
 from recipe.async_dapo.calls import Recorder, current_recorder
 from recipe.async_dapo.core.trajectory import Trajectory
 from recipe.async_dapo.engines import load_balancer
-from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.separate.balancer import RollingLoadBalancer
 
+from ..support.client_world import CLEANUP_TIMEOUT_S, llm_client
 from ..support.fakes import FakeHandle
 from ..support.scripted_engine import ScriptedEngine, start_server
 
 NAMES = "abc"
-CLEANUP_TIMEOUT_S = 30.0
 SEEDS = [pytest.param(seed, marks=() if seed in (5, 7, 10, 11) else pytest.mark.nightly) for seed in range(100)]
 KINDS = [("abort", False), ("keep", False), ("abort", True), ("hold", True)]  # what a pause does, weights one by one
 
@@ -55,14 +54,8 @@ class _World:
             rolling = {"drains": False, "max_lag": None, "pause_mode": pause_mode}
             options |= {"pause_mode": "keep" if pause_mode == "hold" else "abort", "rolling": rolling}
         self.balancer = (RollingLoadBalancer if is_rolling else GlobalLoadBalancer)(self.handles, options)
-        rollout = SimpleNamespace(response_length=100, prompt_length=1, max_model_len=None)
-        self.client = AsyncDAPOLLMClient(
-            config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)),
-            load_balancer_handle=FakeHandle(self.balancer, latency_s=latency_s),
-            cleanup_timeout_s=CLEANUP_TIMEOUT_S,
-            continues=pause_mode == "abort",
-            rolling=is_rolling,
-        )
+        handle = FakeHandle(self.balancer, latency_s=latency_s)
+        self.client = llm_client(handle, continues=pause_mode == "abort", rolling=is_rolling)
 
     async def begin(self) -> None:
         if self.is_rolling:

@@ -15,7 +15,6 @@ from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.sweep import start
 from recipe.async_dapo_lab.plan.systems import System, recipe, verl_colocate_async, verl_separate_async, verl_sync
-from recipe.async_dapo_lab.plan.workload import BetaPassRates, ValidShare
 
 from ..support.emulated_cluster import EmulatedCluster
 from ..support.plan_settings import small_scenario
@@ -34,11 +33,9 @@ SCENARIO = small_scenario(
     prompt_len_tok=2,
     max_response_length=900,
     lengths=LogNormalLengths(median_tok=250, sigma=0.8, correlation=0.5),
-    pass_rates=ValidShare(0.6),
+    valid_share=0.6,
 )
 WITH_TOOLS = replace(SCENARIO, tool_calls=2, tool_median_s=2.0, tool_sigma=0.5)
-WITH_PASS_RATES = replace(SCENARIO, pass_rates=BetaPassRates(0.3, 0.6))
-HISTORY = {"async_dapo.selection.by": "history"}
 SYSTEMS = {
     "discard fifo": {"rollout_strategy": "discard", "over_sampling_batch_size": 16},
     "discard drain": {"rollout_strategy": "discard", "stop_rule": "drain", "over_sampling_batch_size": 16},
@@ -89,22 +86,6 @@ def test_given_drafts_when_run_on_emulated_engines_then_rollouts_take_what_the_p
         planned_s, rel=AGREEMENT
     )
     assert planned_s < 0.9 * sum(planned(scenario, "partial")), "drafts save no time here"
-
-
-@pytest.mark.nightly
-def test_given_a_history_when_run_on_emulated_engines_then_seconds_and_groups_are_what_the_planner_says(
-    monkeypatch, clusters
-) -> None:
-    """Both read the uids' hashes, so the same groups are deferred, but for those at the end."""
-    name, changes = "discard fifo", HISTORY
-    plan = TrainingRun(WITH_PASS_RATES, system(name, changes))
-    planned_s = sum([plan.step().rollout_s for _ in range(steps(name))][WARMUP:])
-    assert sum(rehearsed(WITH_PASS_RATES, name, clusters, monkeypatch, changes)) == pytest.approx(
-        planned_s, rel=AGREEMENT
-    )
-    expected, ledger = plan.pool.check_ledger(), clusters[-1].buffer.pool.check_ledger()
-    assert ledger["deferred"] == pytest.approx(expected["deferred"], rel=0.02) and expected["deferred"] > 100
-    assert ledger["filtered"] == pytest.approx(expected["filtered"], rel=0.02)
 
 
 @pytest.mark.parametrize("name", every(VERLS))

@@ -6,16 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
-from recipe.async_dapo_lab.plan.workload import BetaPassRates, ValidShare
 from recipe.async_dapo_lab.rehearsal.answers import NUMBER_TOK, AnswerBook, Vocabulary
 
 WORDS = Vocabulary(digits=tuple(range(10)), filler=20, right=(21,), wrong=(22,), end_of_text=23)
 LIMIT_TOK = 4000
 
 
-def book(seed: int = 0, pass_rates: ValidShare | BetaPassRates | None = None) -> AnswerBook:
+def book() -> AnswerBook:
     lengths = LogNormalLengths(median_tok=1000, sigma=0.9, correlation=0.5)
-    return AnswerBook(lengths, pass_rates or ValidShare(0.6), WORDS, limit_tok=LIMIT_TOK, n=4, seed=seed)
+    return AnswerBook(lengths, 0.6, WORDS, limit_tok=LIMIT_TOK, n=4, seed=0)
 
 
 def prompt(number: int) -> list[int]:
@@ -68,18 +67,8 @@ def test_given_many_prompts_then_shares_lengths_and_likeness_are_the_asked_ones(
     assert 0.3 < np.corrcoef(logs[:, 0], logs[:, 1])[0, 1] < 0.6
 
 
-def test_given_later_visits_then_answers_are_drawn_anew_at_the_prompt_s_pass_rate() -> None:
-    """Two answers are both right as often as the second moment of Beta(a, b) says, in one visit and over two."""
-    drawn = book(pass_rates=BetaPassRates(0.5, 0.5))
-    visits = np.array([[[drawn.take(prompt(k))[0].is_right for _ in range(4)] for _ in range(3)] for k in range(3000)])
-    both_right = 0.5 * 1.5 / (1.0 * 2.0)
-    for one, other in ((visits[:, 0, 0], visits[:, 0, 1]), (visits[:, 0, 0], visits[:, 1, 0])):
-        assert (one & other).mean() == pytest.approx(both_right, abs=0.03)
-    assert visits[:, 2].mean() == pytest.approx(0.5, abs=0.03)
-
-
 def test_given_only_a_share_of_valid_groups_then_each_visit_is_valid_as_often_whatever_the_others_were() -> None:
-    drawn = book(pass_rates=ValidShare(0.6))
+    drawn = book()
     visits = np.array(
         [
             [{drawn.take(prompt(k))[0].is_right for _ in range(4)} == {True, False} for _ in range(2)]

@@ -10,7 +10,6 @@ from recipe.async_dapo_lab.plan.candidates import best_tokens_per_s, bound_of
 from recipe.async_dapo_lab.plan.costs import StepCost
 from recipe.async_dapo_lab.plan.measures import StepMeasure, mean_of
 from recipe.async_dapo_lab.plan.systems import recipe, verl_sync
-from recipe.async_dapo_lab.plan.workload import ValidShare
 
 from ..support.plan_settings import mean_step, small_scenario
 
@@ -34,8 +33,8 @@ def test_given_equal_lengths_then_the_best_throughput_is_that_of_the_largest_bat
 
 def test_given_filtered_groups_then_more_tokens_are_needed_and_no_more_trained() -> None:
     all_valid, half_valid = (
-        bound_of(small_scenario(pass_rates=ValidShare(1.0))),
-        bound_of(small_scenario(pass_rates=ValidShare(0.5))),
+        bound_of(small_scenario(valid_share=1.0)),
+        bound_of(small_scenario(valid_share=0.5)),
     )
     assert half_valid.needed_tok == pytest.approx(2 * all_valid.needed_tok, rel=0.1)
     assert half_valid.trained_tok == pytest.approx(all_valid.trained_tok, rel=0.05)

@@ -158,7 +158,6 @@ def test_given_no_row_that_is_allowed_then_it_says_which_limit_to_relax(scenario
         (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization=1.5: must be in 0..1"),
         (["--valid-share", "0"], "valid_share=0.0: must be in 0..1"),
         (["--valid-share", "1e-4"], "valid_share=0.0001: 0 of 1024 sampled groups of n=16 are valid; below 0.5%"),
-        (["--pass-rate-beta", "1e-3,1e-3"], "pass_rate_beta=[0.001, 0.001]: 4 of 1024 sampled groups of n=16 are"),
         (["--servers", "two"], "servers=two: must be a whole number"),
         (["--rollout-n", "1"], "actor_rollout_ref.rollout.n=1"),
         (
@@ -172,7 +171,6 @@ def test_given_no_row_that_is_allowed_then_it_says_which_limit_to_relax(scenario
         (["--model", "llama-3.1-70b", "--accelerator", "h100"], "it needs at least 4 GPUs per server"),
         (["--lengths", "missing.jsonl"], "lengths=missing.jsonl: no such file"),
         (["--calibrate", "missing.jsonl"], "calibrate=missing.jsonl: no such file"),
-        (["--pass-rate-beta", "1"], "pass_rate_beta=[1.0]: must be two numbers"),
         (["--length-correlation", "2"], "length_correlation=2.0: must be in 0..1"),
         (["missing.yaml"], "scenario=missing.yaml: no such file"),
         (["--steps", "0"], "steps=0: must be >= 1"),
@@ -216,4 +214,4 @@ def test_given_a_file_without_inputs_then_the_error_says_what_it_must_hold(tmp_p
 @given(st.integers(1, 1024), st.floats(0.01, 1))
 def test_given_any_inputs_then_the_scenario_says_the_same(groups, share):
     scenario = Inputs.load(None, {"train_batch_size": str(groups), "valid_share": str(share)}).scenario()
-    assert scenario.train_batch_size == groups and scenario.pass_rates.share == pytest.approx(share)
+    assert scenario.train_batch_size == groups and scenario.valid_share == pytest.approx(share)

@@ -6,8 +6,7 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
-from recipe.async_dapo_lab.plan.__main__ import main
-from recipe.async_dapo_lab.plan.from_run import RecordedRun
+from recipe.async_dapo_lab.plan.from_run import inputs_of_run
 from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.report.responses import MOST_GROUPS, length_lines
 from recipe.async_dapo_lab.run_files import LENGTHS_FILE, BoundedFile
@@ -60,8 +59,8 @@ def folder(tmp_path):
 
 
 def test_a_record_says_sizes_lengths_valid_share_and_speeds(folder):
-    recorded = RecordedRun.read(str(folder))
-    inputs = Inputs.load(None, {"rollout_n": "2"}, recorded=recorded.inputs)
+    recorded = inputs_of_run(str(folder))
+    inputs = Inputs.load(None, {"rollout_n": "2"}, recorded=recorded)
     assert (inputs.train_batch_size, inputs.rollout_n, inputs.servers, inputs.tensor_parallel_size) == (8, 2, 2, 2)
     assert (inputs.max_num_seqs, inputs.gpu_memory_utilization, inputs.prompt_len_tok) == (64, 0.7, 100)
     assert inputs.valid_share == 0.75
@@ -74,7 +73,7 @@ def test_turns_and_seconds_in_tools_are_taken_from_the_record(folder):
     steps = [{"step": k, "data": {"async_dapo/turns/mean": 3.0, "async_dapo/turns/calls_s": 8.0}} for k in (1, 2)]
     with (folder / "steps.jsonl").open("a") as stream:
         stream.writelines(json.dumps(step) + "\n" for step in steps)
-    inputs = Inputs.load(None, {}, recorded=RecordedRun.read(str(folder)).inputs)
+    inputs = Inputs.load(None, {}, recorded=inputs_of_run(str(folder)))
     assert (inputs.tool_calls, inputs.tool_median_s, inputs.tool_sigma) == (2, 4.0, 0.0)
 
 
@@ -82,23 +81,9 @@ def test_a_run_with_drafts_says_what_its_engines_accepted(folder):
     drafts = {"async_dapo/drafts/tok_per_step": 1.4}
     with (folder / "steps.jsonl").open("a") as stream:
         stream.write(json.dumps({"step": 4, "data": step(4)["data"] | drafts}) + "\n")
-    inputs = Inputs.load(None, {}, recorded=RecordedRun.read(str(folder)).inputs)
+    inputs = Inputs.load(None, {}, recorded=inputs_of_run(str(folder)))
     assert inputs.drafts_accepted == pytest.approx(0.4)
     assert inputs.scenario().measured.has_drafts
-
-
-def test_a_plan_from_a_run_says_what_it_would_change(folder, capsys):
-    arguments = ["--from-run", str(folder), "--jobs", "1", "--strategies", "partial", "--max-length-bias", "1"]
-    assert main([*arguments, "--steps", "2", "--warmup", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "B=8, n=4, responses up to 2048 tokens" in printed
-    assert f"In {folder} it would change: async_dapo.rollout_strategy: discard -> partial" in printed
-
-
-def test_what_a_run_was_set_to_already_is_no_change():
-    recorded = RecordedRun(inputs={}, options={"async_dapo.rollout_pool_size": "None", "async_dapo.stop_rule": "fifo"})
-    assert recorded.changes(["async_dapo.rollout_pool_size=null", "async_dapo.stop_rule=fifo", "other.key=1"]) == []
-    assert recorded.changes(["async_dapo.stop_rule=drain"]) == ["async_dapo.stop_rule: fifo -> drain"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +101,7 @@ def test_a_folder_without_a_record_is_named(folder, file, text, words):
     if text is not None:
         (folder / file).write_text(text)
     with pytest.raises(ConfigError) as refused:
-        RecordedRun.read(str(folder))
+        inputs_of_run(str(folder))
     assert str(refused.value).startswith(f"from_run={folder}: {words}")
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from recipe.async_dapo.config import ConfigError
-from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths, load_lengths
 
 PROMPT_TOK = 200
@@ -43,16 +42,6 @@ def test_given_verls_metrics_then_median_and_sigma_are_those_of_the_responses(tm
     assert isinstance(found, LogNormalLengths) and found.correlation == 0.3
     assert found.median_tok == pytest.approx(median_tok, rel=0.06)
     assert found.sigma == pytest.approx(sigma, rel=0.08)
-
-
-def test_given_this_recipes_metrics_then_its_newest_percentiles_count(tmp_path):
-    early, late = ((100.0, 300.0), (400.0, 400.0 * np.exp(1.2816)))
-    lines = [
-        {"step": step, "data": {"async_dapo/length/dispatched/p50": p50, "async_dapo/length/dispatched/p90": p90}}
-        for step, (p50, p90) in enumerate((early, late))
-    ]
-    scenario = Inputs.load(None, {"lengths": str(written(tmp_path, lines))}).scenario()
-    assert scenario.lengths.median_tok == 400 and scenario.lengths.sigma == pytest.approx(1.0, abs=1e-3)
 
 
 def test_given_metrics_that_tell_no_lengths_then_it_says_what_to_give(tmp_path):

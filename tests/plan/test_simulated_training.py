@@ -19,7 +19,7 @@ from recipe.async_dapo_lab.plan.systems import (
     verl_colocate_async,
     verl_sync,
 )
-from recipe.async_dapo_lab.plan.workload import Answers, ValidShare, Workload
+from recipe.async_dapo_lab.plan.workload import Answers, Workload
 
 from ..support.plan_settings import (
     OPTIONS,
@@ -80,14 +80,14 @@ def test_given_staleness_limit_then_no_loss_token_is_older_and_what_is_older_is_
 @pytest.mark.parametrize("valid_share", [0.4, 0.8])
 def test_given_a_pool_that_sizes_itself_and_a_long_tail_then_no_token_is_masked(max_staleness, valid_share):
     lengths = LogNormalLengths(median_tok=200, sigma=1.4, correlation=0.5)
-    scenario = small_scenario(lengths=lengths, pass_rates=ValidShare(valid_share))
+    scenario = small_scenario(lengths=lengths, valid_share=valid_share)
     steps = simulate(scenario, recipe("auto", max_staleness=max_staleness), steps=30)
     assert sum(step.withheld_tok + step.wasted_tok for step in steps) == 0
 
 
 @pytest.mark.parametrize("max_staleness", [1, 4])
 def test_given_few_valid_groups_then_a_number_of_groups_keeps_engines_as_full_as_auto(max_staleness):
-    scenario = small_scenario(rollout_n=8, pass_rates=ValidShare(0.2))
+    scenario = small_scenario(rollout_n=8, valid_share=0.2)
     predicted, named = (
         mean_step(scenario, recipe("any", over_sampling_batch_size=held, max_staleness=max_staleness))
         for held in ("auto", 128)
@@ -120,7 +120,7 @@ def test_given_retired_groups_then_their_prompts_and_no_others_are_answered_anew
     assert answered == retired
 
 
-@pytest.mark.parametrize("pool_size", [256, "auto"])
+@pytest.mark.parametrize("pool_size", [pytest.param(256, marks=pytest.mark.slow), "auto"])
 def test_given_many_more_prompts_than_a_step_trains_when_none_may_be_kept_then_each_has_its_turn(pool_size):
     options = {"rollout_strategy": "partial", "max_staleness": 0, "over_sampling_batch_size": 128}
     run = TrainingRun(small_scenario(), recipe("many", rollout_pool_size=pool_size, **options))
@@ -132,12 +132,14 @@ def test_given_many_more_prompts_than_a_step_trains_when_none_may_be_kept_then_e
     assert max(drawn) - min(drawn) < 3 * 128, "some wait while others that came much later are trained"
 
 
+@pytest.mark.slow
 def test_given_discard_and_drain_then_trained_lengths_are_natural():
     scenario = small_scenario(train_batch_size=64, num_servers=8)
     natural = natural_len_tok(scenario)
     assert mean_step(scenario, verl_sync(groups=64)).trained_len_tok == pytest.approx(natural, rel=0.04)
 
 
+@pytest.mark.slow
 def test_given_completion_order_and_forgotten_prompts_then_training_prefers_short_answers():
     scenario = small_scenario(train_batch_size=32, num_servers=8)
     natural = natural_len_tok(scenario)
@@ -166,7 +168,7 @@ def test_given_kept_kv_cache_then_nothing_is_prefilled_again():
         {"constants": ServerConstants(step_overhead_ms=0.5)},
         {"constants": ServerConstants(bandwidth_share=0.9)},
         {"num_servers": 4},
-        {"pass_rates": ValidShare(0.9)},
+        {"valid_share": 0.9},
         {"lengths": LogNormalLengths(median_tok=200, sigma=0.9, correlation=0.5)},
         {"training_s": 0.0},
     ],
@@ -186,6 +188,6 @@ def test_given_a_full_cache_then_preemptions_are_counted_and_cost_time():
 
 
 def test_given_prompts_that_never_suffice_then_it_fails_as_training_would():
-    hopeless = small_scenario(pass_rates=ValidShare(0.001))
+    hopeless = small_scenario(valid_share=0.001)
     with pytest.raises(ConfigError, match="max_num_gen_batches=10"):
         TrainingRun(hopeless, recipe("default")).step()

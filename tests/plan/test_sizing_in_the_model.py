@@ -8,7 +8,6 @@ from recipe.async_dapo.core.concurrency import FIRST_SHARE, TOO_MANY, Concurrenc
 from recipe.async_dapo_lab.plan.lengths import LogNormalLengths
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import recipe
-from recipe.async_dapo_lab.plan.workload import ValidShare
 
 from ..support.plan_settings import small_scenario
 
@@ -17,7 +16,7 @@ DEFAULTS = recipe("defaults").with_overrides({"algorithm.filter_groups.max_num_g
 CLUSTERS = st.builds(
     lambda median_tok, sigma, valid, **given: small_scenario(
         lengths=LogNormalLengths(median_tok=median_tok, sigma=sigma, correlation=0.5),
-        pass_rates=ValidShare(valid),
+        valid_share=valid,
         **given,
     ),
     median_tok=st.sampled_from([100, 400, 1200]),

@@ -19,7 +19,7 @@ from recipe.async_dapo_lab.plan.measures import StepMeasure
 from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import System, recipe
-from recipe.async_dapo_lab.plan.workload import ANSWERS, ValidShare
+from recipe.async_dapo_lab.plan.workload import ANSWERS
 
 from ..support.plan_settings import small_scenario
 
@@ -88,7 +88,7 @@ def ratios(*, seeds: int, sigma: float, valid_share: float = 0.6, **options) -> 
             train_batch_size=32,
             max_num_seqs=64,
             lengths=LogNormalLengths(median_tok=400, sigma=sigma, correlation=0.5),
-            pass_rates=ValidShare(valid_share),
+            valid_share=valid_share,
             seed=seed,
         )
         run = WatchedLengths(scenario, recipe("steady", **options))

@@ -26,6 +26,21 @@ GRID_S = [k / 8 for k in range(int(8 * DONE_S) + 2)]
 CLEANUP_TIMEOUT_S = 30.0
 
 
+def llm_client(
+    balancer: FakeHandle,
+    *,
+    response_length: int = 100,
+    prompt_length: int = 1,
+    cleanup_timeout_s: float = CLEANUP_TIMEOUT_S,
+    **options: bool,
+) -> AsyncDAPOLLMClient:
+    rollout = SimpleNamespace(response_length=response_length, prompt_length=prompt_length, max_model_len=None)
+    config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
+    return AsyncDAPOLLMClient(
+        config=config, load_balancer_handle=balancer, cleanup_timeout_s=cleanup_timeout_s, **options
+    )
+
+
 @dataclass
 class World:
     """Servers behind a balancer, and one trajectory that generates through a client."""
@@ -41,13 +56,7 @@ class World:
         self.handles = {name: FakeHandle(server, latency_s=self.latency_s) for name, server in self.servers.items()}
         self.balancer = GlobalLoadBalancer(self.handles, router_options(4, pause_mode=self.pause_mode))
         self.balancer_handle = FakeHandle(self.balancer, latency_s=self.latency_s)
-        rollout = SimpleNamespace(response_length=self.response_length, prompt_length=1, max_model_len=None)
-        self.client = AsyncDAPOLLMClient(
-            config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)),
-            load_balancer_handle=self.balancer_handle,
-            cleanup_timeout_s=CLEANUP_TIMEOUT_S,
-            drafts=self.drafts,
-        )
+        self.client = llm_client(self.balancer_handle, response_length=self.response_length, drafts=self.drafts)
         self.recorder = Recorder(trajectory=self.trajectory)
 
     def generate(self, **sampling_params: Any) -> Any:

@@ -31,7 +31,7 @@ class PlannedBook(AnswerBook):
 
     def __init__(self, scenario: Scenario) -> None:
         limit_tok, n = scenario.max_response_length, scenario.rollout_n
-        super().__init__(scenario.lengths, scenario.pass_rates, WORDS, limit_tok=limit_tok, n=n, seed=scenario.seed)
+        super().__init__(scenario.lengths, scenario.valid_share, WORDS, limit_tok=limit_tok, n=n, seed=scenario.seed)
         self._workload = scenario.workload()
         self.planned = [group.prompt[ANSWERS] for group in self._workload.draw(PROMPTS, step=0)]
 
@@ -74,13 +74,11 @@ class EmulatedCluster(Cluster):
         super().__init__(monkeypatch, opts, task=task, num_servers=scenario.num_servers, latency_s=LATENCY_S)
 
     def _draw(self, count: int) -> list[PromptGroup]:
-        """The planner's groups: with its uids, which decide what is kept or skipped, and with its earlier visits."""
+        """The planner's groups: with its uids, which decide what is kept."""
         groups = super()._draw(count)
         for group in groups:
             answers = self.book.planned[group.prompt["index"]]
             group.uid = f"prompt-{answers.number}"
-            if self.options.selection.records:
-                self.buffer.history.observe(group.key, answers.earlier_metrics, answers.earlier_lens_tok)
         return groups
 
     def _make_servers(self, monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:

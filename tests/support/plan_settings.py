@@ -12,7 +12,6 @@ from recipe.async_dapo_lab.plan.measures import StepMeasure, mean_of
 from recipe.async_dapo_lab.plan.scenario import Scenario
 from recipe.async_dapo_lab.plan.simulated_training import TrainingRun
 from recipe.async_dapo_lab.plan.systems import System
-from recipe.async_dapo_lab.plan.workload import ValidShare
 
 OPTIONS = st.fixed_dictionaries(
     {
@@ -37,7 +36,7 @@ def small_scenario(**changes: Any) -> Scenario:
         "rollout_n": 4,
         "max_response_length": 2048,
         "lengths": LogNormalLengths(median_tok=400, sigma=0.9, correlation=0.5),
-        "pass_rates": ValidShare(0.6),
+        "valid_share": 0.6,
     }
     return Scenario(**(values | changes))
 

@@ -36,6 +36,7 @@ class WeightTaker:
         self.transfer_s = transfer_s
         self.fails: Exception | None = None
         self.hangs = False
+        self._never = asyncio.Event()  # held, as nothing else would keep a call that hangs
         self.taken: list[int] = []
 
     async def take_weights(self, version: int, buckets: list[str]) -> None:
@@ -46,7 +47,7 @@ class WeightTaker:
         if self.fails is not None:
             raise self.fails
         if self.hangs:
-            await asyncio.Event().wait()
+            await self._never.wait()
         await asyncio.sleep(self.transfer_s)
         assert not server.generates
         server.global_steps = version
@@ -102,7 +103,6 @@ class RollingWorld:
         self.handle = FakeHandle(self.balancer, latency_s=latency_s)
         self.coordinator = NotedVersions()
         self.requests = EngineRequests(self.handle, cleanup_timeout_s=60.0, rolling=True)
-        self.most_out = 0
 
     async def begin(self) -> None:
         """All engines have version 0, and generate."""
@@ -118,6 +118,20 @@ class RollingWorld:
     async def join(self, name: str, **about: Any) -> None:
         self._make(name, **about)
         await self.balancer.join(name, self.handles[name], [FakeHandle(self.takers[name])])
+
+    async def end(self, name: str, how: str) -> None:
+        """An engine dies, does not answer any more, or cannot take the next weights."""
+        match how:
+            case "die":
+                self.handles[name].kill()
+            case "silent":
+                self.handles[name].cut_off(100_000.0)
+            case "fails":
+                self.takers[name].fails = RuntimeError("broken")
+            case "hangs":
+                self.takers[name].hangs = True
+        if how in ("die", "silent"):
+            await self.balancer.look_after_servers()
 
     def phase(self, name: str) -> Phase | None:
         return self.balancer._updates.phase_of(name)
@@ -135,6 +149,8 @@ class RollingWorld:
             if turn.generated_tok and turn.finish_reason is None and self.strategy is RolloutStrategy.CONSISTENT:
                 turn.segments = []
         assert turn.raw_response_ids == [token_at(prompt, k) for k in range(length_tok)]
+        versions = {segment.policy_version for segment in turn.segments}
+        assert len(versions) == 1 or self.strategy is not RolloutStrategy.CONSISTENT
         return turn
 
     async def answers(self, numbers: Iterable[int], **about: Any) -> list[Turn]:
@@ -146,8 +162,6 @@ class RollingWorld:
             await asyncio.sleep(0.25)
             table = self.balancer._table
             placed = table._by_load.servers
-            out = [name for name in placed if self.phase(name) is not Phase.SERVING]
-            self.most_out = max(self.most_out, len(out))
             for name, server in placed.items():
                 assert not (table.num_queued and server.has_capacity), f"{name} has a place, and requests wait"
 

@@ -17,7 +17,6 @@ from recipe.async_dapo import store
 from recipe.async_dapo.config import AsyncDAPOConfig, RolloutStrategy
 from recipe.async_dapo.core.round import RoundSpec
 from recipe.async_dapo.core.trajectory import PromptGroup
-from recipe.async_dapo.engines.client import AsyncDAPOLLMClient
 from recipe.async_dapo.engines.load_balancer import GlobalLoadBalancer
 from recipe.async_dapo.rollout.coordinator import EarlyStoppingCoordinator
 from recipe.async_dapo.rollout.manager import AsyncDAPOAgentLoopManager, make_group
@@ -26,6 +25,7 @@ from recipe.async_dapo.training.checkpoints import from_frames, to_frames
 from recipe.async_dapo.training.engine_manager import EngineManager
 from recipe.async_dapo.training.replay_buffer import RoundReplayBuffer
 
+from .client_world import llm_client
 from .fakes import FakeHandle, ScriptedServer, log_prob_of, token_at
 from .simulated_engines import SimulatedReplica, SimulatedTrainingWorkers
 from .simulated_options import MAX_LENGTH_TOK
@@ -205,10 +205,10 @@ class Cluster:
         return [SimulatedReplica(k, handle) for k, handle in enumerate(self.server_handles)]
 
     def _start_worker(self, latency_s: float | Callable[[str], float]) -> FakeHandle:
-        rollout = SimpleNamespace(response_length=MAX_LENGTH_TOK, prompt_length=2, max_model_len=None)
-        client = AsyncDAPOLLMClient(
-            config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)),
-            load_balancer_handle=self.balancer_handle,
+        client = llm_client(
+            self.balancer_handle,
+            response_length=MAX_LENGTH_TOK,
+            prompt_length=2,
             cleanup_timeout_s=self.options.stop_timeout_s,
             **self._client_options(),
         )

@@ -1,6 +1,6 @@
 """What the recipe relies on in verl 0.9.1 and TransferQueue, as data. To bump verl, see CONTRIBUTING.md.
 
-`SIGNATURES`: functions we call, override or are called as. `READ`: those whose body we rely on as well, by digest of
+`SIGNATURES`: functions we call, override or are called as. `READ`: others, whose body we rely on as well, by digest of
 their source; when one changes, read it again, and what the recipe does around it.
 """
 
@@ -29,9 +29,6 @@ SIGNATURES = {
     ),
     CLIENT + "LLMServerManager.get_client": "(self, client_cls=None, **kwargs)",
     # an agent loop's tokens
-    AGENT_LOOP + "AgentLoopBase.ct_build_initial_tokens": (
-        "(self, messages, tools=None, images=None, videos=None, audios=None, mm_inputs_out=None)"
-    ),
     AGENT_LOOP + "AgentLoopBase.ct_merge_assistant_token": (
         "(self, runtime_token_ids, assistant_token_ids, response_mask, response_logprobs=None, assistant_logprobs=None)"
     ),
@@ -47,7 +44,6 @@ SIGNATURES = {
     "verl.tools.base_tool:BaseTool.execute": "(self, instance_id, parameters, **kwargs)",
     "verl.tools.base_tool:BaseTool.calc_reward": "(self, instance_id, **kwargs)",
     "verl.tools.base_tool:BaseTool.release": "(self, instance_id, **kwargs)",
-    # the load balancer
     # the servers
     "verl.workers.rollout.replica:RolloutReplicaRegistry.register": "(cls, name, loader)",
     SERVER + "vLLMHttpServer.__init__": (
@@ -105,7 +101,6 @@ SIGNATURES = {
         "(log_ratio, response_mask, rollout_is='token', rollout_is_threshold=2.0, rollout_is_batch_normalize=False)"
     ),
     "verl.workers.utils.padding:response_from_nested": "(tensor, response_mask)",
-    "verl.workers.utils.losses:ppo_loss": "(config, model_output, data, dp_group=None)",
     TRAINING_WORKER + "ActorRolloutRefWorker.set_loss_fn": "(self, loss_fn)",
     "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions": "(seqlen_list, k_partitions, equal_size)",
     "verl.utils.seqlen_balancing:calculate_workload": "(seqlen_list)",

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from ...async_dapo.core.stop_rules import StopRuleName
 from ...async_dapo.option_values import ConfigError, RolloutStrategy
 from .candidates import Candidate, baselines, fitting, natural_concurrency, recipe_candidates
-from .from_run import RecordedRun
+from .from_run import inputs_of_run
 from .inputs import Inputs
 from .lengths import cut_below
 from .recommend import at_equal_share, recommend
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     given = {name: value for name in Inputs.described() if (value := getattr(options, name)) is not None}
-    recorded = None if options.from_run is None else RecordedRun.read(options.from_run)
-    inputs = Inputs.load(options.scenario, given, recorded=recorded.inputs if recorded else {})
+    recorded = {} if options.from_run is None else inputs_of_run(options.from_run)
+    inputs = Inputs.load(options.scenario, given, recorded=recorded)
     scenario = inputs.scenario()
     _check_outputs(options)
     _say(describe(scenario))
@@ -68,10 +68,7 @@ def _run(options: argparse.Namespace) -> None:
         trainer_overrides=fit.overrides,
     )
     _say(f"\n{table(rows, advice, everything=options.all)}")
-    _say(f"\n{in_words(advice, inputs, rows)}")
-    if recorded is not None and advice.to_paste is not None:
-        changes = recorded.changes(advice.to_paste.overrides) or ["nothing"]
-        _say(f"\nIn {options.from_run} it would change: {'; '.join(changes)}")
+    _say(f"\n{in_words(advice, inputs)}")
     if options.json is not None:
         Path(options.json).write_text(as_json(inputs, scenario, rows, advice) + "\n")
 
@@ -130,9 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("inputs, in the YAML file under the same names")
     for name, (default, about) in Inputs.described().items():
         words = f"{about} (default: {'null' if default is None else default})"
-        group.add_argument(
-            f"--{name.replace('_', '-')}", dest=name, metavar=Inputs.unit_of(name), help=words.replace("%", "%%")
-        )
+        group.add_argument(f"--{name.replace('_', '-')}", dest=name, metavar="VALUE", help=words.replace("%", "%%"))
     return parser
 
 

@@ -25,7 +25,6 @@ from .systems import (
     verl_separate_async,
     verl_sync,
 )
-from .workload import KnownPassRates
 
 SAMPLE = 4096  # prompts
 
@@ -118,18 +117,12 @@ class Candidate:
     stop_rule: str
     concurrency: int | None = None  # trajectories in flight; None = as the system decides
     is_baseline: bool = False
-    changes_data: bool = False  # which prompts are trained how often: not recommended for being faster
     is_plain: bool = False  # without drafts, where others have them
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether it is this recipe, with its own data."""
-        return not (self.is_baseline or self.changes_data)
 
     @property
     def is_default(self) -> bool:
         """Whether it is this recipe with the options of its yaml."""
-        changes = not self.is_usual or self.is_plain or self.concurrency is not None or CAP in self.system.overrides
+        changes = self.is_baseline or self.is_plain or self.concurrency is not None or CAP in self.system.overrides
         return (
             not changes and self.strategy == RolloutStrategy.PARTIAL and self.stop_rule == StopRuleName.FIRST_COMPLETED
         )
@@ -193,9 +186,6 @@ def recipe_candidates(
             row = partial(_row, strategy, rule)
             rows.append(row("auto", {}))
             rows += [row(str(size), pool_options(scenario, size), concurrency=size) for size in concurrency]
-            rows += [
-                row(f"auto, {name}", options, changes_data=True) for name, options in data_choices(scenario).items()
-            ]
     if scenario.drafts_accepted is None:
         return rows
     plain = [
@@ -223,14 +213,6 @@ def _row(
     chosen = {"rollout_strategy": strategy.value, "stop_rule": rule.value}
     system = recipe(f"{strategy} {rule} {ending}", **chosen, **options)
     return Candidate(system=system, strategy=strategy, stop_rule=rule, **traits)
-
-
-def data_choices(scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """Options that choose which prompts are trained, by the end of their rows' names; none where pass rates are not
-    known. History is that of a second visit to every prompt."""
-    if not isinstance(scenario.pass_rates, KnownPassRates):
-        return {}
-    return {"history": {"selection.by": "history"}}
 
 
 def pool_options(scenario: Scenario, pool_size: int) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +11,6 @@ from ...async_dapo.record.keys import CALLS_S, DRAFT_TOK_PER_STEP, TURNS
 from ...async_dapo.record.run_files import RUN_FILE, STEPS_FILE
 from ..run_files import LENGTHS_FILE
 
-OPTION = "async_dapo."
 PROMPT_TOK = "prompt_length/mean"
 # The planner's input -> the setting in `run.json`.
 SETTINGS = {
@@ -23,57 +21,32 @@ SETTINGS = {
     "max_num_seqs": "max_num_seqs",
     "gpu_memory_utilization": "rollout.gpu_memory_utilization",
 }
-RECORDED_OPTIONS = ("over_sampling_batch_size", "rollout_pool_size")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRun:
-    """What a run's folder tells the planner.
+def inputs_of_run(folder: str) -> dict[str, Any]:
+    """What a run's folder tells the planner: its inputs, by name.
 
-    Attributes:
-        inputs: the planner's, by name.
-        options: of the recipe, full key -> value as it was set.
+    Raises:
+        ConfigError: naming the file that is missing or cannot be read.
     """
-
-    inputs: Mapping[str, Any]
-    options: Mapping[str, str]
-
-    @classmethod
-    def read(cls, folder: str) -> "RecordedRun":
-        """
-        Raises:
-            ConfigError: naming the file that is missing or cannot be read.
-        """
-        place = Path(folder)
-        run = _read_json(place / RUN_FILE)[0]
-        groups = _read_json(place / LENGTHS_FILE)
-        if not groups or not (place / STEPS_FILE).is_file():
-            raise ConfigError("from_run", place, "holds no step yet; wait for its first ones")
-        settings = run["settings"]
-        inputs = {name: settings[key] for name, key in SETTINGS.items() if key in settings}
-        inputs |= {
-            "lengths": str(place / LENGTHS_FILE),
-            "calibrate": str(place / STEPS_FILE),
-            "valid_share": max(sum(group["is_valid"] for group in groups), 1) / len(groups),
-            "tensor_parallel_size": run["gpus"] // settings["engines"],
-        }
-        steps = [step["data"] for step in _read_json(place / STEPS_FILE)]
-        inputs |= _prompts(steps) | _tools(steps) | _drafts(steps)
-        if Path(settings["model"], "config.json").is_file():
-            inputs["model"] = settings["model"]
-        strategy, stop_rule = run["system"].split(", ")
-        options = {"rollout_strategy": strategy, "stop_rule": stop_rule}
-        options |= {name: str(settings[name]) for name in RECORDED_OPTIONS}
-        return cls(inputs=inputs, options={OPTION + name: value for name, value in options.items()})
-
-    def changes(self, overrides: Sequence[str]) -> list[str]:
-        """What the recommended overrides would change of what the run was set to."""
-        wanted = dict(line.split("=", 1) for line in overrides)
-        return [
-            f"{key}: {value} -> {wanted[key]}"
-            for key, value in self.options.items()
-            if key in wanted and wanted[key] != value.replace("None", "null")
-        ]
+    place = Path(folder)
+    run = _read_json(place / RUN_FILE)[0]
+    groups = _read_json(place / LENGTHS_FILE)
+    if not groups or not (place / STEPS_FILE).is_file():
+        raise ConfigError("from_run", place, "holds no step yet; wait for its first ones")
+    settings = run["settings"]
+    inputs = {name: settings[key] for name, key in SETTINGS.items() if key in settings}
+    inputs |= {
+        "lengths": str(place / LENGTHS_FILE),
+        "calibrate": str(place / STEPS_FILE),
+        "valid_share": max(sum(group["is_valid"] for group in groups), 1) / len(groups),
+        "tensor_parallel_size": run["gpus"] // settings["engines"],
+    }
+    steps = [step["data"] for step in _read_json(place / STEPS_FILE)]
+    inputs |= _prompts(steps) | _tools(steps) | _drafts(steps)
+    if Path(settings["model"], "config.json").is_file():
+        inputs["model"] = settings["model"]
+    return inputs
 
 
 def _prompts(steps: Sequence[Mapping[str, float]]) -> dict[str, int]:

@@ -1,7 +1,6 @@
 """What the user says: one flat list of inputs, the same in a YAML file and on the command line."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -21,9 +20,8 @@ from .costs import ServerConstants
 from .hardware import ACCELERATORS, DEFAULT_ACCELERATOR, Accelerator, ModelShape, find_accelerator, load_model
 from .lengths import LengthModel, LogNormalLengths, load_lengths
 from .scenario import Scenario
-from .workload import BLOCK, BetaPassRates, PassRates, ValidShare, load_pass_rates
+from .workload import BLOCK
 
-CHOICES_OF = {"accelerator": tuple(ACCELERATORS), "kv_cache_dtype": ("auto", "fp8")}
 MOST_CUT = 0.9  # of responses, that may be as long as the limit [0-1]
 LEAST_VALID_SHARE = 0.005  # of groups, that is worth simulating [0-1]
 KV_BYTES = {"auto": 1.0, "fp8": 0.5}  # of a value, compared with bf16
@@ -91,12 +89,6 @@ class Inputs:
     length_sigma: Annotated[float, "of the logarithm"] = 0.9
     length_correlation: Annotated[float, "of lengths within a group [0-1]; measured if a file names groups"] = 0.5
     valid_share: Annotated[float, "share of groups that pass DAPO's filter [0-1]"] = 0.6
-    pass_rate_beta: Annotated[list[float] | None, "a and b of Beta-distributed pass rates, instead of valid_share"] = (
-        None
-    )
-    history_file: Annotated[
-        str | None, "a run's selection.history_file: pass rates of its prompts, instead of both"
-    ] = None
     reward_s: Annotated[float, "from the end of a trajectory to its reward [s]"] = 0.0
     tool_calls: Annotated[int, "calls of tools in a trajectory, evenly over its response [count]"] = 0
     tool_median_s: Annotated[float, "of a call, log-normal [s]"] = 0.0
@@ -116,8 +108,8 @@ class Inputs:
         float | None, "drafted tokens that a request has accepted in a step, on average [tokens]; null = no drafts"
     ] = None
     drafts_accepted_ratio: Annotated[float, "share of the drafted tokens that are accepted [0-1]"] = 0.4
-    strategies: Annotated[list[RolloutStrategy] | None, "async_dapo.rollout_strategy values to try; null = all"] = None
-    stop_rules: Annotated[list[StopRuleName] | None, "async_dapo.stop_rule values to try; null = all"] = None
+    strategies: Annotated[list[RolloutStrategy] | None, f"to try, of {', '.join(RolloutStrategy)}; null = all"] = None
+    stop_rules: Annotated[list[StopRuleName] | None, f"to try, of {', '.join(StopRuleName)}; null = all"] = None
     concurrency: Annotated[list[int] | None, "fixed pool sizes to try, too [trajectories]"] = None
     max_length_bias: Annotated[float, "largest |trained / natural mean length - 1| to recommend"] = 0.03
     max_off_policy: Annotated[float, "largest share of off-policy tokens to recommend [0-1]"] = 1.0
@@ -132,20 +124,6 @@ class Inputs:
         """Every input's default, and what it is."""
         about = {name: kind.__metadata__[0] for name, kind in get_type_hints(cls, include_extras=True).items()}
         return {field.name: (field.default, about[field.name]) for field in fields(cls)}
-
-    @classmethod
-    def unit_of(cls, name: str) -> str:
-        """What the command line shows in place of the value: its choices, or the unit in its description."""
-        hint = get_type_hints(cls)[name]
-        kind = next(one for one in (get_args(hint) if isinstance(hint, UnionType) else (hint,)) if one is not NoneType)
-        if get_origin(kind) is list:
-            item = get_args(kind)[0]
-            return f"{'|'.join(item)},..." if issubclass(item, StrEnum) else "A,B,..."
-        if name in CHOICES_OF:
-            return "|".join(CHOICES_OF[name])
-        if unit := re.search(r"\[([^\]]+)\]", cls.described()[name][1]):
-            return re.sub(r"\W+", "-", unit[1]).strip("-").upper()
-        return "FILE" if kind is str else "NUMBER"
 
     @classmethod
     def load(
@@ -223,7 +201,6 @@ class Inputs:
             accelerator=self._accelerator(),
             num_servers=self.servers,
             lengths=self._lengths(),
-            pass_rates=self._pass_rates(),
             constants=replace(ServerConstants(), **constants),
             measured=None if self.calibrate is None else calibrate(self.calibrate, num_servers=self.servers),
             **{key: getattr(self, key) for key in _SAME_IN_SCENARIO},
@@ -253,10 +230,9 @@ class Inputs:
         workload = scenario.workload()
         workload.answers(BLOCK)
         if self.rollout_n > 1 and workload.num_valid < LEAST_VALID_SHARE * BLOCK:
-            key = next((one for one in ("history_file", "pass_rate_beta") if getattr(self, one)), "valid_share")
             raise ConfigError(
-                key,
-                getattr(self, key),
+                "valid_share",
+                self.valid_share,
                 f"{workload.num_valid} of {BLOCK} sampled groups of n={self.rollout_n} are valid; below "
                 f"{LEAST_VALID_SHARE:.1%} a step of B={self.train_batch_size} would hardly end",
             )
@@ -284,15 +260,6 @@ class Inputs:
         return LogNormalLengths(
             median_tok=self.length_median_tok, sigma=self.length_sigma, correlation=self.length_correlation
         )
-
-    def _pass_rates(self) -> PassRates:
-        if self.history_file is not None:
-            return load_pass_rates(self.history_file)
-        if self.pass_rate_beta is None:
-            return ValidShare(self.valid_share)
-        if len(self.pass_rate_beta) != 2:
-            raise ConfigError("pass_rate_beta", self.pass_rate_beta, "must be two numbers, a and b")
-        return BetaPassRates(*self.pass_rate_beta)
 
 
 _NAMES = {field.name for field in fields(Inputs)}

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp
 from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any, Protocol
@@ -17,7 +17,6 @@ _LENGTH_KEYS = ("response_length", "response_len_tok", "length", "num_tokens")
 _GROUP_KEYS = ("uid", "prompt_uid", "group", "prompt_id")
 _LENGTHS_KEY = "response_lens_tok"  # a row may hold a whole group
 
-MEDIAN, P90 = "async_dapo/length/dispatched/p50", "async_dapo/length/dispatched/p90"
 MEAN, LONGEST, CUT = "response_length/mean", "response_length/max", "response_length/clip_ratio"
 PROMPT, TOKENS = "prompt_length/mean", "perf/total_num_tokens"
 _NORMAL = NormalDist()
@@ -141,9 +140,9 @@ def _normal_share(z: float) -> float:
 def _fit_lengths(steps: Sequence[Mapping[str, float]], *, path: str, correlation: float) -> LogNormalLengths:
     """A log-normal fitted to the metrics of an earlier run, as verl's `file` logger writes them: no length is in there.
 
-    This recipe's metrics have the median and the 90th percentile of what was dispatched. verl's have a step's mean and
-    its longest response: of N log-normal ones the longest is at a known normal score, and of two unknowns the mean
-    tells the other. Where the limit cuts the longest ones, the share that is cut takes the place of the longest.
+    They have a step's mean and its longest response: of N log-normal ones the longest is at a known normal score, and
+    of two unknowns the mean tells the other. Where the limit cuts the longest ones, the share that is cut takes the
+    place of the longest.
 
     Args:
         steps: metrics.
@@ -152,12 +151,6 @@ def _fit_lengths(steps: Sequence[Mapping[str, float]], *, path: str, correlation
     Raises:
         ConfigError: where no step has the metrics, or they fit no log-normal.
     """
-    if known := [step for step in steps if MEDIAN in step and P90 in step]:
-        median_tok, p90_tok = known[-1][MEDIAN], known[-1][P90]  # of a window of prompts
-        if not 0 < median_tok <= p90_tok:
-            raise ConfigError("lengths", path, f"its last {MEDIAN}={median_tok} is no median; let the run train on")
-        sigma = log(p90_tok / median_tok) / _NORMAL.inv_cdf(0.9)
-        return LogNormalLengths(median_tok=median_tok, sigma=sigma, correlation=correlation)
     wanted = (MEAN, LONGEST, CUT, PROMPT, TOKENS)
     trained = [step for step in steps if all(key in step for key in wanted)]
     if not trained:

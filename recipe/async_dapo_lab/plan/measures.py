@@ -58,11 +58,6 @@ class StepMeasure:
         return self.in_loss_tok / (self.step_s * self.num_gpus)
 
     @property
-    def generated_per_group(self) -> float:
-        """Generated tokens over trained groups."""
-        return self.generated_tok / self.trained_groups
-
-    @property
     def rollout_tokens_per_s_per_gpu(self) -> float:
         """Tokens in the loss over the rollout alone."""
         return self.in_loss_tok / (self.rollout_s * self.num_gpus)

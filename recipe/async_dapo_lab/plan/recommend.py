@@ -1,8 +1,4 @@
-"""Which rows to run: three choices between fresh tokens and fast steps, each with its reason, as Hydra overrides.
-
-Beside them: what prompts chosen by history would save, and what they would change about the data. For
-that rewards are right or wrong, and answers to a prompt are independent.
-"""
+"""Which rows to run: three choices between fresh tokens and fast steps, each with its reason, as Hydra overrides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +113,7 @@ def recommend(
     allowed = [
         row
         for row in rows
-        if row.candidate.is_usual
+        if not row.candidate.is_baseline
         and abs(row.length_bias - 1) <= max_length_bias
         and row.mean.off_policy_ratio <= max_off_policy
     ]
@@ -248,25 +244,3 @@ def _traits(row: Row) -> str:
 def _keeps_kv(row: Row) -> bool:
     """Whether the KV cache takes memory from training."""
     return row.candidate.strategy == RolloutStrategy.PARTIAL_STALE_KV
-
-
-def history_advice(rows: Sequence[Row], chosen: Row) -> str | None:
-    """What prompts chosen by history would save; None where no row shows it."""
-    alike = [row for row in rows if _is_alike(row.candidate, chosen.candidate)]
-    selected = next((row for row in alike if row.candidate.changes_data), None)
-    whole = next((row for row in alike if not row.candidate.changes_data), None)
-    if whole is None or selected is None:
-        return None
-    saved = selected.mean.generated_per_group / whole.mean.generated_per_group
-    seconds = selected.mean.step_s / whole.mean.step_s
-    return (
-        f"With async_dapo.selection.by=history, at the second visit to the prompts, a trained group takes {saved:.2f} "
-        f"of the generated tokens that it takes in `{whole.candidate.system.name}`, and a step {seconds:.2f} of the "
-        "seconds. It changes the data: see docs/selection.md."
-    )
-
-
-def _is_alike(candidate: Candidate, chosen: Candidate) -> bool:
-    """Whether they differ in their pool and their data at most; the first one's pool sizes itself."""
-    is_alike = (candidate.strategy, candidate.stop_rule) == (chosen.strategy, chosen.stop_rule)
-    return is_alike and candidate.concurrency is None and not candidate.is_baseline

@@ -7,7 +7,7 @@ from typing import Any
 
 from .candidates import COLOCATE_WITH_DRAFTS
 from .inputs import Inputs
-from .recommend import Advice, history_advice
+from .recommend import Advice
 from .scenario import Scenario
 from .sweep import Row
 from .systems import VERL, VERL_COLOCATE_ASYNC
@@ -86,7 +86,7 @@ def table(rows: Sequence[Row], advice: Advice, *, everything: bool) -> str:
     return "\n".join([*lines, *more, "", MEANINGS])
 
 
-def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row]) -> str:
+def in_words(advice: Advice, inputs: Inputs) -> str:
     """The choices with their reasons, what to be wary of, and the one to paste."""
     if not advice.choices:
         return (
@@ -107,7 +107,6 @@ def in_words(advice: Advice, inputs: Inputs, rows: Sequence[Row]) -> str:
         return "\n".join([*lines, stay_with(advice.verls_own)])
     overrides = " \\\n    ".join(advice.to_paste.overrides)
     lines.append(f"Recommended ({advice.name_to_paste}):\n    {overrides}")
-    lines += filter(None, [history_advice(rows, advice.to_paste.row)])
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from .calibration import MeasuredCosts
 from .costs import DraftCost, ServerConstants, StepCost, TrainingCost, draft_cost, step_cost
 from .hardware import Accelerator, ModelShape
 from .lengths import LengthModel
-from .workload import PassRates, ToolCalls, Workload
+from .workload import ToolCalls, Workload
 
 MEAN_OF = 512  # groups
 
@@ -28,7 +28,7 @@ class Scenario:
     max_response_length: int
     prompt_len_tok: int = 200
     lengths: LengthModel
-    pass_rates: PassRates
+    valid_share: float  # of the groups
     reward_s: float = 0.0
     tool_calls: int = 0
     tool_median_s: float = 0.0
@@ -52,6 +52,10 @@ class Scenario:
                 raise ConfigError(key, getattr(self, key), "must be >= 1 token")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be in 0..1")
+        if not 0 < self.valid_share <= 1:
+            raise ConfigError(
+                "valid_share", self.valid_share, "must be in 0..1, above 0: no group would ever be trained on"
+            )
         for key in ("reward_s", "update_s", "training_s"):
             if (getattr(self, key) or 0) < 0:
                 raise ConfigError(key, getattr(self, key), "must be >= 0 seconds")
@@ -153,7 +157,7 @@ class Scenario:
     def workload(self) -> Workload:
         return Workload(
             self.lengths,
-            self.pass_rates,
+            self.valid_share,
             n=self.rollout_n,
             limit_tok=self.max_response_length,
             seed=self.seed,

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from ...async_dapo.core.outcome import Verdict
 from ...async_dapo.core.pool import PromptPool
-from ...async_dapo.core.prompt_history import PromptHistory
 from ...async_dapo.core.round import RoundSpec
 from ...async_dapo.core.staleness import StalenessLimit, VersionShares, VersionTag
 from ...async_dapo.core.trajectory import PromptGroup
@@ -15,7 +14,7 @@ from .measures import StepMeasure, observe_round, tokens_by_age, version_tags
 from .round_simulation import RoundSimulation, SimulatedRound, take_losses
 from .scenario import Scenario
 from .systems import System, TrainerPasses
-from .workload import ANSWERS, Answers
+from .workload import ANSWERS
 
 
 class TrainingRun:
@@ -32,7 +31,6 @@ class TrainingRun:
         self._over_sampling = self.options.over_sampling()
         self._round_size = self.options.round_size()
         self._staleness = StalenessLimit(max_staleness=self.options.max_staleness)
-        self._history = PromptHistory(self.options.selection.forgetting)
         self._retries = 0
         self.pool = PromptPool(
             over_sampling=self._over_sampling,
@@ -92,21 +90,9 @@ class TrainingRun:
         return self._draw(missing) if missing else self.pool.dispatch()
 
     def _draw(self, count: int) -> list[PromptGroup]:
-        options = self.options
-        for drawn, deferred in options.selection.draw(
-            self._fetch, self._history, count=count, step=self._step, longest_first=options.draws_again
-        ):
-            self.pool.add_drawn(drawn, deferred)
+        """The data loader's next prompts: selection by history is not modelled."""
+        self.pool.add_drawn(self._workload.draw(count, self._step))
         return self.pool.dispatch()
-
-    def _fetch(self, count: int) -> list[PromptGroup]:
-        """The data loader's next prompts. Where a history is kept, each was visited once before."""
-        groups = self._workload.draw(count, self._step)
-        if self.options.selection.records:
-            for group in groups:
-                answers: Answers = group.prompt[ANSWERS]
-                self._history.observe(group.key, answers.earlier_metrics, answers.earlier_lens_tok)
-        return groups
 
     def _simulate(self, groups: Sequence[PromptGroup]) -> SimulatedRound:
         simulation = RoundSimulation(

@@ -4,16 +4,12 @@ Whatever a system does, prompt 17 gets the same answers at its first attempt, so
 same data; a restarted group is answered anew.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from ...async_dapo.core.prompt_history import PRIOR, PassCount
 from ...async_dapo.core.trajectory import PromptGroup, Trajectory
 from ...async_dapo.option_values import ConfigError
-from ...async_dapo.record.history import load_history
 from .lengths import LengthModel
 
 BLOCK = 1024  # prompts drawn from the random generator at a time
@@ -28,74 +24,22 @@ class Answers:
     level: float  # normal score of the prompt's length, common to its trajectories
     response_lens_tok: list[int]
     metrics: list[float]
-    earlier_metrics: list[float]  # of an earlier visit to the same prompt, at the same pass rate
-    earlier_lens_tok: list[int]
     attempt: int = 0
     calls_left_s: dict[int, float] = field(default_factory=dict)  # session -> of a call that a stop interrupted
-
-
-class PassRates(Protocol):
-    """Raw metrics of groups, as the reward function would return them."""
-
-    def draw(self, rng: np.random.Generator, prompts: int, n: int, visits: int) -> np.ndarray:
-        """[prompts, visits, n] metrics. Those of one prompt's first visits are the same, however many are drawn."""
-
-
-@dataclass(frozen=True, slots=True)
-class ValidShare:
-    """A share of groups is valid, whatever their lengths and prompts."""
-
-    share: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ConfigError("valid_share", self.share, "must be in 0..1, above 0: no group would ever be trained on")
-
-    def draw(self, rng: np.random.Generator, prompts: int, n: int, visits: int) -> np.ndarray:
-        metrics = np.zeros((prompts, visits, n))
-        for visit in range(visits):
-            metrics[:, visit, 0] = rng.random(prompts) < self.share
-        return metrics
-
-
-class KnownPassRates(ABC):
-    """Every prompt has a pass rate, and its answers are right or wrong by it, independently."""
-
-    @abstractmethod
-    def rates(self, rng: np.random.Generator, prompts: int) -> np.ndarray:
-        """[prompts] pass rates."""
-
-    def draw(self, rng: np.random.Generator, prompts: int, n: int, visits: int) -> np.ndarray:
-        rates = self.rates(rng, prompts)[:, None, None]
-        return (rng.random((prompts, visits, n)) < rates).astype(float)
-
-
-@dataclass(frozen=True, slots=True)
-class BetaPassRates(KnownPassRates):
-    """Beta(a, b) over prompts."""
-
-    a: float
-    b: float
-
-    def __post_init__(self) -> None:
-        if self.a <= 0 or self.b <= 0:
-            raise ConfigError("pass_rate_beta", [self.a, self.b], "both numbers must be > 0")
-
-    def rates(self, rng: np.random.Generator, prompts: int) -> np.ndarray:
-        return rng.beta(self.a, self.b, size=prompts)
 
 
 class Workload:
     """Draws prompt groups of n trajectories.
 
     Args:
+        valid_share: of the groups, whatever their lengths and prompts [0-1].
         limit_tok: responses end there at the latest [tokens].
         seed: decides everything.
     """
 
-    def __init__(self, lengths: LengthModel, pass_rates: PassRates, *, n: int, limit_tok: int, seed: int) -> None:
+    def __init__(self, lengths: LengthModel, valid_share: float, *, n: int, limit_tok: int, seed: int) -> None:
         self._lengths = lengths
-        self._pass_rates = pass_rates
+        self._valid_share = valid_share
         self._n = n
         self._limit_tok = limit_tok
         self._seed = seed
@@ -147,45 +91,16 @@ class Workload:
         rng = np.random.default_rng((self._seed, block))
         levels = rng.standard_normal((BLOCK, 1))
         lens_tok = self._cut(levels, rng).tolist()
-        metrics = self._pass_rates.draw(rng, BLOCK, self._n, visits=2)
-        now, earlier = metrics[:, 0].tolist(), metrics[:, 1].tolist()
-        earlier_lens_tok = self._cut(levels, rng).tolist()
+        metrics = np.zeros((BLOCK, self._n))
+        metrics[:, 0] = rng.random(BLOCK) < self._valid_share
         first = block * BLOCK
-        return [
-            Answers(first + i, float(levels[i, 0]), lens_tok[i], now[i], earlier[i], earlier_lens_tok[i])
-            for i in range(BLOCK)
-        ]
+        return [Answers(first + i, float(levels[i, 0]), lens_tok[i], metrics[i].tolist()) for i in range(BLOCK)]
 
     def _cut(self, levels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Lengths of n responses for each level, at least 1 token and at most the limit."""
         shared, own = self._lengths.correlation**0.5, (1 - self._lengths.correlation) ** 0.5
         z = shared * levels + own * rng.standard_normal((len(levels), self._n))
         return np.clip(np.rint(self._lengths.of_normal(z)), 1, self._limit_tok).astype(int)
-
-
-class _RecordedPassRates(KnownPassRates):
-    """Pass rates as a run has recorded them (`async_dapo.selection.history_file`): each prompt is one of the recorded
-    ones, with a pass rate drawn from its posterior.
-    """
-
-    def __init__(self, counts: list[PassCount]) -> None:
-        self._right = np.array([count.right for count in counts])
-        self._wrong = np.array([count.wrong for count in counts])
-
-    def rates(self, rng: np.random.Generator, prompts: int) -> np.ndarray:
-        drawn = rng.integers(len(self._right), size=prompts)
-        return rng.beta(self._right[drawn] + PRIOR, self._wrong[drawn] + PRIOR)
-
-
-def load_pass_rates(path: str) -> _RecordedPassRates:
-    """
-    Raises:
-        ConfigError: when the file is missing, is something else, or knows no prompt.
-    """
-    counts = list(load_history(path, key="history_file").prompts.values())
-    if not counts:
-        raise ConfigError("history_file", path, "knows no prompt; it is written with a run's checkpoints")
-    return _RecordedPassRates(counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ import numpy as np
 
 from ...async_dapo.core.leases import RecentDict
 from ..plan.lengths import LengthModel
-from ..plan.workload import PassRates
 
 NUMBER_TOK = 4  # the first tokens of an answer write its number
 BASE = 10
@@ -71,7 +70,6 @@ class Answer:
 @dataclass(slots=True)
 class _Prompt:
     level: float  # normal score of its length, common to its answers
-    metrics: list[list[float]]  # of each visit
     seed: int
     answered: int = 0
 
@@ -80,6 +78,7 @@ class AnswerBook:
     """All answers of a rehearsal, over all of its engines.
 
     Args:
+        valid_share: of the visits [0-1].
         limit_tok: responses end there at the latest [tokens].
         n: answers to a prompt that make a visit.
         seed: decides everything.
@@ -89,7 +88,7 @@ class AnswerBook:
     def __init__(
         self,
         lengths: LengthModel,
-        pass_rates: PassRates,
+        valid_share: float,
         vocabulary: Vocabulary,
         *,
         limit_tok: int,
@@ -98,7 +97,7 @@ class AnswerBook:
         remembered: int = 100_000,
     ) -> None:
         self._lengths = lengths
-        self._pass_rates = pass_rates
+        self._valid_share = valid_share
         self._vocabulary = vocabulary
         self._limit_tok = limit_tok
         self._n = n
@@ -114,7 +113,8 @@ class AnswerBook:
         prompt = self._prompts.get(key)
         if prompt is None:
             seed = int.from_bytes(key[:8], "little")
-            prompt = self._prompts[key] = self._draw_prompt(seed, visits=1)
+            level = float(np.random.default_rng((self._seed, seed)).standard_normal())
+            prompt = self._prompts[key] = _Prompt(level, seed)
         answer = self._draw(prompt, prompt.answered)
         prompt.answered += 1
         return answer, 0
@@ -128,10 +128,11 @@ class AnswerBook:
         else:
             waiting.append((answer, done_tok))
 
-    def _draw_prompt(self, seed: int, visits: int) -> _Prompt:
-        rng = np.random.default_rng((self._seed, seed))
-        level = float(rng.standard_normal())
-        return _Prompt(level, self._pass_rates.draw(rng, 1, self._n, visits)[0].tolist(), seed)
+    def _is_valid(self, prompt: _Prompt, visit: int) -> bool:
+        """Whether the answers of a visit differ: the first is right then, and no other."""
+        rng = np.random.default_rng((self._seed, prompt.seed))
+        rng.standard_normal()  # the level
+        return bool(rng.random(visit + 1)[visit] < self._valid_share)
 
     def _draw(self, prompt: _Prompt, number: int) -> Answer:
         rng = np.random.default_rng((self._seed, prompt.seed, 1 + number))  # (a, b, 0) is the same seed as (a, b)
@@ -139,9 +140,7 @@ class AnswerBook:
         z = shared * prompt.level + own * rng.standard_normal()
         length_tok = max(NUMBER_TOK + 2, round(float(self._lengths.of_normal(np.array([z]))[0])))
         visit, place = divmod(number, self._n)
-        if visit == len(prompt.metrics):
-            prompt.metrics = self._draw_prompt(prompt.seed, visits=visit + 1).metrics
-        is_right = prompt.metrics[visit][place] > 0
+        is_right = place == 0 and self._is_valid(prompt, visit)
         is_cut = length_tok > self._limit_tok
         return Answer(number, min(length_tok, self._limit_tok), is_right, is_cut, self._vocabulary)
 

@@ -164,7 +164,7 @@ class ServerHost:
         self._step_cost = self._options.step_cost(config, is_recipe=is_recipe)
         self._book = AnswerBook(
             self._scenario.lengths,
-            self._scenario.pass_rates,
+            self._scenario.valid_share,
             vocabulary_of(self._model_config.tokenizer),
             limit_tok=self._scenario.max_response_length,
             n=self._scenario.rollout_n,

@@ -7,7 +7,7 @@ from html import escape
 from ...async_dapo.record import keys
 from .charts import Chart
 from .contents import charts_of, comparison
-from .headline import NOTE, Estimate, headline
+from .headline import headline
 from .health import EVERY_STEPS, RULES, hints, judged
 from .run import Run, after_the_first
 
@@ -79,7 +79,6 @@ class Section:
     run: Run
     engines: str = ""
     responses: str = ""
-    estimate: Estimate | None = None
 
 
 def page(sections: Sequence[Section]) -> str:
@@ -100,10 +99,8 @@ def _body(sections: Sequence[Section], runs: Sequence[Run]) -> Iterator[str]:
     yield "<header><h1>async DAPO report</h1>"
     for section in sections:
         run = section.run
-        said = headline(run, baseline if run is not baseline else None, section.estimate)
+        said = headline(run, baseline if run is not baseline else None)
         yield f'<p class="headline"><b>{escape(run.name)}</b>: {escape(said)}</p>'
-        if section.estimate is not None:
-            yield f"<p><small>{escape(NOTE)}</small></p>"
     yield "</header>\n<main>"
     if len(runs) > 1:
         yield '<section id="side-by-side"><h2>Side by side</h2>'
