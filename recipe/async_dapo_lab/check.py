@@ -14,7 +14,7 @@ from ..async_dapo.config import AsyncDAPOConfig, ConfigError, gpus_per_engine, n
 from ..async_dapo.core.concurrency import EngineLoad
 from ..async_dapo.core.leases import server_calls
 from ..async_dapo.core.trainer_memory import Gpu
-from ..async_dapo.startup.memory_check import gpu_here
+from ..async_dapo.startup.model_check import gpu_here
 from .plan.costs import ServerConstants, kv_room_tok
 from .plan.hardware import load_model
 from .rehearsal.options import WITH_REHEARSAL, assumed_gpu

@@ -1,4 +1,4 @@
-"""What the lab records of a run beside the recipe's record: for the report, the planner, TensorBoard and W&B.
+"""What the lab records of a run beside the recipe's record: for the report and the planner.
 
 `async_dapo.recorder` names the class; `async_dapo_lab.train` sets it.
 """
@@ -23,47 +23,12 @@ from ..async_dapo.rollout.reports import RoundRecord
 from ..async_dapo.training.recorder import Recorder
 from .report.health import Hints
 from .report.record import LabRecord
-from .report.responses import SAMPLED, SampledResponse, as_markdown, length_lines, pieces_of
+from .report.responses import SAMPLED, SampledResponse, length_lines, pieces_of
 from .report.timeline import Spans, StepTimeline
 
 logger = logging.getLogger(__name__)
 
-TENSORBOARD, WANDB, OWN = "tensorboard", "wandb", "async_dapo_lab"  # verl's loggers, and this one
-COLUMNS = ("prompt", "response", "about", "reward")  # of W&B's table
-
-# The twelve charts that matter, for TensorBoard's tab *Custom scalars*: category -> chart -> metrics.
-LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
-    "Speed": {
-        "Seconds of a step and of its rollout": (keys.STEP_S, keys.ROLLOUT_S),
-        "Empty capacity of the engines": (keys.IDLE_RATIO,),
-        "Tokens trained, filtered, thrown away": (
-            keys.TOKENS_TRAINED,
-            keys.TOKENS_FILTERED,
-            keys.TOKENS_DISCARDED,
-        ),
-        "KV cache, at most": (keys.KV_PEAK,),
-    },
-    "Data": {
-        "Filtered groups, and expected valid ones": (keys.REJECTED_RATIO, keys.VALID_SHARE),
-        "Failed groups": (keys.FAILED_GROUPS,),
-        "Response length, trained and dispatched": (keys.LENGTH_TRAINED, keys.LENGTH_DISPATCHED),
-        "Off-policy tokens": (keys.OFF_POLICY,),
-        "Staleness": (keys.STALENESS_MEAN, keys.STALENESS_MAX),
-    },
-    "Learning": {
-        "Reward in the batch": (keys.REWARD,),
-        "Effective sample size": (keys.ESS_RATIO,),
-        "Gradient norm": (keys.GRAD_NORM,),
-    },
-}
-
-
-def custom_scalars() -> dict[str, dict[str, list]]:
-    """As `SummaryWriter.add_custom_scalars` takes it."""
-    return {
-        category: {title: ["Multiline", list(metrics)] for title, metrics in charts.items()}
-        for category, charts in LAYOUT.items()
-    }
+OWN = "async_dapo_lab"  # among verl's loggers
 
 
 class LabRecorder(Recorder):
@@ -83,8 +48,6 @@ class LabRecorder(Recorder):
         self._updates: tuple[EngineUpdate, ...] = ()
         self._lengths: list[Mapping[str, Any]] = []
         self._record: LabRecord | None = None
-        self._tensorboard: Any = None
-        self._wandb: Any = None
 
     def round_closed(self, step: int, record: RoundRecord) -> None:
         super().round_closed(step, record)
@@ -115,10 +78,6 @@ class LabRecorder(Recorder):
         ]
 
     def join(self, loggers: dict[str, Any]) -> None:
-        if TENSORBOARD in loggers:
-            self._tensorboard = loggers[TENSORBOARD].writer
-            self._tensorboard.add_custom_scalars(custom_scalars())
-        self._wandb = loggers.get(WANDB)
         loggers[OWN] = self
 
     def begin_record(self, folder: Path, *, started_s: float, first_step: int) -> None:
@@ -129,31 +88,14 @@ class LabRecorder(Recorder):
         taken, (lengths, self._lengths) = self._take_timeline(), (self._lengths, [])
         if self._record is not None:
             self._record.add(step, taken, lengths=lengths, sampled=self.responses if is_step else None)
-        if not is_step:
-            return
-        if (hint := self._hints.of_step(step, data)) is not None:
+        if is_step and (hint := self._hints.of_step(step, data)) is not None:
             logger.info("step %d: hint: %s", step, hint)
-        if self._tensorboard is not None:
-            self._tensorboard.add_text("responses", as_markdown(self.responses), step)
-        if self._wandb is not None:
-            self._wandb.log(self._overview(data), step=step)
 
     def _take_timeline(self) -> StepTimeline:
         engines = {server: [one for part in parts for one in part.unpack()] for server, parts in self._samples.items()}
         self._samples.clear()
         updates, self._updates = self._updates, ()
         return StepTimeline(spans=self._spans.take(), engines=engines, updates=updates)
-
-    def _overview(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """W&B makes a section of charts of what has a common prefix: the twelve charts, each by its first metric, and a
-        table of sampled responses.
-        """
-        charts = {title: metrics[0] for part in LAYOUT.values() for title, metrics in part.items()}
-        shown = {f"overview/{title}": data[metric] for title, metric in charts.items() if metric in data}
-        rows = [
-            [one.prompt, "".join(piece.text for piece in one.pieces), one.about, one.reward] for one in self.responses
-        ]
-        return shown | {"responses": self._wandb.Table(columns=list(COLUMNS), data=rows)}
 
 
 def _origins(

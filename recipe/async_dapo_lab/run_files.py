@@ -10,7 +10,6 @@ from ..async_dapo.record.run_files import read_lines
 LENGTHS_FILE = "lengths.jsonl"  # of responses, a line a group
 RESPONSES_FILE = "responses.jsonl"  # a few of every step
 SAMPLES_FILE = "timeline.jsonl"  # engines over time, a line a step
-TIMELINE_FILE = "timeline.json"  # the same for Perfetto
 REPORT_FILE = "report.html"
 
 MOST_BYTES = 16_000_000  # beyond it the older half of the lines goes

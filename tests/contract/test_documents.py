@@ -26,7 +26,6 @@ WRITTEN_BY_RUNS = {
     "report.html",
     "run.json",
     "steps.jsonl",
-    "timeline.json",
     "timeline.jsonl",
 }
 WRITTEN_BY_RUNS |= {"metrics.jsonl", "engines.jsonl", "phases.jsonl", "lengths.jsonl", "runs.csv"}

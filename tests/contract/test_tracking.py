@@ -7,9 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar import layout_pb2
-from torch.utils.tensorboard import SummaryWriter
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tracking import Tracking
 
@@ -21,7 +18,6 @@ from recipe.async_dapo.training.recorder import Recorder, load_recorder
 from recipe.async_dapo.training.trainer import AsyncDAPOTrainer
 from recipe.async_dapo_lab import recorder as recorder_module
 from recipe.async_dapo_lab.plan import from_run
-from recipe.async_dapo_lab.recorder import LAYOUT, LabRecorder, custom_scalars
 from recipe.async_dapo_lab.run_files import SAMPLES_FILE
 from recipe.async_dapo_lab.train import RECORDER
 
@@ -77,11 +73,10 @@ def test_a_start_that_died_before_its_first_line_and_one_that_was_killed_in_a_li
 
 
 def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     said: list[str] = []
     for module in (ours, recorder_module):
         monkeypatch.setattr(module.logger, "info", lambda text, *values: said.append(text % values if values else text))
-    tracking = Tracking("project", "run", ["console", "tensorboard"])
+    tracking = Tracking("project", "run", ["console"])
     options: Any = SimpleNamespace(
         report_dir=str(tmp_path / "run"),
         rollout_strategy="partial",
@@ -100,9 +95,6 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
     for step in range(2, 11):
         tracking.log(data=recipe_step(step) | {keys.IDLE_RATIO: 0.9}, step=step)
     tracking.finish()
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("responses/text_summary")]
-    assert len(texts) == 10 and texts[0].startswith("**reward 1, 10 tokens: version 3 (5)")
     assert said[0].startswith("step 1/11 | ") and "failed 0" in said[0] and len(said) == 11
     assert said[0].endswith(" left")
     assert said[-1].startswith("step 10: hint: over 10 steps, async_dapo/load_balancer/idle_ratio is 0.9")
@@ -111,34 +103,3 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
     assert len(read_lines(tmp_path / "run" / SAMPLES_FILE)) == 10
     settings = json.loads((tmp_path / "run" / RUN_FILE).read_text())["settings"]
     assert set(from_run.SETTINGS.values()) <= settings.keys()
-
-
-def test_wandb_has_a_section_of_twelve_charts_and_a_table_of_responses() -> None:
-    logged: dict[str, Any] = {}
-    wandb: Any = SimpleNamespace(
-        Table=lambda columns, data: (columns, data), log=lambda data, step: logged.update(data | {"step": step})
-    )
-    overview, loggers = LabRecorder(), {"wandb": wandb}
-    overview.join(loggers)
-    overview.responses = ScriptedSource().responses
-    assert loggers["async_dapo_lab"] is overview
-    overview.log({"val-core/math/acc/mean@1": 0.5}, step=0)
-    assert not logged
-    overview.log(recipe_step(3) | dict.fromkeys((keys.KV_PEAK, keys.GRAD_NORM), 0.5), step=3)
-    assert len([key for key in logged if key.startswith("overview/")]) == 12 and logged["step"] == 3
-    columns, [row] = logged["responses"]
-    assert row[columns.index("response")] == "<b>12 + 30[42] = 42" and row[columns.index("reward")] == 1.0
-
-
-def test_tensorboard_reads_twelve_charts_of_metrics_that_are_logged(tmp_path: Path) -> None:
-    writer = SummaryWriter(str(tmp_path))
-    writer.add_custom_scalars(custom_scalars())
-    writer.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    [written] = events.Tensors("custom_scalars__config__")
-    layout = layout_pb2.Layout.FromString(written.tensor_proto.string_val[0])
-    charts = [chart for category in layout.category for chart in category.chart]
-    assert len(charts) == 12 and {category.title for category in layout.category} == set(LAYOUT)
-    tags = {tag for chart in charts for tag in chart.multiline.tag}
-    elsewhere = {"async_dapo/concurrency/kv_peak", "async_dapo/staleness/max", "actor/grad_norm"}
-    assert tags - elsewhere <= recipe_step(1).keys()

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from recipe.async_dapo_lab.report.recorded import as_html
-from recipe.async_dapo_lab.report.responses import MOST_CHARS, as_markdown, pieces_of, read_responses, shortened
+from recipe.async_dapo_lab.report.responses import MOST_CHARS, as_html, pieces_of, read_responses, shortened
 from recipe.async_dapo_lab.report.write import write_report
 from recipe.async_dapo_lab.run_files import RESPONSES_FILE
 
@@ -15,8 +14,6 @@ ABOUT = "reward 1, 10 tokens: version 3 (5), not sampled (2), version 4 (3); car
 def test_a_response_says_its_reward_and_which_version_wrote_which_part() -> None:
     [response] = ScriptedSource().responses
     assert response.about == ABOUT
-    text = as_markdown([response])
-    assert text.index(ABOUT) < text.index("    12+30=") < text.index("*version 3*") < text.index("*not sampled*")
 
 
 def test_the_report_shows_the_first_the_middle_and_the_last_step_with_markup_escaped(tmp_path: Path) -> None:

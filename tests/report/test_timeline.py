@@ -1,7 +1,6 @@
-"""Engines over time: bounded while it is recorded, in the format that Perfetto opens."""
+"""Engines over time: bounded while it is recorded, and drawn in the report."""
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from recipe.async_dapo.core.concurrency import LoadSample, LoadSamples
 from recipe.async_dapo_lab.report.timeline import Span, Spans, StepTimeline, line_of, read_timeline
 from recipe.async_dapo_lab.report.write import engine_charts, write_report
-from recipe.async_dapo_lab.run_files import TIMELINE_FILE, BoundedFile
+from recipe.async_dapo_lab.run_files import BoundedFile
 
 from ..support.recorded_runs import write_recipe_run
 
@@ -61,34 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_trace_has_what_the_format_asks_for(folder: Path) -> None:
-    document = json.loads((folder / TIMELINE_FILE).read_text())
-    events = document["traceEvents"]
-    needed = {
-        "M": {"name", "pid", "args"},
-        "X": {"name", "pid", "tid", "ts", "dur"},
-        "C": {"name", "pid", "ts", "args"},
-        "i": {"name", "pid", "tid", "ts", "s"},
-    }
-    for event in events:
-        assert needed[event["ph"]] <= event.keys()
-        assert all(isinstance(event[key], int) and event[key] >= 0 for key in ("ts", "dur", "pid") if key in event)
-    spans = [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X" and not event["pid"]]
-    assert spans[:4] == [
-        ("rollout", 0, 28_000_000),
-        ("training", 28_000_000, 10_000_000),
-        ("weights", 38_000_000, 2_000_000),
-        ("rollout", 40_000_000, 28_000_000),
-    ]
-    counters = [event for event in events if event["ph"] == "C" and event["pid"] == 1 and event["name"] == "requests"]
-    assert counters[3]["args"] == {"running": 58, "waiting": 6} and counters[3]["ts"] == 3_000_000
-    assert {event["args"]["name"] for event in events if event["ph"] == "M"} >= {"trainer", "engine server-1"}
-    updates = [event for event in events if event["ph"] == "X" and event["pid"] == 2]
-    assert (updates[0]["name"], updates[0]["ts"], updates[0]["dur"]) == ("weights 1", 38_500_000, 1_000_000)
-    versions = [event for event in events if event["name"] == "policy version"]
-    assert versions[0]["args"] == {"version": 1} and versions[0]["ts"] == 39_500_000 and versions[0]["pid"] == 2
-
-
 def test_the_record_of_an_older_recipe_has_no_updates(tmp_path: Path) -> None:
     (tmp_path / "timeline.jsonl").write_text('{"step": 1, "spans": [], "engines": {}}\n')
     assert read_timeline(tmp_path / "timeline.jsonl") == [StepTimeline(spans=[], updates=[])]
@@ -98,7 +69,7 @@ def test_the_report_shows_engines_in_both_widths(folder: Path) -> None:
     text = (folder / "report.html").read_text()
     for name in ("requests-broad", "requests-narrow", "kv-broad", "kv-narrow"):
         assert f'id="engines0-{name}-' in text
-    assert "engine server-1: Requests in the engine" in text
+    assert ">engine server-1<" in text
 
 
 def test_a_run_without_samples_has_no_engine_charts() -> None:

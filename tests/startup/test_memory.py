@@ -8,7 +8,7 @@ import pytest
 
 from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.trainer_memory import Gpu
-from recipe.async_dapo.startup.memory_check import check_memory
+from recipe.async_dapo.startup.model_check import check_memory
 from recipe.async_dapo_lab.plan.hardware import MODEL_PRESETS as PRESETS
 
 STALE_KV = ("async_dapo.rollout_strategy=partial_stale_kv", "actor_rollout_ref.rollout.free_cache_engine=False")
@@ -85,9 +85,9 @@ def test_given_a_trainer_of_another_kind_or_a_cpu_when_checked_then_nothing_is_s
 
 
 def test_given_a_warning_when_a_run_starts_then_it_is_logged(run, monkeypatch, caplog):
-    from recipe.async_dapo.startup import memory_check, preflight
+    from recipe.async_dapo.startup import model_check, preflight
 
-    monkeypatch.setattr(memory_check, "check_memory", lambda *_: "it is tight")
+    monkeypatch.setattr(model_check, "check_memory", lambda *_: "it is tight")
     with caplog.at_level("WARNING", logger=preflight.__name__):  # vLLM's import sets the root logger to ERROR
         preflight.check_all(run())
     assert "memory: it is tight" in caplog.messages

@@ -47,7 +47,6 @@ dynamic actor.ppo_max_token_len_per_gpu=63 -> actor.ppo_max_token_len_per_gpu=64
 dynamic rollout.log_prob_max_token_len_per_gpu=63 -> rollout.log_prob_max_token_len_per_gpu=64
 ref ref.log_prob_use_dynamic_bsz=True ref.log_prob_max_token_len_per_gpu=63 -> ref.log_prob_max_token_len_per_gpu=64
 gae data.max_response_length=32737 -> ++critic.ppo_infer_max_token_len_per_gpu=32769
-megatron actor.megatron.tensor_model_parallel_size=3 -> trainer.n_gpus_per_node=3
 megatron ref ref.megatron.tensor_model_parallel_size=1 -> ref.megatron.tensor_model_parallel_size=2
 megatron ref ref.megatron.pipeline_model_parallel_size=2 -> ref.megatron.pipeline_model_parallel_size=1
 megatron ref ref.megatron.context_parallel_size=2 -> ref.megatron.context_parallel_size=1
@@ -190,6 +189,7 @@ rollout.response_length=16 -> : must equal data.max_response_length=32, which it
 rollout.prompt_length=null -> .*prompt_length=None: must equal data.max_prompt_length=32, which it follows
 actor.loss_agg_mode=mean -> verl=validate_config: verl refuses these options: .*Invalid loss_agg_mode: mean
 actor.ppo_micro_batch_size_per_gpu=null -> verl=validate_config: verl refuses .*Please set at least one of
+megatron actor.megatron.tensor_model_parallel_size=3 -> verl=validate_config: .*n_gpus \\(2\\) must be divisible by
 ++rollout.temprature=0.7 -> verl=actor_rollout_ref.rollout: verl refuses .* unexpected keyword argument 'temprature'
 custom_reward_function.path=a.py -> : must be null: verl's V1 trainer does not read .* set its successor under `reward`
 trainer.resume_mode=resume_path -> trainer.resume_from_path=None: is a checkpoint folder with

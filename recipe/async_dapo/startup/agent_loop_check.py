@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,26 +62,17 @@ def tool_schemas(config: DictConfig) -> list[dict[str, Any]]:
 
 
 def loops_of_data(config: DictConfig) -> dict[str, str]:
-    """Agent loops that Parquet files name, with the option of the file; other formats are not looked at."""
+    """Agent loops that Parquet files name, with the option of the file; other formats are not looked at, and what is
+    wrong with a file the check of the data says.
+    """
     found: dict[str, str] = {}
     for key in ("data.train_files", "data.val_files"):
         for name in listed(OmegaConf.select(config, key)):
-            for loop in _column(Path(str(name)).expanduser()):
-                found[loop] = f"{key}, column {AGENT_COLUMN}"
+            with suppress(OSError, pa.ArrowException, KeyError):
+                table = pq.read_table(Path(str(name)).expanduser(), columns=[AGENT_COLUMN])
+                loops = table.column(AGENT_COLUMN).unique().drop_null().to_pylist()
+                found |= dict.fromkeys(loops, f"{key}, column {AGENT_COLUMN}")
     return found
-
-
-def _column(file: Path) -> list[str]:
-    """The names in a file's column; none where the check of the data will say what is wrong with the file."""
-    if file.suffix != ".parquet" or not file.is_file():
-        return []
-    try:
-        if AGENT_COLUMN not in pq.read_schema(file).names:
-            return []
-        names = pq.read_table(file, columns=[AGENT_COLUMN]).column(AGENT_COLUMN).unique().to_pylist()
-    except pa.ArrowException:
-        return []
-    return [name for name in names if name is not None]
 
 
 def _named_loops(value: str | None) -> dict[str, Any]:

@@ -49,5 +49,5 @@ def compose_overrides(overrides: Sequence[str], base: Sequence[str] = ()) -> Dic
         except HydraException as error:
             said = " ".join(str(error).partition("Config search path:")[0].split())
             key = found[1] if (found := _UNKNOWN_KEY.match(said)) else "hydra"
-            value = dict(text.partition("=")[::2] for text in overrides).get(key, "<overrides>")
+            value = dict(text.partition("=")[::2] for text in overrides).get(key, "compose")
             raise ConfigError(key, value, f"Hydra says: {said}") from error

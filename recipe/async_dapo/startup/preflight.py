@@ -88,8 +88,7 @@ def checks_of(config: DictConfig, options: AsyncDAPOConfig, assumed_gpu: Gpu = A
     """The checks of a run by their names, in order. They are imported here, once the versions have been looked at."""
     from .agent_loop_check import check_agent_loop
     from .data_check import check_data, check_history
-    from .memory_check import check_memory
-    from .model_check import check_model
+    from .model_check import check_memory, check_model
     from .output_check import check_output_folders, check_resume
     from .reward_check import check_reward
     from .rules import check_options, stale_pool

@@ -282,10 +282,6 @@ RULES: tuple[Rule, ...] = (
            f"{{it.split_over[{model}]}} sequence-parallel ranks; training would fail at the first long one")
       for model, key, dynamic in _LONGEST),
 
-    Rule(_ACTOR + MEGATRON_SIZES[0],
-         lambda it: it.model_engine == "megatron" and it.training_gpus % it.held_by["actor"],
-         "with pipeline and context parallelism Megatron holds the model once on {it.held_by[actor]} GPUs, which does "
-         "not divide the {it.training_gpus} of trainer.nnodes x trainer.n_gpus_per_node"),
     *(Rule(_REF + name,
            partial(lambda it, name: it.has["ref"] and it.get(_REF + name) != it.get(_ACTOR + name), name=name),
            f"actor and reference share Megatron's groups of ranks; leave it out, it follows {_ACTOR}{name}")

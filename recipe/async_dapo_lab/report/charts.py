@@ -26,28 +26,14 @@ SERIES = tuple(f"#0303{index:02x}" for index in range(8))
 _VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"} | {
     colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)
 }
-_TIP = "tip-"
 _SVG = "http://www.w3.org/2000/svg"
 
 MOST_BARS = 40  # steps side by side; of longer runs, means over as many neighbours as it takes
-MOST_TIPS = 60
+MOST_MARKERS = 60
 MOST_ROWS = 400
 
 
-class Drawing:
-    """Axes to draw on, and the texts of marks."""
-
-    def __init__(self, axes: Any) -> None:
-        self.axes = axes
-        self.tips: dict[str, str] = {}
-
-    def tip(self, artist: Any, text: str) -> None:
-        name = f"{_TIP}{len(self.tips)}"
-        artist.set_gid(name)
-        self.tips[name] = text
-
-
-def draw(name: str, title: str, paint: Callable[[Drawing], None], *, size: Size = CARD) -> str:
+def draw(name: str, title: str, paint: Callable[[Any], None], *, size: Size = CARD) -> str:
     """An `<svg>` element.
 
     Args:
@@ -75,25 +61,20 @@ def draw(name: str, title: str, paint: Callable[[Drawing], None], *, size: Size 
     with mpl.rc_context(style):
         figure = Figure(figsize=(size[0] / _PIXELS_PER_INCH, size[1] / _PIXELS_PER_INCH), layout="constrained")
         figure.patch.set_visible(False)
-        drawing = Drawing(figure.subplots())
-        drawing.axes.patch.set_visible(False)
-        paint(drawing)
+        axes = figure.subplots()
+        axes.patch.set_visible(False)
+        paint(axes)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
-    return _inlined(buffer.getvalue(), name, title, drawing.tips)
+    return _inlined(buffer.getvalue(), name, title)
 
 
-def _inlined(document: str, name: str, title: str, tips: dict[str, str]) -> str:
+def _inlined(document: str, name: str, title: str) -> str:
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(document)
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)
-    for element in root.iter():
-        if (text := tips.get(element.get("id", ""))) is not None:
-            told = ElementTree.Element(f"{{{_SVG}}}title")
-            told.text = text
-            element.insert(0, told)
     for attribute in ("width", "height", "version"):
         root.attrib.pop(attribute, None)
     root.set("role", "img")
@@ -134,8 +115,7 @@ class Chart:
         return any(series.points for series in self.series)
 
     def svg(self, size: Size = CARD) -> str:
-        paint: Callable[[Drawing], None] = self._bars if self.is_stacked else self._lines
-        return draw(self.name, f"{self.title} [{self.unit}]", paint, size=size)
+        return draw(self.name, f"{self.title} [{self.unit}]", self._bars if self.is_stacked else self._lines, size=size)
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows of the same figures, by x; of long runs, every so many."""
@@ -145,39 +125,32 @@ class Chart:
         rows = [[_number(x), *(_number(points[x]) if x in points else "" for points in values)] for x in all_x[::every]]
         return [self.x_label, *(series.name for series in self.series)], rows
 
-    def _lines(self, drawing: Drawing) -> None:
-        axes = drawing.axes
+    def _lines(self, axes: Any) -> None:
         for index, series in enumerate(self.series):
             if not series.points:
                 continue
             xs, ys = zip(*series.points, strict=True)
             colour = SERIES[index % len(SERIES)]
-            few = len(xs) <= MOST_TIPS
+            few = len(xs) <= MOST_MARKERS
             axes.plot(
                 xs, ys, color=colour, label=series.name, linewidth=1.4, marker="o" if few else None, markersize=2.5
             )
-            for x, y in series.points[:: -(-len(xs) // MOST_TIPS)]:
-                [dot] = axes.plot([x], [y], "o", color=colour, markersize=9, alpha=0.0)
-                drawing.tip(dot, f"{series.name}, {self.x_label} {_number(x)}: {_number(y)} {self.unit}")
         for mark in self.marks:
             axes.axhline(mark, color=SERIES[7], linewidth=0.9, linestyle="--")
-        self._finish(drawing)
+        self._finish(axes)
 
-    def _bars(self, drawing: Drawing) -> None:
+    def _bars(self, axes: Any) -> None:
         binned = [(series.name, _binned(series.points)) for series in self.series]
         width = 0.85 * _spacing(binned[0][1])
         below: dict[float, float] = {}
         for index, (name, points) in enumerate(binned):
             bottoms = [below.get(x, 0.0) for x, _ in points]
             xs, ys = [x for x, _ in points], [y for _, y in points]
-            bars = drawing.axes.bar(xs, ys, width, bottom=bottoms, color=SERIES[index % len(SERIES)], label=name)
-            for bar, (x, y) in zip(bars, points, strict=True):
-                drawing.tip(bar, f"{name}, {self.x_label} {_number(x)}: {_number(y)} {self.unit}")
-                below[x] = below.get(x, 0.0) + y
-        self._finish(drawing)
+            axes.bar(xs, ys, width, bottom=bottoms, color=SERIES[index % len(SERIES)], label=name)
+            below |= {x: below.get(x, 0.0) + y for x, y in points}
+        self._finish(axes)
 
-    def _finish(self, drawing: Drawing) -> None:
-        axes = drawing.axes
+    def _finish(self, axes: Any) -> None:
         least = min((y for series in self.series for _, y in series.points), default=0.0)
         low, high = axes.get_ylim()
         axes.set_ylim(low if least < 0 else 0.0, high * 1.05 if high > 0 else 1.0)

@@ -4,6 +4,7 @@ policy version wrote which part; and the lengths of all groups.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +78,23 @@ def _response(values: Mapping[str, Any]) -> SampledResponse:
     return SampledResponse(**{**values, "pieces": tuple(Piece(**piece) for piece in values["pieces"])})
 
 
-def as_markdown(responses: Sequence[SampledResponse]) -> str:
-    """For TensorBoard's tab *Text*."""
-    return "\n\n".join(
-        f"**{response.about}**\n\n{_indented(response.prompt)}\n\n"
-        + "\n\n".join(f"*{piece.origin}*\n\n{_indented(piece.text)}" for piece in response.pieces)
-        for response in responses
+def as_html(by_step: Mapping[int, Sequence[SampledResponse]]) -> str:
+    """Those of the first, the middle and the last step; empty where none were recorded."""
+    steps = sorted(step for step, responses in by_step.items() if responses)
+    if not steps:
+        return ""
+    shown = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
+    return "<h3>Sampled responses</h3>" + "".join(
+        f'<details class="responses"><summary>step {step}</summary>{"".join(_rows(by_step[step]))}</details>'
+        for step in shown
     )
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines() or [""])
+def _rows(responses: Sequence[SampledResponse]) -> Iterator[str]:
+    for response in responses:
+        yield f"<p><b>{escape(response.about)}</b></p><pre>{escape(response.prompt)}</pre>"
+        for piece in response.pieces:
+            yield f"<p>{escape(piece.origin)}</p><pre>{escape(piece.text)}</pre>"
 
 
 def length_lines(step: int, outcomes: Sequence[GroupOutcome]) -> Iterator[Mapping[str, Any]]:

@@ -1,19 +1,18 @@
 """Writes reports, with charts of the engines over time: on demand, and at the end of a run, which they never end."""
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from ...async_dapo.core.concurrency import LoadSample
 from ...async_dapo.logs import log_phase
 from ...async_dapo.record.run_files import STEPS_FILE
-from ..run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE, TIMELINE_FILE
-from .charts import INK, NARROW, SERIES, WIDE, Drawing, draw
+from ..run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE
+from .charts import INK, NARROW, SERIES, WIDE, draw
 from .page import Section, page
-from .recorded import as_html, trace
-from .responses import read_responses
+from .responses import as_html, read_responses
 from .run import Run
 from .timeline import StepTimeline, read_timeline
 
@@ -42,20 +41,18 @@ def engine_charts(steps: Sequence[StepTimeline], prefix: str) -> str:
         return ""
     parts = [f"<h3>Engines over the last {len(shown)} steps</h3>"]
     for name, title, value in PANELS:
-        paint = _painter(shown, title, value)
+        paint = _painter(shown, value)
         broad = draw(f"{prefix}-{name}-broad", title, paint, size=WIDE)
         narrow = draw(f"{prefix}-{name}-narrow", title, paint, size=NARROW)
         parts.append(
             f'<figure class="wide"><figcaption>{escape(title)}</figcaption>'
             f'<div class="broad">{broad}</div><div class="narrow">{narrow}</div></figure>'
         )
-    parts.append("<p>A line for each engine. <code>timeline.json</code> beside this page opens in Perfetto.</p>")
-    return "".join(parts)
+    return "".join([*parts, "<p>A line for each engine; where they are more than eight, without its name.</p>"])
 
 
-def _painter(steps: Sequence[StepTimeline], title: str, value: Value) -> Callable[[Drawing], None]:
-    def paint(drawing: Drawing) -> None:
-        axes = drawing.axes
+def _painter(steps: Sequence[StepTimeline], value: Value) -> Callable[[Any], None]:
+    def paint(axes: Any) -> None:
         named: set[str] = set()
         for step in steps:
             for span in step.spans:
@@ -67,12 +64,12 @@ def _painter(steps: Sequence[StepTimeline], title: str, value: Value) -> Callabl
         servers = sorted({server for step in steps for server in step.engines})
         for index, server in enumerate(servers):
             colour = INK if len(servers) == 1 else SERIES[index % len(SERIES)]
+            name = f"engine {server}" if len(servers) <= len(SERIES) else None
             for step in steps:
                 samples = step.engines.get(server, ())
                 thinned = samples[:: -(-len(samples) // MOST_POINTS) or 1]
                 xs, ys = [sample.time_s for sample in thinned], [value(sample) for sample in thinned]
-                [line] = axes.plot(xs, ys, color=colour, linewidth=1.0)
-                drawing.tip(line, f"engine {server}: {title}")
+                axes.plot(xs, ys, color=colour, linewidth=1.0, label=name if step is steps[0] else None)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("seconds since the start of the run")
         axes.figure.legend(loc="outside upper left", ncols=4, borderaxespad=0.1, columnspacing=1.0, handlelength=1.0)
@@ -91,21 +88,13 @@ def write_report(folders: Sequence[Path], output: Path | None = None) -> Path:
     sections = [
         Section(
             run=run,
-            engines=_engines(run, f"engines{index}"),
+            engines=engine_charts(read_timeline(run.folder / SAMPLES_FILE), f"engines{index}"),
             responses=as_html(read_responses(run.folder / RESPONSES_FILE)),
         )
         for index, run in enumerate(runs)
     ]
     path.write_text(page(sections), encoding="utf-8")
     return path
-
-
-def _engines(run: Run, prefix: str) -> str:
-    """The run's engine charts, and its `timeline.json` beside its record."""
-    steps = read_timeline(run.folder / SAMPLES_FILE)
-    if steps:
-        (run.folder / TIMELINE_FILE).write_text(json.dumps(trace(steps)))
-    return engine_charts(steps, prefix)
 
 
 def report_the_end(report_dir: str | Path | None) -> Path | None:
