@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from benchmarks.corrections import summary as corrections
 from benchmarks.defaults import draw as defaults
 from benchmarks.defaults import run as grid
 from benchmarks.defaults.draw import FOLDER, SEPARATE
@@ -90,21 +89,6 @@ def test_the_bound_counts_no_discarded_tokens() -> None:
     assert pd.isna(shares[2])
 
 
-def test_a_ratio_of_medians_comes_with_those_within_its_repetitions() -> None:
-    own = [{"repetition": i, "step_s_mean": s} for i, s in enumerate((1.0, 2.0, 9.0))]
-    sync = [{"system": summary.SYNC, "repetition": i, "step_s_mean": s} for i, s in enumerate((4.0, 8.0, 4.0))]
-
-    def ratio(base: list[dict]) -> list[float]:
-        found = summary.ratios(runs_of(*own, *base)).query("system == 'partial'")
-        return found[["repetitions", "ratio", "lowest", "median", "highest"]].to_numpy().flatten().tolist()
-
-    assert ratio(sync) == [3, 0.5, 0.25, 0.25, 2.25]
-    both = summary.ratios_table(runs_of(*own, *sync[1:])).query("System == 'partial'")
-    assert both[["Step [s]", "The other's step [s]"]].to_numpy().tolist() == [[5.5, 6.0]], "those of the ratio"
-    assert ratio(sync[1:]) == pytest.approx([2, 5.5 / 6, 0.25, 1.25, 2.25]), "only repetitions that both have"
-    assert ratio([]) == []
-
-
 def test_a_ratio_leaves_out_runs_between_which_the_machine_drifted() -> None:
     steady, slower = {"bound_after": 3700.0}, {"bound_before": 3700.0, "bound_after": 3500.0}
     early = {"bound_after": None, "repetition": 2}  # without a second bound
@@ -163,29 +147,6 @@ def test_a_runs_file_keeps_older_rows_when_columns_are_added(tmp_path: Path) -> 
     assert older == {"tail": "8", "step_s": "1.5", "staleness": "", "commit": ""}
     assert newer["staleness"] == "0.5" and newer["commit"]
     assert (last["tail"], last["step_s"], last["staleness"]) == ("2", "4.5", "")
-
-
-def test_a_correction_stands_beside_the_on_policy_run_of_its_seed_and_machine() -> None:
-    def row(strategy: str, correction: str, seed: int, accuracy: float, machine: int = 1) -> dict[str, object]:
-        cell = {"task": "t", "steps": 9, "pool": 0, "strategy": strategy, "correction": correction, "seed": seed}
-        accuracies = {"accuracy_late": accuracy, "accuracy_after": accuracy + 0.1 * seed}
-        return cell | accuracies | {"learning_rate": 1e-3, "staleness": 1.0, "machine": machine}
-
-    runs = pd.DataFrame(
-        [
-            row("partial", "mixture", 0, 0.7),
-            row("partial", "mixture", 1, 0.9),
-            row("on-policy", "none", 0, 0.8),
-            row("on-policy", "none", 1, 0.9),
-            row("partial", "other machine", 0, 0.3, machine=2),
-            row("on-policy", "none there", 0, 0.2, machine=2),
-        ]
-    )
-    table = corrections.learning_table(runs).set_index("correction")
-    assert table.loc["mixture", ["Seeds", "Less on-policy's mean"]].tolist() == pytest.approx([2, -0.05])
-    assert table.loc["mixture", "Accuracy at the end"] == pytest.approx(0.85)
-    assert table.loc["none", "Less on-policy's at the end"] == 0
-    assert table.loc["other machine", "Less on-policy's at the end"] == pytest.approx(0.1)
 
 
 def test_the_grid_compares_with_the_best_split_and_leaves_out_settings_that_lack_a_system(tmp_path: Path) -> None:

@@ -120,21 +120,6 @@ async def test_given_calls_that_wait_in_a_round_when_it_is_closed_or_replaced_th
     await watcher
 
 
-async def test_given_validation_when_every_group_has_ended_then_it_stops_and_engines_go_on() -> None:
-    balancer = FakeBalancer()
-    it = coordinator(balancer)
-    await it.open_round(spec("val", stop_rule=None, target_valid_groups=0, drains=True), tickets("a", "b"))
-    event = asyncio.create_task(it.next_event("val"))
-    for uid in ("a", "b"):
-        await it.take_group("val", 0)
-        await settle()
-        assert not event.done()
-        await it.report_completion("val", ended(uid, Verdict.FILTERED))
-    assert await event is RoundEvent.STOPPED
-    assert not balancer.stops_s
-    assert (await it.close_round("val")).stop_latency_s == 0.0
-
-
 @pytest.mark.parametrize("trajectories", [1, 2, 3, 4, 5, 7, 8, 10, 399, 400])
 async def test_given_a_validation_then_each_part_of_it_is_told_once_and_the_last_one_at_the_end(caplog, trajectories):
     caplog.set_level("INFO", logger="recipe.async_dapo")
@@ -228,29 +213,6 @@ async def test_given_a_group_that_only_its_home_can_go_on_with_when_a_place_come
 def rolling_spec(**options: Any) -> RollingSpec:
     about = {"step": 1, "max_staleness": 1, "most_begun": 2, "target_valid_groups": 1}
     return RollingSpec(**{f.name: getattr(spec(), f.name) for f in fields(RoundSpec)} | about | options)
-
-
-async def test_given_a_round_that_goes_on_then_a_batch_is_handed_over_without_a_stop_and_lanes_go_on() -> None:
-    balancer = FakeBalancer()
-    it = coordinator(balancer)
-    await it.open_round(rolling_spec(), tickets(*"abcd"))
-    assert [await take(it) for _ in range(2)] == ["a", "b"]
-    lane = asyncio.create_task(it.take_group("step-1", 0))
-    event = asyncio.create_task(it.next_event("step-1"))
-    await settle()
-    await it.report_completion("step-1", ended("a"))
-    assert await event is RoundEvent.HAS_BATCH and not lane.done()
-    part = await it.hand_over("step-1")
-    assert part is not None and part.handed_over == ("a",)
-    await settle()
-    assert not lane.done(), "b runs, and a is trained"
-    await it.note_versions(1, 1)
-    ticket = await lane
-    assert ticket is not None and ticket.prompt_uid == "c" and not balancer.stops_s
-    await it.stop_round("step-1")
-    assert await it.next_event("step-1") is RoundEvent.STOPPED and balancer.stops_s
-    summary = await it.close_round("step-1")
-    assert summary.taken_unreported == ("b", "c") and summary.never_started == ("d",)
 
 
 async def test_given_versions_that_overtake_each_other_then_groups_begin_under_the_newest_that_is_known() -> None:

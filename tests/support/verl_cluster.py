@@ -126,7 +126,7 @@ class VerlCluster:
     def _train(self, sampled: KVBatchMeta) -> None:
         tags = [{"segments": [(0, tag["length_tok"])], "min_global_steps": 0, "age": 0} for tag in sampled.tags]
         assert len(tags) == self.scenario.train_batch_size // self.parts * self.scenario.rollout_n
-        self.run_for(sum(self.passes.seconds(tags, [], step=self.step_number)))
+        self.run_for(sum(self.passes.seconds(tags, [])))
         self.queue.kv_clear(partition_id="train", keys=sampled.keys)
 
     def _stop(self) -> None:
