@@ -9,15 +9,13 @@ from recipe.async_dapo_lab.plan.inputs import Inputs
 from recipe.async_dapo_lab.plan.scenario import Scenario
 
 ONE_UPDATE = {"updates": 1}
-NEWER_ENGINE = {"request_overhead_ms": 0.02, "prefill_flop_share": 0.45}  # assumed, not measured
-MEASURED = Path(__file__).parents[2] / "assets" / "gpu" / "constants.json"  # there once a GPU was lent
+MEASURED = Path(__file__).parents[2] / "assets" / "gpu" / "constants.json"  # of an engine on an H100
 # What a grid differs in from the planner's own defaults, by the name of its folder.
 GRIDS: dict[str, dict[str, Any]] = {
     "": {},
     "four_updates": {"updates": 4},
     "one_update": ONE_UPDATE,
-    "one_update_newer_engine": ONE_UPDATE | NEWER_ENGINE,
-    **({"measured": ONE_UPDATE | json.loads(MEASURED.read_text("utf-8"))} if MEASURED.exists() else {}),
+    "measured": ONE_UPDATE | json.loads(MEASURED.read_text("utf-8")),
 }
 
 

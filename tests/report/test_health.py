@@ -6,14 +6,14 @@ import pytest
 
 from recipe.async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from recipe.async_dapo.record import keys
-from recipe.async_dapo_lab.report.health import EVERY_STEPS, RULES, Hints, hints
+from recipe.async_dapo_lab.report.health import EVERY_STEPS, RULES, VALIDATION_SHARE, Hints, hints
 
 from ..support.recorded_runs import recipe_step
 
 
 def test_a_healthy_step_gives_no_hint_and_has_every_metric_of_the_rules() -> None:
     step = recipe_step(1)
-    assert {rule.key for rule in RULES} <= step.keys() and len(RULES) == 10
+    assert {rule.key for rule in RULES} - {VALIDATION_SHARE} <= step.keys() and len(RULES) == 11
     assert hints(step) == []
 
 
@@ -76,3 +76,12 @@ def test_most_tokens_one_version_behind_are_healthy_and_tokens_two_behind_are_no
     assert not hints(step)
     [hint] = hints(step | {keys.STALENESS_MEAN: 2.0})
     assert "async_dapo/staleness/mean is 2 (healthy: up to 1)" in hint
+
+
+@pytest.mark.parametrize(("validation_s", "is_told"), [(1.0, False), (1.3, True)])
+def test_validations_that_take_more_than_a_tenth_of_a_run_are_told(validation_s, is_told) -> None:
+    log, step = Hints(), recipe_step(1) | {keys.STEP_S: 1.0}
+    validated = {5: validation_s / 2, 10: validation_s / 2}
+    steps = [step | ({keys.VALIDATE_S: validated[number]} if number in validated else {}) for number in range(1, 11)]
+    said = [log.of_step(number, values) for number, values in enumerate(steps, start=1)]
+    assert ("trainer.test_freq" in str(said[-1])) == is_told

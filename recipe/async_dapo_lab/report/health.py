@@ -1,4 +1,4 @@
-"""Hints when one of ten metrics leaves the range that it should be in.
+"""Hints when one of eleven metrics leaves the range that it should be in.
 
 The report judges the last `EVERY_STEPS` steps and shows all that are out of range; the log judges each `EVERY_STEPS`
 steps, in at most one line. `docs/metrics.md` has the same table, made from `RULES`.
@@ -12,6 +12,7 @@ from ...async_dapo.core.staleness import HEALTHY_MEAN_STALENESS
 from ...async_dapo.record import keys
 
 EVERY_STEPS = 10
+VALIDATION_SHARE = f"share of {keys.VALIDATE_S}"  # in the time of steps and validations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,12 @@ RULES = (
         above="trajectories are carried over many steps; set async_dapo.max_partial_share, lower "
         "async_dapo.max_staleness, or raise data.train_batch_size over what is in flight",
     ),
+    Rule(
+        key=VALIDATION_SHARE,
+        high=0.1,
+        above="engines wait for the longest answers of a validation; raise trainer.test_freq, or lower "
+        "actor_rollout_ref.rollout.val_kwargs.n or the rows of data.val_files",
+    ),
 )
 
 
@@ -117,6 +124,9 @@ def judged(steps: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]
         rule.key: [data[rule.key] for step, data in steps if step > rule.settles_after and rule.key in data]
         for rule in RULES
     }
+    if validations_s := sum(data.get(keys.VALIDATE_S, 0.0) for _, data in steps):
+        steps_s = sum(data.get(keys.STEP_S, 0.0) for _, data in steps)
+        values[VALIDATION_SHARE] = [validations_s / (validations_s + steps_s)]
     return {key: fmean(found) for key, found in values.items() if found}
 
 
