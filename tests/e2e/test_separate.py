@@ -16,7 +16,7 @@ from ..support.harness import Run, ledger_closes, train
 from ..support.weights_by_hand import TOLERANCE, WeighedRun, assert_stamped
 
 ENGINES = 2
-SAVED_STEP, KILLED_STEP, LAST_STEP = 3, 5, 8
+SAVED_STEP, KILLED_STEP, LAST_STEP = 2, 3, 6
 REJOIN_AT = SAVED_STEP + 2  # in the second life, whose second engine dies in its first step
 MAX_STALENESS = 4
 
