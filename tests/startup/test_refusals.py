@@ -294,12 +294,12 @@ def test_the_client_knows_whatever_drafts_so_that_it_refuses_stop_strings(run, o
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("rollout.n=8", "rollout.n=8: Hydra says: Could not override 'rollout.n'. To append"),
+        ("rollout.n=8", "rollout.n=8: no such option; did you mean actor_rollout_ref.rollout.n?"),
         ("model_engine=fsdp", "hydra=.*Could not find 'model_engine/fsdp' Available options in 'model_engine': dp"),
         ("data.train_batch_size", "hydra=.*Error parsing override 'data.train_batch_size' missing EQUAL"),
     ],
 )
-def test_what_hydra_refuses_is_told_in_its_words(override, said):
+def test_what_hydra_refuses_is_told_with_its_remedy(override, said):
     with pytest.raises(ConfigError, match=said):
         compose_overrides(["data.train_batch_size=8", override])
 
