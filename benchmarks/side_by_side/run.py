@@ -119,7 +119,7 @@ VERL_DRAFTS = (
 # the pass.
 CORRECTION = "++algorithm.rollout_correction"
 VERL_NO_PASS = (f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.loss_type=reinforce", f"{CORRECTION}.rollout_is=token")
-TWO_PASSES = (f"{CORRECTION}.rollout_is_threshold='0.0_2.0'",)
+TWO_PASSES = (f"{CORRECTION}.rollout_is_threshold='1e-6_2.0'",)
 
 SYSTEMS = {
     "verl sync": System(verl_mode=verl_mode("sync", poll_s=2.0)),
