@@ -84,7 +84,7 @@ WAVES = (
         ),
     ),
     Wave(limit_s=300.0, parts=(check(4, "cheaper_tokens"), compare("partial", model="experts", steps=3))),
-    Wave(limit_s=300.0, parts=(check(3, "training"),)),
+    Wave(limit_s=START_S + ENDING_S, parts=(check(3, "training"),)),  # without a turn, a wave ends here
 )
 
 
