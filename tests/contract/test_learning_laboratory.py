@@ -25,6 +25,8 @@ from benchmarks.learning.schedule import Sampled, SampledRun, scenario
 from benchmarks.learning.tasks import TASKS, Exercise, Task
 from benchmarks.learning.training import Learner, compose_run
 from benchmarks.support.runs_file import claim
+from recipe.async_dapo.option_values import ConfigError
+from recipe.async_dapo_lab.plan.measures import StepMeasure
 from recipe.async_dapo_lab.plan.systems import System
 
 STEPS, BOUND = 6, 2
@@ -141,7 +143,7 @@ def test_no_token_in_the_loss_is_older_than_the_bound(staleness: str) -> None:
 
 def test_on_policy_tokens_are_no_nat_away() -> None:
     for _, trained, measures, _ in steps_of(row_of(ON_POLICY, "0")):
-        assert measures["staleness"] == measures["off_policy"] == 0
+        assert measures["staleness_mean"] == measures["off_policy"] == 0
         assert measures["k3_kl"] == pytest.approx(0, abs=1e-10)
         groups = {one.group: {two.reward for two in trained if two.group == one.group} for one in trained}
         assert all(rewards == {0.0, 1.0} for rewards in groups.values())  # the others are filtered
@@ -195,13 +197,31 @@ def test_what_is_in_the_file_is_not_run_again(
     monkeypatch.setattr(
         learning_run, "warm_model", lambda task, seed, folder: ran.append(seed) or TinyTransformer(seed)
     )
-    command = ["--tasks", EVEN.name, "--rows", ON_POLICY, "--output", str(tmp_path / "runs")]
+    command = ["--tasks", EVEN.name, "--rows", ON_POLICY, "partial/default/none", "--output", str(tmp_path / "runs")]
     learning_run.main([*command, "--seeds", "0"])
     learning_run.main([*command, "--seeds", "0", "1"])
     runs, curves = (pd.read_csv(tmp_path / "runs" / name) for name in ("runs.csv", "curves.csv"))
-    assert ran == [0, 1] == list(runs["seed"]) == list(curves["seed"])
-    assert list(runs["steps_done"]) == [EVEN.steps] * 2
+    assert ran == [0, 0, 1, 1] == list(runs["seed"]) == list(curves["seed"])
+    assert list(runs["staleness"]) == ["0", DEFAULT] * 2 == list(curves["staleness"])
+    assert list(runs["steps_done"]) == [EVEN.steps] * 4
     assert runs["command"].str.startswith("python -m benchmarks.learning").all()
     with claim(tmp_path / "runs" / "claims" / learning_run.claim_name(replace(row_of(ON_POLICY, "0"), seed=2))):
-        learning_run.main([*command, "--seeds", "2"])  # another process is at it
-    assert ran == [0, 1]
+        learning_run.main([*command[:3], ON_POLICY, *command[5:], "--seeds", "2"])  # another process is at it
+    assert ran == [0, 0, 1, 1]
+
+
+def test_a_run_that_breaks_down_is_judged_by_the_model_that_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class BreaksDown(SampledRun):
+        def step(self) -> StepMeasure:
+            if self.trained:
+                raise ConfigError("groups", 0, "none is valid")
+            return super().step()
+
+    monkeypatch.setattr(learning_run, "SampledRun", BreaksDown)
+    monkeypatch.setattr(learning_run, "WARM", tmp_path)
+    monkeypatch.setattr(learning_run, "EVERY", 1)
+    monkeypatch.setattr(learning_run, "accuracy", lambda model, task, seed: {0: 0.5, EVEN.steps: 0.1}.get(seed, 0.9))
+    found = learning_run.figures(row_of("partial", "2"), steps=EVEN.steps, curves=tmp_path / "curves.csv")
+    assert (found["steps_done"], found["accuracy"]) == (1, 0.1)

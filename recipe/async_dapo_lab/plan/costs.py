@@ -1,6 +1,6 @@
 """How long things take: a decode step, a prefill, a training step; and how many tokens a server's KV cache holds."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -107,11 +107,6 @@ class StepCost:
             per_request_s=(self.per_request_s + drafts.per_request_s) / tokens,
             per_kv_token_s=(self.per_kv_token_s + drafts.per_kv_token_s) / tokens,
         )
-
-    def at_speed(self, speed: float) -> "StepCost":
-        """Of a server that takes 1 / `speed` of the time for everything [> 0]."""
-        seconds = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_s")}
-        return replace(self, **{name: value / speed for name, value in seconds.items()})
 
 
 def kv_room_tok(
