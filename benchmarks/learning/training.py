@@ -168,7 +168,7 @@ def _measures(rows: Batch, newest_BT: Tensor, entropy_BT: Tensor, *, step: int) 
         "length": float(rows["lengths"].float().mean()),
         "reward": float(rows["token_level_rewards"].sum(-1).mean()),
         "entropy": float(entropy_BT[mask_BT].mean()),
-        "staleness": sum(age * count for age, count in ages.items()) / ages.total(),
+        "staleness_mean": sum(age * count for age, count in ages.items()) / ages.total(),
         "staleness_max": max(ages),
         "off_policy": 1 - ages[0] / ages.total(),
         **ratio_statistics(ratio_sums(log_ratio_BT, mask_BT)),

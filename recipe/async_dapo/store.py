@@ -207,17 +207,6 @@ def is_padding(tag: dict[str, Any]) -> bool:
     return bool(tag.get("is_padding", False))
 
 
-def read_rows(batch: KVBatchMeta, fields: list[str], *, most: int) -> list[dict[str, Any]]:
-    """Fields of a few trajectories, spread over the batch, each with its tag (`tag`) and as it was stored; none of
-    verl's padding, which it makes of a trajectory's fields without shortening ours.
-    """
-    trajectories = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
-    keys, tags = zip(*trajectories[:: max(1, -(-len(trajectories) // most))], strict=True)
-    data = _read(batch, fields, keys)
-    columns = zip(*(data[field].unbind() for field in fields), strict=True)
-    return [dict(zip(fields, row, strict=True)) | {"tag": tag} for row, tag in zip(columns, tags, strict=True)]
-
-
 def forget_all_but(uids: Collection[str], *, partition_id: str) -> None:
     """Drop every group but the given ones: what a checkpoint's queue holds of batches that were already trained."""
     keep = set(uids)

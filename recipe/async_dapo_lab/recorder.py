@@ -6,24 +6,18 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transfer_queue import KVBatchMeta
-from transformers import PreTrainedTokenizerBase
-
-from ..async_dapo import store
 from ..async_dapo.core.concurrency import PackedSamples
-from ..async_dapo.core.staleness import EngineUpdate
 from ..async_dapo.engines.load_balancer import LoadBalancerStats
 from ..async_dapo.record import keys
 from ..async_dapo.rollout.reports import RoundRecord
 from ..async_dapo.training.recorder import Recorder
 from .report.health import Hints
+from .report.lengths import length_lines
 from .report.record import LabRecord
-from .report.responses import SAMPLED, SampledResponse, length_lines, pieces_of
 from .report.timeline import Spans, StepTimeline
 
 logger = logging.getLogger(__name__)
@@ -32,20 +26,15 @@ OWN = "async_dapo_lab"  # among verl's loggers
 
 
 class LabRecorder(Recorder):
-    """Records engines and trainer over time, a few responses and all lengths, and logs hints.
+    """Records engines and trainer over time and all lengths, and logs hints.
 
     It is one of verl's loggers: with every step it writes what it has collected.
-
-    Attributes:
-        responses: a few of the newest batch.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.responses: Sequence[SampledResponse] = ()
         self._spans, self._hints = Spans(), Hints()
         self._samples: defaultdict[str, list[PackedSamples]] = defaultdict(list)
-        self._updates: tuple[EngineUpdate, ...] = ()
         self._lengths: list[Mapping[str, Any]] = []
         self._record: LabRecord | None = None
 
@@ -57,25 +46,12 @@ class LabRecorder(Recorder):
         for server, load in balancer.loads.items():
             if load.samples:
                 self._samples[server].append(load.samples)
-        self._updates += balancer.updates
 
     def begin_phase(self, name: str) -> None:
         self._spans.begin(name, time.time())
 
     def end_phase(self) -> None:
         self._spans.end(time.time())
-
-    def batch_scored(self, batch: KVBatchMeta, tokenizer: PreTrainedTokenizerBase) -> None:
-        rows = store.read_rows(batch, ["prompts", "responses", "rm_scores", "policy_versions"], most=SAMPLED)
-        self.responses = [
-            SampledResponse(
-                prompt=tokenizer.decode(row["prompts"]),
-                reward=float(row["rm_scores"].sum()),
-                age=row["tag"]["age"],
-                pieces=pieces_of(list(_origins(row["responses"].tolist(), row["policy_versions"].tolist(), tokenizer))),
-            )
-            for row in rows
-        ]
 
     def join(self, loggers: dict[str, Any]) -> None:
         loggers[OWN] = self
@@ -84,24 +60,13 @@ class LabRecorder(Recorder):
         self._record = LabRecord(folder, started_s=started_s, first_step=first_step)
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        is_step = keys.STEP_S in data
         taken, (lengths, self._lengths) = self._take_timeline(), (self._lengths, [])
         if self._record is not None:
-            self._record.add(step, taken, lengths=lengths, sampled=self.responses if is_step else None)
-        if is_step and (hint := self._hints.of_step(step, data)) is not None:
+            self._record.add(step, taken, lengths=lengths)
+        if keys.STEP_S in data and (hint := self._hints.of_step(step, data)) is not None:
             logger.info("step %d: hint: %s", step, hint)
 
     def _take_timeline(self) -> StepTimeline:
         engines = {server: [one for part in parts for one in part.unpack()] for server, parts in self._samples.items()}
         self._samples.clear()
-        updates, self._updates = self._updates, ()
-        return StepTimeline(spans=self._spans.take(), engines=engines, updates=updates)
-
-
-def _origins(
-    token_ids: list[int], versions: list[int], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[tuple[int | None, int, str]]:
-    """Neighbouring tokens of one policy version, -1 for those that none sampled: version, count, text."""
-    for version, pairs in groupby(zip(versions, token_ids, strict=True), key=lambda pair: pair[0]):
-        ids = [token_id for _, token_id in pairs]
-        yield None if version < 0 else version, len(ids), tokenizer.decode(ids)
+        return StepTimeline(spans=self._spans.take(), engines=engines)

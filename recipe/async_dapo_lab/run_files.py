@@ -8,7 +8,6 @@ from typing import Any
 from ..async_dapo.record.run_files import read_lines
 
 LENGTHS_FILE = "lengths.jsonl"  # of responses, a line a group
-RESPONSES_FILE = "responses.jsonl"  # a few of every step
 SAMPLES_FILE = "timeline.jsonl"  # engines over time, a line a step
 REPORT_FILE = "report.html"
 

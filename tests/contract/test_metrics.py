@@ -106,7 +106,7 @@ def test_a_round_without_requests_left_no_place_empty(inflight_max: int, idle_ra
         inflight_max=inflight_max,
         busy_s=3.0 * inflight_max,
         versions_behind=None,
-        updates=(),
+        updates_s=(),
     )
     record: Any = SimpleNamespace(balancer=balancer, rollout_s=4.0)
     assert _load(record)["load_balancer/idle_ratio"] == idle_ratio

@@ -13,9 +13,7 @@ from recipe.async_dapo import store
 from recipe.async_dapo.calls import SampledTokens, append_tokens
 from recipe.async_dapo.core.trajectory import PromptGroup, Trajectory, Turn
 from recipe.async_dapo.rollout.packed_output import PackedOutput
-from recipe.async_dapo_lab.quickstart.tiny_model import build_tokenizer
-from recipe.async_dapo_lab.recorder import LabRecorder
-from recipe.async_dapo_lab.report.responses import SAMPLED
+from recipe.async_dapo.training.mixture import members_by_group
 
 RESPONSE_IDS = [10, 11, 12, 13]
 
@@ -38,7 +36,6 @@ class Queue:
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
     monkeypatch.setattr(padding_utils, "tq", queue)
-    monkeypatch.setattr(store, "tq", queue)
     return queue
 
 
@@ -67,12 +64,8 @@ def stored_batch(queue: Queue, *, trajectories: int) -> KVBatchMeta:
 
 
 @pytest.mark.parametrize("trajectories", [1, 2, 7])
-def test_given_a_batch_that_verl_has_filled_up_then_its_sampled_responses_are_trajectories(queue, trajectories):
+def test_given_a_batch_that_verl_has_filled_up_then_its_groups_hold_trajectories_alone(queue, trajectories):
     batch = stored_batch(queue, trajectories=trajectories)
     padded = padding_utils.upsample_batch_to_divisible_size(batch, 8, eos_token_id=0)
     assert len(padded) == 8
-    recorder = LabRecorder()
-    recorder.batch_scored(padded, build_tokenizer())
-    assert 0 < len(recorder.responses) == min(SAMPLED, trajectories)
-    for response in recorder.responses:
-        assert response.about == "reward 1, 4 tokens: version 0 (2), version 1 (2)"
+    assert members_by_group(padded) == {"a_0": list(range(trajectories))}

@@ -22,7 +22,7 @@ from recipe.async_dapo_lab.run_files import SAMPLES_FILE
 from recipe.async_dapo_lab.train import RECORDER
 
 from ..support.composed_runs import compose_run
-from ..support.recorded_runs import ScriptedSource, recipe_step
+from ..support.recorded_runs import recipe_step
 
 
 def test_verls_fit_makes_its_loggers_before_it_logs_and_assigns_them_to_one_attribute() -> None:
@@ -89,7 +89,6 @@ def test_the_console_has_a_line_a_step_and_the_record_its_metrics(tmp_path, monk
         max_staleness=4,
     )
     recorder = load_recorder(RECORDER)
-    recorder.responses = ScriptedSource().responses
     ours.extend(tracking, compose_run([]), options, recorder, total_steps=11)
     tracking.log(data=recipe_step(1) | {keys.IDLE_RATIO: 0.9}, step=1)
     for step in range(2, 11):

@@ -129,4 +129,4 @@ def test_given_rounds_then_a_line_for_each_says_what_limits_the_next_one(
     lines = [record.message for record in caplog.records if " in flight; next: at most " in record.message]
     assert [line.split(":")[0] for line in lines] == [f"step {step}" for step in (1, 2, 3, 4)]
     assert f"next: at most {limit}" in lines[-1]
-    assert "tokens a request, slowest speed 1.00, steered 0 times)" in lines[-1]
+    assert "tokens a request, steered 0 times)" in lines[-1]

@@ -80,12 +80,7 @@ def test_given_checkpoints_and_validations_between_steps_then_the_timeline_has_a
     cluster.engines.await_newest_weights()
     cluster.step()
     lines.append(recorder._take_timeline())
-    updates = [one for line in lines for one in line.updates]
-    assert updates == sorted(updates, key=lambda one: one.ended_s)
-    for name, taker in cluster.takers.items():
-        told = [one.version for one in updates if one.replica_id == name]
-        assert told == taker.taken[: len(told)]
-        assert len(taker.taken) - len(told) <= 1, "only what ended after the last batch is still to be told"
+    for name in cluster.takers:
         times = [sample.time_s for line in lines for sample in line.engines[name]]
         assert times == sorted(times), "one sample of each batch, and of each stop"
         assert len(times) == cluster.step_number + len(cluster.specs) - 1

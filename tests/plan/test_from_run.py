@@ -8,7 +8,7 @@ from recipe.async_dapo.config import ConfigError
 from recipe.async_dapo.core.outcome import GroupOutcome, Verdict
 from recipe.async_dapo_lab.plan.from_run import inputs_of_run
 from recipe.async_dapo_lab.plan.inputs import Inputs
-from recipe.async_dapo_lab.report.responses import MOST_GROUPS, length_lines
+from recipe.async_dapo_lab.report.lengths import MOST_GROUPS, length_lines
 from recipe.async_dapo_lab.run_files import LENGTHS_FILE, BoundedFile
 
 RUN = {

@@ -58,30 +58,3 @@ def test_given_any_cluster_and_guess_then_requests_hardly_wait_no_lease_is_lost_
         assert run.pool.ledger.drawn >= drawn_before
     assert recomputed_tok <= TOO_MANY * generated_tok, "more is preempted than what is acted upon"
     assert waited_s <= 0.1 * held_s, "engines were given more than they can run"
-
-
-@pytest.mark.slow
-@settings(max_examples=10)
-@given(speed=st.floats(0.35, 0.8), slow=st.integers(0, 3), seed=st.integers(0, 99))
-def test_given_one_slower_server_then_its_share_of_the_running_requests_is_that_of_its_speed(speed, slow, seed):
-    scenario = small_scenario(
-        num_servers=4,
-        train_batch_size=16,
-        max_num_seqs=16,
-        lengths=LogNormalLengths(median_tok=250, sigma=0.5, correlation=0.5),
-        max_response_length=900,
-        seed=seed,
-    )
-    run = TrainingRun(scenario, DEFAULTS)
-    engines = list(run._fleet.engines.values())
-    run.step()
-    engines[slow].change_cost(scenario.step_cost().at_speed(speed), run._fleet._clock.now_s)
-    for _ in range(3):
-        run.step()
-    before_s = [engine.counters.request_s for engine in engines]
-    for _ in range(6):
-        run.step()
-    ran_s = [engine.counters.request_s - since for engine, since in zip(engines, before_s, strict=True)]
-    others_s = sorted(own for number, own in enumerate(ran_s) if number != slow)
-    assert ran_s[slow] / (sum(others_s) / 3) == pytest.approx(speed, abs=0.15)
-    assert others_s[-1] <= 1.15 * others_s[0], "servers that are alike get unlike shares"

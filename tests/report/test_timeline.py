@@ -60,11 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_record_of_an_older_recipe_has_no_updates(tmp_path: Path) -> None:
-    (tmp_path / "timeline.jsonl").write_text('{"step": 1, "spans": [], "engines": {}}\n')
-    assert read_timeline(tmp_path / "timeline.jsonl") == [StepTimeline(spans=[], updates=[])]
-
-
 def test_the_report_shows_engines_in_both_widths(folder: Path) -> None:
     text = (folder / "report.html").read_text()
     for name in ("requests-broad", "requests-narrow", "kv-broad", "kv-narrow"):

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,8 +100,7 @@ def loss(run, monkeypatch):
         monkeypatch.setattr(store, "tq", queue)
         batch = KVBatchMeta(partition_id="train", keys=KEYS, tags=[{}] * 4)
         trainer = AsyncDAPOTrainer.__new__(AsyncDAPOTrainer)
-        trainer.config, trainer.global_steps, trainer.tokenizer = config, 1, None
-        trainer.replay_buffer = SimpleNamespace(recorder=SimpleNamespace(batch_scored=lambda *_: None))
+        trainer.config, trainer.global_steps = config, 1
         trainer._has_judged_engines = True
         trainer._mixture = Mixture() if options.importance_sampling is ImportanceSampling.MIXTURE else None
         if config.algorithm.rollout_correction.bypass_mode:  # else the trainer asks the actor, which said what is there

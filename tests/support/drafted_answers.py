@@ -150,7 +150,7 @@ async def main(model: str, drafts: bool, samples: int, cut: int) -> dict[str, An
         }
     load = meter.load()
     seen["drafted_tok"], seen["accepted_tok"] = load.drafted_tok, load.accepted_tok
-    seen["generated_tok"], seen["step_requests"] = load.generated_tok, load.step_requests
+    seen["generated_tok"] = load.generated_tok
     seen["interrupted greedy"], _ = await interrupted(server, "cut, greedy", 128, temperature=0.0)
     for temperature in (1.0, 0.6):
         parts, returns = await interrupted(server, f"cut, at {temperature}", cut, temperature=temperature, top_k=LIKELY)

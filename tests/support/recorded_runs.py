@@ -2,16 +2,14 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.async_dapo.core.concurrency import LoadSample
-from recipe.async_dapo.core.staleness import EngineUpdate
 from recipe.async_dapo.record import keys
 from recipe.async_dapo.record.run_record import RunDescription, RunRecorder
 from recipe.async_dapo_lab.report.record import LabRecord
-from recipe.async_dapo_lab.report.responses import SampledResponse, pieces_of
 from recipe.async_dapo_lab.report.timeline import Span, StepTimeline
 
 ACCURACY = "val-core/math/acc/mean@1"
@@ -80,21 +78,14 @@ class ScriptedSource:
         self.record = LabRecord(folder, started_s=started_s, first_step=first_step)
 
     def log(self, data: Mapping[str, float], step: int) -> None:
-        sampled = self.responses if keys.STEP_S in data else None
-        self.record.add(step, self.take_timeline(), lengths=(), sampled=sampled)
-
-    @property
-    def responses(self) -> Sequence[SampledResponse]:
-        pieces = pieces_of([(3, 5, "<b>12 + 30"), (None, 2, "[42]"), (4, 3, " = 42")])
-        return [SampledResponse(prompt="12+30=", reward=1.0, age=1, pieces=pieces)]
+        self.record.add(step, self.take_timeline(), lengths=[{"step": step}])
 
     def take_timeline(self) -> StepTimeline:
         began_s, self.began_s = self.began_s, self.began_s + 40.0
         spans = [Span("rollout", began_s, began_s + 28), Span("training", began_s + 28, began_s + 38)]
         spans.append(Span("weights", began_s + 38, began_s + 40))
         samples = [LoadSample(began_s + second, 64 - 2 * second, max(0, 9 - second), 0.5) for second in range(28)]
-        updates = [EngineUpdate("server-1", 1, began_s + 38.5, began_s + 39.5)]
-        return StepTimeline(spans=spans, engines={"server-0": samples, "server-1": samples[:20]}, updates=updates)
+        return StepTimeline(spans=spans, engines={"server-0": samples, "server-1": samples[:20]})
 
 
 SHARES = (0.89, 0.1, 0.01, 0.0, 0.0)

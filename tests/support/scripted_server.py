@@ -149,14 +149,13 @@ class ScriptedServer:
 
     @property
     def load(self) -> EngineLoad:
-        """Of an engine without KV cache to speak of, which is always as fast."""
+        """Of an engine without KV cache to speak of."""
         return EngineLoad(
             kv_room_tok=self.kv_room_tok,
             max_num_seqs=self.max_num_seqs,
             kv_peak=self.kv_peak,
             generated_tok=self.generated_tok,
             kv_tok_s=float(self.generated_tok),
-            busy_s=self.generated_tok * self._token_s,
             request_s=self.generated_tok * self._token_s,
         )
 

@@ -1,20 +1,19 @@
 """How many requests each server may have in flight: its KV cache full, and hardly anything preempted.
 
-    capacity of a server = speed * min(sequences that it runs at once, share * KV room / context)
+    capacity of a server = min(sequences that it runs at once, share * KV room / context)
 
 `context` is what a request takes of the KV cache on average [tokens]: a guess for the first round, from then on what
 rounds have measured. `share` of the room is filled: less by a tenth after a round that preempted too much, more by 3 %
-of the room after one that was full and did not. `speed` is a slow server's, compared with the others [0-1]. Within a
-round a server that preempts too much loses capacity, and gets it back one by one. Before anything is
-measured, a server that is full and far from using its room gets one more for each response that ends.
+of the room after one that was full and did not. Within a round a server that preempts too much loses capacity, and gets
+it back one by one. Before anything is measured, a server that is full and far from using its room gets one more for
+each response that ends. A slower server gets no less: it ends fewer requests, so fewer come to it.
 
 Pure state machine behind the load balancer; fed with what engines say of themselves, on answers that are sent anyway.
 """
 
-import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from .summed import Summed
 
@@ -27,10 +26,6 @@ CUT, GROWTH = 0.9, 0.03
 HARDLY_ANY, TOO_MANY = 0.15, 0.35
 BURST = 0.2  # of the requests in flight: so many preemptions alone are no reason to act in mid-round
 GROWS_BELOW = 0.5  # of the room in use: the guess was too large, and what runs will hardly take more than the room
-NOISE = 0.15  # servers that are slower by less are as fast as the others
-# Below this coefficient of variation of batch sizes, the fit `step_s = a + c * batch` cannot separate a from c.
-ALIKE = 0.1
-RISE = 1.25  # of a speed, at most, from round to round
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +91,6 @@ class LoadSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSums(Summed):
-    """Sums over an engine's steps in which something ran.
-
-    A step that runs b requests takes about a + c b seconds: to read the weights, and what every request adds.
-    """
-
-    steps: int = 0
-    requests: int = 0
-    requests2: int = 0  # of their squares
-    seconds: float = 0.0
-    request_s: float = 0.0  # requests times seconds
-
-    def __sub__(self, other: "StepSums") -> "StepSums":
-        return StepSums(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
-
-    def seconds_for(self, others: "StepSums") -> tuple[float, float]:
-        """What another server's batches would have taken, if its steps were like these: at least and at most [s]."""
-        mean, mean_s = self.requests / self.steps, self.seconds / self.steps
-        steepest = mean_s / mean  # seconds that a request adds, if the weights took none
-        variance = self.requests2 / self.steps - mean**2
-        slopes = [0.0, steepest]
-        if variance > (ALIKE * mean) ** 2:
-            fitted = (self.request_s / self.steps - mean * mean_s) / variance
-            slopes = [min(max(fitted, 0.0), steepest)]
-        seconds = [others.steps * mean_s + slope * (others.requests - others.steps * mean) for slope in slopes]
-        return min(seconds), max(seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad(Summed):
     """What a server says of its engine since it was last opened, all data-parallel ranks together."""
 
@@ -139,22 +105,8 @@ class EngineLoad(Summed):
     generated_tok: int = 0
     drafted_tok: int = 0  # that were verified
     accepted_tok: int = 0  # of these, generated so
-    busy_s: float = 0.0  # with at least one running request
-    request_s: float = 0.0  # sum over running requests
-    steps: int = 0
-    step_requests: int = 0  # that ran, summed over steps
-    step_requests2: int = 0  # of their squares
+    request_s: float = 0.0  # time, summed over running requests
     samples: PackedSamples | None = None  # over the round; on the answer to a stop only
-
-    @property
-    def step_sums(self) -> StepSums:
-        return StepSums(
-            steps=self.steps,
-            requests=self.step_requests,
-            requests2=self.step_requests2,
-            seconds=self.busy_s,
-            request_s=self.request_s,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +122,6 @@ class ConcurrencyState:
 class _Server:
     kv_room_tok: int
     max_num_seqs: int
-    speed: float = 1.0
     more: int = 0  # requests than the guess allows
     braked_to: int | None = None  # for the rest of the round
     seen: EngineLoad | None = None  # when it was braked last in this round
@@ -205,7 +156,7 @@ class ConcurrencyController:
     def capacity_of(self, server_id: str) -> int:
         server = self._servers[server_id]
         by_room = self._share * server.kv_room_tok / self._context_tok + server.more
-        capacity = max(1, min(self._most, int(server.speed * min(server.max_num_seqs, by_room))))
+        capacity = max(1, min(self._most, int(min(server.max_num_seqs, by_room))))
         return capacity if server.braked_to is None else min(capacity, server.braked_to)
 
     @property
@@ -216,18 +167,11 @@ class ConcurrencyController:
     @property
     def weights(self) -> dict[str, float]:
         """Server -> how much KV cache it should hold, compared with the others [tokens]."""
-        return {server_id: server.speed * server.kv_room_tok for server_id, server in self._servers.items()}
+        return {server_id: float(server.kv_room_tok) for server_id, server in self._servers.items()}
 
     def open(self, loads: Mapping[str, EngineLoad]) -> None:
         """These servers take part in the round that begins, and no others."""
-        self._servers = {
-            server_id: _Server(
-                load.kv_room_tok,
-                load.max_num_seqs,
-                speed=self._servers[server_id].speed if server_id in self._servers else 1.0,
-            )
-            for server_id, load in loads.items()
-        }
+        self._servers = {key: _Server(load.kv_room_tok, load.max_num_seqs) for key, load in loads.items()}
 
     def knows(self, server_id: str) -> bool:
         """Whether it takes part in the round."""
@@ -303,17 +247,12 @@ class ConcurrencyController:
         else:
             self._share = min(MOST_SHARE, self._share + GROWTH)
             self._reason = "full, none preempted: more of the room"
-        self._measure_speeds(used)
         for server in self._servers.values():
             server.braked_to, server.seen, server.more = None, None, 0
 
     def figures(self) -> dict[str, float]:
         """For metrics and the log."""
-        return {
-            "kv_share": self._share,
-            "context_tok": self._context_tok,
-            "slowest_speed": min((server.speed for server in self._servers.values()), default=1.0),
-        }
+        return {"kv_share": self._share, "context_tok": self._context_tok}
 
     @property
     def reason(self) -> str:
@@ -336,43 +275,8 @@ class ConcurrencyController:
         self._context_tok = (self._context_tok + context_tok) / 2 if is_less else context_tok
         self._is_measured = True
 
-    def _measure_speeds(self, loads: Mapping[str, EngineLoad]) -> None:
-        before = {server_id: server.speed for server_id, server in self._servers.items()}
-        for server_id, speed in speeds({key: load.step_sums for key, load in loads.items()}, before).items():
-            self._servers[server_id].speed = speed if speed < 1 - NOISE else 1.0
-
 
 def _mean_context_tok(loads: Mapping[str, EngineLoad]) -> float | None:
     """What a running request took of the KV cache; None if none ran."""
     request_s = sum(load.request_s for load in loads.values())
     return max(1.0, sum(load.kv_tok_s for load in loads.values()) / request_s) if request_s else None
-
-
-def speeds(sums: Mapping[str, StepSums], before: Mapping[str, float]) -> dict[str, float]:
-    """Speed of each server that has run anything, whatever each had to do [> 0; 1 = like the others].
-
-    It is the time that the servers that are as fast as any would have taken for its batches, over the time that it
-    took. With fewer requests than others have, a server makes fewer tokens a second and more of each request: neither
-    rate alone tells how fast it is.
-
-    When batches are too much alike to fit, the previous speed is kept, clipped to the feasible interval, and moves at
-    most to the geometric mean with the interval's upper bound: that bound falls as a server gets more work, and a
-    whole step would pass it.
-
-    Args:
-        before: speeds so far; the others are not compared with those that were slow.
-    """
-    known = {server_id: each for server_id, each in sums.items() if each.requests and each.seconds > 0}
-    fast = {server_id: each for server_id, each in known.items() if before[server_id] >= 1}
-    all_fast, everyone = (sum(some.values(), StepSums()) for some in (fast, known))
-    result = {}
-    for server_id, own in known.items():
-        others = all_fast - own if server_id in fast else all_fast
-        if not others.steps:
-            others = everyone - own
-        if others.steps:
-            least_s, most_s = others.seconds_for(own)
-            least, most = least_s / own.seconds, most_s / own.seconds
-            risen = min(RISE * before[server_id], math.sqrt(before[server_id] * most))
-            result[server_id] = min(max(risen, least), most)
-    return result

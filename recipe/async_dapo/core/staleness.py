@@ -9,7 +9,7 @@ loss (`store.withhold`).
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 # Of the tokens trained on [versions]: what the planner calls balanced and a run's hints call healthy. One batch in
@@ -154,17 +154,3 @@ def _switches(segments: Segments) -> tuple[tuple[int, int], ...]:
             switches.append((start, version))
         start += num_tok
     return tuple(switches)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineUpdate:
-    """A replica's new weights, and when it took no requests for them, those included in which it drained."""
-
-    replica_id: str
-    version: int  # that it has from then on
-    began_s: float
-    ended_s: float
-
-    def shifted(self, seconds: float) -> "EngineUpdate":
-        """By another clock."""
-        return replace(self, began_s=self.began_s + seconds, ended_s=self.ended_s + seconds)

@@ -16,7 +16,6 @@ from ..aio import await_all
 from ..core.balance import Balance, Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS, Grant
-from ..core.staleness import EngineUpdate
 from ..core.summed import Summed
 from ..core.trajectory import Attachment
 from .lives import EngineLives
@@ -41,9 +40,10 @@ class LoadBalancerStats(Summed):
     concurrency: dict[str, float]  # see `Balance.figures`
     concurrency_reason: str
     concurrency_state: ConcurrencyState  # for the checkpoint
-    # Where engines have GPUs of their own: the oldest weights of an engine, behind the trainer's; and new ones.
+    # Where engines have GPUs of their own: the oldest weights of an engine, behind the trainer's; and how long each
+    # engine that got new ones took no requests [s].
     versions_behind: int | None = None
-    updates: tuple[EngineUpdate, ...] = ()
+    updates_s: tuple[float, ...] = ()
 
 
 class _InflightMeter:

@@ -23,7 +23,6 @@ from ..aio import await_all
 from ..core.balance import Returned
 from ..core.concurrency import ConcurrencyState, EngineLoad
 from ..core.leases import MAX_PENDING_CALLS
-from ..core.staleness import EngineUpdate
 from ..engines.load_balancer import GlobalLoadBalancer, LoadBalancerStats
 from .rolling_update import Phase, RollingUpdate
 
@@ -47,7 +46,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         self._running: dict[str, asyncio.Task[None]] = {}  # updates
         self._generating: set[str] = set()  # told to since the last stop, and not stopped for an update
         self._closed_s: dict[str, float] = {}  # servers that take no requests -> since when, monotonic
-        self._ended: list[EngineUpdate] = []  # since this was asked last; monotonic
+        self._updates_s: list[float] = []  # that engines took no requests for new weights, since this was asked last
         self._changed = asyncio.Event()  # replaced whenever an engine has got weights or has left, and at a stop
 
     async def enroll(self, workers: dict[str, list[ActorHandle]]) -> None:
@@ -127,11 +126,10 @@ class RollingLoadBalancer(GlobalLoadBalancer):
         return stats, self._balance.capacity
 
     async def take_stats(self) -> LoadBalancerStats:
-        to_epoch_s = time.time() - time.monotonic()
-        ended, self._ended = tuple(one.shifted(to_epoch_s) for one in self._ended), []
+        updates_s, self._updates_s = tuple(self._updates_s), []
         versions = (await self.versions()).values()
         behind = max((self._updates.newest_version - version for version in versions), default=0)
-        return replace(await super().take_stats(), versions_behind=behind, updates=ended)
+        return replace(await super().take_stats(), versions_behind=behind, updates_s=updates_s)
 
     def _forget(self, server_id: str) -> None:
         super()._forget(server_id)
@@ -196,7 +194,7 @@ class RollingLoadBalancer(GlobalLoadBalancer):
             is_behind = move.phase is Phase.UPDATING
             if is_behind:
                 self._generating.discard(server_id)
-        self._ended.append(EngineUpdate(server_id, version, self._closed_s.pop(server_id), time.monotonic()))
+        self._updates_s.append(time.monotonic() - self._closed_s.pop(server_id))
         del self._running[server_id]
         self._deliver(self._table.reopen(server_id))
         self._note_update()

@@ -62,7 +62,6 @@ METRICS: dict[str, str] = {
     "where engines have GPUs of their own [versions]",
     "load_balancer/update_s": "time that an engine takes no requests for new weights, mean, there [s]",
     # Always.
-    "concurrency/slowest_speed": "speed of the slowest server, over that of servers that are not slow [0-1]",
     "concurrency/kv_peak": "largest share of a server's KV cache in use [0-1]",
     "concurrency/preemptions": "requests that engines preempted because the KV cache was full [count]",
     # With drafts only.
@@ -142,7 +141,6 @@ def round_metrics(
         "selection/skipped_prompts": skipped,
         "filter/valid_share": over_sampling.valid_share,
         "failure/killed_reward_processes": record.workers.killed_reward_processes,
-        "concurrency/slowest_speed": record.balancer.concurrency["slowest_speed"],
         "partial/buffer_tokens": buffered_tok,
     }
     return {PREFIX + name: float(value) for name, value in values.items()}
@@ -186,8 +184,8 @@ def _load(record: RoundRecord) -> dict[str, float]:
     }
     if balancer.versions_behind is not None:
         values["load_balancer/versions_behind"] = balancer.versions_behind
-    if balancer.updates:
-        values["load_balancer/update_s"] = fmean(one.ended_s - one.began_s for one in balancer.updates)
+    if balancer.updates_s:
+        values["load_balancer/update_s"] = fmean(balancer.updates_s)
     return values
 
 

@@ -5,9 +5,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from transfer_queue import KVBatchMeta
-from transformers import PreTrainedTokenizerBase
-
 from ..core.outcome import CauseCounts
 from ..engines.load_balancer import LoadBalancerStats
 from ..rollout.reports import RoundRecord
@@ -34,15 +31,12 @@ class Recorder:
         return {f"{reason}: {what}" if what else reason: count for (reason, what), count in causes.items()}
 
     def engines_asked(self, balancer: LoadBalancerStats) -> None:
-        """What engines held and which weights they got, each time the load balancer was asked: in the order of time."""
+        """What engines held, each time the load balancer was asked: in the order of time."""
 
     def begin_phase(self, name: str) -> None:
         """The trainer turns to something else, for example to the rollout."""
 
     def end_phase(self) -> None: ...
-
-    def batch_scored(self, batch: KVBatchMeta, tokenizer: PreTrainedTokenizerBase) -> None:
-        """A batch has its rewards. Its order says nothing of them."""
 
     def join(self, loggers: dict[str, Any]) -> None:
         """Add to verl's loggers, which are called with the metrics of every step, in place."""

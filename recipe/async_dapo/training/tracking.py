@@ -131,5 +131,5 @@ def log_concurrency(
         f"step {step}: {balancer.inflight_max} in flight; next: at most {limits[least]} by {least} "
         f"({', '.join(f'{name} {most}' for name, most in limits.items())}; engines: {balancer.concurrency_reason}, "
         f"{figures['kv_share']:.2f} of the KV cache at {figures['context_tok']:.0f} tokens a request, "
-        f"slowest speed {figures['slowest_speed']:.2f}, steered {figures['steered']:.0f} times)"
+        f"steered {figures['steered']:.0f} times)"
     )

@@ -289,7 +289,6 @@ class AsyncDAPOTrainer(PPOTrainer):
         return len(batch) == self.options.target_valid_groups * self.options.rollout_n
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        self.replay_buffer.recorder.batch_scored(batch, self.tokenizer)
         correction = self.config.algorithm.rollout_correction
         if correction.bypass_mode or self._takes_one_pass:
             with self._bypassing(True):

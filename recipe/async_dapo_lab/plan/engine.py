@@ -31,15 +31,7 @@ class EngineCounters:
     busy_s: float = 0.0  # with at least one running request
     prefill_s: float = 0.0  # of these: computing contexts
     request_s: float = 0.0  # sum over running requests
-    steps: int = 0
-    step_requests2: int = 0  # squares of the running requests, summed over steps
     kv_tok_s: float = 0.0  # tokens in the cache, integrated over time
-
-    def add_steps(self, steps: int, running: int) -> None:
-        """Steps in which every running request got a token."""
-        self.steps += steps
-        self.generated_tok += steps * running
-        self.step_requests2 += steps * running**2
 
     def __add__(self, other: "EngineCounters") -> "EngineCounters":
         return EngineCounters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -137,11 +129,7 @@ class Engine:
             kv_tok_s=done.kv_tok_s,
             preemptions=done.preemptions,
             generated_tok=done.generated_tok,
-            busy_s=done.busy_s,
             request_s=done.request_s,
-            steps=done.steps,
-            step_requests=done.generated_tok,
-            step_requests2=done.step_requests2,
         )
 
     def forget_load(self) -> None:
@@ -209,12 +197,6 @@ class Engine:
         self.forget_load()
         self._rebatch()
 
-    def change_cost(self, cost: StepCost, now_s: float) -> None:
-        """Go on at another speed; the step under way is lost."""
-        self.settle(now_s)
-        self._cost = cost
-        self._rebatch()
-
     def settle(self, now_s: float) -> None:
         """End the stretch now; the step under way is lost."""
         if self.num_running and not self._is_paused:
@@ -250,7 +232,7 @@ class Engine:
         self.counters.kv_tok_s += seconds * steps * self.num_running / 2  # it grows evenly
         self._spend(seconds)
         self.counters.prefill_s += self._prefill_s
-        self.counters.add_steps(steps, self.num_running)
+        self.counters.generated_tok += steps * self.num_running
         self._prefill_s = 0.0
         self._step += steps
         self.kv_tok += steps * self.num_running

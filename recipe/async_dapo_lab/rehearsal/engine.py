@@ -16,7 +16,6 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from ..plan.costs import StepCost
 from ..plan.engine import Engine, Request
 from ..plan.workload import ToolCalls
 from .answers import Answer, AnswerBook
@@ -127,11 +126,6 @@ class EmulatedEngine:
             self._is_paused = False
             self.model.resume(self._clock.now_s())
             self._after_change()
-
-    def change_cost(self, cost: StepCost) -> None:
-        """Go on at another speed."""
-        self.model.change_cost(cost, self._clock.now_s())
-        self._after_change()
 
     async def wait_admitted(self) -> None:
         """Until no request waits for its place in the batch."""

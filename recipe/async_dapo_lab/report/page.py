@@ -59,9 +59,6 @@ th,td{text-align:left;padding:2px 10px 2px 0;border-bottom:1px solid var(--grid)
 .legend{list-style:none;padding:0;margin:6px 0;display:flex;flex-wrap:wrap;gap:4px 16px}
 .legend i{display:inline-block;width:11px;height:11px;margin-right:5px;border-radius:2px}
 .hints li{margin:4px 0}
-.responses pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);
-  padding:6px 10px;margin:2px 0;font-size:.8rem}
-.responses p{margin:8px 0 2px;font-size:.85rem}
 details summary{cursor:pointer;font-size:.85rem}
 """
 )
@@ -69,16 +66,10 @@ details summary{cursor:pointer;font-size:.85rem}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A run, and what is told of it beside its metrics.
-
-    Attributes:
-        engines: over time, as HTML; empty where they were not recorded.
-        responses: a few, as HTML; as above.
-    """
+    """A run, and its engines over time, as HTML; empty where they were not recorded."""
 
     run: Run
     engines: str = ""
-    responses: str = ""
 
 
 def page(sections: Sequence[Section]) -> str:
@@ -122,7 +113,6 @@ def _run(section: Section, prefix: str) -> Iterator[str]:
         yield "".join(_ledger(run))
     yield section.engines
     yield _grid(charts_of(run, prefix))
-    yield section.responses
     yield "</section>"
 
 

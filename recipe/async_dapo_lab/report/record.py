@@ -1,17 +1,16 @@
 """The files that the lab's recorder writes beside the recipe's record of a run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..run_files import LENGTHS_FILE, RESPONSES_FILE, SAMPLES_FILE, BoundedFile
-from . import responses, timeline
-from .responses import SampledResponse
+from ..run_files import LENGTHS_FILE, SAMPLES_FILE, BoundedFile
+from . import timeline
 from .timeline import StepTimeline
 
 
 class LabRecord:
-    """Timeline, lengths and responses of a run.
+    """Timeline and lengths of a run.
 
     Args:
         started_s: when the run was started first [s since the epoch].
@@ -20,26 +19,14 @@ class LabRecord:
 
     def __init__(self, folder: Path, *, started_s: float, first_step: int) -> None:
         self._started_s = started_s
-        self._timeline, self._lengths, self._responses = (
-            BoundedFile(folder / name) for name in (SAMPLES_FILE, LENGTHS_FILE, RESPONSES_FILE)
-        )
-        for file in (self._timeline, self._lengths, self._responses):
+        self._timeline, self._lengths = (BoundedFile(folder / name) for name in (SAMPLES_FILE, LENGTHS_FILE))
+        for file in (self._timeline, self._lengths):
             file.keep_before(first_step)
 
-    def add(
-        self,
-        step: int,
-        taken: StepTimeline,
-        *,
-        lengths: Iterable[Mapping[str, Any]],
-        sampled: Sequence[SampledResponse] | None,
-    ) -> None:
+    def add(self, step: int, taken: StepTimeline, *, lengths: Iterable[Mapping[str, Any]]) -> None:
         """
         Args:
             lengths: lines of `length_lines`.
-            sampled: None: no batch was trained.
         """
         self._timeline.add(timeline.line_of(step, taken, origin_s=self._started_s))
         self._lengths.add(*lengths)
-        if sampled is not None:
-            self._responses.add(responses.line_of(step, sampled))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from ...async_dapo.core.concurrency import LoadSample
-from ...async_dapo.core.staleness import EngineUpdate
 from ...async_dapo.record.run_files import read_lines
 
 _DIGITS = 3
@@ -50,7 +49,6 @@ class StepTimeline:
 
     spans: Sequence[Span] = ()
     engines: Mapping[str, Sequence[LoadSample]] = field(default_factory=dict)
-    updates: Sequence[EngineUpdate] = ()  # of engines that get weights one by one
 
 
 def line_of(step: int, timeline: StepTimeline, *, origin_s: float) -> Mapping[str, Any]:
@@ -67,8 +65,7 @@ def line_of(step: int, timeline: StepTimeline, *, origin_s: float) -> Mapping[st
         for server, samples in timeline.engines.items()
     }
     spans = [[span.name, since(span.began_s), since(span.ended_s)] for span in timeline.spans]
-    updates = [[one.replica_id, one.version, since(one.began_s), since(one.ended_s)] for one in timeline.updates]
-    return {"step": step, "spans": spans, "engines": engines, "updates": updates}
+    return {"step": step, "spans": spans, "engines": engines}
 
 
 def read_timeline(path: Path) -> list[StepTimeline]:
@@ -79,7 +76,6 @@ def read_timeline(path: Path) -> list[StepTimeline]:
             engines={
                 server: [LoadSample(*sample) for sample in samples] for server, samples in line["engines"].items()
             },
-            updates=[EngineUpdate(*update) for update in line.get("updates", ())],
         )
         for line in read_lines(path)
     ]

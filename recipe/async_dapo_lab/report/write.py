@@ -9,10 +9,9 @@ from typing import Any
 from ...async_dapo.core.concurrency import LoadSample
 from ...async_dapo.logs import log_phase
 from ...async_dapo.record.run_files import STEPS_FILE
-from ..run_files import REPORT_FILE, RESPONSES_FILE, SAMPLES_FILE
+from ..run_files import REPORT_FILE, SAMPLES_FILE
 from .charts import INK, NARROW, SERIES, WIDE, draw
 from .page import Section, page
-from .responses import as_html, read_responses
 from .run import Run
 from .timeline import StepTimeline, read_timeline
 
@@ -86,11 +85,7 @@ def write_report(folders: Sequence[Path], output: Path | None = None) -> Path:
     path = output or folders[0] / REPORT_FILE
     runs = [Run.load(folder) for folder in folders]
     sections = [
-        Section(
-            run=run,
-            engines=engine_charts(read_timeline(run.folder / SAMPLES_FILE), f"engines{index}"),
-            responses=as_html(read_responses(run.folder / RESPONSES_FILE)),
-        )
+        Section(run=run, engines=engine_charts(read_timeline(run.folder / SAMPLES_FILE), f"engines{index}"))
         for index, run in enumerate(runs)
     ]
     path.write_text(page(sections), encoding="utf-8")
