@@ -135,6 +135,7 @@ class Sampling:
         logits_BTV = model(padded(contexts), self._caches)
         self._logits_BV = logits_BTV[self._alive_B, self._at_B - 1]
         self._is_seen_BT = torch.arange(logits_BTV.shape[1]) < self._at_B[:, None]  # places of the caches
+        self._decoded_to = 0  # of these places
 
     @property
     def has_ended(self) -> bool:
@@ -165,7 +166,7 @@ class Sampling:
                     self.continuations[row].log_probs.append(log_prob)
 
     def _decode(self, token_B: Tensor) -> None:
-        end = self._decoded_to = self._decoded_to + 1
+        self._decoded_to = end = self._decoded_to + 1
         seen = [(keys[:, :, :end], values[:, :, :end]) for keys, values in self._caches]
         self._logits_BV = self._model.decode(token_B, self._at_B, self._is_seen_BT[:, None, None, :end], seen)
 
