@@ -232,7 +232,8 @@ class TrainerPasses:
     ) -> None:
         self._prompt_tok, self._cost = scenario.prompt_len_tok, cost or scenario.training_cost()
         servers = habits.trainer_servers or scenario.num_servers
-        self._ranks, self._updates = servers * scenario.tensor_parallel_size, max(1, scenario.updates // habits.parts)
+        self._ranks = max(1, servers * scenario.tensor_parallel_size // scenario.gpus_per_rank)
+        self._updates = max(1, scenario.updates // habits.parts)
         self._habits = habits
         needs_pass = habits.always_scores or scenario.why_two_passes(options.importance_sampling) is not None
         self._scores_batch = needs_pass and options.importance_sampling is not ImportanceSampling.BYPASS
